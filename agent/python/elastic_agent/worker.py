@@ -1,0 +1,265 @@
+"""The worker's end of its agent's socket: JSON lines, as docs/protocol.md describes them. Not for what is trained."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+SOCKET_ENV = "ELASTIC_AGENT_SOCKET"
+
+
+class AgentError(RuntimeError):
+    """The agent refused, is gone, or never was."""
+
+
+class _Reply:
+    """What a request waits for."""
+
+    def __init__(self) -> None:
+        self.came = threading.Event()
+        self.message: dict[str, Any] = {}
+
+
+class _Agent:
+    """A connection. A thread of its own reads it, so that news arrives while the script computes."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            raise AgentError(f"cannot reach the agent at {SOCKET_ENV}={path}: {error}") from error
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._replies: dict[int, _Reply] = {}
+        self._callbacks: list[Callable[[int, str], None]] = []
+        self._welcome = _Reply()
+        self._forming: tuple[int, str] | None = None
+        self._forms = threading.Event()
+        self._next = _Reply()
+        self._gone = ""
+        self.register(round_aware=False)
+        threading.Thread(target=self._read, name="elastic-agent", daemon=True).start()
+
+    def register(self, round_aware: bool) -> None:
+        local_rank = os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", 0)
+        self.send(
+            {"type": "register", "local_rank": int(local_rank), "pid": os.getpid(), "round_aware": round_aware}
+        )
+
+    def send(self, message: dict[str, Any]) -> None:
+        line = json.dumps({name: value for name, value in message.items() if value is not None}) + "\n"
+        try:
+            with self._lock:
+                self._socket.sendall(line.encode())
+        except OSError as error:
+            raise AgentError(f"the agent is gone: {error}") from error
+
+    def ask(self, message: dict[str, Any], timeout: float | None) -> dict[str, Any]:
+        reply = _Reply()
+        with self._lock:
+            self._numbers += 1
+            number = self._numbers
+            self._replies[number] = reply
+            if self._gone:
+                reply.came.set()
+        self.send({**message, "id": number})
+        return self._wait(reply, timeout, message["type"])
+
+    def welcome(self, timeout: float | None) -> dict[str, Any]:
+        return self._wait(self._welcome, timeout, "register")
+
+    def listen(self, callback: Callable[[int, str], None]) -> None:
+        with self._lock:
+            self._callbacks.append(callback)
+            forming = self._forming
+        if forming:
+            callback(*forming)
+
+    def forming(self) -> tuple[int, str] | None:
+        with self._lock:
+            return self._forming
+
+    def quiesce(self, step: int, timeout: float | None) -> dict[str, Any]:
+        if not self._forms.wait(timeout):
+            raise AgentError(f"no round was forming within {timeout} s")
+        with self._lock:
+            forming, self._next = self._forming, _Reply()
+            reply = self._next
+            if self._gone:
+                reply.came.set()
+        if forming:
+            self.send({"type": "quiesced", "round": forming[0], "step": step})
+        return self._wait(reply, timeout, "quiesced")
+
+    def _wait(self, reply: _Reply, timeout: float | None, what: str) -> dict[str, Any]:
+        if not reply.came.wait(timeout):
+            raise AgentError(f"the agent did not answer `{what}` within {timeout} s")
+        if not reply.message:
+            raise AgentError(f"the agent is gone: {self._gone}")
+        if reply.message["type"] == "error":
+            raise AgentError(reply.message["message"])
+        return reply.message
+
+    def _read(self) -> None:
+        gone = "it closed the connection"
+        try:
+            with self._socket.makefile("r", encoding="utf-8") as lines:
+                for line in lines:
+                    self._take(json.loads(line))
+        except (OSError, ValueError) as error:
+            gone = str(error)
+        with self._lock:
+            self._gone = gone
+            waiting = [*self._replies.values(), self._welcome, self._next]
+        self._forms.set()
+        for reply in waiting:
+            reply.came.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind, number = message.get("type"), message.get("id")
+        if kind == "forming":
+            with self._lock:
+                self._forming = forming = (message["round"], message["reason"])
+                callbacks = list(self._callbacks)
+            self._forms.set()
+            for callback in callbacks:
+                callback(*forming)
+        elif kind == "assignment":
+            with self._lock:
+                self._forming = None
+                self._forms.clear()
+                self._welcome.message = message
+                self._next.message = message
+            self._next.came.set()
+        elif number is not None:
+            with self._lock:
+                reply = self._replies.pop(number, None)
+            if reply:
+                reply.message = message
+                reply.came.set()
+        elif kind in ("welcome", "error") and not self._welcome.came.is_set():
+            self._welcome.message = message
+            self._welcome.came.set()
+        # Types of later versions are passed over.
+
+
+_lock = threading.Lock()
+_agent: _Agent | None = None
+_process = 0
+
+
+def available() -> bool:
+    """Whether this process is a worker of an agent."""
+    return bool(os.environ.get(SOCKET_ENV))
+
+
+def _connected() -> _Agent:
+    global _agent, _process
+    path = os.environ.get(SOCKET_ENV)
+    if not path:
+        raise AgentError(f"{SOCKET_ENV} is not set: this process was not started by elastic-agent")
+    with _lock:
+        # A fork, such as a DataLoader's worker, has the socket but not the thread that reads it.
+        if _agent is None or _process != os.getpid():
+            _agent, _process = _Agent(path), os.getpid()
+        return _agent
+
+
+def assignment(timeout: float | None = 30) -> dict[str, Any]:
+    """The worker's place in its round: `job`, `round`, `rank`, `world_size`, `group_rank`, `group_world_size`,
+    `master_addr`, `master_port`, `restart_count`, and `checkpoint`, what all members resume from, or None."""
+    return _place(_connected().welcome(timeout))
+
+
+def _place(message: dict[str, Any]) -> dict[str, Any]:
+    place = {name: value for name, value in message.items() if name != "type"}
+    place.setdefault("checkpoint", None)
+    return place
+
+
+def keep_process() -> None:
+    """Says that this worker knows about rounds: when one is forming it will call `quiesce` instead of being stopped.
+
+    It promises to agree with its peers, some of which may have just been started, on the state to go on from. Call it
+    before training begins. Without an agent it does nothing.
+    """
+    if available():
+        _connected().register(round_aware=True)
+
+
+def forming() -> tuple[int, str] | None:
+    """The round that is forming and why, or None: to be asked between two steps, and told to all ranks by a flag in
+    their next all-reduce, so that all of them quiesce after the same one."""
+    return _connected().forming() if available() else None
+
+
+def quiesce(step: int, timeout: float | None = None) -> dict[str, Any]:
+    """Comes to rest after `step` steps for the round that is forming, waiting for one to form if none is, and returns
+    this worker's place in it, as `assignment` does.
+
+    Leave the process group of the old round first, and touch nothing of it while this waits. Then join the new one, at
+    the place's `master_addr` and `master_port`. The environment still holds the place this process was started in.
+    Raises AgentError when the agent is gone, or after `timeout` seconds for each of both.
+    """
+    return _place(_connected().quiesce(step, timeout))
+
+
+def on_round_change(callback: Callable[[int, str], None]) -> None:
+    """Calls `callback(round, reason)` when the next round is forming. The stop signal follows, so be brief; after
+    `keep_process` it is time to quiesce.
+
+    It is called on another thread. Without an agent it never is.
+    """
+    if available():
+        _connected().listen(callback)
+
+
+def report_progress(
+    step: int, *, epoch: int | None = None, loss: float | None = None, total_steps: int | None = None
+) -> None:
+    """Says how far this worker is: `step` steps done, epochs counted from 0. Only the newest report counts.
+
+    Without an agent it does nothing, so that a script runs elsewhere too.
+    """
+    if available():
+        loss = None if loss is None else float(loss)
+        _connected().send(
+            {"type": "progress", "step": step, "epoch": epoch, "loss": loss, "total_steps": total_steps}
+        )
+
+
+def barrier(name: str, timeout: float | None = None) -> None:
+    """Returns when one worker of each node of the round has called it with this name; a name serves once a round.
+
+    Raises AgentError when the round ends before, or after `timeout` seconds.
+    """
+    _connected().ask({"type": "barrier", "name": name}, timeout)
+
+
+def commit_checkpoint(
+    step: int, path: str | os.PathLike[str], *, digest: str | None = None, timeout: float | None = None
+) -> None:
+    """Publishes the checkpoint at `path`, which holds `step` steps, as what the job resumes from.
+
+    It must lie complete and durable there. `digest` names its bytes as `algorithm:hex`; by default SHA-256 of the file.
+    Returns when it is published. Raises AgentError when it never will be: this node is no member of the round any more,
+    or a later step is committed.
+    """
+    path = pathlib.Path(path).absolute()
+    if digest is None:
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: give the manifest of the checkpoint, or its digest")
+        sha = hashlib.sha256()
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                sha.update(block)
+        digest = f"sha256:{sha.hexdigest()}"
+    checkpoint = {"step": step, "path": str(path), "digest": digest}
+    _connected().ask({"type": "commit", "checkpoint": checkpoint}, timeout)

@@ -1,0 +1,325 @@
+//! The store a job meets through: etcd, one that an agent serves, or one of this process alone. Not for what is kept in
+//! it.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
+use elastic_coordinator::etcd_v2::EtcdV2;
+use elastic_coordinator::job::{Endpoint, Keys};
+use elastic_coordinator::mvcc::Limits;
+use elastic_coordinator::node::torchelastic::met_on_v2;
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::{MemoryStore, Store, StoreError};
+use elastic_coordinator::time::Time;
+use elastic_coordinator::torchelastic::Paths;
+use tokio::net::TcpStream;
+
+use crate::cli::Rendezvous;
+
+/// Where system certificates lie on Debian and its kin, for TLS without an own CA.
+const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// Pause between two attempts to reach a store that does not answer yet.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// How often a wait for the store is mentioned after the first time.
+const SELDOM: Duration = Duration::from_secs(30);
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// It never answered.
+    #[error(
+        "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
+    )]
+    NeverAnswered {
+        /// The last failure.
+        last: StoreError,
+        /// How long it was tried.
+        within: Duration,
+    },
+    /// It answered and refuses, or is no store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// This agent is to serve the store and cannot.
+    #[error(transparent)]
+    Serve(#[from] EmbeddedError),
+    /// Only the other API answers.
+    #[error(
+        "{what} offers etcd's v2 API and not v3: start all nodes of the job with --rdzv-conf api=v2 (or --rdzv-backend=etcd-v2), which torchrun's --rdzv-backend=etcd speaks too"
+    )]
+    OnlyV2 {
+        /// Which etcd.
+        what: String,
+    },
+    /// Others of this job's id meet elsewhere.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// The endpoint's name means nothing.
+    #[error("--rdzv-endpoint (or --master-addr): the name {host} cannot be resolved: {cause}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// The resolver's words.
+        cause: String,
+    },
+}
+
+/// How often an agent that serves the store is looked for, before it counts as gone.
+const LOOKS: u32 = 3;
+
+/// How nodes meet there.
+#[derive(Clone)]
+pub enum Meeting {
+    /// By our own protocol.
+    Store(Arc<dyn Store>),
+    /// By TorchElastic's, on etcd's v2 API.
+    TorchElastic(EtcdV2),
+}
+
+impl Meeting {
+    /// The store of our own protocol.
+    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+        match self {
+            Meeting::Store(store) => Some(store),
+            Meeting::TorchElastic(_) => None,
+        }
+    }
+}
+
+/// Where one job's records lie.
+#[derive(Clone)]
+pub struct Place {
+    /// Of our own protocol.
+    pub keys: Keys,
+    /// Of TorchElastic's.
+    pub paths: Paths,
+}
+
+/// A store, and whether this process serves it.
+pub struct Backend {
+    /// The store, and the protocol on it.
+    pub meeting: Meeting,
+    /// Other nodes depend on this process: it leaves last.
+    pub serves: bool,
+    /// Where another agent serves it from its memory.
+    pub host: Option<Endpoint>,
+    /// For people.
+    pub name: String,
+}
+
+impl Backend {
+    /// The store of our own protocol.
+    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+        self.meeting.store()
+    }
+
+    /// Waits until the agent that serves the store is gone for certain: its port refuses, looked at `every` so often.
+    /// What it held in memory is gone with it. Never ends where the store is served otherwise.
+    pub async fn host_gone(&self, every: Duration) {
+        let Some(host) = &self.host else { return std::future::pending().await };
+        let mut refused = 0;
+        while refused < LOOKS {
+            tokio::time::sleep(every).await;
+            let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
+            let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
+            refused = if refuses { refused + 1 } else { 0 };
+        }
+    }
+}
+
+/// Opens the store of the job at `place`. Waits for one that does not answer yet, for `patience`.
+///
+/// # Errors
+/// [`BackendError`] says what is wrong and what to do.
+pub async fn open(rendezvous: &Rendezvous, place: &Place, patience: Duration) -> Result<Backend, BackendError> {
+    match rendezvous {
+        Rendezvous::Standalone => {
+            let store = Arc::new(MemoryStore::start(Limits::default()));
+            Ok(Backend {
+                meeting: Meeting::Store(store),
+                serves: false,
+                host: None,
+                name: "a store of this process".into(),
+            })
+        }
+        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, patience).await,
+        Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
+            let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
+            config.tls = match tls {
+                None => None,
+                Some(tls) => Some(EtcdTls {
+                    ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
+                    client: tls.client.clone(),
+                    server_name: None,
+                }),
+            };
+            config.user = match credentials {
+                None => None,
+                Some(credentials) => Some(EtcdUser {
+                    name: credentials.user.clone(),
+                    password: Secret::from_file(&credentials.password_file)?,
+                }),
+            };
+            let client = EtcdV2::connect(config.clone())?;
+            if *v2 {
+                return etcd_v2(client, config, place, patience).await;
+            }
+            let backend = etcd(config, &client, patience).await?;
+            // Most servers do not offer v2, so nobody can be there.
+            match met_on_v2(&client, &place.paths).await {
+                Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
+                Ok(None) => Ok(backend),
+                Err(error) => {
+                    tracing::debug!(%error, "whether torchrun meets here was not looked for");
+                    Ok(backend)
+                }
+            }
+        }
+    }
+}
+
+async fn etcd_v2(
+    client: EtcdV2,
+    config: EtcdConfig,
+    place: &Place,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
+    let probe = until_it_answers(patience, || client.probe()).await?;
+    tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers, over its v2 API");
+    // Nodes of ours that were started without api=v2 would be a second group.
+    let nodes = EtcdStore::connect(config)?.range(&place.keys.nodes()).await;
+    if nodes.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
+        return Err(BackendError::Elsewhere(format!(
+            "nodes of this job's id meet through etcd's v3 API (their records are under {}); this one would begin a second group. Start it without api=v2, or all with it, or under another --rdzv-id",
+            place.keys.nodes()
+        )));
+    }
+    Ok(Backend { meeting: Meeting::TorchElastic(client), serves: false, host: None, name })
+}
+
+fn system_ca() -> Result<std::path::PathBuf, StoreError> {
+    SYSTEM_CAS.iter().map(std::path::PathBuf::from).find(|path| path.exists()).ok_or_else(|| {
+        StoreError::Invalid("no system certificates are installed: name the CA with --rdzv-conf cacert=FILE".into())
+    })
+}
+
+/// `v2` is asked only where v3 does not answer.
+async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {}", config.endpoints.join(", "));
+    let store = EtcdStore::connect(config)?;
+    let probe = async || {
+        let failure = match store.probe().await {
+            Ok(probe) => return Ok(Ok(probe)),
+            Err(failure) => failure,
+        };
+        match v2.probe().await {
+            // It is up, then, and either was not a moment ago or will not do.
+            Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
+            Err(_) => Err(failure),
+        }
+    };
+    match until_it_answers(patience, probe).await? {
+        Ok(probe) => {
+            tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
+            Ok(Backend { meeting: Meeting::Store(Arc::new(store)), serves: false, host: None, name })
+        }
+        Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
+    }
+}
+
+/// Probes a store that does not answer yet again and again, for `patience`.
+async fn until_it_answers<T>(
+    patience: Duration,
+    probe: impl AsyncFn() -> Result<T, StoreError>,
+) -> Result<T, BackendError> {
+    let begun = Time::now();
+    let mut said: Option<Time> = None;
+    loop {
+        match probe().await {
+            Ok(found) => return Ok(found),
+            Err(error) if !error.is_transient() => return Err(error.into()),
+            Err(last) if Time::now().since(begun) >= patience => {
+                return Err(BackendError::NeverAnswered { last, within: patience });
+            }
+            Err(error) => {
+                let now = Time::now();
+                if said.is_none_or(|at| now.since(at) >= SELDOM) {
+                    said = Some(now);
+                    tracing::warn!("{error}; waiting for it, up to join_timeout ({patience:?})");
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// torchrun's rule: the agent whose machine the endpoint names serves the store, the first of several on one machine.
+async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
+    let addresses = resolve(endpoint).await;
+    let own = match (&addresses, is_host) {
+        (_, Some(is_host)) => is_host,
+        (Ok(addresses), None) => addresses.iter().any(|address| is_own(address.ip())),
+        (Err(_), None) => false,
+    };
+    if own {
+        let addresses = addresses?;
+        // Told to serve, it may be reached by an address that is not its own: a service's, or a router's.
+        let address = addresses
+            .iter()
+            .find(|address| is_own(address.ip()))
+            .copied()
+            .or_else(|| addresses.first().map(|address| everywhere(*address)))
+            .ok_or_else(|| BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() })?;
+        // Named as the place to meet, it is meant to be reached.
+        match EmbeddedServer::bind(address, true).await {
+            Ok(server) => {
+                let store = Arc::new(server.store());
+                tokio::spawn(async move {
+                    if let Err(error) = server.serve(std::future::pending()).await {
+                        tracing::error!(%error, "the store that this agent serves has failed");
+                    }
+                });
+                tracing::info!(%address, "this agent serves the job's store: it leads, and leaves last");
+                return Ok(Backend {
+                    meeting: Meeting::Store(store),
+                    serves: true,
+                    host: None,
+                    name: format!("the store served here at {address}"),
+                });
+            }
+            // Another agent of this machine was first.
+            Err(EmbeddedError::InUse { .. }) if is_host.is_none() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let config = EtcdConfig::new([endpoint.to_string()]);
+    let v2 = EtcdV2::connect(config.clone())?;
+    let backend = etcd(config, &v2, patience).await?;
+    Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
+}
+
+async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
+    let (host, port) = (endpoint.host.clone(), endpoint.port);
+    let name = host.clone();
+    let resolved = tokio::task::spawn_blocking(move || (host.as_str(), port).to_socket_addrs()).await;
+    match resolved {
+        Ok(Ok(addresses)) => Ok(addresses.collect()),
+        Ok(Err(error)) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+        Err(error) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+    }
+}
+
+fn everywhere(address: SocketAddr) -> SocketAddr {
+    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(any, address.port())
+}
+
+/// Whether an address is one of this machine's: only those can be bound.
+fn is_own(ip: IpAddr) -> bool {
+    ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
+}

@@ -1,0 +1,39 @@
+//! `--print-completion`: what a shell needs to complete our flags. Not for reading them.
+
+use clap::{Arg, Command, ValueHint};
+use clap_complete::{Generator, Shell};
+
+use super::error::Refusal;
+
+/// A script for `shell`, which completes flags of `program`.
+pub(super) fn script(shell: &str, definition: &Command, program: &str) -> Result<String, Refusal> {
+    let shell = match shell {
+        "bash" => Shell::Bash,
+        "zsh" => Shell::Zsh,
+        "fish" => Shell::Fish,
+        "tcsh" => return Ok(tcsh(definition, program)),
+        other => {
+            let cause = format!("`{other}` is no shell that is known");
+            return Err(Refusal::new(cause, "give bash, zsh, fish or tcsh"));
+        }
+    };
+    let rest = Arg::new("PROGRAM").num_args(0..).value_hint(ValueHint::AnyPath);
+    let mut visible =
+        Command::new(program.to_owned()).disable_help_flag(true).args(visible(definition).cloned()).arg(rest);
+    visible.set_bin_name(program);
+    visible.build();
+    let mut script = Vec::new();
+    shell.generate(&visible, &mut script);
+    Ok(String::from_utf8_lossy(&script).into_owned())
+}
+
+/// Flags that are taken and not advertised are of no use to who completes.
+fn visible(definition: &Command) -> impl Iterator<Item = &Arg> {
+    definition.get_arguments().filter(|arg| !arg.is_hide_set())
+}
+
+/// clap knows no tcsh, whose `complete` takes words after a beginning: flags after `--`, files elsewhere.
+fn tcsh(definition: &Command, program: &str) -> String {
+    let flags: Vec<&str> = visible(definition).filter_map(Arg::get_long).collect();
+    format!("complete {program} 'c/--/({})/' 'p/*/f/'\n", flags.join(" "))
+}

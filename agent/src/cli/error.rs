@@ -1,0 +1,75 @@
+//! What parsing can end with other than options. Not for errors of the running agent.
+
+use std::fmt;
+
+use super::dialect::Dialect;
+
+/// A value that cannot be used: what it is, why, and what to do. Its text is always one line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {cause}; {advice}")]
+pub struct UsageError {
+    /// The flag or variable, with its value where it has one: `--nnodes=3:1`.
+    pub what: String,
+    /// Why it is refused.
+    pub cause: String,
+    /// What to write instead.
+    pub advice: String,
+    /// Whether the command line itself has the wrong form, as Python's argparse would say too; else a value is refused.
+    pub syntax: bool,
+}
+
+/// Why no options came out of the command line.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stop {
+    /// `--help` or `--version`: the text belongs on standard output.
+    #[error("{0}")]
+    Show(String),
+    /// A mistake: the text belongs on standard error.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+}
+
+impl Stop {
+    /// The process's exit code: 0 after help, 2 after a mistake, as is usual; torchrun has 1 for some.
+    pub fn exit_code(&self, dialect: Dialect) -> u8 {
+        match self {
+            Stop::Show(_) => 0,
+            Stop::Usage(error) => dialect.exit_code(error.syntax),
+        }
+    }
+}
+
+/// Why a value is refused, before it is known which flag it came with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) cause: String,
+    pub(super) advice: String,
+    pub(super) syntax: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(cause: impl Into<String>, advice: impl Into<String>) -> Refusal {
+        Refusal { cause: cause.into(), advice: advice.into(), syntax: false }
+    }
+
+    /// Marks a mistake in the form of the command line.
+    pub(super) fn syntax(self) -> Refusal {
+        Refusal { syntax: true, ..self }
+    }
+
+    /// Says whose value it is.
+    pub(super) fn of(self, what: impl fmt::Display) -> UsageError {
+        // A value may hold anything; the message stays one line, and cannot move a terminal's cursor.
+        let line = |text: String| text.chars().flat_map(printable).collect();
+        UsageError {
+            what: line(what.to_string()),
+            cause: line(self.cause),
+            advice: line(self.advice),
+            syntax: self.syntax,
+        }
+    }
+}
+
+fn printable(c: char) -> Vec<char> {
+    if c.is_control() { c.escape_default().collect() } else { vec![c] }
+}

@@ -1,0 +1,297 @@
+//! Every flag: its name, its help, its `PET_*` variable, and how a raw value is found. Not for what values mean.
+//!
+//! The flags, their two spellings and their environment defaults are those of torchrun (torch 2.15), so that its
+//! command lines run unchanged.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+
+use clap::builder::ValueParser;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+
+use super::dialect::Dialect;
+use super::error::{Refusal, Stop, UsageError};
+use super::help;
+
+/// The positional that ends our flags.
+const PROGRAM: &str = "PROGRAM";
+
+/// A value as it was written, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Setting {
+    /// `--nnodes` or `PET_NNODES`.
+    pub(super) name: String,
+    pub(super) value: String,
+    pub(super) on_command_line: bool,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.value)
+    }
+}
+
+impl Setting {
+    pub(super) fn parse<T>(&self, read: impl FnOnce(&str) -> Result<T, Refusal>) -> Result<T, UsageError> {
+        read(&self.value).map_err(|refusal| {
+            let argparse =
+                ARGPARSE_CHECKS.iter().any(|name| self.name == format!("--{name}") || self.name == variable(name));
+            let refusal = if argparse { refusal.syntax() } else { refusal };
+            refusal.of(self)
+        })
+    }
+}
+
+fn base(name: &'static str) -> Arg {
+    let arg = Arg::new(name).long(name);
+    if name.contains('-') { arg.alias(name.replace('-', "_")) } else { arg }
+}
+
+fn value(name: &'static str, shape: &'static str, help: &'static str) -> Arg {
+    base(name)
+        .value_name(shape)
+        .help(help)
+        .action(ArgAction::Set)
+        .value_parser(ValueParser::os_string())
+        .allow_negative_numbers(true)
+}
+
+fn switch(name: &'static str, help: &'static str) -> Arg {
+    base(name).help(help).action(ArgAction::SetTrue)
+}
+
+/// torchrun's flags whose values argparse itself checks.
+const ARGPARSE_CHECKS: &[&str] = &[
+    "master-port",
+    "max-restarts",
+    "monitor-interval",
+    "node-rank",
+    "numa-binding",
+    "shutdown-timeout",
+    "start-method",
+];
+
+/// torchrun's flag that names a class of a Python package: known, and refused.
+pub(super) const LOGS_SPECS: &str = "logs-specs";
+
+/// The definition of the command line.
+pub(super) fn definition(dialect: Dialect) -> Command {
+    Command::new("elastic-agent")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(help::ABOUT)
+        .before_help(help::before(dialect))
+        .override_usage(format!("{} [FLAGS] PROGRAM [ARGUMENTS]...", dialect.command()))
+        .after_help(help::EXAMPLES)
+        .infer_long_args(true)
+        .args_override_self(true)
+        .next_help_heading("Nodes and workers")
+        .arg(value("nnodes", "N|MIN:MAX", help::NNODES))
+        .arg(value("nproc-per-node", "N|auto|gpu|cpu|xpu", help::NPROC))
+        .arg(value("node-name", "NAME", help::NODE_NAME))
+        .arg(value("role", "NAME", help::ROLE))
+        .arg(value("numa-binding", "MODE", help::NUMA_BINDING))
+        .arg(switch("virtual-local-rank", help::VIRTUAL_LOCAL_RANK))
+        .next_help_heading("Rendezvous")
+        .arg(value("rdzv-backend", "etcd|etcd-v2|c10d|static", help::BACKEND))
+        .arg(value("rdzv-endpoint", "HOST[:PORT],…", help::ENDPOINT))
+        .arg(value("rdzv-id", "ID", help::ID))
+        .arg(value("rdzv-conf", "KEY=VALUE,…", help::CONF))
+        .arg(switch("standalone", help::STANDALONE).alias("with-etcd").alias("with_etcd"))
+        // Without our own --node-name and --restart-policy these would be unique, as they are with torchrun.
+        .arg(value("node-rank", "RANK", help::NODE_RANK).aliases(["node-", "node_"]))
+        .arg(value("master-addr", "HOST", help::MASTER_ADDR))
+        .arg(value("master-port", "PORT", help::MASTER_PORT))
+        .arg(value("local-addr", "HOST", help::LOCAL_ADDR))
+        .arg(value("peer-port", "PORT", help::PEER_PORT))
+        .next_help_heading("Failures and restarts")
+        .arg(value("max-restarts", "N", help::MAX_RESTARTS))
+        .arg(value("restart-policy", "failures|all", help::RESTART_POLICY))
+        .arg(value("on-store-loss", "wait|fence", help::ON_STORE_LOSS))
+        .arg(value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT))
+        .arg(value("signals-to-handle", "NAME,…", help::SIGNALS))
+        .arg(value("drain-grace", "TIME", help::DRAIN_GRACE))
+        .arg(value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT))
+        .arg(value("health-port", "PORT", help::HEALTH_PORT))
+        .arg(value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL))
+        .next_help_heading("Program")
+        .arg(switch("module", help::MODULE).short('m'))
+        .arg(switch("no-python", help::NO_PYTHON))
+        .arg(switch("run-path", help::RUN_PATH))
+        .arg(switch("use-env", help::USE_ENV).hide(dialect != Dialect::Launch))
+        .arg(value("start-method", "METHOD", help::START_METHOD))
+        .next_help_heading("Logs")
+        .arg(value("log-dir", "DIR", help::LOG_DIR))
+        .arg(value("redirects", "STREAMS", help::REDIRECTS).short('r').alias("re"))
+        .arg(value("tee", "STREAMS", help::TEE).short('t'))
+        .arg(value("log-line-prefix-template", "TEXT", help::LOG_LINE_PREFIX))
+        .arg(value("local-ranks-filter", "RANK,…", help::LOCAL_RANKS_FILTER))
+        .arg(value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT))
+        .arg(value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR))
+        .arg(value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE))
+        .arg(value("report", "text|json", help::REPORT))
+        .arg(Arg::new("verbose").long("verbose").short('v').action(ArgAction::Count).help(help::VERBOSE))
+        .arg(switch("json-logs", help::JSON_LOGS))
+        .arg(value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER))
+        .next_help_heading("Other")
+        // Unique for torchrun, though not among ours.
+        .disable_help_flag(true)
+        .arg(base("help").short('h').aliases(["h", "he"]).action(ArgAction::Help).help(help::HELP))
+        .arg(value("print-completion", "SHELL", help::PRINT_COMPLETION))
+        .next_help_heading(None)
+        .arg(value(LOGS_SPECS, "CLASS", "").hide(true))
+        // Everything from the first positional on is the program's; a `--` before it is dropped, later ones are not.
+        .arg(Arg::new(PROGRAM).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()).hide(true))
+}
+
+/// The command line and the environment behind it.
+pub(super) struct Settings<'a> {
+    matches: ArgMatches,
+    pub(super) dialect: Dialect,
+    env: &'a dyn Fn(&str) -> Option<OsString>,
+}
+
+impl<'a> Settings<'a> {
+    /// `argv` without the agent's own name.
+    pub(super) fn read(
+        dialect: Dialect,
+        argv: impl IntoIterator<Item = OsString>,
+        env: &'a dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<Settings<'a>, Stop> {
+        let argv = std::iter::once(OsString::from("elastic-agent")).chain(argv);
+        let mut definition = definition(dialect);
+        match definition.try_get_matches_from_mut(argv) {
+            Ok(matches) => Ok(Settings { matches, dialect, env }),
+            Err(error) => Err(explain(&error, &definition)),
+        }
+    }
+
+    /// The program and its arguments, untouched.
+    pub(super) fn program(&self) -> Vec<OsString> {
+        self.matches.get_many::<OsString>(PROGRAM).into_iter().flatten().cloned().collect()
+    }
+
+    pub(super) fn env(&self, name: &str) -> Option<OsString> {
+        (self.env)(name).filter(|value| !value.is_empty())
+    }
+
+    fn on_command_line(&self, name: &str) -> bool {
+        self.matches.value_source(name) == Some(ValueSource::CommandLine)
+    }
+
+    /// A flag's raw value: the command line's, else its variable's. An empty variable counts as unset.
+    fn raw(&self, name: &str) -> Option<(String, OsString)> {
+        if self.on_command_line(name) {
+            return self.matches.get_one::<OsString>(name).map(|value| (format!("--{name}"), value.clone()));
+        }
+        self.env(&variable(name)).map(|value| (variable(name), value))
+    }
+
+    /// A flag's value as text.
+    pub(super) fn text(&self, name: &str) -> Result<Option<Setting>, UsageError> {
+        let Some((source, value)) = self.raw(name) else { return Ok(None) };
+        match value.into_string() {
+            Ok(value) => Ok(Some(Setting { name: source, value, on_command_line: self.on_command_line(name) })),
+            Err(value) => Err(Refusal::new("it is not UTF-8", "write it in UTF-8")
+                .of(format_args!("{source}={}", value.to_string_lossy()))),
+        }
+    }
+
+    /// A flag's value, parsed.
+    pub(super) fn parsed<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&str) -> Result<T, Refusal>,
+    ) -> Result<Option<T>, UsageError> {
+        self.text(name)?.map(|setting| setting.parse(read)).transpose()
+    }
+
+    /// A path: any bytes.
+    pub(super) fn path(&self, name: &str) -> Option<OsString> {
+        self.raw(name).map(|(_, value)| value)
+    }
+
+    /// A switch; its variable is a number, as with torchrun.
+    pub(super) fn switch(&self, name: &str) -> Result<bool, UsageError> {
+        if self.on_command_line(name) {
+            return Ok(true);
+        }
+        Ok(self.number(name)? != 0)
+    }
+
+    /// How often a flag that counts was given.
+    pub(super) fn occurrences(&self, name: &str) -> Result<u8, UsageError> {
+        if self.on_command_line(name) {
+            return Ok(self.matches.get_count(name));
+        }
+        Ok(self.number(name)?.clamp(0, 255) as u8)
+    }
+
+    fn number(&self, name: &str) -> Result<i64, UsageError> {
+        let variable = variable(name);
+        let Some(value) = self.env(&variable) else { return Ok(0) };
+        let text = value.to_string_lossy();
+        text.trim().parse().map_err(|_| {
+            Refusal::new("it is not a number", "set 1 to switch it on, 0 to leave it off")
+                .of(format_args!("{variable}={text}"))
+        })
+    }
+
+    /// Whether a flag is on the command line itself.
+    pub(super) fn given(&self, name: &str) -> bool {
+        self.on_command_line(name)
+    }
+}
+
+/// The environment variable that holds a flag's default.
+pub(super) fn variable(name: &str) -> String {
+    format!("PET_{}", name.replace('-', "_").to_ascii_uppercase())
+}
+
+/// clap's error as one line.
+fn explain(error: &clap::Error, definition: &Command) -> Stop {
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
+        _ => None,
+    };
+    let flag = context(ContextKind::InvalidArg).unwrap_or_else(|| "command line".into());
+    // Where a value is missing clap names the flag with its shape: `--nnodes <N|MIN:MAX>`.
+    let name = flag.split([' ', '=']).next().unwrap_or(&flag).to_owned();
+    let refusal = match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Show(error.to_string()),
+        ErrorKind::UnknownArgument => unknown(&name, context(ContextKind::SuggestedArg), definition),
+        ErrorKind::InvalidValue => Refusal::new("its value is missing", format!("write {name}=VALUE")),
+        ErrorKind::TooManyValues => Refusal::new("it takes no value", format!("write {name} alone")),
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+            Refusal::new(line, "see elastic-agent --help")
+        }
+    };
+    Stop::Usage(refusal.syntax().of(name))
+}
+
+fn unknown(name: &str, suggested: Option<String>, definition: &Command) -> Refusal {
+    let prefix = name.trim_start_matches('-').replace('_', "-");
+    let candidates: Vec<String> = definition
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .filter(|long| name.starts_with("--") && long.starts_with(&prefix))
+        .map(|long| format!("--{long}"))
+        .collect();
+    let advice = match suggested {
+        _ if candidates.len() > 1 => {
+            return Refusal::new("it could stand for several flags", format!("write one of {}", candidates.join(", ")));
+        }
+        Some(flag) => format!("did you mean `{flag}`? What is meant for the program goes after it"),
+        None => "see elastic-agent --help; what is meant for the program goes after it".into(),
+    };
+    Refusal::new("no such flag", advice)
+}
+
+/// Whether a value is `/dev/null`, torchrun's way to say "no logs".
+pub(super) fn is_dev_null(path: &OsStr) -> bool {
+    path == "/dev/null"
+}

@@ -1,0 +1,58 @@
+//! The log flags and `--report`: what they say about the workers' output. Not for where it then goes: that is
+//! [`crate::logs`].
+
+use std::collections::BTreeSet;
+
+use super::error::{Refusal, UsageError};
+use super::flags::{self, Settings};
+use super::{LogDir, LogOptions, values};
+use crate::logs::Needles;
+use crate::outcome::report::ReportForm;
+
+/// torchrun's variable for the prefix template, where neither flag nor `PET_LOG_LINE_PREFIX_TEMPLATE` is given.
+const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+
+pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
+    let dir = match settings.path("log-dir") {
+        None => LogDir::Temporary,
+        Some(path) if flags::is_dev_null(&path) => LogDir::Disabled,
+        Some(path) if path.is_empty() => {
+            return Err(Refusal::new("it is empty", "name a directory, or leave it out").of("--log-dir"));
+        }
+        Some(path) => LogDir::At(path.into()),
+    };
+    let prefix = settings.text("log-line-prefix-template")?.map(|setting| setting.value);
+    let inherited = || settings.env(PREFIX_VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    Ok(LogOptions {
+        dir,
+        redirects: settings.parsed("redirects", values::streams)?.unwrap_or_default(),
+        tee: settings.parsed("tee", values::streams)?.unwrap_or_default(),
+        console_ranks: settings.parsed("local-ranks-filter", ranks)?,
+        // torchrun takes an empty template for none.
+        prefix: prefix.filter(|text| !text.is_empty()).or_else(inherited),
+        duplicate_stdout: settings.parsed("duplicate-stdout-filters", needles)?,
+        duplicate_stderr: settings.parsed("duplicate-stderr-filters", needles)?,
+        rotation: settings.parsed("log-rotate", |text| {
+            const ADVICE: &str = "write SIZE or SIZE:KEEP, for example 500M or 1G:10";
+            text.parse().map_err(|cause: String| Refusal::new(cause, ADVICE))
+        })?,
+    })
+}
+
+pub(super) fn report(settings: &Settings<'_>) -> Result<ReportForm, UsageError> {
+    let read = |text: &str| text.parse().map_err(|cause: String| Refusal::new(cause, "give `text` or `json`"));
+    Ok(settings.parsed("report", read)?.unwrap_or_default())
+}
+
+fn ranks(text: &str) -> Result<BTreeSet<u32>, Refusal> {
+    let rank = |part: &str| {
+        let refuse = || Refusal::new(format!("`{part}` is no local rank"), "write local ranks as in 0,3");
+        part.trim().parse().map_err(|_| refuse())
+    };
+    text.split(',').map(rank).collect()
+}
+
+fn needles(text: &str) -> Result<Needles, Refusal> {
+    let advice = "write words between commas; two commas stand for one within a word";
+    text.parse().map_err(|cause: String| Refusal::new(cause, advice))
+}

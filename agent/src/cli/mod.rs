@@ -1,0 +1,443 @@
+//! The command line: argv and environment become one validated [`Options`]. Not for acting on any of it: nothing here
+//! reads files or the network, and only [`from_process`] reads this process.
+
+mod completion;
+mod conf;
+mod dialect;
+mod endpoint;
+mod error;
+mod flags;
+mod help;
+mod logs;
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+mod values;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use elastic_coordinator::job::{JobId, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
+use tracing::Level;
+use uuid::Uuid;
+
+use crate::events::EventHandler;
+use crate::logs::{Needles, Rotation, StreamsByRank};
+use crate::master::StoreHost;
+use crate::numa::Affinity;
+use crate::outcome::report::ReportForm;
+use crate::signals::{self, Handled};
+
+pub use conf::{Credentials, Tls};
+pub use dialect::Dialect;
+pub use error::{Stop, UsageError};
+pub use rendezvous::Rendezvous;
+pub use values::{NodeRange, Workers};
+pub use watch::{TIMER_FILE, Timers, WatchOptions};
+
+use error::Refusal;
+use flags::Settings;
+use rendezvous::Meeting;
+
+/// Longest `--rdzv-id`, in bytes: a file name's limit.
+const LONGEST_JOB: usize = 255;
+/// Longest `--node-name`: room for a suffix within a file name.
+const LONGEST_NODE: usize = 200;
+/// torchrun's job id where none is given.
+const NO_JOB: &str = "none";
+
+/// How PROGRAM is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// `python -u PROGRAM`.
+    Script,
+    /// `python -u -m PROGRAM`.
+    Module,
+    /// As it is.
+    Executable,
+    /// By Python's `runpy.run_path`, as `__main__`.
+    RunPath,
+}
+
+/// What a worker runs, as written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// How.
+    pub kind: ProgramKind,
+    /// PROGRAM.
+    pub name: OsString,
+    /// All that follows it, and what a launcher puts before that.
+    pub args: Vec<OsString>,
+}
+
+/// Where logs and error files go.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum LogDir {
+    /// A fresh directory under the system's temporary one.
+    #[default]
+    Temporary,
+    /// Here.
+    At(PathBuf),
+    /// Nowhere: no files at all, error files included.
+    Disabled,
+}
+
+/// The workers' output.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LogOptions {
+    /// Where files go.
+    pub dir: LogDir,
+    /// Streams that go to files.
+    pub redirects: StreamsByRank,
+    /// Streams that go to files and the console.
+    pub tee: StreamsByRank,
+    /// Local ranks that reach the console; none: all.
+    pub console_ranks: Option<BTreeSet<u32>>,
+    /// What stands before each line of a tee'd stream on the console; none: torchrun's.
+    pub prefix: Option<String>,
+    /// Words whose lines are copied from tee'd standard outputs to a file of their own.
+    pub duplicate_stdout: Option<Needles>,
+    /// The same for standard errors.
+    pub duplicate_stderr: Option<Needles>,
+    /// When log files are begun anew; none: never.
+    pub rotation: Option<Rotation>,
+}
+
+/// Everything the command line says, validated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// The launcher that is stood in for.
+    pub dialect: Dialect,
+    /// The job's id.
+    pub job: JobId,
+    /// Fewest and most nodes.
+    pub nodes: NodeRange,
+    /// Workers on this node; [`crate::slots::count`] makes a number of it.
+    pub workers: Workers,
+    /// What nodes meet through.
+    pub rendezvous: Rendezvous,
+    /// Key prefix in the store, `/a/b`; none: the protocol's.
+    pub prefix: Option<String>,
+    /// Durations that all agents of the job share: the protocol's defaults, and what was given.
+    pub timings: Timings,
+    /// How long workers that know about rounds have to quiesce: part of `stop_grace`.
+    pub quiesce_timeout: Duration,
+    /// Failures forgiven.
+    pub max_restarts: u32,
+    /// What counts as one.
+    pub restart_policy: RestartPolicy,
+    /// What to do while the store is away.
+    pub on_store_loss: OnStoreLoss,
+    /// Who serves the store that workers find each other through.
+    pub store_host: StoreHost,
+    /// `--node-name`.
+    pub node_name: Option<String>,
+    /// `static`: the place that this node must have.
+    pub place: Option<u32>,
+    /// The workers' role.
+    pub role: String,
+    /// Bind workers to CPUs near their GPUs.
+    pub numa: Option<Affinity>,
+    /// Show each worker its own GPU alone.
+    pub virtual_local_rank: bool,
+    /// Signals that make the agent leave.
+    pub signals: Vec<Handled>,
+    /// Where torchrun's events go.
+    pub events: EventHandler,
+    /// What to run.
+    pub program: Program,
+    /// The workers' output.
+    pub logs: LogOptions,
+    /// What is printed at the end.
+    pub report: ReportForm,
+    /// What is watched for hangs.
+    pub watch: WatchOptions,
+    /// `--local-addr`.
+    pub local_addr: Option<String>,
+    /// Port that the agent listens on for its peers; 0: the kernel picks.
+    pub peer_port: u16,
+    /// The agent's own log level.
+    pub log_level: Level,
+    /// The agent's own log as JSON.
+    pub json_logs: bool,
+    /// What the user should hear once logging is set up; a line each.
+    pub warnings: Vec<String>,
+}
+
+impl Options {
+    /// What the job's agents must share, of all this.
+    pub fn spec(&self) -> Spec {
+        Spec {
+            protocol: PROTOCOL,
+            min_nodes: self.nodes.min,
+            max_nodes: self.nodes.max,
+            max_restarts: self.max_restarts,
+            restart_policy: self.restart_policy,
+            on_store_loss: self.on_store_loss,
+            timings: self.timings,
+        }
+    }
+}
+
+/// Reads this process's arguments and environment.
+///
+/// # Errors
+/// Why there are no options, and in whose words.
+pub fn from_process() -> Result<Options, (Stop, Dialect)> {
+    let (dialect, argv) = Dialect::of(std::env::args_os());
+    parse(dialect, argv, &|name| std::env::var_os(name), Uuid::new_v4()).map_err(|stop| (stop, dialect))
+}
+
+/// Parses `argv`, without the agent's own name, over the defaults in `env`. A job that is alone gets `fresh` as its id.
+pub fn parse(
+    dialect: Dialect,
+    argv: impl IntoIterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<OsString>,
+    fresh: Uuid,
+) -> Result<Options, Stop> {
+    let settings = Settings::read(dialect, argv, env)?;
+    if let Some(shell) = settings.text("print-completion")?.filter(|setting| setting.on_command_line) {
+        let program = if dialect == Dialect::Torchrun { "torchrun" } else { "elastic-agent" };
+        let script = shell.parse(|shell| completion::script(shell, &flags::definition(dialect), program))?;
+        return Err(Stop::Show(script));
+    }
+    Ok(options(&settings, fresh)?)
+}
+
+fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> {
+    refuse_logs_specs(settings)?;
+    let mut warnings = Vec::new();
+    let mut nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
+    let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting)).transpose()?.unwrap_or_default();
+    warnings.extend(conf.warnings.iter().cloned());
+    let Meeting { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &mut warnings)?;
+    if rendezvous == Rendezvous::Standalone && nodes.max > 1 {
+        warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
+        nodes.max = 1;
+    }
+    if place.is_some() && nodes.min < nodes.max {
+        warnings.push(format!("--rdzv-backend=static is of a fixed size: --nnodes={nodes} is taken as {}", nodes.max));
+        nodes.min = nodes.max;
+    }
+    let local_addr = settings.parsed("local-addr", values::address)?;
+    // Under static, node 0 is reached where --master-addr says.
+    let named = match &rendezvous {
+        Rendezvous::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
+        _ => None,
+    };
+    let (handled, passed_over) =
+        signals::parse(settings.text("signals-to-handle")?.as_ref().map_or(signals::DEFAULT, |setting| &setting.value));
+    warnings.extend(passed_over);
+    let job = job(settings, &rendezvous, fresh, &mut warnings)?;
+    let mut timings = conf.timings;
+    timings.stop_grace = stop_grace(settings)?.unwrap_or(timings.stop_grace);
+    timings.drain_grace =
+        settings.parsed("drain-grace", values::duration)?.or(conf.drain_grace).unwrap_or(timings.stop_grace);
+    // As much is left for those that must be stopped after all.
+    let quiesce_timeout = conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace);
+    without_effect(settings)?;
+    let logs = logs::logs(settings)?;
+    let watch = watch::read(settings, &logs, &mut warnings)?;
+    let options = Options {
+        dialect: settings.dialect,
+        job,
+        nodes,
+        workers: settings.parsed("nproc-per-node", values::workers)?.unwrap_or(settings.dialect.workers()),
+        rendezvous,
+        prefix: conf.prefix.clone(),
+        timings,
+        quiesce_timeout,
+        max_restarts: settings
+            .parsed("max-restarts", |text| values::count(text, 0))?
+            .unwrap_or(settings.dialect.max_restarts()),
+        restart_policy: settings.parsed("restart-policy", restart_policy)?.unwrap_or_default(),
+        on_store_loss: settings
+            .parsed("on-store-loss", conf::on_store_loss)?
+            .or(conf.on_store_loss)
+            .unwrap_or_default(),
+        store_host: conf.store_host(settings.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").is_some_and(|set| set == "1")),
+        node_name: settings.parsed("node-name", |text| values::id(text, LONGEST_NODE))?,
+        place,
+        role: settings.parsed("role", role)?.unwrap_or_else(|| "default".into()),
+        numa: settings.parsed("numa-binding", numa)?,
+        virtual_local_rank: settings.switch("virtual-local-rank")?,
+        signals: handled,
+        events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
+        logs,
+        watch,
+        report: logs::report(settings)?,
+        local_addr: local_addr.or(named),
+        peer_port: settings.parsed("peer-port", values::port)?.unwrap_or(0),
+        log_level: log_level(settings, &mut warnings)?,
+        json_logs: settings.switch("json-logs")?,
+        program: program(settings)?,
+        warnings,
+    };
+    match options.spec().check() {
+        Ok(()) => Ok(options),
+        Err(error) => Err(Refusal::new(error.to_string(), "see elastic-agent --help").of("--rdzv-conf")),
+    }
+}
+
+fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
+    let kind = match (settings.switch("module")?, settings.switch("no-python")?) {
+        // As with torchrun, it goes before both.
+        _ if settings.switch("run-path")? => ProgramKind::RunPath,
+        (false, false) => ProgramKind::Script,
+        (true, false) => ProgramKind::Module,
+        (false, true) => ProgramKind::Executable,
+        (true, true) => {
+            let cause = "it cannot stand beside --module, which needs Python";
+            return Err(Refusal::new(cause, "keep one of them").of("--no-python"));
+        }
+    };
+    let tells_rank = settings.dialect == Dialect::Launch && !settings.switch("use-env")?;
+    if tells_rank && kind == ProgramKind::Executable {
+        let cause = "the program would be given --local-rank, which a script of Python is meant to read";
+        return Err(Refusal::new(cause, "add --use-env").of("--no-python"));
+    }
+    let local_rank = tells_rank.then(|| OsString::from("--local-rank=${local_rank}"));
+    let mut words = settings.program().into_iter();
+    match words.next().filter(|name| !name.is_empty()) {
+        Some(name) => Ok(Program { kind, name, args: local_rank.into_iter().chain(words).collect() }),
+        None => Err(Refusal::new(
+            "nothing to run is named",
+            "put the script after the flags, for example elastic-agent --standalone train.py; see --help",
+        )
+        .syntax()
+        .of("PROGRAM")),
+    }
+}
+
+fn job(
+    settings: &Settings<'_>,
+    rendezvous: &Rendezvous,
+    fresh: Uuid,
+    warnings: &mut Vec<String>,
+) -> Result<JobId, UsageError> {
+    let told = settings.switch("standalone")? || settings.text("master-port")?.is_none();
+    if *rendezvous == Rendezvous::Standalone && told {
+        return job_id(&fresh.to_string()).map_err(|refusal| refusal.of("--standalone"));
+    }
+    if let Some(job) = settings.parsed("rdzv-id", job_id)? {
+        return Ok(job);
+    }
+    if matches!(rendezvous, Rendezvous::Etcd { .. }) {
+        warnings.push(format!(
+            "--rdzv-id is not given, so the job's id is `{NO_JOB}`: two such jobs on one etcd become one; name each"
+        ));
+    }
+    job_id(NO_JOB).map_err(|refusal| refusal.of("--rdzv-id"))
+}
+
+fn job_id(text: &str) -> Result<JobId, Refusal> {
+    let text = values::id(text, LONGEST_JOB)?;
+    text.parse().map_err(|error| Refusal::new(format!("{error}"), "give another"))
+}
+
+fn stop_grace(settings: &Settings<'_>) -> Result<Option<Duration>, UsageError> {
+    if let Some(grace) = settings.parsed("shutdown-timeout", values::duration)? {
+        return Ok(Some(grace));
+    }
+    const VARIABLE: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+    let Some(value) = settings.env(VARIABLE) else { return Ok(None) };
+    let text = value.to_string_lossy();
+    values::duration(&text).map(Some).map_err(|refusal| refusal.of(format_args!("{VARIABLE}={text}")))
+}
+
+fn restart_policy(text: &str) -> Result<RestartPolicy, Refusal> {
+    match text {
+        "failures" => Ok(RestartPolicy::Failures),
+        "all" => Ok(RestartPolicy::All),
+        other => Err(Refusal::new(format!("`{other}` is not known"), "give `failures` or `all`")),
+    }
+}
+
+fn role(text: &str) -> Result<String, Refusal> {
+    const ADVICE: &str = "give a short name, for example `trainer`";
+    if text.is_empty() || text.chars().any(char::is_control) || text.len() > 128 {
+        return Err(Refusal::new("it is empty, too long, or holds control characters", ADVICE));
+    }
+    Ok(text.to_owned())
+}
+
+fn numa(text: &str) -> Result<Affinity, Refusal> {
+    match text {
+        "node" => Ok(Affinity::Node),
+        "socket" => Ok(Affinity::Socket),
+        "exclusive" => Ok(Affinity::Exclusive),
+        "core-complex" => Ok(Affinity::CoreComplex),
+        other => Err(Refusal::new(
+            format!("`{other}` is no way to bind"),
+            "give `node`, `socket`, `exclusive` or `core-complex`",
+        )),
+    }
+}
+
+fn events(text: &str) -> Result<EventHandler, Refusal> {
+    match text {
+        // torchrun's handler of this name has no output either, unless a Python package gives it one.
+        "null" | "dynamic_rendezvous" => Ok(EventHandler::Null),
+        "console" => Ok(EventHandler::Console),
+        other => Err(Refusal::new(
+            format!(
+                "`{other}` is no handler here; one of a Python package cannot be loaded, as no Python runs in the agent"
+            ),
+            "give `null` or `console`",
+        )),
+    }
+}
+
+fn start_method(text: &str) -> Result<(), Refusal> {
+    match text {
+        "spawn" | "fork" | "forkserver" => Ok(()),
+        other => Err(Refusal::new(format!("`{other}` is not known"), "give `spawn`, `fork` or `forkserver`")),
+    }
+}
+
+fn log_level(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Level, UsageError> {
+    match settings.occurrences("verbose")? {
+        0 => {}
+        1 => return Ok(Level::DEBUG),
+        _ => return Ok(Level::TRACE),
+    }
+    let usual = settings.dialect.log_level();
+    let Some(value) = settings.env("LOGLEVEL") else { return Ok(usual) };
+    // Python's names, since torchrun reads the same variable.
+    match value.to_string_lossy().to_ascii_uppercase().as_str() {
+        "NOTSET" | "TRACE" => Ok(Level::TRACE),
+        "DEBUG" => Ok(Level::DEBUG),
+        "INFO" => Ok(Level::INFO),
+        "WARN" | "WARNING" => Ok(Level::WARN),
+        "ERROR" | "CRITICAL" | "FATAL" => Ok(Level::ERROR),
+        other => {
+            warnings.push(format!(
+                "LOGLEVEL={}: no such level, {usual} is used; the levels are DEBUG, INFO, WARNING, ERROR",
+                other.escape_default()
+            ));
+            Ok(usual)
+        }
+    }
+}
+
+/// torchrun's flag that cannot exist here. It has no variable there.
+fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), UsageError> {
+    if settings.given(flags::LOGS_SPECS) && settings.text(flags::LOGS_SPECS)?.is_some_and(|it| !it.value.is_empty()) {
+        let cause = "it names a class of a Python package, and no Python runs in the agent";
+        let advice = "leave it out; --log-dir, --redirects and --tee say where output goes";
+        return Err(Refusal::new(cause, advice).of("--logs-specs"));
+    }
+    Ok(())
+}
+
+/// torchrun's flags that set what does not exist here. Their values are checked all the same.
+fn without_effect(settings: &Settings<'_>) -> Result<(), UsageError> {
+    settings.parsed("monitor-interval", values::duration)?;
+    settings.parsed("start-method", start_method)?;
+    settings.parsed("node-rank", values::place)?;
+    settings.parsed("master-port", values::port)?;
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Which store a job meets through, out of backend, endpoint, `--standalone` and `--rdzv-conf` together. Not for
+//! connecting to it.
+
+use elastic_coordinator::job::Endpoint;
+
+use super::conf::{Conf, Credentials, Tls};
+use super::endpoint;
+use super::error::{Refusal, UsageError};
+use super::flags::{Setting, Settings};
+use super::values::{self, NodeRange};
+
+/// What nodes meet through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// One node: a store inside this agent that nobody else sees.
+    Standalone,
+    /// A store served by one of the agents.
+    Hosted {
+        /// Where it is served.
+        endpoint: Endpoint,
+        /// Whether this agent serves it; `None`: if the endpoint's host is this machine.
+        is_host: Option<bool>,
+    },
+    /// etcd.
+    Etcd {
+        /// Members of the cluster, at least one.
+        endpoints: Vec<Endpoint>,
+        /// TLS, if the protocol is https.
+        tls: Option<Tls>,
+        /// Whom to log in as.
+        credentials: Option<Credentials>,
+        /// By TorchElastic's own rendezvous over the v2 API, where torchrun's `etcd` nodes are.
+        v2: bool,
+    },
+}
+
+const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
+
+/// How this node meets the others.
+pub(super) struct Meeting {
+    pub(super) rendezvous: Rendezvous,
+    /// `static`: the place that this node must have.
+    pub(super) place: Option<u32>,
+}
+
+impl From<Rendezvous> for Meeting {
+    fn from(rendezvous: Rendezvous) -> Meeting {
+        Meeting { rendezvous, place: None }
+    }
+}
+
+pub(super) fn resolve(
+    settings: &Settings<'_>,
+    nodes: NodeRange,
+    conf: &Conf,
+    warnings: &mut Vec<String>,
+) -> Result<Meeting, UsageError> {
+    let backend = settings.text("rdzv-backend")?;
+    let endpoint = settings.text("rdzv-endpoint")?;
+    if settings.switch("standalone")? {
+        for flag in ["rdzv-backend", "rdzv-endpoint", "rdzv-id"] {
+            if settings.given(flag) {
+                warnings.push(format!("--{flag} has no effect beside --standalone"));
+            }
+        }
+        return standalone(nodes, conf).map(Meeting::from);
+    }
+    let name = backend.as_ref().map_or(settings.dialect.backend(), |backend| backend.value.as_str());
+    if name != "static" {
+        for flag in ["node-rank", "master-addr", "master-port"] {
+            if settings.given(flag) {
+                warnings.push(format!("--{flag} has no effect with --rdzv-backend={name}: it belongs to static"));
+            }
+        }
+    }
+    match name {
+        "etcd" => etcd(endpoint.as_ref(), conf, conf.v2).map(Meeting::from),
+        "etcd-v2" => etcd(endpoint.as_ref(), conf, true).map(Meeting::from),
+        "c10d" => hosted(endpoint.as_ref(), nodes, conf).map(Meeting::from),
+        // torchrun's rule: its default backend and nothing said about where means one node alone.
+        "static" if endpoint.is_none() && nodes.max == 1 && settings.text("master-port")?.is_none() => {
+            standalone(nodes, conf).map(Meeting::from)
+        }
+        "static" => fixed(settings, endpoint.as_ref(), nodes, conf),
+        other => {
+            let cause = "no such backend; one of a Python package cannot be loaded, as no Python runs in the agent";
+            let refusal = Refusal::new(cause, format!("{TODAY}, static, or --standalone for one node"));
+            Err(refusal.of(format_args!("--rdzv-backend={other}")))
+        }
+    }
+}
+
+fn standalone(nodes: NodeRange, conf: &Conf) -> Result<Rendezvous, UsageError> {
+    if nodes.min > 1 {
+        let cause = format!("one node alone cannot be {}", nodes.min);
+        return Err(Refusal::new(cause, TODAY).of(format_args!("--nnodes={nodes}")));
+    }
+    no_etcd_keys(conf)?;
+    Ok(Rendezvous::Standalone)
+}
+
+fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<Rendezvous, UsageError> {
+    no_etcd_keys(conf)?;
+    let Some(setting) = endpoint else {
+        return Ok(Rendezvous::Hosted { endpoint: endpoint::localhost(endpoint::C10D_PORT), is_host: conf.is_host });
+    };
+    let list = setting.parse(|text| endpoint::list(text, endpoint::C10D_PORT))?;
+    let [endpoint] = &list.endpoints[..] else {
+        let cause = format!("it names {} hosts, and one agent serves the store", list.endpoints.len());
+        return Err(Refusal::new(cause, "name the one, or use --rdzv-backend=etcd").of(setting));
+    };
+    if list.https == Some(true) {
+        return Err(
+            Refusal::new("the agent's own store does not speak https", "use etcd where TLS is needed").of(setting)
+        );
+    }
+    if endpoint.port == 0 {
+        if nodes.max == 1 {
+            return Ok(Rendezvous::Standalone);
+        }
+        let advice = format!("give a port, {} is the default", endpoint::C10D_PORT);
+        return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
+    }
+    Ok(Rendezvous::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
+}
+
+/// Fixed nodes with fixed places: the agent of node 0 serves the store.
+fn fixed(
+    settings: &Settings<'_>,
+    endpoint: Option<&Setting>,
+    nodes: NodeRange,
+    conf: &Conf,
+) -> Result<Meeting, UsageError> {
+    no_etcd_keys(conf)?;
+    let place = settings.parsed("node-rank", values::place)?.unwrap_or(0);
+    if place >= nodes.max {
+        let cause = format!("{} nodes have the ranks 0 to {}", nodes.max, nodes.max - 1);
+        let given = settings.text("node-rank")?.map_or("--node-rank".to_owned(), |setting| setting.to_string());
+        return Err(Refusal::new(cause, "give each node its own, from 0 on, or raise --nnodes").of(given));
+    }
+    let endpoint = match endpoint.filter(|setting| !setting.value.trim().is_empty()) {
+        Some(setting) => match &setting.parse(|text| endpoint::list(text, endpoint::STATIC_PORT))?.endpoints[..] {
+            [endpoint] => endpoint.clone(),
+            _ => {
+                return Err(Refusal::new("it names several hosts, and node 0 serves the store", "name one").of(setting));
+            }
+        },
+        None => Endpoint {
+            host: settings.parsed("master-addr", values::address)?.unwrap_or_else(|| "127.0.0.1".into()),
+            port: settings.parsed("master-port", values::port)?.unwrap_or(endpoint::STATIC_PORT),
+        },
+    };
+    if nodes.max == 1 {
+        // Nobody else will come, so nothing has to be served: the port stays free.
+        return Ok(Rendezvous::Standalone.into());
+    }
+    if endpoint.port == 0 {
+        let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
+        return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of("--master-port=0"));
+    }
+    Ok(Meeting { rendezvous: Rendezvous::Hosted { endpoint, is_host: Some(place == 0) }, place: Some(place) })
+}
+
+fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<Rendezvous, UsageError> {
+    let (what, text) = match endpoint {
+        Some(setting) => (setting.to_string(), setting.value.as_str()),
+        None => ("--rdzv-endpoint".to_owned(), ""),
+    };
+    let list = endpoint::list(text, endpoint::ETCD_PORT).map_err(|refusal| refusal.of(&what))?;
+    if let Some(endpoint) = list.endpoints.iter().find(|endpoint| endpoint.port == 0) {
+        let cause = format!("{endpoint} has port 0");
+        return Err(Refusal::new(cause, format!("{} is etcd's port", endpoint::ETCD_PORT)).of(&what));
+    }
+    let certificates = conf.tls != Tls::default();
+    let https = match (conf.https, list.https) {
+        (Some(conf), Some(scheme)) if conf != scheme => {
+            return Err(Refusal::new("it and --rdzv-conf protocol disagree", "keep one of them").of(&what));
+        }
+        (Some(https), _) | (None, Some(https)) => https,
+        (None, None) => certificates,
+    };
+    if certificates && !https {
+        let cause = "certificates are given for plain http";
+        return Err(Refusal::new(cause, "say protocol=https, or leave them out").of("--rdzv-conf"));
+    }
+    Ok(Rendezvous::Etcd {
+        endpoints: list.endpoints,
+        tls: https.then(|| conf.tls.clone()),
+        credentials: conf.credentials.clone(),
+        v2,
+    })
+}
+
+/// What is meant to protect must not be dropped in silence.
+fn no_etcd_keys(conf: &Conf) -> Result<(), UsageError> {
+    let key = if conf.https == Some(true) {
+        "protocol=https"
+    } else if conf.tls != Tls::default() {
+        "certificates"
+    } else if conf.credentials.is_some() {
+        "user"
+    } else {
+        return Ok(());
+    };
+    let cause = format!("{key}: the agent's own store knows neither TLS nor users");
+    Err(Refusal::new(cause, "use --rdzv-backend=etcd where they are needed").of("--rdzv-conf"))
+}

@@ -1,0 +1,157 @@
+//! The small languages of single flags: numbers of nodes and workers, durations, ids, streams by rank. Not for what
+//! flags mean together.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::error::Refusal;
+use crate::logs::{ParseStreamsError, StreamsByRank};
+
+/// How many nodes a round may have: `--nnodes N` or `MIN:MAX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeRange {
+    /// Fewest, at least 1.
+    pub min: u32,
+    /// Most, at least `min`.
+    pub max: u32,
+}
+
+impl fmt::Display for NodeRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.min == self.max { write!(f, "{}", self.min) } else { write!(f, "{}:{}", self.min, self.max) }
+    }
+}
+
+/// How the number of workers on this node is given: `--nproc-per-node`. [`crate::slots`] turns it into a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workers {
+    /// This many, at least 1.
+    Count(u32),
+    /// One for each CPU that this process may run on.
+    Cpu,
+    /// One for each visible NVIDIA GPU.
+    Gpu,
+    /// One for each Intel GPU.
+    Xpu,
+    /// As [`Workers::Gpu`] where there is a GPU, else as [`Workers::Cpu`].
+    Auto,
+}
+
+/// More nodes, workers or restarts than this are a slip of the finger.
+const MOST: u32 = 1_000_000;
+
+pub(super) fn count(text: &str, least: u32) -> Result<u32, Refusal> {
+    let advice = || format!("give a whole number from {least} to {MOST}");
+    match text.trim().parse::<i128>() {
+        Ok(n) if n < i128::from(least) => Err(Refusal::new(format!("{n} is less than {least}"), advice())),
+        Ok(n) if n > i128::from(MOST) => Err(Refusal::new(format!("{n} is more than {MOST}"), advice())),
+        Ok(n) => Ok(n as u32),
+        Err(_) => Err(Refusal::new(format!("`{text}` is not a whole number"), advice())),
+    }
+}
+
+pub(super) fn nodes(text: &str) -> Result<NodeRange, Refusal> {
+    const ADVICE: &str = "write N or MIN:MAX with 1 <= MIN <= MAX, for example 2 or 1:4";
+    let part = |text: &str| count(text, 1).map_err(|refusal| Refusal::new(refusal.cause, ADVICE));
+    match text.split(':').collect::<Vec<_>>()[..] {
+        [n] => part(n).map(|n| NodeRange { min: n, max: n }),
+        [min, max] => {
+            let (min, max) = (part(min)?, part(max)?);
+            if min > max {
+                return Err(Refusal::new(format!("the minimum {min} is more than the maximum {max}"), ADVICE));
+            }
+            Ok(NodeRange { min, max })
+        }
+        ref parts => Err(Refusal::new(format!("it has {} parts", parts.len()), ADVICE)),
+    }
+}
+
+pub(super) fn workers(text: &str) -> Result<Workers, Refusal> {
+    const ADVICE: &str = "give a number from 1 on, or `auto`, `gpu`, `cpu` or `xpu`";
+    match text.trim() {
+        "auto" => Ok(Workers::Auto),
+        "cpu" => Ok(Workers::Cpu),
+        "gpu" => Ok(Workers::Gpu),
+        "xpu" => Ok(Workers::Xpu),
+        number => match count(number, 1) {
+            Ok(n) => Ok(Workers::Count(n)),
+            Err(refusal) if number.parse::<i128>().is_ok() => Err(Refusal::new(refusal.cause, ADVICE)),
+            Err(_) => Err(Refusal::new(format!("unsupported value `{number}`"), ADVICE)),
+        },
+    }
+}
+
+/// `30`, `30s`, `0.5`, `500ms`, `10m`, `2h`. A bare number counts seconds, as torchrun's do.
+pub(super) fn duration(text: &str) -> Result<Duration, Refusal> {
+    const ADVICE: &str = "write seconds or a number with ms, s, m or h, for example 30, 500ms or 10m";
+    const LONGEST: f64 = 365.0 * 86_400.0;
+    let text = text.trim();
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let seconds = match unit {
+        "" | "s" => 1.0,
+        "ms" => 0.001,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(Refusal::new(format!("`{text}` has no unit that is known"), ADVICE)),
+    };
+    let number = number.trim();
+    let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    match number.parse::<f64>() {
+        Ok(n) if plain && n * seconds <= LONGEST => Ok(Duration::from_millis((n * seconds * 1000.0).round() as u64)),
+        Ok(_) if plain => Err(Refusal::new(format!("`{text}` is longer than a year"), ADVICE)),
+        Ok(n) if n < 0.0 => Err(Refusal::new("a time cannot be negative", ADVICE)),
+        _ => Err(Refusal::new(format!("`{text}` is not a time"), ADVICE)),
+    }
+}
+
+pub(super) fn streams(text: &str) -> Result<StreamsByRank, Refusal> {
+    const ADVICE: &str = "write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or by local rank, for example 0:3,1:2";
+    text.parse().map_err(|error: ParseStreamsError| Refusal::new(error.problem, ADVICE))
+}
+
+/// A job's or node's id: it becomes part of a store key and of file names.
+pub(super) fn id(text: &str, longest: usize) -> Result<String, Refusal> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+=".contains(c);
+    let example = || {
+        let clean: String = text.trim().chars().map(|c| if allowed(c) { c } else { '-' }).take(longest).collect();
+        let clean = clean.trim_matches(['-', '.']).to_owned();
+        if clean.is_empty() { "give a name such as `job-1`".to_owned() } else { format!("for example `{clean}`") }
+    };
+    let refuse = |cause: String| Err(Refusal::new(cause, example()));
+    if text.is_empty() {
+        return refuse("it is empty".into());
+    }
+    if let Some(c) = text.chars().find(|&c| !allowed(c)) {
+        return refuse(format!("{c:?} cannot be part of it: letters, digits and `._-:@+=` can"));
+    }
+    if text.len() > longest {
+        return refuse(format!("it has {} bytes, {longest} are the most", text.len()));
+    }
+    if text == "." || text == ".." {
+        return refuse("it names a directory".into());
+    }
+    Ok(text.to_owned())
+}
+
+/// A host's name or address, IPv6 with or without brackets.
+pub(super) fn address(text: &str) -> Result<String, Refusal> {
+    const ADVICE: &str = "give a host name or an address, without a port";
+    let host = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    let named = host.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+    if host.is_empty() || !(named || host.parse::<std::net::IpAddr>().is_ok()) {
+        return Err(Refusal::new("it is not a host", ADVICE));
+    }
+    Ok(host.to_owned())
+}
+
+pub(super) fn port(text: &str) -> Result<u16, Refusal> {
+    text.trim()
+        .parse()
+        .map_err(|_| Refusal::new(format!("`{text}` is not a port"), "give 1 to 65535, or 0 for a free one"))
+}
+
+/// A node's rank, `--node-rank`.
+pub(super) fn place(text: &str) -> Result<u32, Refusal> {
+    count(text, 0)
+}

@@ -1,0 +1,79 @@
+//! What is watched for hangs, and where the agent's health is told: flags, and PyTorch's variables for the same. Not for
+//! watching.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::error::UsageError;
+use super::flags::Settings;
+use super::{LogOptions, values};
+use crate::watchdog::Limits;
+
+/// Seconds, fractions too; what is not positive switches it off.
+const UNINTERRUPTIBLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
+const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
+const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
+/// Names the timers' pipe, for the agent and for its workers.
+pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
+
+/// Whether workers may set timers, as PyTorch's file-based ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Timers {
+    /// They have no effect.
+    #[default]
+    Off,
+    /// Through a pipe with a name of the agent's own.
+    Fresh,
+    /// Through this one.
+    At(PathBuf),
+}
+
+/// What to watch for; nothing by default.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WatchOptions {
+    /// Hangs.
+    pub limits: Limits,
+    /// Timers.
+    pub timers: Timers,
+    /// Where health is told, over HTTP.
+    pub health_port: Option<u16>,
+}
+
+pub(super) fn read(
+    settings: &Settings<'_>,
+    logs: &LogOptions,
+    warnings: &mut Vec<String>,
+) -> Result<WatchOptions, UsageError> {
+    let progress = settings.parsed("progress-timeout", values::duration)?.filter(|timeout| !timeout.is_zero());
+    let timers = match settings.env(ENABLE_TIMERS) {
+        Some(on) if on == "1" => settings.env(TIMER_FILE).map_or(Timers::Fresh, |path| Timers::At(path.into())),
+        _ => Timers::Off,
+    };
+    let unseen = LogOptions { dir: logs.dir.clone(), ..LogOptions::default() };
+    if progress.is_some() && *logs == unseen && timers == Timers::Off {
+        warnings.push(
+            "--progress-timeout: output that goes to neither --redirects nor --tee is not seen, so a worker must tell its \
+             progress over its socket or it is taken for hung"
+                .into(),
+        );
+    }
+    let mut refused = |variable: &str, value: &std::ffi::OsStr, what: &str| {
+        warnings.push(format!("{variable}={}: {what}; it has no effect", value.display()));
+    };
+    let mut uninterruptible = None;
+    if let Some(value) = settings.env(UNINTERRUPTIBLE) {
+        match value.to_string_lossy().trim().parse::<f64>() {
+            Ok(seconds) if seconds <= 0.0 => {}
+            Ok(seconds) if seconds < 1e9 => uninterruptible = Some(Duration::from_secs_f64(seconds)),
+            _ => refused(UNINTERRUPTIBLE, &value, "not a number of seconds"),
+        }
+    }
+    let mut health_port = settings.parsed("health-port", values::port)?;
+    if let (None, Some(value)) = (health_port, settings.env(HEALTH_PORT)) {
+        match value.to_string_lossy().trim().parse() {
+            Ok(number) => health_port = Some(number),
+            Err(_) => refused(HEALTH_PORT, &value, "not a port"),
+        }
+    }
+    Ok(WatchOptions { limits: Limits { progress, uninterruptible }, timers, health_port })
+}

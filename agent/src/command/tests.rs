@@ -1,0 +1,172 @@
+//! The workers' command line, against real files and, where there is one, Python's own template.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn write(path: &Path, mode: u32) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn program(kind: ProgramKind, name: impl Into<OsString>) -> Program {
+    Program { kind, name: name.into(), args: vec!["--x".into(), "${local_rank}/$rank".into()] }
+}
+
+fn env<'a>(pairs: &'a [(&'a str, &'a Path)]) -> impl Fn(&str) -> Option<OsString> + 'a {
+    move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_os_str().to_owned())
+}
+
+#[test]
+fn the_interpreter_is_python_exec_then_the_virtual_env_then_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["named/py", "venv/bin/python", "bin/python3", "bin/python", "old/python"] {
+        write(&at(name), 0o755);
+    }
+    write(&at("train.py"), 0o644);
+    let (named, venv, bin, old) = (at("named/py"), at("venv"), at("bin"), at("old"));
+    let all = [("PYTHON_EXEC", named.as_path()), ("VIRTUAL_ENV", &venv), ("PATH", &bin)];
+    let script = program(ProgramKind::Script, at("train.py"));
+    let found = |pairs: &[(&str, &Path)]| WorkerCommand::resolve(&script, &env(pairs)).unwrap().program;
+
+    assert_eq!(found(&all), named);
+    assert_eq!(found(&all[1..]), venv.join("bin/python"));
+    assert_eq!(found(&all[2..]), bin.join("python3"));
+    assert_eq!(found(&[("PATH", &old)]), old.join("python"));
+}
+
+#[test]
+fn scripts_modules_and_programs_get_their_arguments() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("python3"), 0o755);
+    write(&dir.path().join("tool"), 0o755);
+    let script = dir.path().join("t.py");
+    write(&script, 0o644);
+    let pairs = [("PATH", dir.path())];
+    let args = |program: &Program| {
+        let command = WorkerCommand::resolve(program, &env(&pairs)).unwrap();
+        let words: Vec<String> = command.args(1, 5).into_iter().map(|arg| arg.into_string().unwrap()).collect();
+        (command.program.file_name().unwrap().to_str().unwrap().to_owned(), words)
+    };
+    let path = script.to_str().unwrap();
+
+    assert_eq!(args(&program(ProgramKind::Script, path)).1, ["-u", path, "--x", "1/5"]);
+    assert_eq!(args(&program(ProgramKind::Module, "pkg.train")).1, ["-u", "-m", "pkg.train", "--x", "1/5"]);
+    assert_eq!(args(&program(ProgramKind::Executable, "tool")), ("tool".into(), vec!["--x".into(), "1/5".into()]));
+}
+
+#[test]
+fn what_cannot_run_is_said_before_anything_is_joined() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    write(&at("bin/python3"), 0o755);
+    write(&at("bin/plain"), 0o644);
+    std::fs::create_dir(at("venv")).unwrap();
+    let (bin, venv, absent) = (at("bin"), at("venv"), at("absent"));
+    let error = |kind, name: OsString, pairs: &[(&str, &Path)]| {
+        WorkerCommand::resolve(&program(kind, name), &env(pairs)).unwrap_err().to_string()
+    };
+    let path = [("PATH", bin.as_path())];
+
+    let table = [
+        (error(ProgramKind::Script, at("no.py").into(), &path), "no.py\" does not exist; check the path"),
+        (error(ProgramKind::Module, "m".into(), &[("PATH", &absent)]), "set PYTHON_EXEC or VIRTUAL_ENV"),
+        (error(ProgramKind::Module, "m".into(), &[("VIRTUAL_ENV", &venv)]), "bin/python\", which does not exist"),
+        (error(ProgramKind::Module, "m".into(), &[("PYTHON_EXEC", &venv)]), "which is a directory"),
+        (error(ProgramKind::Executable, "nothing".into(), &path), "\"nothing\" is not on PATH"),
+        (error(ProgramKind::Executable, "plain".into(), &path), "\"plain\" is not executable"),
+        (error(ProgramKind::Executable, at("bin/plain").into(), &path), "is not executable"),
+        (error(ProgramKind::Executable, at("gone").into(), &path), "does not exist"),
+    ];
+    for (error, expected) in table {
+        assert!(error.contains(expected), "{error:?} should hold {expected:?}");
+    }
+}
+
+#[test]
+fn a_path_is_run_as_main_with_its_own_arguments() {
+    let python = match Command::new("python3").arg("--version").output() {
+        Ok(_) => "python3",
+        Err(_) => return eprintln!("skipped: there is no python3"),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("train.py");
+    std::fs::write(&path, "import sys; print(__name__, sys.argv[1:], sys.argv[0] == __file__)").unwrap();
+    let command =
+        WorkerCommand::resolve(&program(ProgramKind::RunPath, path), &|name: &str| std::env::var_os(name)).unwrap();
+    let output = Command::new(python).args(command.args(3, 7)).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "__main__ ['--x', '3/7'] True");
+}
+
+#[test]
+fn a_script_that_differs_by_worker_is_left_to_python() {
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("python3"), 0o755);
+    let script = program(ProgramKind::Script, "train_${local_rank}.py");
+    let command = WorkerCommand::resolve(&script, &env(&[("PATH", dir.path())])).unwrap();
+    assert_eq!(command.args(3, 7)[1], "train_3.py");
+}
+
+/// Arguments, and what worker 3 with rank 7 gets.
+const MACROS: &[(&str, &str)] = &[
+    ("${local_rank}", "3"),
+    ("$local_rank", "3"),
+    ("a${local_rank}b", "a3b"),
+    ("$local_rank.log", "3.log"),
+    ("$local_ranks", "$local_ranks"),
+    ("${local_ranks}", "${local_ranks}"),
+    ("$LOCAL_RANK", "$LOCAL_RANK"),
+    ("$$local_rank", "$local_rank"),
+    ("$$$local_rank", "$3"),
+    ("$$", "$"),
+    ("$", "$"),
+    ("a$", "a$"),
+    ("$5 $-x ${ } ${", "$5 $-x ${ } ${"),
+    ("${local_rank", "${local_rank"),
+    ("${local_rank }", "${local_rank }"),
+    ("$local_rank$local_rank", "33"),
+    ("é$local_rank", "é3"),
+    ("$é", "$é"),
+];
+
+#[test]
+fn macros_follow_pythons_templates() {
+    for (arg, expected) in MACROS {
+        assert_eq!(expand(OsStr::new(arg), 3, 7), OsString::from(expected), "{arg}");
+    }
+    assert_eq!(expand(OsStr::new("${rank}/$rank"), 3, 7), OsString::from("7/7"));
+    let bytes = OsStr::from_bytes(b"\xff$local_rank\xfe");
+    assert_eq!(expand(bytes, 3, 7).as_bytes(), b"\xff3\xfe");
+}
+
+#[test]
+fn the_table_of_macros_is_what_python_does() {
+    const SCRIPT: &str = "import string,sys\nfor a in sys.argv[1:]: \
+                          print(string.Template(a).safe_substitute(local_rank=3))";
+    let args = MACROS.iter().map(|(arg, _)| *arg);
+    let run = Command::new("python3").env("PYTHONIOENCODING", "utf-8").arg("-c").arg(SCRIPT).args(args).output();
+    let Ok(output) = run.inspect_err(|error| eprintln!("skipped: no python3: {error}")) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let expected: Vec<&str> = MACROS.iter().map(|(_, expected)| *expected).collect();
+    assert_eq!(String::from_utf8(output.stdout).unwrap().lines().collect::<Vec<_>>(), expected);
+}
+
+proptest! {
+    #[test]
+    fn arguments_without_a_dollar_are_untouched(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        let bytes: Vec<u8> = bytes.into_iter().filter(|b| *b != b'$').collect();
+        let out = expand(OsStr::from_bytes(&bytes), 3, 7);
+        prop_assert_eq!(out.as_bytes(), &bytes[..]);
+    }
+
+    #[test]
+    fn doubling_each_dollar_keeps_an_argument_as_it_is(text in "[$a-z_{}]{0,30}") {
+        let out = expand(OsStr::new(&text.replace('$', "$$")), 3, 7);
+        prop_assert_eq!(out, OsString::from(text));
+    }
+}

@@ -1,0 +1,277 @@
+//! The workers' environment: torchrun's variables (torch 2.15, and the names older ones read) and ours. Not for the
+//! agent's own variables, which every worker inherits beneath these.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use elastic_proto::worker::{Assignment, SOCKET_ENV};
+
+/// Number of the round that a worker was started in.
+pub const ROUND_ENV: &str = "ELASTIC_ROUND";
+/// A worker's position on its node, also where `--virtual-local-rank` makes every `LOCAL_RANK` 0.
+pub const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
+/// Name of the node that a worker runs on.
+pub const NODE_ENV: &str = "ELASTIC_NODE";
+
+/// Whether workers are only clients of the store at `MASTER_PORT`: `True` or `False`, as Python spells them.
+const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
+
+/// A worker's place on its node and in its role; the rest is in its [`Assignment`].
+#[derive(Debug, Clone, Copy)]
+pub struct LocalPlace<'a> {
+    /// Position on the node, from 0.
+    pub local_rank: u32,
+    /// Workers on this node.
+    pub local_world_size: u32,
+    /// The node's role.
+    pub role: &'a str,
+    /// Workers of the same role on nodes before this one.
+    pub role_rank_base: u32,
+    /// Workers of the same role in the round.
+    pub role_world_size: u32,
+}
+
+/// What is the same for every worker of this agent.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeFacts<'a> {
+    /// The node's name.
+    pub node: &'a str,
+    /// The agent's socket for workers.
+    pub socket: &'a Path,
+    /// `--max-restarts`.
+    pub max_restarts: u32,
+    /// The agent of rank 0's node serves the store at `MASTER_PORT`; else worker rank 0 is to do it.
+    pub agent_store: bool,
+    /// `--signals-to-handle`: names with commas.
+    pub signals: &'a str,
+}
+
+/// What is added to the agent's environment for one worker. `assignment` is this worker's; `error_file` is where it may
+/// leave its exception, if files are wanted; `inherited` looks up the agent's environment.
+pub fn worker_env(
+    assignment: &Assignment,
+    place: &LocalPlace<'_>,
+    facts: &NodeFacts<'_>,
+    error_file: Option<&Path>,
+    inherited: &dyn Fn(&str) -> Option<OsString>,
+) -> Vec<(OsString, OsString)> {
+    let number = |n: u32| OsString::from(n.to_string());
+    let kept = |name: &str, default: &str| inherited(name).unwrap_or_else(|| default.into());
+    let mut env: Vec<(&str, OsString)> = vec![
+        ("LOCAL_RANK", number(place.local_rank)),
+        ("RANK", number(assignment.rank)),
+        ("GROUP_RANK", number(assignment.group_rank)),
+        ("ROLE_RANK", number(place.role_rank_base + place.local_rank)),
+        ("ROLE_NAME", place.role.into()),
+        ("LOCAL_WORLD_SIZE", number(place.local_world_size)),
+        ("WORLD_SIZE", number(assignment.world_size)),
+        ("GROUP_WORLD_SIZE", number(assignment.group_world_size)),
+        ("ROLE_WORLD_SIZE", number(place.role_world_size)),
+        ("MASTER_ADDR", assignment.master_addr.clone().into()),
+        ("MASTER_PORT", assignment.master_port.to_string().into()),
+        ("TORCHELASTIC_RESTART_COUNT", number(assignment.restart_count)),
+        ("TORCHELASTIC_MAX_RESTARTS", number(facts.max_restarts)),
+        ("TORCHELASTIC_RUN_ID", assignment.job.clone().into()),
+        (AGENT_STORE_ENV, if facts.agent_store { "True" } else { "False" }.into()),
+        ("TORCHELASTIC_ERROR_FILE", error_file.map(Into::into).unwrap_or_default()),
+        ("TORCHELASTIC_SIGNALS_TO_HANDLE", facts.signals.into()),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", kept("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")),
+        // The name that torch read before 2.2.
+        ("NCCL_ASYNC_ERROR_HANDLING", kept("NCCL_ASYNC_ERROR_HANDLING", "1")),
+        (SOCKET_ENV, facts.socket.into()),
+        (ROUND_ENV, assignment.round.to_string().into()),
+        (NODE_ENV, facts.node.into()),
+        (LOCAL_RANK_ENV, number(place.local_rank)),
+    ];
+    if limits_threads(place.local_world_size, inherited) {
+        env.push((OMP, "1".into()));
+    }
+    env.into_iter().map(|(name, value)| (name.into(), value)).collect()
+}
+
+const OMP: &str = "OMP_NUM_THREADS";
+
+/// Fewer devices are visible than workers are to have one each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "--virtual-local-rank: worker {local_rank} has no device of its own: {variable}={list} names {named}; start fewer \
+     workers"
+)]
+pub struct NoDevice {
+    /// The worker.
+    pub local_rank: u32,
+    /// `CUDA_VISIBLE_DEVICES` or `HIP_VISIBLE_DEVICES`.
+    pub variable: &'static str,
+    /// Its value.
+    pub list: String,
+    /// How many it names.
+    pub named: usize,
+}
+
+/// What `--virtual-local-rank` sets above all else: a worker sees its own device alone, as number 0 (torch 2.15's
+/// rules: `HIP_VISIBLE_DEVICES` goes before `CUDA_VISIBLE_DEVICES` if it is not empty, and both are then set).
+///
+/// # Errors
+/// The list that the agent inherited is shorter than that.
+pub fn own_device(
+    local_rank: u32,
+    inherited: &dyn Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(OsString, OsString)>, NoDevice> {
+    const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+    const HIP: &str = "HIP_VISIBLE_DEVICES";
+    let hip = inherited(HIP).filter(|list| !list.is_empty());
+    let (variable, list) = if hip.is_some() { (HIP, hip) } else { (CUDA, inherited(CUDA)) };
+    let device = match list {
+        None => local_rank.to_string(),
+        Some(list) => {
+            let list = list.to_string_lossy();
+            let devices: Vec<&str> = list.split(',').map(str::trim).collect();
+            match devices.get(local_rank as usize) {
+                Some(device) => (*device).to_owned(),
+                None => {
+                    let named = devices.len();
+                    return Err(NoDevice { local_rank, variable, list: list.into_owned(), named });
+                }
+            }
+        }
+    };
+    let mut env: Vec<(OsString, OsString)> = vec![("LOCAL_RANK".into(), "0".into()), (CUDA.into(), (&device).into())];
+    if variable == HIP {
+        env.push((HIP.into(), device.into()));
+    }
+    Ok(env)
+}
+
+/// torchrun's rule: several workers on a machine, each with a thread for every CPU, would crowd one another out.
+fn limits_threads(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> bool {
+    local_world_size > 1 && inherited(OMP).is_none()
+}
+
+/// What to tell the user, once, if workers get `OMP_NUM_THREADS=1` without having asked for it.
+pub fn threads_warning(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
+    limits_threads(local_world_size, inherited).then(|| {
+        format!(
+            "{OMP} is not set: each of the {local_world_size} workers gets {OMP}=1, so that they do not crowd one \
+             another out; set it to tune CPU-heavy work"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn assignment() -> Assignment {
+        Assignment {
+            job: "J".into(),
+            round: 7,
+            rank: 5,
+            world_size: 8,
+            group_rank: 2,
+            group_world_size: 3,
+            master_addr: "10.0.0.1".into(),
+            master_port: 45_123,
+            restart_count: 1,
+            checkpoint: None,
+        }
+    }
+
+    fn env(inherited: &[(&str, &str)], workers: u32, error_file: Option<&str>) -> BTreeMap<String, String> {
+        let place = LocalPlace {
+            local_rank: 1,
+            local_world_size: workers,
+            role: "trainer",
+            role_rank_base: 2,
+            role_world_size: 6,
+        };
+        let facts = NodeFacts {
+            node: "node-a",
+            socket: Path::new("/run/e/agent.sock"),
+            max_restarts: 3,
+            agent_store: true,
+            signals: "SIGTERM,SIGUSR1",
+        };
+        let look = |name: &str| inherited.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+        let pairs = worker_env(&assignment(), &place, &facts, error_file.map(Path::new), &look);
+        let count = pairs.len();
+        let text = |s: OsString| s.into_string().unwrap();
+        let map: BTreeMap<_, _> = pairs.into_iter().map(|(name, value)| (text(name), text(value))).collect();
+        assert_eq!(map.len(), count, "no variable is there twice");
+        map
+    }
+
+    #[test]
+    fn every_variable_of_torchrun_and_ours_is_there() {
+        let expected = [
+            ("ELASTIC_AGENT_SOCKET", "/run/e/agent.sock"),
+            ("ELASTIC_LOCAL_RANK", "1"),
+            ("ELASTIC_NODE", "node-a"),
+            ("ELASTIC_ROUND", "7"),
+            ("GROUP_RANK", "2"),
+            ("GROUP_WORLD_SIZE", "3"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "10.0.0.1"),
+            ("MASTER_PORT", "45123"),
+            ("NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("OMP_NUM_THREADS", "1"),
+            ("RANK", "5"),
+            ("ROLE_NAME", "trainer"),
+            ("ROLE_RANK", "3"),
+            ("ROLE_WORLD_SIZE", "6"),
+            ("TORCHELASTIC_ERROR_FILE", "/logs/error.json"),
+            ("TORCHELASTIC_MAX_RESTARTS", "3"),
+            ("TORCHELASTIC_RESTART_COUNT", "1"),
+            ("TORCHELASTIC_RUN_ID", "J"),
+            ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGUSR1"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            ("WORLD_SIZE", "8"),
+        ];
+        let env = env(&[], 2, Some("/logs/error.json"));
+        assert_eq!(env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_the_user_set_for_nccl_stays_and_stale_ranks_do_not() {
+        let set = env(&[("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"), ("RANK", "99"), ("MASTER_PORT", "1")], 1, None);
+        assert_eq!(set["TORCH_NCCL_ASYNC_ERROR_HANDLING"], "3");
+        assert_eq!((set["RANK"].as_str(), set["MASTER_PORT"].as_str()), ("5", "45123"));
+    }
+
+    #[test]
+    fn a_worker_may_see_its_own_device_alone() {
+        let device = |rank, inherited: &[(&str, &str)]| {
+            let look = |name: &str| inherited.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
+            let text = |s: OsString| s.into_string().unwrap();
+            own_device(rank, &look)
+                .map(|env| env.into_iter().map(|(name, value)| (text(name), text(value))).collect::<BTreeMap<_, _>>())
+        };
+        let unset = device(1, &[]).unwrap();
+        assert_eq!((unset["LOCAL_RANK"].as_str(), unset["CUDA_VISIBLE_DEVICES"].as_str()), ("0", "1"));
+        assert_eq!(device(1, &[("CUDA_VISIBLE_DEVICES", "4, GPU-5")]).unwrap()["CUDA_VISIBLE_DEVICES"], "GPU-5");
+        let both = device(0, &[("CUDA_VISIBLE_DEVICES", "4"), ("HIP_VISIBLE_DEVICES", "6,7")]).unwrap();
+        assert_eq!((both["CUDA_VISIBLE_DEVICES"].as_str(), both["HIP_VISIBLE_DEVICES"].as_str()), ("6", "6"));
+        let few = device(2, &[("CUDA_VISIBLE_DEVICES", "4,5")]).unwrap_err().to_string();
+        assert!(few.contains("worker 2 has no device of its own: CUDA_VISIBLE_DEVICES=4,5 names 2"), "{few}");
+    }
+
+    #[test]
+    fn without_log_files_the_error_file_is_empty() {
+        assert_eq!(env(&[], 1, None)["TORCHELASTIC_ERROR_FILE"], "");
+    }
+
+    #[test]
+    fn threads_are_limited_only_for_several_workers_and_only_if_unset() {
+        let unset = |_: &str| None;
+        let four = |name: &str| (name == OMP).then(|| "4".into());
+        assert_eq!(env(&[], 2, None).get(OMP).map(String::as_str), Some("1"));
+        assert_eq!(env(&[], 1, None).get(OMP), None);
+        assert_eq!(env(&[(OMP, "4")], 2, None).get(OMP), None, "the inherited value stands");
+        assert!(threads_warning(2, &unset).is_some_and(|text| text.contains("each of the 2 workers gets")));
+        assert_eq!(threads_warning(1, &unset), None);
+        assert_eq!(threads_warning(2, &four), None);
+    }
+}

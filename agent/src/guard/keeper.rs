@@ -1,0 +1,390 @@
+//! The guard's own loop: one thread, one `poll`, woken by the agent, a child's end, or the deadline.
+//! Not for policy: what to stop and with which grace is the agent's to say, as long as it lives.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::CString;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+
+use elastic_coordinator::time::Time;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
+
+use super::deadline::Deadline;
+use super::exit::Exit;
+use super::kernel::{self, Program, Step};
+use super::tree;
+use super::wire::{self, Channel, Refusal, Report, Request, Stamp, WorkerId};
+
+/// Serves the agent until it is gone and nothing that it started is left.
+pub(super) fn run(channel: Channel) -> io::Result<()> {
+    let mut keeper = Keeper::new(channel)?;
+    while !keeper.agent_gone || keeper.populated {
+        keeper.wait()?;
+        keeper.hear();
+        keeper.check_deadline();
+        keeper.settle_starts();
+        keeper.reap()?;
+        keeper.tell();
+    }
+    let Keeper { held, ended_after_agent, .. } = keeper;
+    // From here on the agent's port refuses connections, which tells its peers that the whole tree is gone.
+    drop(held);
+    if ended_after_agent > 0 {
+        let _ = writeln!(
+            io::stderr(),
+            "elastic-agent guard: the agent is gone; ended the {ended_after_agent} processes that it left"
+        );
+    }
+    Ok(())
+}
+
+struct Worker {
+    pid: Pid,
+    /// Not yet reaped, so its number still names it and its group.
+    alive: bool,
+    /// Its program never ran: its end is no exit of a worker.
+    refused: bool,
+}
+
+/// Forked, and not yet known to execute its program.
+struct Start {
+    worker: WorkerId,
+    failure: OwnedFd,
+}
+
+/// A stop in progress.
+struct Stop {
+    signal: Signal,
+    /// The groups that had their signal: a second one often means "now" to a program.
+    groups: BTreeSet<i32>,
+    strays_told: bool,
+}
+
+struct Keeper {
+    channel: Channel,
+    children: OwnedFd,
+    timer: OwnedFd,
+    me: Pid,
+    deadline: Deadline,
+    /// All since the tree was last empty.
+    workers: BTreeMap<WorkerId, Worker>,
+    starts: Vec<Start>,
+    stop: Option<Stop>,
+    /// Everything gets SIGKILL until nothing is left.
+    killing: bool,
+    /// Some process below us may be alive.
+    populated: bool,
+    agent_gone: bool,
+    ended_after_agent: u32,
+    held: Vec<OwnedFd>,
+    /// Reports that the socket had no room for: a frozen agent must not block its guard.
+    outbox: VecDeque<Report>,
+}
+
+impl Keeper {
+    fn new(channel: Channel) -> io::Result<Keeper> {
+        let timer_flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Keeper {
+            channel,
+            children: kernel::child_signals()?,
+            timer: rustix::time::timerfd_create(TimerfdClockId::Boottime, timer_flags)?,
+            me: rustix::process::getpid(),
+            deadline: Deadline::default(),
+            workers: BTreeMap::new(),
+            starts: Vec::new(),
+            stop: None,
+            killing: false,
+            populated: false,
+            agent_gone: false,
+            ended_after_agent: 0,
+            held: Vec::new(),
+            outbox: VecDeque::new(),
+        })
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let mut fds = vec![PollFd::new(&self.children, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+        fds.extend(self.starts.iter().map(|start| PollFd::new(&start.failure, PollFlags::IN)));
+        if !self.agent_gone {
+            let mut interest = PollFlags::IN;
+            interest.set(PollFlags::OUT, !self.outbox.is_empty());
+            fds.push(PollFd::new(&self.channel, interest));
+        }
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None))?;
+        drain(&self.children);
+        drain(&self.timer);
+        Ok(())
+    }
+
+    fn hear(&mut self) {
+        while !self.agent_gone {
+            match self.channel.receive::<Request>() {
+                Ok(Some((request, descriptors))) => self.handle(request, descriptors),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                // A packet that makes no sense cannot come from the binary we are part of: as good as gone.
+                Ok(None) | Err(_) => {
+                    self.agent_gone = true;
+                    self.kill();
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, request: Request, mut descriptors: Vec<OwnedFd>) {
+        match request {
+            Request::Spawn { worker, arguments, stdout, stderr, cpus } => {
+                descriptors.reverse();
+                let body = descriptors.pop();
+                let program = read_program(body, arguments, cpus);
+                let stdout = if stdout { descriptors.pop() } else { None };
+                let stderr = if stderr { descriptors.pop() } else { None };
+                if let Err(refusal) = self.spawn(worker, program, stdout, stderr) {
+                    self.outbox.push_back(Report::Refused { worker, refusal });
+                }
+            }
+            Request::Signal { worker, signal } => self.signal(worker, signal),
+            Request::Stop { signal } => self.begin_stop(signal),
+            Request::Kill => self.kill(),
+            Request::Deadline { until, sent } => {
+                if self.deadline.renew(until.map(Time::from), sent.into()) {
+                    self.kill_by_deadline();
+                }
+                self.arm_timer();
+            }
+            Request::Hold => self.held.append(&mut descriptors),
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        worker: WorkerId,
+        program: io::Result<Program>,
+        stdout: Option<OwnedFd>,
+        stderr: Option<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        if self.deadline.passed(Time::now()) {
+            return Err(Refusal::Deadline);
+        }
+        if self.killing {
+            return Err(Refusal::Stopping);
+        }
+        let program = program.map_err(|e| Refusal::Request(e.to_string()))?;
+        let fork_failed = |e: io::Error| Refusal::Fork(e.raw_os_error().unwrap_or(libc::EIO));
+        let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
+        let (failure, child_end) = rustix::pipe::pipe_with(flags).map_err(|e| fork_failed(e.into()))?;
+        let pid = program
+            .start(stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd), child_end.as_fd())
+            .map_err(fork_failed)?;
+        self.workers.insert(worker, Worker { pid, alive: true, refused: false });
+        self.starts.push(Start { worker, failure });
+        self.populated = true;
+        Ok(())
+    }
+
+    /// Reports the starts whose outcome is known.
+    fn settle_starts(&mut self) {
+        let Keeper { starts, workers, outbox, .. } = self;
+        starts.retain(|start| {
+            let mut report = [0; 5];
+            let (step, errno) = match rustix::io::retry_on_intr(|| rustix::io::read(&start.failure, &mut report)) {
+                Err(Errno::AGAIN) => return true,
+                Ok(5) => Step::from_report(&report),
+                // The pipe closed without a word: the program runs (or was killed before it could, which its exit
+                // status will say).
+                _ => {
+                    if let Some(worker) = workers.get(&start.worker) {
+                        outbox.push_back(Report::Spawned { worker: start.worker, pid: worker.pid.as_raw_pid() });
+                    }
+                    return false;
+                }
+            };
+            if let Some(worker) = workers.get_mut(&start.worker) {
+                worker.refused = true;
+            }
+            let refusal = match step {
+                Step::Prepare => Refusal::Fork(errno),
+                Step::Cpus => Refusal::Cpus(errno),
+                Step::Directory => Refusal::Directory(errno),
+                Step::Execute => Refusal::Execute(errno),
+            };
+            outbox.push_back(Report::Refused { worker: start.worker, refusal });
+            false
+        });
+    }
+
+    fn signal(&self, worker: WorkerId, signal: i32) {
+        let (Some(worker), Some(signal)) = (self.workers.get(&worker), Signal::from_named_raw(signal)) else { return };
+        if worker.alive {
+            signal_group(worker.pid, signal);
+            return;
+        }
+        // The leader is reaped, so its number may name another group by now: look for its group among our own.
+        for process in self.descendants().iter().filter(|p| p.group == worker.pid.as_raw_pid()) {
+            let _ = process.signal(signal);
+        }
+    }
+
+    fn begin_stop(&mut self, signal: i32) {
+        let Some(signal) = Signal::from_named_raw(signal) else { return self.kill() };
+        let mut groups = self.stop.take().map(|stop| stop.groups).unwrap_or_default();
+        for worker in self.workers.values().filter(|worker| worker.alive) {
+            signal_group(worker.pid, signal);
+            groups.insert(worker.pid.as_raw_pid());
+        }
+        self.stop = Some(Stop { signal, groups, strays_told: false });
+        self.tell_strays();
+    }
+
+    /// Once the workers are gone, what they left outside their groups gets the stop signal too.
+    fn tell_strays(&mut self) {
+        if !self.populated || self.workers.values().any(|worker| worker.alive) {
+            return;
+        }
+        let processes = self.descendants();
+        let Some(stop) = self.stop.as_mut().filter(|stop| !stop.strays_told) else { return };
+        stop.strays_told = true;
+        for process in processes.iter().filter(|p| !stop.groups.contains(&p.group)) {
+            let _ = process.signal(stop.signal);
+        }
+    }
+
+    fn check_deadline(&mut self) {
+        if self.deadline.passed(Time::now()) {
+            self.kill_by_deadline();
+        }
+    }
+
+    fn kill_by_deadline(&mut self) {
+        if self.populated && !self.killing {
+            self.outbox.push_back(Report::DeadlinePassed { at: Stamp::from(Time::now()) });
+            self.kill();
+        }
+    }
+
+    fn arm_timer(&self) {
+        // An expiry of zero disarms the timer, so a deadline at the clock's zero becomes one nanosecond later.
+        let expiry = self.deadline.until().map_or(Timespec::default(), |until| {
+            let until = until.as_duration();
+            let tv_sec = i64::try_from(until.as_secs()).unwrap_or(i64::MAX);
+            Timespec { tv_sec, tv_nsec: i64::from(until.subsec_nanos()).max(i64::from(tv_sec == 0)) }
+        });
+        let value = Itimerspec { it_interval: Timespec::default(), it_value: expiry };
+        // Fails only for descriptors that are no timer and times that are none.
+        let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value);
+    }
+
+    /// Ends everything. Goes on with every child's end until nothing is left: what is forked while we look is found
+    /// by the next look, which its parent's death brings.
+    fn kill(&mut self) {
+        if !self.populated {
+            return;
+        }
+        self.killing = true;
+        // The groups first: it takes microseconds, however many processes /proc lists.
+        for worker in self.workers.values().filter(|worker| worker.alive) {
+            signal_group(worker.pid, Signal::KILL);
+        }
+        self.sweep();
+    }
+
+    fn sweep(&self) {
+        for process in self.descendants().iter().filter(|process| !process.is_zombie()) {
+            let _ = process.signal(Signal::KILL);
+        }
+    }
+
+    fn descendants(&self) -> Vec<tree::Process> {
+        // Without /proc the groups are all we can reach.
+        tree::descendants(self.me).unwrap_or_default()
+    }
+
+    /// Collects the dead. We are the subreaper: no child left means that no descendant is left.
+    fn reap(&mut self) -> io::Result<()> {
+        if !self.populated {
+            return Ok(());
+        }
+        let mut reaped = false;
+        loop {
+            match rustix::process::wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    reaped = true;
+                    self.ended_after_agent += u32::from(self.agent_gone);
+                    if let Some(exit) = Exit::from_wait(status) {
+                        self.bury(pid, exit);
+                    }
+                }
+                Ok(None) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::CHILD) => {
+                    self.populated = false;
+                    self.killing = false;
+                    self.stop = None;
+                    self.workers.clear();
+                    self.outbox.push_back(Report::TreeGone);
+                    return Ok(());
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+        if self.killing && reaped {
+            self.sweep();
+        } else if reaped {
+            self.tell_strays();
+        }
+        Ok(())
+    }
+
+    fn bury(&mut self, pid: Pid, exit: Exit) {
+        // Its start was settled, or is now: its end of the pipe is closed.
+        self.settle_starts();
+        let Some((id, worker)) = self.workers.iter_mut().find(|(_, worker)| worker.alive && worker.pid == pid) else {
+            return;
+        };
+        worker.alive = false;
+        if !worker.refused {
+            let at = Stamp::from(Time::now());
+            self.outbox.push_back(Report::Exited { worker: *id, pid: pid.as_raw_pid(), exit, at });
+        }
+    }
+
+    fn tell(&mut self) {
+        while let Some(report) = self.outbox.front() {
+            match self.channel.send(report, &[]) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                // Nobody reads any more. If the agent is gone, reading tells.
+                Ok(()) | Err(_) => self.outbox.pop_front(),
+            };
+        }
+    }
+}
+
+fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::Result<Program> {
+    let body = body.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let mut strings = wire::read_body(body)?.into_iter();
+    let directory = strings.next().ok_or(io::ErrorKind::UnexpectedEof)?;
+    let arguments: Vec<CString> = strings.by_ref().take(arguments).collect();
+    if arguments.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no program given"));
+    }
+    Ok(Program::new(arguments, strings.collect(), directory, cpus))
+}
+
+/// Signals the group of a worker that is not reaped. Between its fork and its setsid it has no group yet.
+fn signal_group(leader: Pid, signal: Signal) {
+    if rustix::process::kill_process_group(leader, signal) == Err(Errno::SRCH) {
+        let _ = rustix::process::kill_process(leader, signal);
+    }
+    if signal != Signal::KILL && signal != Signal::STOP {
+        // A process that was stopped would see the signal only when somebody continues it.
+        let _ = rustix::process::kill_process_group(leader, Signal::CONT);
+    }
+}
+
+/// Empties a non-blocking descriptor whose content does not matter.
+fn drain(fd: &OwnedFd) {
+    let mut buffer = [0; 1024];
+    while rustix::io::read(fd, &mut buffer).is_ok_and(|n| n > 0) {}
+}

@@ -1,0 +1,100 @@
+//! The guard: a tiny process that starts the workers for the agent and outlives it just long enough to end them.
+//! Not for anything that takes judgement: rounds, graces and logs are the agent's.
+//!
+//! ```text
+//! elastic-agent ─────────────── subreaper of last resort; forks the guard before its first thread
+//!  └─ elastic-guard ─────────── own session, every signal blocked, subreaper, one thread
+//!      ├─ worker 0 ──────────── own session; PR_SET_PDEATHSIG = SIGKILL, so it dies with the guard
+//!      │   └─ loader
+//!      ├─ worker 1
+//!      └─ stray ─────────────── left by a worker that died, in whatever session: reparents to the guard
+//! ```
+//!
+//! | what ends | what follows |
+//! |---|---|
+//! | a worker | SIGCHLD wakes the guard, which tells the agent at once |
+//! | the agent, in any way | the socket ends: SIGKILL to the whole tree; when the last process is reaped the held descriptors (listening socket, lock files) close, so a refused connection proves that the tree is gone |
+//! | the agent's time (frozen, store lost) | the deadline passes, on CLOCK_BOOTTIME, suspend included: SIGKILL to the whole tree |
+//! | the guard | PDEATHSIG ends the workers; what they started reparents to the agent, which ends it and reports the loss |
+//! | both at once | PDEATHSIG ends the workers and whatever shares their fate; a stray in its own session survives. Only a cgroup or a container can end that one |
+//!
+//! The guard forks the workers itself, since only descendants of the subreaper reparent to it, and since PDEATHSIG
+//! follows the *thread* that forked: the guard has one, which never ends before it.
+//!
+//! "Nothing is left" needs no list of processes: a subreaper without children has no descendants, so `waitpid` saying
+//! ECHILD is the proof. Only what is still there after its group was signalled is searched for in /proc.
+//!
+//! A signal to one worker reaches its process group, also after the worker itself has died. What a worker put into
+//! other groups or sessions cannot be told apart from another worker's, so it is ended only when all are stopped.
+//!
+//! A process that the kernel will not let die (an unresponsive device or file system), or that changed to a user
+//! whom we may not signal, keeps the guard waiting, and with it the held descriptors: it is *not* gone, and saying so
+//! would let a second group run beside it.
+
+mod deadline;
+mod exit;
+mod keeper;
+mod kernel;
+pub(crate) mod tree;
+pub(crate) mod wire;
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::panic::AssertUnwindSafe;
+
+use rustix::process::Pid;
+
+pub use exit::{Exit, signal_name};
+
+use wire::Channel;
+
+/// Why there is no guard.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot start the guard process: {step}: {cause}")]
+pub struct GuardError {
+    step: &'static str,
+    cause: io::Error,
+}
+
+/// The agent's hold on its guard. Dropping it ends the guard, and with it everything that it started.
+#[derive(Debug)]
+pub struct Guard {
+    pub(crate) pid: Pid,
+    pub(crate) channel: Channel,
+}
+
+/// Forks the guard. Call it first in `main`: before any thread, runtime or descriptor that the guard should not have.
+///
+/// The agent becomes a subreaper too, and SIGCHLD gets its default action.
+///
+/// # Errors
+///
+/// When threads run already, /proc is not mounted, or the system has no room for a process.
+pub fn start() -> Result<Guard, GuardError> {
+    let failed = |step| move |cause: io::Error| GuardError { step, cause };
+    kernel::reset_child_disposition();
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|e| failed("becoming a subreaper")(e.into()))?;
+    let (channel, guards_end) = Channel::pair().map_err(failed("making its socket"))?;
+    match kernel::fork_alone().map_err(failed("forking"))? {
+        Some(pid) => Ok(Guard { pid, channel }),
+        None => {
+            drop(channel);
+            // A panic must not unwind into the agent's code, of which this process is a copy. When the guard ends,
+            // for whatever reason, PDEATHSIG ends the workers and the agent hears of it.
+            let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| be_the_guard(guards_end)));
+            kernel::exit_now(if matches!(outcome, Ok(Ok(()))) { 0 } else { 1 })
+        }
+    }
+}
+
+fn be_the_guard(channel: Channel) -> io::Result<()> {
+    kernel::close_others(channel.as_raw_fd());
+    kernel::block_signals()?;
+    kernel::reset_dispositions();
+    // Away from the terminal: Ctrl-C there is for the agent to act on.
+    rustix::process::setsid()?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    rustix::thread::set_name(c"elastic-guard")?;
+    keeper::run(channel)
+}

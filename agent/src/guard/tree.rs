@@ -1,0 +1,131 @@
+//! Finding and ending the processes below one process, from /proc.
+//! Not for starting or waiting: who reaps is the caller's concern.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+/// A process as /proc shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: Pid,
+    parent: i32,
+    /// Process group id.
+    pub(crate) group: i32,
+    /// Session id.
+    pub(crate) session: i32,
+    /// One letter: R running, S asleep, D waiting in the kernel, Z dead and not yet reaped, …
+    pub(crate) state: char,
+    /// Its program's name, 15 bytes at most.
+    pub(crate) name: String,
+    /// Clock ticks from boot to its start: with the pid, a name that is never used twice.
+    started: u64,
+}
+
+impl Process {
+    /// Reads one process; `None` if it is gone.
+    fn read(pid: i32) -> Option<Process> {
+        parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Sends a signal to this very process, never to another that got its number later.
+    /// A process that is gone already is no error.
+    pub(crate) fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
+        let handle = match rustix::process::pidfd_open(self.pid, PidfdFlags::empty()) {
+            Err(rustix::io::Errno::SRCH) => return Ok(()),
+            other => other?,
+        };
+        // Whoever holds the number now is pinned by the handle: it is our process if the start time still agrees.
+        if Process::read(self.pid.as_raw_pid()).is_none_or(|now| now.started != self.started) {
+            return Ok(());
+        }
+        match rustix::process::pidfd_send_signal(&handle, signal) {
+            Err(rustix::io::Errno::SRCH) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Dead, waiting for its parent to reap it.
+    pub(crate) fn is_zombie(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+}
+
+/// A process, `None` if it is gone.
+pub(crate) fn process(pid: Pid) -> Option<Process> {
+    Process::read(pid.as_raw_pid())
+}
+
+/// The session of a process, `None` if it is gone. From /proc, since it is 0, which `getsid` of rustix takes for
+/// impossible, when the session's leader lives outside our process id namespace, as under `unshare --pid`.
+pub(crate) fn session(pid: Pid) -> Option<i32> {
+    Process::read(pid.as_raw_pid()).map(|process| process.session)
+}
+
+/// Every process below `root`, itself not included: children, their children, and so on.
+pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
+    let mut children: BTreeMap<i32, Vec<Process>> = BTreeMap::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A process may end between the listing and this.
+        let Some(process) = Process::read(pid) else { continue };
+        children.entry(process.parent).or_default().push(process);
+    }
+    let mut found = Vec::new();
+    let mut open = vec![root.as_raw_pid()];
+    while let Some(parent) = open.pop() {
+        for process in children.remove(&parent).unwrap_or_default() {
+            open.push(process.pid.as_raw_pid());
+            found.push(process);
+        }
+    }
+    Ok(found)
+}
+
+/// Parses `/proc/<pid>/stat`, whose second field is a name in parentheses that may itself hold any character.
+fn parse(stat: &str) -> Option<Process> {
+    let (pid, rest) = stat.split_once(" (")?;
+    let (name, rest) = rest.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    // `fields[n]` is field n + 3 of proc_pid_stat(5).
+    let number = |n: usize| fields.get(n)?.parse::<i32>().ok();
+    Some(Process {
+        pid: Pid::from_raw(pid.parse().ok()?)?,
+        parent: number(1)?,
+        group: number(2)?,
+        session: number(3)?,
+        state: fields.first()?.chars().next()?,
+        name: name.to_owned(),
+        started: fields.get(19)?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_and_spaces_does_not_confuse_the_parser() {
+        let stat = "42 (a) b (c)) S 7 40 39 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 123456 9 9";
+        let process = parse(stat).unwrap();
+        assert_eq!((process.pid.as_raw_pid(), process.parent), (42, 7));
+        assert_eq!((process.group, process.session, process.state), (40, 39, 'S'));
+        assert_eq!((process.name.as_str(), process.started), ("a) b (c)", 123456));
+    }
+
+    #[test]
+    fn a_child_is_found_below_its_parent_and_signalled_by_identity() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let me = rustix::process::getpid();
+        let found = descendants(me).unwrap();
+        let process = found.iter().find(|p| p.pid.as_raw_pid() == child.id() as i32).expect("the child is listed");
+        let impostor = Process { started: process.started + 1, ..process.clone() };
+        impostor.signal(Signal::KILL).unwrap();
+        assert!(child.try_wait().unwrap().is_none(), "a later holder of the number is left alone");
+        process.signal(Signal::KILL).unwrap();
+        assert!(!child.wait().unwrap().success());
+    }
+}

@@ -1,0 +1,193 @@
+//! What the agent and its guard say to each other: one JSON packet a message, descriptors beside it.
+//! Not for what crosses hosts or reaches workers; both ends are always the same binary.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use elastic_coordinator::time::Time;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketFlags, SocketType,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::exit::Exit;
+
+/// Longest packet; bodies without a bound travel in a memory file.
+const MAX_PACKET: usize = 4096;
+/// Body, stdout and stderr.
+const MAX_DESCRIPTORS: usize = 3;
+
+/// Names a worker for its whole life; never used twice in one agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(crate) struct WorkerId(pub(crate) u64);
+
+/// What the agent asks.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Start a worker. Descriptors: the [`body`](write_body), then stdout and stderr where they are not inherited.
+    /// `cpus` is a mask of those that it may run on; empty: the guard's.
+    Spawn { worker: WorkerId, arguments: usize, stdout: bool, stderr: bool, cpus: Vec<u64> },
+    /// Signal one worker's process group.
+    Signal { worker: WorkerId, signal: i32 },
+    /// Signal every worker's group now, and what they left outside their groups when the last worker has exited.
+    Stop { signal: i32 },
+    /// SIGKILL everything.
+    Kill,
+    /// Kill everything at `until`. `sent` tells a renewal in time from one that a frozen agent sends too late.
+    Deadline { until: Option<Stamp>, sent: Stamp },
+    /// Keep the accompanying descriptor open until the tree is gone.
+    Hold,
+}
+
+/// What the guard tells.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// The worker's program runs.
+    Spawned { worker: WorkerId, pid: i32 },
+    /// The worker could not be started.
+    Refused { worker: WorkerId, refusal: Refusal },
+    /// A worker has exited.
+    Exited { worker: WorkerId, pid: i32, exit: Exit, at: Stamp },
+    /// The deadline has passed: everything was sent SIGKILL.
+    DeadlinePassed { at: Stamp },
+    /// Nothing that any worker started is alive.
+    TreeGone,
+}
+
+/// Why a worker was not started.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Refusal {
+    /// The deadline has passed.
+    Deadline,
+    /// The tree is being killed.
+    Stopping,
+    /// The system refused to make a process.
+    Fork(i32),
+    /// It could not be bound to its CPUs.
+    Cpus(i32),
+    /// The working directory could not be entered.
+    Directory(i32),
+    /// The program could not be executed.
+    Execute(i32),
+    /// The request was damaged.
+    Request(String),
+}
+
+/// A [`Time`] on the wire: nanoseconds.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Stamp(u64);
+
+impl From<Time> for Stamp {
+    fn from(time: Time) -> Stamp {
+        Stamp(u64::try_from(time.as_duration().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<Stamp> for Time {
+    fn from(stamp: Stamp) -> Time {
+        Time::ZERO + Duration::from_nanos(stamp.0)
+    }
+}
+
+/// One end of the socket. Never blocks: a full or empty socket is `WouldBlock`.
+#[derive(Debug)]
+pub(crate) struct Channel(OwnedFd);
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl std::os::fd::AsRawFd for Channel {
+    fn as_raw_fd(&self) -> std::os::fd::RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Channel {
+    /// Two connected ends.
+    pub(crate) fn pair() -> io::Result<(Channel, Channel)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Channel(one), Channel(other)))
+    }
+
+    /// Sends one message whole, or nothing.
+    pub(crate) fn send<T: Serialize>(&self, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let packet = serde_json::to_vec(message)?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(io::Error::other("too many descriptors"));
+        }
+        rustix::io::retry_on_intr(|| {
+            rustix::net::sendmsg(&self.0, &[IoSlice::new(&packet)], &mut control, SendFlags::NOSIGNAL)
+        })?;
+        Ok(())
+    }
+
+    /// Receives one message; `None` when the other end is gone.
+    pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut packet = [0; MAX_PACKET];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut packet)],
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+            )
+        })?;
+        if received.bytes == 0 {
+            return Ok(None);
+        }
+        let descriptors = control
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(descriptors) => descriptors.collect::<Vec<_>>(),
+                _ => Vec::new(),
+            })
+            .collect();
+        Ok(Some((serde_json::from_slice(&packet[..received.bytes])?, descriptors)))
+    }
+
+    /// Lets the other end read the end of the stream; it can still answer.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        Ok(rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write)?)
+    }
+}
+
+/// Writes a spawn request's body: strings that each end in NUL, in a memory file, since neither arguments nor
+/// environment fit into a packet. The strings hold no NUL themselves.
+pub(crate) fn write_body(strings: impl Iterator<Item = OsString>) -> io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("elastic-agent-spawn", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut file = io::BufWriter::new(File::from(file));
+    for string in strings {
+        file.write_all(&string.into_vec())?;
+        file.write_all(&[0])?;
+    }
+    Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.into())
+}
+
+/// Reads what [`write_body`] wrote.
+pub(crate) fn read_body(file: OwnedFd) -> io::Result<Vec<CString>> {
+    let mut file = File::from(file);
+    file.rewind()?;
+    let mut body = Vec::new();
+    file.read_to_end(&mut body)?;
+    let mut strings = Vec::new();
+    for string in body.split_inclusive(|byte| *byte == 0) {
+        let string = CString::from_vec_with_nul(string.to_vec());
+        strings.push(string.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?);
+    }
+    Ok(strings)
+}

@@ -1,0 +1,134 @@
+//! The agent's health, told over plain HTTP: `--health-port`. Not for changing anything, nor for the job as a whole
+//! (that is the coordinator's and `elasticctl`'s).
+//!
+//! | path | answers |
+//! |---|---|
+//! | `/live` | 200 while the agent runs; it answers from the one thread that does all its work |
+//! | `/ready` | 200 while workers of a round run here, else 503 |
+//! | `/` | what the agent knows, as JSON |
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use elastic_coordinator::node::Status;
+use elastic_coordinator::time::Time;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::network;
+use crate::socket::Steps;
+
+/// The workers of this node, as health tells of them.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct GroupState {
+    /// The round they were started in; 0 before the first.
+    pub round: u64,
+    /// None while none run.
+    pub workers: Vec<WorkerState>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WorkerState {
+    /// `LOCAL_RANK`.
+    pub local_rank: u32,
+    /// `RANK`.
+    pub rank: u32,
+    /// Process id.
+    pub pid: i32,
+    /// How it ended, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<String>,
+}
+
+/// What is known, and from where.
+pub struct Health {
+    /// The job's id.
+    pub job: String,
+    /// The node's name.
+    pub node: String,
+    /// The node in the protocol.
+    pub status: watch::Receiver<Status>,
+    /// Its workers.
+    pub group: watch::Receiver<GroupState>,
+    /// How far they say they are.
+    pub steps: Steps,
+}
+
+impl Health {
+    /// Tells it on this port, on all addresses, for as long as the agent runs.
+    ///
+    /// # Errors
+    /// The port is taken or not allowed.
+    pub async fn tell(self, port: u16) -> anyhow::Result<()> {
+        let listener = network::listen(&["::", "0.0.0.0"], port).await;
+        let listener = listener
+            .with_context(|| format!("cannot tell health on port {port}; choose another with --health-port"))?;
+        tracing::info!(port = listener.local_addr()?.port(), "health");
+        tokio::spawn(async move {
+            if let Err(error) = serve(listener, Arc::new(self)).await {
+                tracing::error!(%error, "health is not told any more");
+            }
+        });
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        let now = Time::now();
+        let status = self.status.borrow().clone();
+        let group = self.group.borrow().clone();
+        let workers: Vec<Value> = group
+            .workers
+            .iter()
+            .map(|worker| {
+                let mut value = json!(worker);
+                if let Some((step, at)) = (self.steps)(worker.local_rank) {
+                    value["step"] = json!(step);
+                    value["step_age_ms"] = json!(now.since(at).as_millis() as u64);
+                }
+                value
+            })
+            .collect();
+        let round = status.round.map(|round| round.value).map(|round| {
+            json!({
+                "number": round.number, "state": round.state, "reason": round.reason, "restarts": round.restarts,
+                "group_world_size": round.group_world_size, "world_size": round.world_size,
+            })
+        });
+        json!({
+            "job": self.job, "node": self.node, "leading": status.leading, "ready": ready(&group), "round": round,
+            "local_round": group.round, "workers": workers,
+        })
+    }
+}
+
+fn ready(group: &GroupState) -> bool {
+    !group.workers.is_empty() && group.workers.iter().any(|worker| worker.exit.is_none())
+}
+
+async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Result<()> {
+    let router = Router::new()
+        .route("/live", get(async || "the agent runs\n"))
+        .route("/ready", get(is_ready))
+        .route("/", get(state))
+        .with_state(health);
+    axum::serve(listener, router).await
+}
+
+async fn state(State(health): State<Arc<Health>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", health.state())).into_response()
+}
+
+async fn is_ready(State(health): State<Arc<Health>>) -> Response {
+    if ready(&health.group.borrow()) {
+        return "workers run\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, "no workers run here\n").into_response()
+}

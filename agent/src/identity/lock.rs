@@ -1,0 +1,150 @@
+//! One name's lock: a file held with flock, which says who holds it. Not for choosing names or for waiting.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use uuid::Uuid;
+
+use super::IdentityError;
+use super::runtime::{Directory, refuse};
+
+/// How often a lock file may vanish between open and lock before that is no coincidence.
+const MOST_REPLACEMENTS: u32 = 10;
+
+/// The agent that a lock file names. Written by the holder, for messages and to tell a living agent from one whose
+/// guard is still ending its processes; the lock itself decides who holds the name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Its process id.
+    pub pid: u32,
+    /// When it started, in clock ticks since boot: tells it from a later process with its pid.
+    start: u64,
+    /// Its incarnation.
+    pub incarnation: Uuid,
+}
+
+impl Holder {
+    fn this_process(incarnation: Uuid) -> Holder {
+        let pid = std::process::id();
+        Holder { pid, start: start_time(pid).unwrap_or(0), incarnation }
+    }
+
+    fn parse(text: &str) -> Option<Holder> {
+        let mut words = text.split_whitespace();
+        let holder = Holder {
+            pid: words.next()?.parse().ok()?,
+            start: words.next()?.parse().ok()?,
+            incarnation: words.next()?.parse().ok()?,
+        };
+        words.next().is_none().then_some(holder)
+    }
+
+    /// Whether the agent itself still runs.
+    pub fn is_alive(&self) -> bool {
+        start_time(self.pid) == Some(self.start)
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = if self.is_alive() { "" } else { ", which has ended but left processes behind" };
+        write!(f, "the agent with pid {}{state} (incarnation {})", self.pid, self.incarnation)
+    }
+}
+
+/// Field 22 of `/proc/<pid>/stat`; none for a process that is gone or only waits to be reaped.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name, in parentheses, may hold anything; what follows the last one is plain.
+    let (_, after) = stat.rsplit_once(')')?;
+    let mut fields = after.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// A name that is ours until this and all duplicates of its descriptor are closed.
+#[derive(Debug)]
+pub(super) struct NameLock {
+    fd: OwnedFd,
+    device: u64,
+    inode: u64,
+}
+
+/// How one try went.
+#[derive(Debug)]
+pub(super) enum Attempt {
+    Locked(NameLock),
+    /// Held, by this agent if the file says so legibly.
+    Held(Option<Holder>),
+}
+
+impl NameLock {
+    /// Tries once, without waiting.
+    pub(super) fn attempt(directory: &Directory, name: &str, incarnation: Uuid) -> Result<Attempt, IdentityError> {
+        let file_name = file_name(name);
+        let path = directory.path.join(&file_name);
+        for _ in 0..MOST_REPLACEMENTS {
+            match once(directory, &file_name, incarnation) {
+                Ok(Some(attempt)) => return Ok(attempt),
+                Ok(None) => {}
+                Err(error) => return Err(refuse(&path, error.to_string())),
+            }
+        }
+        Err(refuse(&path, "the file is deleted again and again".into()))
+    }
+
+    /// Device and inode of the file.
+    pub(super) fn file_id(&self) -> String {
+        format!("{:x}:{}", self.device, self.inode)
+    }
+}
+
+impl AsFd for NameLock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The file that holds a name's lock.
+pub(super) fn file_name(name: &str) -> String {
+    format!("{name}.lock")
+}
+
+/// `None`: the file was replaced meanwhile, and a lock on a file without a name would bind nobody.
+fn once(directory: &Directory, file_name: &str, incarnation: Uuid) -> io::Result<Option<Attempt>> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = rustix::fs::openat(&directory.fd, file_name, flags, Mode::RUSR | Mode::WUSR)?;
+    let stat = rustix::fs::fstat(&fd)?;
+    if !FileType::from_raw_mode(stat.st_mode).is_file() || stat.st_uid != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::other("it is not a plain file of this user's"));
+    }
+    let file = File::from(fd);
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Ok(Some(Attempt::Held(read_holder(&file)))),
+        Err(errno) => return Err(errno.into()),
+    }
+    match rustix::fs::statat(&directory.fd, file_name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(now) if (now.st_dev, now.st_ino) == (stat.st_dev, stat.st_ino) => {}
+        Ok(_) | Err(Errno::NOENT) => return Ok(None),
+        Err(errno) => return Err(errno.into()),
+    }
+    let holder = Holder::this_process(incarnation);
+    file.set_len(0)?;
+    file.write_all_at(format!("{} {} {}\n", holder.pid, holder.start, holder.incarnation).as_bytes(), 0)?;
+    Ok(Some(Attempt::Locked(NameLock { fd: file.into(), device: stat.st_dev, inode: stat.st_ino })))
+}
+
+fn read_holder(file: &File) -> Option<Holder> {
+    let mut buffer = [0; 128];
+    let length = file.read_at(&mut buffer, 0).ok()?;
+    Holder::parse(std::str::from_utf8(&buffer[..length]).ok()?)
+}

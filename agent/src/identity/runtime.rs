@@ -1,0 +1,184 @@
+//! The directory on this host that a job's locks and sockets lie in, safe against other users. Not for logs.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+
+use super::IdentityError;
+
+/// Longest name of a job's directory, in bytes: room for a UUID, and for a socket below within a path's 108 bytes.
+const LONGEST_NAME: usize = 40;
+
+/// Where runtime files lie on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeDir {
+    /// Exists already.
+    base: PathBuf,
+    /// Ours in it.
+    own: String,
+}
+
+impl RuntimeDir {
+    /// `$XDG_RUNTIME_DIR/elastic-agent`, or `/run/elastic-agent` for root, or `/tmp/elastic-agent-<uid>`.
+    pub fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
+        // The specification asks for an absolute path, and to ignore any other.
+        let xdg = env("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+        match xdg {
+            Some(base) => RuntimeDir::under(base),
+            None if uid == 0 => RuntimeDir::under("/run"),
+            None => RuntimeDir { base: "/tmp".into(), own: format!("elastic-agent-{uid}") },
+        }
+    }
+
+    /// `<base>/elastic-agent`.
+    pub fn under(base: impl Into<PathBuf>) -> RuntimeDir {
+        RuntimeDir { base: base.into(), own: "elastic-agent".into() }
+    }
+
+    /// Opens the job's directory, making it where needed.
+    pub(super) fn open(&self, job: &str) -> Result<Directory, IdentityError> {
+        let base = rustix::fs::openat(CWD, &self.base, DIRECTORY, Mode::empty())
+            .map_err(|errno| refuse(&self.base, errno.to_string()))?;
+        let own = Directory { fd: base, path: self.base.clone() }.private(&self.own)?;
+        own.private(&job_directory(job))
+    }
+}
+
+/// An open directory, and its path for messages and sockets.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub(super) fd: OwnedFd,
+    pub(super) path: PathBuf,
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+impl Directory {
+    /// Opens `name` below, which must be this user's alone and no link that somebody planted.
+    fn private(&self, name: &str) -> Result<Directory, IdentityError> {
+        let path = self.path.join(name);
+        let refuse_errno = |errno: rustix::io::Errno| refuse(&path, errno.to_string());
+        match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => return Err(refuse_errno(errno)),
+        }
+        let fd =
+            rustix::fs::openat(&self.fd, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(
+                |errno| match errno {
+                    rustix::io::Errno::LOOP | rustix::io::Errno::NOTDIR => refuse(&path, "it is no directory".into()),
+                    errno => refuse_errno(errno),
+                },
+            )?;
+        let stat = rustix::fs::fstat(&fd).map_err(refuse_errno)?;
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(refuse(&path, format!("it belongs to user {}", stat.st_uid)));
+        }
+        if stat.st_mode & 0o022 != 0 {
+            return Err(refuse(&path, format!("others can write it (mode {:o})", stat.st_mode & 0o7777)));
+        }
+        Ok(Directory { fd, path })
+    }
+}
+
+pub(super) fn refuse(path: &Path, cause: String) -> IdentityError {
+    IdentityError::Runtime { path: path.to_owned(), cause }
+}
+
+/// A job's id as the name of a directory: the id itself if it is short, else its beginning and a hash of the whole.
+fn job_directory(job: &str) -> String {
+    // Ids are made of characters that are safe in file names; anyone else's cannot leave the directory either.
+    let safe = |c: char| c.is_ascii_alphanumeric() || "._-:@+=".contains(c);
+    if !job.is_empty() && job.len() <= LONGEST_NAME && job.chars().all(safe) && !job.starts_with('.') {
+        return job.to_owned();
+    }
+    let start: String = job.chars().filter(|&c| safe(c) && c != '.').take(LONGEST_NAME - 17).collect();
+    format!("{start}~{:016x}", fnv1a(job.as_bytes()))
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo): the standard library's hash may change with its version, and agents of two
+/// versions must find the same directory.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn the_place_is_xdgs_then_run_for_root_then_tmp() {
+        let dir = |xdg: Option<&str>, uid| {
+            let dir = RuntimeDir::of(&|_| xdg.map(OsString::from), uid);
+            dir.base.join(dir.own).to_str().unwrap().to_owned()
+        };
+        assert_eq!(dir(Some("/run/user/7"), 7), "/run/user/7/elastic-agent");
+        assert_eq!(dir(Some("relative"), 7), "/tmp/elastic-agent-7");
+        assert_eq!(dir(None, 7), "/tmp/elastic-agent-7");
+        assert_eq!(dir(None, 0), "/run/elastic-agent");
+    }
+
+    #[test]
+    fn job_ids_become_distinct_names_that_stay_inside() {
+        assert_eq!(job_directory("job-1"), "job-1");
+        let long = "x".repeat(255);
+        for job in [long.as_str(), "", ".", "..", ".x", "a/b", "../../etc"] {
+            let name = job_directory(job);
+            assert!(name.len() <= LONGEST_NAME && !name.contains('/') && !name.starts_with('.'), "{job} {name}");
+            assert!(name.contains('~'), "no id can hold a tilde, so no id meets it: {name}");
+        }
+        assert_ne!(job_directory(&long), job_directory(&"x".repeat(254)));
+        // The published test vector for "foobar".
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_fresh_directory_is_private_and_serves_again() {
+        let base = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let directory = RuntimeDir::under(base.path()).open("J").unwrap();
+            assert_eq!(directory.path, base.path().join("elastic-agent/J"));
+            assert_eq!(directory.path.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        }
+    }
+
+    #[test]
+    fn links_and_directories_others_can_write_are_refused() {
+        let refused = |prepare: &dyn Fn(&Path)| {
+            let base = tempfile::tempdir().unwrap();
+            prepare(&base.path().join("elastic-agent"));
+            RuntimeDir::under(base.path()).open("J").unwrap_err().to_string()
+        };
+        let linked = refused(&|path| symlink("/tmp", path).unwrap());
+        assert!(linked.contains("it is no directory"), "{linked}");
+        let file = refused(&|path| std::fs::write(path, "").unwrap());
+        assert!(file.contains("it is no directory"), "{file}");
+        let open = refused(&|path| {
+            std::fs::create_dir(path).unwrap();
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        });
+        assert!(open.contains("others can write it (mode 777); set XDG_RUNTIME_DIR"), "{open}");
+    }
+
+    #[test]
+    fn another_users_directory_is_refused() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("elastic-agent");
+        std::fs::create_dir(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+        let error = RuntimeDir::under(base.path()).open("J").unwrap_err().to_string();
+        assert!(error.contains("it belongs to user 12345"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_base_names_itself() {
+        let error = RuntimeDir::under("/nowhere/at/all").open("J").unwrap_err().to_string();
+        assert!(error.contains("/nowhere/at/all") && error.contains("XDG_RUNTIME_DIR"), "{error}");
+    }
+}

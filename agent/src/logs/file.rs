@@ -1,0 +1,230 @@
+//! A log file that the agent writes: rotated where that is asked for, and no reason to stop when a disk is full.
+//! Not for files that a worker writes itself.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// When a log file is full, and how many full ones are kept: `SIZE[:KEEP]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rotation {
+    /// Bytes.
+    pub size: u64,
+    /// Full files kept beside the one that is written.
+    pub keep: u32,
+}
+
+impl Rotation {
+    /// Smaller files are a slip of the finger.
+    const LEAST: u64 = 4096;
+    const KEEP: u32 = 4;
+    const MOST_KEPT: u32 = 1000;
+}
+
+impl fmt::Display for Rotation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.size, self.keep)
+    }
+}
+
+impl FromStr for Rotation {
+    type Err = String;
+
+    /// `500M`, `1G:10`, with K, M and G for powers of 1024; four files are kept where no number is given.
+    fn from_str(text: &str) -> Result<Rotation, String> {
+        let (size, keep) = text.split_once(':').map_or((text, None), |(size, keep)| (size, Some(keep)));
+        let (digits, unit) = match size.char_indices().last() {
+            Some((at, 'K' | 'k')) => (&size[..at], 1 << 10),
+            Some((at, 'M' | 'm')) => (&size[..at], 1 << 20),
+            Some((at, 'G' | 'g')) => (&size[..at], 1 << 30),
+            _ => (size, 1),
+        };
+        let size = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+        let size = size.ok_or_else(|| format!("`{digits}` is not a size"))?;
+        if size < Rotation::LEAST {
+            return Err(format!("{size} bytes are less than {}", Rotation::LEAST));
+        }
+        let keep = match keep {
+            None => Rotation::KEEP,
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|keep| (1..=Rotation::MOST_KEPT).contains(keep))
+                .ok_or_else(|| format!("`{text}` is not a number of files from 1 to {}", Rotation::MOST_KEPT))?,
+        };
+        Ok(Rotation { size, keep })
+    }
+}
+
+/// A file, where it is, and what became of it.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    file: File,
+    path: PathBuf,
+    rotation: Option<Rotation>,
+    /// Bytes in the file that is written.
+    size: u64,
+    /// They end with a line's end.
+    whole: bool,
+    /// Bytes since the file last took any.
+    lost: u64,
+}
+
+impl LogFile {
+    /// Appends to `path`: keeps what is there.
+    pub(super) fn open(path: &Path, rotation: Option<Rotation>) -> io::Result<LogFile> {
+        let file = append_to(path)?;
+        let size = file.metadata()?.len();
+        Ok(LogFile { file, path: path.to_owned(), rotation, size, whole: true, lost: 0 })
+    }
+
+    /// The descriptor, for a worker that writes the file itself, and the path.
+    pub(super) fn into_parts(self) -> (File, PathBuf) {
+        (self.file, self.path)
+    }
+
+    pub(super) fn append(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let Some(rotation) = self.rotation else { return self.write(rest) };
+            let room = usize::try_from(rotation.size.saturating_sub(self.size)).unwrap_or(usize::MAX);
+            if rest.len() <= room {
+                return self.write(rest);
+            }
+            // A file ends with a line: the last that fits, or the one that is under way. A line that has no end gets
+            // as much again.
+            let end = match memchr::memrchr(b'\n', &rest[..room]) {
+                Some(at) => Some(at + 1),
+                None if self.whole && self.size > 0 => Some(0),
+                None => memchr::memchr(b'\n', rest).map(|at| at + 1),
+            };
+            let endless = self.size >= 2 * rotation.size;
+            let (now, later) = rest.split_at(end.unwrap_or(if endless { 0 } else { rest.len() }));
+            self.write(now);
+            if end.is_some() || endless {
+                self.rotate(rotation.keep);
+            }
+            rest = later;
+        }
+    }
+
+    fn rotate(&mut self, keep: u32) {
+        let numbered = |n: u32| {
+            let mut name = OsString::from(self.path.as_os_str());
+            name.push(format!(".{n}"));
+            PathBuf::from(name)
+        };
+        // Those that are not there yet are no trouble; if the newest cannot be moved, the next line says so.
+        for n in (1..keep).rev() {
+            let _ = std::fs::rename(numbered(n), numbered(n + 1));
+        }
+        let renewed = std::fs::rename(&self.path, numbered(1)).and_then(|()| append_to(&self.path));
+        match renewed {
+            Ok(file) => (self.file, self.size, self.whole) = (file, 0, true),
+            Err(error) => {
+                tracing::warn!(file = %self.path.display(), %error, "cannot rotate a log file: it grows on");
+                self.rotation = None;
+            }
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if self.lost > 0 && !bytes.is_empty() {
+            let note = format!("\n[elastic-agent: {} bytes are missing here]\n", self.lost);
+            if self.file.write_all(note.as_bytes()).is_err() {
+                self.lost += bytes.len() as u64;
+                return;
+            }
+            self.lost = 0;
+            tracing::info!(file = %self.path.display(), "the worker's log is written again");
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match self.file.write(rest) {
+                Ok(written) if written > 0 => {
+                    self.size += written as u64;
+                    self.whole = rest[written - 1] == b'\n';
+                    rest = &rest[written..];
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                outcome => {
+                    let error = outcome.err().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
+                    tracing::warn!(
+                        file = %self.path.display(), %error,
+                        "cannot write the worker's log; its output is dropped until there is room, training goes on"
+                    );
+                    self.lost = rest.len() as u64;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Appending lets several processes of one worker share the file.
+fn append_to(path: &Path) -> io::Result<File> {
+    File::options().append(true).create(true).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_rotation_is_a_size_and_a_number() {
+        let read = |text: &str| text.parse::<Rotation>().map(|rotation| rotation.to_string());
+        assert_eq!(read("4096"), Ok("4096:4".into()));
+        assert_eq!(read("16k:1"), Ok("16384:1".into()));
+        assert_eq!(read("1G:10"), Ok("1073741824:10".into()));
+        for (text, problem) in [
+            ("", "`` is not a size"),
+            ("-1", "`-1` is not a size"),
+            ("99999999999999G", "`99999999999999` is not a size"),
+            ("4k:0", "`0` is not a number of files"),
+            ("1", "1 bytes are less than 4096"),
+        ] {
+            assert!(read(text).unwrap_err().contains(problem), "{text}: {:?}", read(text));
+        }
+    }
+
+    /// All that is kept, oldest first, by file.
+    fn files(path: &Path) -> Vec<Vec<u8>> {
+        let old = (1..).map_while(|n| std::fs::read(format!("{}.{n}", path.display())).ok());
+        let mut files: Vec<_> = old.collect();
+        files.reverse();
+        files.push(std::fs::read(path).unwrap());
+        files
+    }
+
+    #[test]
+    fn only_the_newest_files_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("stdout.log");
+        let mut log = LogFile::open(&path, Some(Rotation { size: 10, keep: 2 })).unwrap();
+        (0..9).for_each(|n| log.append(format!("line {n}\n").as_bytes()));
+        assert_eq!(files(&path), [b"line 6\n", b"line 7\n", b"line 8\n"]);
+    }
+
+    proptest! {
+        #[test]
+        fn rotated_files_hold_every_byte_and_whole_lines(
+            chunks in proptest::collection::vec("[a-c]{0,9}\n?", 0..40),
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("stderr.log");
+            let mut log = LogFile::open(&path, Some(Rotation { size: 30, keep: 900 })).unwrap();
+            chunks.iter().for_each(|chunk| log.append(chunk.as_bytes()));
+            let files = files(&path);
+            prop_assert_eq!(files.concat(), chunks.concat().into_bytes());
+            let longest = chunks.concat().lines().map(|line| line.len() + 1).max().unwrap_or(0);
+            for file in &files[..files.len() - 1] {
+                prop_assert!(longest > 30 || file.ends_with(b"\n"));
+                prop_assert!(longest > 30 || file.len() < 30 + longest, "a line under way is written to its end");
+            }
+        }
+    }
+}

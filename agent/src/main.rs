@@ -1,0 +1,55 @@
+//! `elastic-agent`: torchrun's place on each node, for jobs that grow, shrink and survive.
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use elastic_agent::cli::{self, Options, Stop};
+use elastic_agent::logs::Console;
+use elastic_agent::{agent, guard};
+use tracing_subscriber::EnvFilter;
+
+#[allow(clippy::print_stdout, clippy::print_stderr)]
+fn main() -> ExitCode {
+    let options = match cli::from_process() {
+        Ok(options) => options,
+        Err((stop, dialect)) => {
+            match &stop {
+                Stop::Show(text) => print!("{text}"),
+                Stop::Usage(error) => eprintln!("elastic-agent: {error}"),
+            }
+            return ExitCode::from(stop.exit_code(dialect));
+        }
+    };
+    match run(options) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("elastic-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: Options) -> anyhow::Result<u8> {
+    // Before the first thread: the guard is a fork of this process.
+    let guard = guard::start()?;
+    let console = Console::standard().context("open the console")?;
+    set_up_log(&options, console.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(agent::run_to_end(options, guard, console));
+    // A resolver that hangs must not keep the process.
+    runtime.shutdown_background();
+    Ok(code)
+}
+
+fn set_up_log(options: &Options, console: Console) {
+    let libraries = "h2=warn,hyper=warn,hyper_util=warn,tonic=warn,tower=warn";
+    let filter = EnvFilter::builder().parse_lossy(format!("{},{libraries}", options.log_level));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        // Not to stderr itself: who does not read it must not hold up the agent.
+        .with_writer(move || console.log())
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    if options.json_logs { log.json().init() } else { log.init() }
+}

@@ -1,0 +1,153 @@
+//! The kernel's counts of processes that its out-of-memory killer ended, in the agent's cgroup and on the whole host.
+//! Not for what they say about one worker: that is [`super::judge`].
+//!
+//! Workers live in the agent's cgroup. `memory.events` (cgroup v2) counts victims in it and below it,
+//! `memory.oom_control` (v1, from Linux 4.13) in it alone, whichever limit ran out; `/proc/vmstat` counts all victims
+//! of the host. See "cgroup-v2" and "memory" in the kernel's admin guide.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Where this agent's cgroup counts, if anywhere.
+#[derive(Debug, Clone, Default)]
+pub struct Counters {
+    file: Option<PathBuf>,
+}
+
+/// What the counters say at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Victims {
+    /// In the cgroup, and the file that says so.
+    pub cgroup: Option<(u64, PathBuf)>,
+    /// On the host.
+    pub host: Option<u64>,
+}
+
+impl Counters {
+    /// Finds the file of this process's cgroup.
+    pub fn find() -> Counters {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let candidates = candidates(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+        let counts = |path: &PathBuf| fs::read_to_string(path).ok().and_then(|text| victims(&text)).is_some();
+        Counters { file: candidates.into_iter().find(counts) }
+    }
+
+    /// Reads them. These are files of the kernel's: reading them does not wait for any disk.
+    pub fn read(&self) -> Victims {
+        let count = |path: &Path| fs::read_to_string(path).ok().and_then(|text| victims(&text));
+        Victims {
+            cgroup: self.file.as_ref().and_then(|file| Some((count(file)?, file.clone()))),
+            host: count(Path::new("/proc/vmstat")),
+        }
+    }
+}
+
+/// The number behind `oom_kill` in a file of `name number` lines.
+fn victims(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+}
+
+/// The files that may count for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, best first.
+fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+    // `hierarchy:controllers:path`; version 2 has no controllers there.
+    let path_of = |wanted: &str| {
+        cgroup.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            controllers.split(',').any(|controller| controller == wanted).then_some(path)
+        })
+    };
+    let mounts = mountinfo.lines().filter_map(Mount::parse).collect::<Vec<_>>();
+    let mut found = Vec::new();
+    for (controller, file) in [("memory", "memory.oom_control"), ("", "memory.events")] {
+        let Some(path) = path_of(controller) else { continue };
+        for mount in mounts.iter().filter(|mount| mount.controls(controller)) {
+            // In a container without a cgroup namespace the path is the host's, and the mount begins below it.
+            if let Ok(below) = Path::new(path).strip_prefix(mount.root) {
+                found.push(Path::new(mount.point).join(below).join(file));
+            }
+            found.push(Path::new(mount.point).join(file));
+        }
+    }
+    found.dedup();
+    found
+}
+
+/// A line of mountinfo, as far as it matters: proc_pid_mountinfo(5).
+struct Mount<'a> {
+    root: &'a str,
+    point: &'a str,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Mount<'a>> {
+        let (mount, system) = line.split_once(" - ")?;
+        let (mut mount, mut system) = (mount.split(' ').skip(3), system.split(' '));
+        let (root, point) = (mount.next()?, mount.next()?);
+        Some(Mount { root, point, kind: system.next()?, options: system.nth(1)? })
+    }
+
+    fn controls(&self, controller: &str) -> bool {
+        match controller {
+            "" => self.kind == "cgroup2",
+            _ => self.kind == "cgroup" && self.options.split(',').any(|option| option == controller),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(cgroup: &str, mountinfo: &str) -> Vec<String> {
+        candidates(cgroup, mountinfo).iter().map(|path| path.display().to_string()).collect()
+    }
+
+    #[test]
+    fn a_service_of_systemd_is_found_under_version_2() {
+        let mountinfo = "26 25 0:23 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate";
+        assert_eq!(
+            paths("0::/system.slice/train.service\n", mountinfo),
+            ["/sys/fs/cgroup/system.slice/train.service/memory.events", "/sys/fs/cgroup/memory.events"]
+        );
+    }
+
+    #[test]
+    fn a_container_is_found_with_and_without_a_cgroup_namespace() {
+        let own = "600 590 0:26 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw";
+        assert_eq!(paths("0::/\n", own), ["/sys/fs/cgroup/memory.events"]);
+        let hosts = "600 590 0:33 /docker/4f2a /sys/fs/cgroup/memory ro,nosuid - cgroup cgroup rw,memory";
+        let cgroup = "9:memory:/docker/4f2a\n3:cpu,cpuacct:/docker/4f2a\n";
+        assert_eq!(paths(cgroup, hosts), ["/sys/fs/cgroup/memory/memory.oom_control"]);
+    }
+
+    #[test]
+    fn memory_under_version_1_goes_before_an_empty_version_2() {
+        let mountinfo = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+                         41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n\
+                         31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755";
+        assert_eq!(
+            paths("4:memory:/a/b\n0::/\n", mountinfo),
+            [
+                "/sys/fs/cgroup/memory/a/b/memory.oom_control",
+                "/sys/fs/cgroup/memory/memory.oom_control",
+                "/sys/fs/cgroup/unified/memory.events",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_count_is_read_from_each_kind_of_file() {
+        assert_eq!(victims("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), Some(3));
+        assert_eq!(victims("low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n"), Some(1));
+        assert_eq!(victims("oom_kill_disable 0\nunder_oom 0\n"), None);
+    }
+
+    #[test]
+    fn this_machine_has_no_garbage_in_its_counters() {
+        let victims = Counters::find().read();
+        assert_eq!(Counters::find().read(), victims, "two readings agree");
+    }
+}

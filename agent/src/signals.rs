@@ -1,0 +1,112 @@
+//! The signals that make an agent leave its job: `--signals-to-handle`. Not for what leaving means.
+
+use std::fmt;
+
+use anyhow::Context;
+use rustix::process::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::guard::{Exit, signal_name};
+
+/// torchrun's, where none are named.
+pub const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
+
+/// Named by people, and not for a process to handle: the kernel's own, a child's end, and errors of this very program.
+const NOT_TO_HANDLE: [i32; 8] = [
+    libc::SIGKILL,
+    libc::SIGSTOP,
+    libc::SIGCHLD,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+];
+
+/// A signal that makes the agent leave, and that its workers are stopped with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Handled(pub Signal);
+
+impl fmt::Display for Handled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(signal_name(self.0.as_raw()).unwrap_or("a signal"))
+    }
+}
+
+/// Reads a list of names, `SIGTERM,SIGUSR1`. Like torchrun it passes over what it cannot handle, with a warning each.
+pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
+    let (mut handled, mut warnings) = (Vec::new(), Vec::new());
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let number = (1..32).find(|number| signal_name(*number) == Some(name));
+        let named = number.filter(|number| !NOT_TO_HANDLE.contains(number)).and_then(Signal::from_named_raw);
+        match named.map(Handled) {
+            Some(signal) if handled.contains(&signal) => {}
+            Some(signal) => handled.push(signal),
+            None => {
+                let why = if number.is_some() { "no program can handle it" } else { "there is no such signal" };
+                warnings.push(format!("--signals-to-handle: {} is passed over: {why}", name.escape_default()));
+            }
+        }
+    }
+    (handled, warnings)
+}
+
+/// Whether a worker that the agent did not stop was asked to by somebody else: by a signal that would make the agent
+/// leave, or that means the same to most programs.
+pub fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
+    let usual = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
+    let asks = |signal| usual.contains(&signal) || handled.iter().any(|handled| handled.0.as_raw() == signal);
+    matches!(exit, Exit::Signal { signal, .. } if asks(signal))
+}
+
+/// Watches for signals, from its creation on.
+pub struct Signals {
+    streams: Vec<(Handled, tokio::signal::unix::Signal)>,
+}
+
+impl Signals {
+    /// Takes these signals over from their default action. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The system has no room for a handler.
+    pub fn watch(signals: &[Handled]) -> anyhow::Result<Signals> {
+        let stream = |handled: &Handled| {
+            let stream = signal(SignalKind::from_raw(handled.0.as_raw()));
+            Ok((*handled, stream.with_context(|| format!("watch for {handled}"))?))
+        };
+        Ok(Signals { streams: signals.iter().map(stream).collect::<anyhow::Result<_>>()? })
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> Handled {
+        std::future::poll_fn(|context| {
+            for (handled, stream) in &mut self.streams {
+                if stream.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*handled);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_cannot_be_handled_are_passed_over_with_a_word() {
+        let (handled, warnings) = parse("SIGTERM, SIGUSR1,SIGBOGUS,SIGKILL,SIGUSR1,,");
+        assert_eq!(handled, [Handled(Signal::TERM), Handled(Signal::USR1)]);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].contains("SIGBOGUS is passed over: there is no such signal"), "{warnings:?}");
+        assert!(warnings[1].contains("SIGKILL is passed over: no program can handle it"), "{warnings:?}");
+        let asked = |signal| asks_to_stop(Exit::Signal { signal, core_dumped: false }, &handled);
+        assert!(asked(libc::SIGUSR1) && asked(libc::SIGQUIT), "what makes the agent leave, and what usually would");
+        assert!(!asked(libc::SIGUSR2) && !asked(libc::SIGKILL) && !asks_to_stop(Exit::Code(143), &handled));
+        let (usual, none) = parse(DEFAULT);
+        assert_eq!(usual.iter().map(ToString::to_string).collect::<Vec<_>>().join(","), DEFAULT);
+        assert_eq!(none, [""; 0]);
+    }
+}

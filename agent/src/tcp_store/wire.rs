@@ -1,0 +1,374 @@
+//! The store's requests out of a connection's bytes, in both of torch's dialects. Not for what a request does.
+//!
+//! A query is one byte for the operation and its fields, integers little-endian; a string is a `u64` of its length and
+//! its bytes; several keys follow a `u64` of their number. torch 2.1 and later open with VALIDATE; torch up to 2.0 does
+//! not, and numbers the operations from SET = 0. Nothing is reserved for a length before its bytes have come.
+//!
+//! Source: the bytes that torch 1.13 and 2.15 send, and the limits of torch's server (`TCPStoreLibUvBackend.cpp`).
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+/// Follows a VALIDATE.
+pub const MAGIC: u32 = 0x3C85_F7CE;
+
+/// Longest key, torch's own prefix included.
+pub const MAX_KEY: u64 = 8 * 1024;
+/// Longest value.
+pub const MAX_VALUE: u64 = 8 * 1024 * 1024;
+/// Most keys of one request.
+pub const MAX_KEYS: u64 = 128 * 1024;
+
+/// Why a connection's bytes are no requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// No such operation in the client's dialect.
+    #[error("operation {0} is unknown")]
+    Operation(u8),
+    /// Longer than torch's server takes.
+    #[error("a key of {0} bytes: {MAX_KEY} is the most")]
+    Key(u64),
+    /// Longer than torch's server takes.
+    #[error("a value of {0} bytes: {MAX_VALUE} is the most")]
+    Value(u64),
+    /// More than torch's server takes.
+    #[error("a request of {0} keys: {MAX_KEYS} is the most")]
+    Keys(u64),
+}
+
+/// A request; its bytes are the connection's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Request<'a> {
+    /// Answered by its nonce.
+    Ping { nonce: u32 },
+    /// No answer.
+    Set { key: &'a [u8], value: &'a [u8] },
+    /// Answered by a value.
+    CompareSet { key: &'a [u8], expected: &'a [u8], desired: &'a [u8] },
+    /// Answered by a value, an empty one for a missing key.
+    Get { key: &'a [u8] },
+    /// Answered by the sum.
+    Add { key: &'a [u8], amount: i64 },
+    /// Answered by [`super::state::READY`] or [`super::state::NOT_READY`].
+    Check { keys: Strings<'a> },
+    /// Answered once all keys are there.
+    Wait { keys: Strings<'a> },
+    /// Answered by [`super::state::CANCELED`].
+    CancelWait,
+    /// Answered by a number.
+    NumKeys,
+    /// Answered by how many there were.
+    Delete { key: &'a [u8] },
+    /// No answer.
+    Append { key: &'a [u8], value: &'a [u8] },
+    /// Answered by a value for each.
+    MultiGet { keys: Strings<'a> },
+    /// No answer. Keys and values by turns.
+    MultiSet { pairs: Strings<'a> },
+    /// No answer.
+    QueuePush { key: &'a [u8], value: &'a [u8] },
+    /// Answered by the length before, and the value if there was one.
+    QueuePop { key: &'a [u8] },
+    /// Answered by the length.
+    QueueLen { key: &'a [u8] },
+    /// Answered by their number and all of them.
+    ListKeys,
+    /// Answered once `world` clients have come.
+    Barrier { key: &'a [u8], world: i64 },
+}
+
+/// Several strings, one after the other, still in their framing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strings<'a> {
+    framed: &'a [u8],
+}
+
+impl<'a> Strings<'a> {
+    /// All of them, in order.
+    pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
+        let mut fields = Fields { rest: self.framed };
+        std::iter::from_fn(move || (!fields.rest.is_empty()).then(|| fields.string()))
+    }
+
+    /// Bytes they take on the wire, lengths included: at least 8 for each.
+    pub fn framed_len(self) -> usize {
+        self.framed.len()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Op {
+    Ping,
+    Set,
+    CompareSet,
+    Get,
+    Add,
+    Check,
+    Wait,
+    CancelWait,
+    NumKeys,
+    Delete,
+    Append,
+    MultiGet,
+    MultiSet,
+    QueuePush,
+    QueuePop,
+    QueueLen,
+    ListKeys,
+    Barrier,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Key,
+    Value,
+    Int32,
+    Int64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dialect {
+    /// torch 2.1 and later.
+    Validated,
+    /// torch up to 2.0. Its WATCH_KEY (7) was never within reach of a script.
+    Old,
+}
+
+impl Op {
+    fn read(dialect: Dialect, byte: u8) -> Result<Op, Malformed> {
+        Ok(match (dialect, byte) {
+            (Dialect::Validated, 1) | (Dialect::Old, 0) => Op::Set,
+            (Dialect::Validated, 2) | (Dialect::Old, 1) => Op::CompareSet,
+            (Dialect::Validated, 3) | (Dialect::Old, 2) => Op::Get,
+            (Dialect::Validated, 4) | (Dialect::Old, 3) => Op::Add,
+            (Dialect::Validated, 5) | (Dialect::Old, 4) => Op::Check,
+            (Dialect::Validated, 6) | (Dialect::Old, 5) => Op::Wait,
+            (Dialect::Validated, 7) | (Dialect::Old, 6) => Op::NumKeys,
+            (_, 8) => Op::Delete,
+            (Dialect::Validated, 9) => Op::Append,
+            (Dialect::Validated, 10) => Op::MultiGet,
+            (Dialect::Validated, 11) => Op::MultiSet,
+            (Dialect::Validated, 12) => Op::CancelWait,
+            (Dialect::Validated, 13) => Op::Ping,
+            (Dialect::Validated, 14) => Op::QueuePush,
+            (Dialect::Validated, 15) => Op::QueuePop,
+            (Dialect::Validated, 16) => Op::QueueLen,
+            (Dialect::Validated, 17) => Op::ListKeys,
+            (Dialect::Validated, 18) => Op::Barrier,
+            _ => return Err(Malformed::Operation(byte)),
+        })
+    }
+
+    /// Its fields; those of a counted operation come as often as the count says.
+    fn fields(self) -> &'static [Field] {
+        use Field::{Int32, Int64, Key, Value};
+        match self {
+            Op::Ping => &[Int32],
+            Op::Set | Op::Append | Op::QueuePush | Op::MultiSet => &[Key, Value],
+            Op::CompareSet => &[Key, Value, Value],
+            Op::Get | Op::Delete | Op::QueuePop | Op::QueueLen | Op::Check | Op::Wait | Op::MultiGet => &[Key],
+            Op::Add | Op::Barrier => &[Key, Int64],
+            Op::CancelWait | Op::NumKeys | Op::ListKeys => &[],
+        }
+    }
+
+    fn is_counted(self) -> bool {
+        matches!(self, Op::Check | Op::Wait | Op::MultiGet | Op::MultiSet)
+    }
+
+    /// A whole message without its first byte.
+    fn request(self, message: &[u8]) -> Request<'_> {
+        let strings = || Strings { framed: message.get(8..).unwrap_or_default() };
+        let mut fields = Fields { rest: message };
+        match self {
+            Op::Ping => Request::Ping { nonce: u32::from_le_bytes(fields.array()) },
+            Op::Set => Request::Set { key: fields.string(), value: fields.string() },
+            Op::CompareSet => {
+                Request::CompareSet { key: fields.string(), expected: fields.string(), desired: fields.string() }
+            }
+            Op::Get => Request::Get { key: fields.string() },
+            Op::Add => Request::Add { key: fields.string(), amount: i64::from_le_bytes(fields.array()) },
+            Op::Check => Request::Check { keys: strings() },
+            Op::Wait => Request::Wait { keys: strings() },
+            Op::CancelWait => Request::CancelWait,
+            Op::NumKeys => Request::NumKeys,
+            Op::Delete => Request::Delete { key: fields.string() },
+            Op::Append => Request::Append { key: fields.string(), value: fields.string() },
+            Op::MultiGet => Request::MultiGet { keys: strings() },
+            Op::MultiSet => Request::MultiSet { pairs: strings() },
+            Op::QueuePush => Request::QueuePush { key: fields.string(), value: fields.string() },
+            Op::QueuePop => Request::QueuePop { key: fields.string() },
+            Op::QueueLen => Request::QueueLen { key: fields.string() },
+            Op::ListKeys => Request::ListKeys,
+            Op::Barrier => Request::Barrier { key: fields.string(), world: i64::from_le_bytes(fields.array()) },
+        }
+    }
+}
+
+/// Reads fields that [`Scan`] has found complete.
+struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let Some((array, rest)) = self.rest.split_first_chunk() else { return [0; N] };
+        self.rest = rest;
+        *array
+    }
+
+    fn string(&mut self) -> &'a [u8] {
+        let length = u64::from_le_bytes(self.array()) as usize;
+        let (string, rest) = self.rest.split_at(length.min(self.rest.len()));
+        self.rest = rest;
+        string
+    }
+}
+
+/// How far the message at hand was looked at, so that no byte of it is looked at twice however it arrives.
+#[derive(Debug, Clone, Copy)]
+struct Scan {
+    op: Op,
+    /// Where the next field begins.
+    at: usize,
+    /// Which one it is.
+    field: usize,
+    /// How often the fields are still to come; not known before the count is there.
+    groups: Option<u64>,
+}
+
+impl Scan {
+    fn new(op: Op) -> Scan {
+        Scan { op, at: 1, field: 0, groups: (!op.is_counted()).then_some(1) }
+    }
+
+    /// The message's length once all of it is there.
+    fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
+        let int64 = |at: usize| {
+            let array = bytes.get(at..)?.first_chunk()?;
+            Some(u64::from_le_bytes(*array))
+        };
+        let mut groups = match self.groups {
+            Some(groups) => groups,
+            None => {
+                let Some(count) = int64(self.at) else { return Ok(None) };
+                if count > MAX_KEYS {
+                    return Err(Malformed::Keys(count));
+                }
+                self.at += 8;
+                count
+            }
+        };
+        let fields = self.op.fields();
+        while groups > 0 {
+            self.groups = Some(groups);
+            while let Some(field) = fields.get(self.field) {
+                let length = match field {
+                    Field::Int32 => 4,
+                    Field::Int64 => 8,
+                    Field::Key | Field::Value => {
+                        let Some(length) = int64(self.at) else { return Ok(None) };
+                        match field {
+                            Field::Key if length > MAX_KEY => return Err(Malformed::Key(length)),
+                            _ if length > MAX_VALUE => return Err(Malformed::Value(length)),
+                            _ => 8 + length as usize,
+                        }
+                    }
+                };
+                if bytes.len() - self.at < length {
+                    return Ok(None);
+                }
+                self.at += length;
+                self.field += 1;
+            }
+            self.field = 0;
+            groups -= 1;
+        }
+        Ok(Some(self.at))
+    }
+}
+
+/// Cuts a connection's bytes into requests. Holds the beginning of the one that is not yet complete, nothing else.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    dialect: Option<Dialect>,
+    held: Vec<u8>,
+    scan: Option<Scan>,
+}
+
+impl Decoder {
+    /// Takes the next bytes and hands every request that they complete to `each`. After an error the connection is of
+    /// no use.
+    ///
+    /// # Errors
+    /// The first of: bytes that are no request, and what `each` returns.
+    pub fn feed<E: From<Malformed>>(
+        &mut self,
+        bytes: &[u8],
+        mut each: impl FnMut(Request<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.held.is_empty() {
+            let used = self.cut(bytes, &mut each)?;
+            self.held.extend_from_slice(&bytes[used..]);
+        } else {
+            let mut held = std::mem::take(&mut self.held);
+            held.extend_from_slice(bytes);
+            let used = self.cut(&held, &mut each)?;
+            // An idle connection holds no memory.
+            if used < held.len() {
+                held.drain(..used);
+                self.held = held;
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes held.
+    pub fn held(&self) -> usize {
+        self.held.capacity()
+    }
+
+    /// Hands out all complete requests and returns how many bytes they took.
+    fn cut<E: From<Malformed>>(
+        &mut self,
+        bytes: &[u8],
+        each: &mut impl FnMut(Request<'_>) -> Result<(), E>,
+    ) -> Result<usize, E> {
+        let mut used = 0;
+        let dialect = match self.dialect {
+            Some(dialect) => dialect,
+            None => {
+                let Some((dialect, greeting)) = sniff(bytes) else { return Ok(0) };
+                self.dialect = Some(dialect);
+                used = greeting;
+                dialect
+            }
+        };
+        while let Some(&first) = bytes.get(used) {
+            let mut scan = match self.scan.take() {
+                Some(scan) => scan,
+                None => Scan::new(Op::read(dialect, first)?),
+            };
+            let message = &bytes[used..];
+            let Some(end) = scan.end(message)? else {
+                self.scan = Some(scan);
+                break;
+            };
+            each(scan.op.request(&message[1..end]))?;
+            used += end;
+        }
+        Ok(used)
+    }
+}
+
+/// The dialect, and how many bytes said so; none if it takes more bytes to know. In the old one a 0 begins a SET, whose
+/// key would be a gigabyte long if VALIDATE's number followed.
+fn sniff(bytes: &[u8]) -> Option<(Dialect, usize)> {
+    match bytes {
+        [] => None,
+        [0, rest @ ..] => {
+            let number = rest.first_chunk()?;
+            Some(if u32::from_le_bytes(*number) == MAGIC { (Dialect::Validated, 5) } else { (Dialect::Old, 0) })
+        }
+        _ => Some((Dialect::Old, 0)),
+    }
+}

@@ -1,0 +1,345 @@
+//! When a worker of this node is taken for hung: a pure record of deadlines. Not for finding out what a worker does,
+//! nor for ending it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use elastic_coordinator::time::Time;
+
+/// Looks at a worker's state in this share of the time that it may spend uninterruptible.
+const SAMPLES: u32 = 8;
+
+/// What is watched for; nothing by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Longest without a sign of progress.
+    pub progress: Option<Duration>,
+    /// Longest in one uninterruptible wait in the kernel.
+    pub uninterruptible: Option<Duration>,
+}
+
+/// Why a worker is taken for hung.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// No sign of progress for this long.
+    Progress(Duration),
+    /// One uninterruptible wait for this long.
+    Uninterruptible(Duration),
+    /// A timer of its own expired: its scope, and the signal that it asked for.
+    Timer {
+        /// What the worker calls it.
+        scope: String,
+        /// Zero or less: none.
+        signal: i32,
+    },
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Progress(limit) => write!(f, "no progress for {limit:?} (--progress-timeout)"),
+            Cause::Uninterruptible(limit) => write!(
+                f,
+                "in one uninterruptible wait in the kernel for {limit:?} (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT): \
+                 a device or a file system does not answer"
+            ),
+            Cause::Timer { scope, .. } => write!(f, "its timer {scope:?} expired"),
+        }
+    }
+}
+
+/// A deadline that has passed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expired {
+    /// The worker.
+    pub local_rank: u32,
+    /// The process: the worker, or with a timer one of its children.
+    pub pid: i32,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// How `/proc/<pid>/status` shows a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// `D`: it waits in the kernel and takes no signal, not even SIGKILL.
+    pub uninterruptible: bool,
+    /// How often it has waited for something. Two samples that agree in it are of one and the same wait.
+    pub waits: u64,
+}
+
+impl Sample {
+    /// Reads the text of `/proc/<pid>/status`; none if it is not one.
+    pub fn parse(status: &str) -> Option<Sample> {
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let state = field("State:")?;
+        let waits = field("voluntary_ctxt_switches:")?.parse().ok()?;
+        Some(Sample { uninterruptible: state.starts_with('D'), waits })
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Worker {
+    pid: i32,
+    /// Its last sign of progress, or its start.
+    moved: Time,
+    /// The wait that it is in, and since when it is known to be.
+    stuck: Option<(u64, Time)>,
+}
+
+#[derive(Debug, Clone)]
+struct Timer {
+    local_rank: u32,
+    until: Time,
+    signal: i32,
+}
+
+/// The deadlines of this node's workers.
+#[derive(Debug, Clone, Default)]
+pub struct Deadlines {
+    limits: Limits,
+    workers: BTreeMap<u32, Worker>,
+    /// By process and scope.
+    timers: BTreeMap<(i32, String), Timer>,
+    sampled: Time,
+}
+
+impl Deadlines {
+    /// No workers yet.
+    pub fn new(limits: Limits) -> Deadlines {
+        Deadlines { limits, ..Deadlines::default() }
+    }
+
+    /// These workers, by local rank and process id, start now; all others are forgotten.
+    pub fn begin(&mut self, now: Time, workers: impl IntoIterator<Item = (u32, i32)>) {
+        let begun = |(local_rank, pid)| (local_rank, Worker { pid, moved: now, stuck: None });
+        self.workers = workers.into_iter().map(begun).collect();
+        self.timers.clear();
+        self.sampled = now;
+    }
+
+    /// A worker has ended, or its end is somebody else's business from here on.
+    pub fn ended(&mut self, local_rank: u32) {
+        self.workers.remove(&local_rank);
+        self.timers.retain(|_, timer| timer.local_rank != local_rank);
+    }
+
+    /// Workers that are watched, by local rank and process id.
+    pub fn workers(&self) -> impl Iterator<Item = (u32, i32)> {
+        self.workers.iter().map(|(local_rank, worker)| (*local_rank, worker.pid))
+    }
+
+    /// A worker gave a sign of progress.
+    pub fn moved(&mut self, local_rank: u32, at: Time) {
+        if let Some(worker) = self.workers.get_mut(&local_rank) {
+            worker.moved = worker.moved.max(at);
+        }
+    }
+
+    /// A process of a worker sets a timer, or sets it anew. That is progress too.
+    pub fn set_timer(&mut self, now: Time, local_rank: u32, pid: i32, scope: String, until: Time, signal: i32) {
+        self.moved(local_rank, now);
+        self.timers.insert((pid, scope), Timer { local_rank, until, signal });
+    }
+
+    /// It releases it.
+    pub fn release(&mut self, now: Time, pid: i32, scope: String) {
+        if let Some(timer) = self.timers.remove(&(pid, scope)) {
+            self.moved(timer.local_rank, now);
+        }
+    }
+
+    /// What a worker's state is now.
+    pub fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
+        self.sampled = now;
+        if let Some(worker) = self.workers.get_mut(&local_rank) {
+            worker.stuck = match worker.stuck {
+                _ if !sample.uninterruptible => None,
+                Some((waits, since)) if waits == sample.waits => Some((waits, since)),
+                _ => Some((sample.waits, now)),
+            };
+        }
+    }
+
+    /// Whether workers' states are to be looked at.
+    pub fn wants_samples(&self, now: Time) -> bool {
+        self.next_sample().is_some_and(|at| now >= at)
+    }
+
+    /// Whether signs of progress are to be looked for: without a newer one, a worker is about to be taken for hung.
+    pub fn wants_signs(&self, now: Time) -> bool {
+        self.next_progress().is_some_and(|at| now >= at)
+    }
+
+    fn next_sample(&self) -> Option<Time> {
+        let limit = self.limits.uninterruptible.filter(|_| !self.workers.is_empty())?;
+        Some(self.sampled + (limit / SAMPLES).max(Duration::from_millis(10)))
+    }
+
+    fn next_progress(&self) -> Option<Time> {
+        let limit = self.limits.progress?;
+        self.workers.values().map(|worker| worker.moved + limit).min()
+    }
+
+    /// When to look again at the latest.
+    pub fn next(&self) -> Option<Time> {
+        let timers = self.timers.values().map(|timer| timer.until).min();
+        [self.next_sample(), self.next_progress(), timers].into_iter().flatten().min()
+    }
+
+    /// What has passed by now, each told once; a worker that is told is watched no more.
+    pub fn expired(&mut self, now: Time) -> Vec<Expired> {
+        let mut expired = Vec::new();
+        let due: Vec<_> =
+            self.timers.iter().filter(|(_, timer)| now >= timer.until).map(|(key, _)| key.clone()).collect();
+        for (pid, scope) in due {
+            let Some(Timer { local_rank, signal, .. }) = self.timers.remove(&(pid, scope.clone())) else { continue };
+            expired.push(Expired { local_rank, pid, cause: Cause::Timer { scope, signal } });
+        }
+        let past = |since: Time, limit: Option<Duration>| limit.filter(|limit| now.since(since) >= *limit);
+        let mut hung: Vec<(Time, Expired)> = Vec::new();
+        for (&local_rank, worker) in &self.workers {
+            let stuck = worker.stuck.and_then(|(_, since)| past(since, self.limits.uninterruptible));
+            let cause = match (stuck, past(worker.moved, self.limits.progress)) {
+                (Some(limit), _) => Cause::Uninterruptible(limit),
+                (None, Some(limit)) => Cause::Progress(limit),
+                (None, None) => continue,
+            };
+            hung.push((worker.moved, Expired { local_rank, pid: worker.pid, cause }));
+        }
+        // Who stood still first is likelier the cause; the others may only have waited for it.
+        hung.sort_by_key(|(moved, _)| *moved);
+        expired.extend(hung.into_iter().map(|(_, expired)| expired));
+        for Expired { local_rank, pid, cause } in &expired {
+            let ends = !matches!(cause, Cause::Timer { signal, .. } if *signal <= 0);
+            if ends && self.workers.get(local_rank).is_some_and(|worker| worker.pid == *pid) {
+                self.workers.remove(local_rank);
+            }
+        }
+        expired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Time::from_millis(seconds * 1000)
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn watched(progress: Option<u64>, uninterruptible: Option<u64>) -> Deadlines {
+        let limits = Limits { progress: progress.map(seconds), uninterruptible: uninterruptible.map(seconds) };
+        let mut deadlines = Deadlines::new(limits);
+        deadlines.begin(at(100), [(0, 1000), (1, 1001)]);
+        deadlines
+    }
+
+    #[test]
+    fn nothing_is_watched_unless_it_is_asked_for() {
+        let mut deadlines = watched(None, None);
+        assert_eq!(deadlines.next(), None);
+        assert_eq!(deadlines.expired(at(1_000_000)), []);
+    }
+
+    #[test]
+    fn a_worker_without_a_sign_of_progress_expires_once_and_the_slowest_first() {
+        let mut deadlines = watched(Some(10), None);
+        deadlines.moved(0, at(105));
+        deadlines.moved(1, at(104));
+        // Signs may come late and out of order.
+        deadlines.moved(1, at(102));
+        assert_eq!(deadlines.next(), Some(at(114)));
+        assert!(!deadlines.wants_signs(at(113)) && deadlines.wants_signs(at(114)));
+        assert_eq!(deadlines.expired(at(113)), []);
+        let hung: Vec<u32> = deadlines.expired(at(120)).iter().map(|expired| expired.local_rank).collect();
+        assert_eq!(hung, [1, 0]);
+        assert_eq!((deadlines.expired(at(200)), deadlines.next()), (vec![], None));
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_is_not_waited_for() {
+        let mut deadlines = watched(Some(10), None);
+        deadlines.set_timer(at(101), 0, 1000, "step".into(), at(105), 9);
+        deadlines.ended(0);
+        deadlines.ended(1);
+        assert_eq!((deadlines.next(), deadlines.expired(at(500))), (None, vec![]));
+    }
+
+    #[test]
+    fn timers_are_kept_by_process_and_scope_and_a_later_one_replaces() {
+        let mut deadlines = watched(None, None);
+        deadlines.set_timer(at(100), 0, 1000, "a".into(), at(110), 9);
+        deadlines.set_timer(at(100), 0, 1000, "b".into(), at(111), 9);
+        deadlines.set_timer(at(100), 1, 1001, "a".into(), at(112), 15);
+        deadlines.set_timer(at(101), 0, 1000, "a".into(), at(120), 9);
+        deadlines.release(at(102), 0, "a".into());
+        deadlines.release(at(102), 1000, "b".into());
+        assert_eq!(deadlines.next(), Some(at(112)));
+        let cause = Cause::Timer { scope: "a".into(), signal: 15 };
+        assert_eq!(deadlines.expired(at(112)), [Expired { local_rank: 1, pid: 1001, cause }]);
+        let cause = Cause::Timer { scope: "a".into(), signal: 9 };
+        assert_eq!(deadlines.expired(at(130)), [Expired { local_rank: 0, pid: 1000, cause }]);
+    }
+
+    #[test]
+    fn setting_and_releasing_timers_is_progress() {
+        let mut deadlines = watched(Some(10), None);
+        deadlines.ended(1);
+        deadlines.set_timer(at(108), 0, 1000, "a".into(), at(500), 9);
+        assert_eq!(deadlines.next(), Some(at(118)));
+        deadlines.release(at(117), 1000, "a".into());
+        assert_eq!(deadlines.next(), Some(at(127)));
+    }
+
+    #[test]
+    fn a_timer_without_a_signal_ends_nobody() {
+        let mut deadlines = watched(Some(10), None);
+        deadlines.set_timer(at(100), 0, 1000, "a".into(), at(101), 0);
+        assert_eq!(deadlines.expired(at(101)).len(), 1);
+        assert_eq!(deadlines.workers().count(), 2, "it is watched on");
+    }
+
+    fn status(state: &str, waits: u64) -> Sample {
+        let text = format!("Name:\tpython3\nUmask:\t0022\nState:\t{state}\nvoluntary_ctxt_switches:\t{waits}\n");
+        Sample::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn one_long_uninterruptible_wait_expires_and_many_short_ones_do_not() {
+        let (stuck, busy) = (0, 1);
+        let mut deadlines = watched(None, Some(8));
+        assert_eq!(deadlines.next(), Some(at(101)));
+        for second in 101..109 {
+            assert!(deadlines.wants_samples(at(second)));
+            deadlines.sampled(at(second), stuck, status("D (disk sleep)", 7));
+            // It reads a slow disk: always asleep when looked at, in another wait each time.
+            deadlines.sampled(at(second), busy, status("D (disk sleep)", second));
+            assert_eq!(deadlines.expired(at(second)), []);
+        }
+        deadlines.sampled(at(109), stuck, status("D (disk sleep)", 7));
+        deadlines.sampled(at(109), busy, status("S (sleeping)", 109));
+        let cause = Cause::Uninterruptible(seconds(8));
+        assert_eq!(deadlines.expired(at(109)), [Expired { local_rank: stuck, pid: 1000, cause }]);
+    }
+
+    #[test]
+    fn a_wait_that_ended_between_two_samples_counts_from_the_second() {
+        let mut deadlines = watched(None, Some(8));
+        deadlines.sampled(at(101), 0, status("D (disk sleep)", 1));
+        deadlines.sampled(at(105), 0, status("D (disk sleep)", 2));
+        assert_eq!(deadlines.expired(at(110)), []);
+        assert_eq!(deadlines.expired(at(113)).len(), 1);
+    }
+
+    #[test]
+    fn a_text_that_is_no_status_is_no_sample() {
+        assert_eq!(Sample::parse(""), None);
+        assert_eq!(Sample::parse("State:\tD (disk sleep)\n"), None);
+    }
+}

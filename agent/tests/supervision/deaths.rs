@@ -1,0 +1,192 @@
+//! The ways an agent or its guard can end, and that nothing survives them.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use elastic_agent::workers::{Event, SpawnError, SupervisorError};
+use elastic_coordinator::time::Time;
+use libtest_mimic::Trial;
+use rustix::process::{Pid, Signal};
+
+use crate::scene::{self, Agent, Scene, gone};
+
+pub(crate) fn scenes() -> Vec<Scene> {
+    let mut scenes = crate::scenes![part: agent_with_strays_and_a_port, agent_with_a_deadline];
+    scenes.extend(crate::scenes![alone:
+        a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent_hears_of_it,
+        a_guard_that_is_frozen_is_an_error_and_blocks_nobody,
+    ]);
+    scenes
+}
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let test = |name: &str, run: fn()| {
+        Trial::test(name, move || {
+            run();
+            Ok(())
+        })
+    };
+    vec![
+        test("a_killed_agent_leaves_nothing_and_its_port_closes_last", || dies_and_leaves_nothing(Signal::KILL)),
+        test("an_agent_that_crashes_leaves_nothing", || dies_and_leaves_nothing(Signal::ABORT)),
+        test("workers_die_with_the_guard_even_when_the_agent_is_frozen", workers_die_with_the_guard),
+        test("a_frozen_agents_workers_end_at_the_deadline", a_frozen_agents_workers_end_at_the_deadline),
+    ]
+}
+
+async fn agent_with_strays_and_a_port(mut agent: Agent) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    agent.supervisor.hold(&listener).unwrap();
+    println!("port {}", listener.local_addr().unwrap().port());
+    println!("guard {}", agent.supervisor.guard_pid());
+    for rank in 0..2 {
+        let strays = "for n in 1 2 3 4 5 6 7 8 9 10; do (setsid sleep 1000 >/dev/null & echo stray$n $!); done";
+        let pid = agent.spawn(rank, &format!("trap '' TERM; sleep 1000 & {strays}; echo up; wait")).await;
+        println!("worker {pid}");
+    }
+    // Only the loss of the guard is an event here, and it changes nothing.
+    while !matches!(agent.supervisor.next_event().await, Event::GuardLost { .. }) {}
+    std::future::pending::<()>().await;
+}
+
+/// Reads what `agent_with_strays_and_a_port` prints, by kind.
+fn read_tree(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> BTreeMap<String, Vec<i32>> {
+    let mut seen: BTreeMap<String, Vec<i32>> = BTreeMap::new();
+    let mut up = 0;
+    while up < 2 || seen.get("worker").is_none_or(|workers| workers.len() < 2) {
+        let line = lines.next().unwrap().unwrap();
+        match line.split_once(' ') {
+            Some((what, number)) => seen.entry(what.to_owned()).or_default().push(number.parse().unwrap()),
+            None => up += 1,
+        }
+    }
+    seen
+}
+
+fn ends_within_seconds(pid: i32) -> bool {
+    let Ok(handle) = rustix::process::pidfd_open(Pid::from_raw(pid).unwrap(), rustix::process::PidfdFlags::empty())
+    else {
+        return true;
+    };
+    let mut fds = [rustix::event::PollFd::new(&handle, rustix::event::PollFlags::IN)];
+    let limit = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+    rustix::event::poll(&mut fds, Some(&limit)).unwrap() == 1
+}
+
+fn workers_die_with_the_guard() {
+    // Given a frozen agent, which can do nothing,
+    let (mut agent, mut lines) = scene::start("agent_with_strays_and_a_port");
+    let tree = read_tree(&mut lines);
+    let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
+    rustix::process::kill_process(agent_pid, Signal::STOP).unwrap();
+    // when the guard dies, then the workers die with it,
+    rustix::process::kill_process(Pid::from_raw(tree["guard"][0]).unwrap(), Signal::KILL).unwrap();
+    assert!(tree["worker"].iter().all(|worker| ends_within_seconds(*worker)));
+    // and the agent, once it runs again, ends the strays too.
+    rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
+    let strays = tree.iter().filter(|(what, _)| what.starts_with("stray")).flat_map(|(_, pids)| pids);
+    assert!(strays.copied().all(ends_within_seconds));
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+}
+
+fn dies_and_leaves_nothing(signal: Signal) {
+    // Given an agent with two workers, twenty strays in sessions of their own, and a port that its guard holds too,
+    let (mut agent, mut lines) = scene::start("agent_with_strays_and_a_port");
+    let mut tree = read_tree(&mut lines);
+    let port = tree.remove("port").unwrap()[0] as u16;
+    tree.remove("guard").unwrap();
+    let pids: Vec<i32> = tree.into_values().flatten().collect();
+    assert_eq!(pids.len(), 2 + 20);
+    let mut queued = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    queued.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+
+    // when the agent dies,
+    let start = Instant::now();
+    rustix::process::kill_process(Pid::from_raw(agent.id() as i32).unwrap(), signal).unwrap();
+    agent.wait().unwrap();
+
+    // then the queued connection breaks only when the port closes; at that time every worker and stray is gone.
+    let broken = queued.read(&mut [0]).unwrap_err();
+    let took = start.elapsed();
+    assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
+    println!("agent's death to refused connections: {took:?}");
+    assert!(pids.into_iter().all(gone));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert_eq!(TcpStream::connect(("127.0.0.1", port)).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
+async fn agent_with_a_deadline(mut agent: Agent) {
+    let deadline = Time::now() + Duration::from_millis(500);
+    agent.supervisor.set_deadline(Some(deadline)).unwrap();
+    let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
+    println!("{pid}");
+    // The outer test freezes us here, and wakes us when the worker is gone.
+    let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
+    println!("{}", (at - deadline).as_micros());
+    // A renewal that comes too late brings nothing back, and lets the next round begin.
+    assert_eq!(agent.exited().await.exit.number(), -9);
+    assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+    println!("end");
+}
+
+fn a_frozen_agents_workers_end_at_the_deadline() {
+    // Given a worker, and an agent that freezes before it renews the deadline,
+    let (mut agent, mut lines) = scene::start("agent_with_a_deadline");
+    let worker = lines.next().unwrap().unwrap().parse().unwrap();
+    let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
+    rustix::process::kill_process(agent_pid, Signal::STOP).unwrap();
+
+    // when the deadline passes, then the worker ends though the agent sleeps on,
+    assert!(ends_within_seconds(worker));
+    let state = std::fs::read_to_string(format!("/proc/{}/stat", agent.id())).unwrap();
+    assert!(state.contains(") T "), "the agent is frozen: {state}");
+
+    // and the agent, woken, hears what happened and when.
+    rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
+    let late: u64 = lines.next().unwrap().unwrap().parse().unwrap();
+    println!("killed {late} us after the deadline of a frozen agent");
+    assert!(late < 200_000);
+    assert_eq!(lines.next().unwrap().unwrap(), "end");
+    assert!(agent.wait().unwrap().success());
+}
+
+async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent_hears_of_it(mut agent: Agent) {
+    let worker =
+        agent.spawn(0, "trap '' TERM; (setsid sleep 1000 & echo $! > $DIR/stray); while :; do sleep 1; done").await;
+    let stray = agent.pid_in("stray").await;
+    let mut own_child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let start = Instant::now();
+    let guard = Pid::from_raw(agent.supervisor.guard_pid()).unwrap();
+    rustix::process::kill_process(guard, Signal::KILL).unwrap();
+    let Event::GuardLost { cause, survivors } = agent.supervisor.next_event().await else {
+        panic!("the guard is lost")
+    };
+    println!("guard's death to a cleared tree: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(cause.ends_with("ended by signal 9 (SIGKILL)"), "{cause}");
+    assert!(survivors.is_empty());
+    assert!(gone(worker) && gone(stray) && gone(guard.as_raw_pid()));
+    assert!(own_child.try_wait().unwrap().is_none(), "what the agent started for itself is left alone");
+    own_child.kill().unwrap();
+    own_child.wait().unwrap();
+    let spec = agent.script(0, "exit 0");
+    let refused = agent.supervisor.spawn(spec).await.unwrap_err();
+    assert!(matches!(refused, SpawnError::Supervisor(SupervisorError::GuardLost)));
+}
+
+async fn a_guard_that_is_frozen_is_an_error_and_blocks_nobody(mut agent: Agent) {
+    let guard = Pid::from_raw(agent.supervisor.guard_pid()).unwrap();
+    rustix::process::kill_process(guard, Signal::STOP).unwrap();
+    let error = (0..100_000).find_map(|_| agent.supervisor.set_deadline(None).err()).expect("a full socket");
+    assert!(matches!(error, SupervisorError::GuardStuck { pid } if pid == guard.as_raw_pid()), "{error}");
+    // It goes on where it was.
+    rustix::process::kill_process(guard, Signal::CONT).unwrap();
+    while agent.supervisor.set_deadline(None).is_err() {
+        tokio::task::yield_now().await;
+    }
+    agent.spawn(0, "exit 0").await;
+    assert!(agent.exited().await.exit.success());
+}

@@ -1,0 +1,25 @@
+//! Worker supervision with real processes: what is started ends, in every way an agent can end.
+//! Not for rounds: nothing here knows of other nodes.
+//!
+//! Each test runs this binary again as a small agent that plays one scene; see [`scene`].
+#![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod deaths;
+mod output;
+mod scene;
+mod starts;
+mod stops;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> std::process::ExitCode {
+    // As an agent does: the guard before anything else.
+    if let Some(name) = std::env::var_os(scene::NAME) {
+        return scene::play(&name.to_string_lossy());
+    }
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> =
+        scene::all().into_iter().filter(|scene| scene.alone).map(scene::Scene::trial).collect();
+    trials.extend(deaths::trials());
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

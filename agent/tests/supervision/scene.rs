@@ -1,0 +1,154 @@
+//! Scenes: what the small agent does, and how a test starts it.
+//! Not for assertions of its own.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Lines};
+use std::path::Path;
+use std::pin::Pin;
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use elastic_agent::guard;
+use elastic_agent::workers::{self, Event, Exited, Supervisor, WorkerSpec};
+use libtest_mimic::Trial;
+
+/// Names the scene to play, in the environment.
+pub(crate) const NAME: &str = "SUPERVISION_SCENE";
+
+type Play = fn(Agent) -> Pin<Box<dyn Future<Output = ()>>>;
+
+pub(crate) struct Scene {
+    name: &'static str,
+    play: Play,
+    /// A test by itself, rather than a part that an outer test starts.
+    pub(crate) alone: bool,
+}
+
+impl Scene {
+    pub(crate) fn alone(name: &'static str, play: Play) -> Scene {
+        Scene { name, play, alone: true }
+    }
+
+    pub(crate) fn part(name: &'static str, play: Play) -> Scene {
+        Scene { name, play, alone: false }
+    }
+
+    pub(crate) fn trial(self) -> Trial {
+        Trial::test(self.name, move || {
+            let status = command(self.name).status().map_err(|e| e.to_string())?;
+            if status.success() { Ok(()) } else { Err(format!("the scene ended with {status}").into()) }
+        })
+    }
+}
+
+/// `scene!(name)` makes a [`Play`] of `async fn name(agent: Agent)`.
+#[macro_export]
+macro_rules! scenes {
+    ($kind:ident: $($name:ident),* $(,)?) => {
+        vec![$($crate::scene::Scene::$kind(stringify!($name), |agent| Box::pin($name(agent)))),*]
+    };
+}
+
+pub(crate) fn all() -> Vec<Scene> {
+    [crate::stops::scenes(), crate::starts::scenes(), crate::output::scenes(), crate::deaths::scenes()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// What a scene has to work with.
+pub(crate) struct Agent {
+    pub(crate) supervisor: Supervisor,
+    pub(crate) directory: tempfile::TempDir,
+    /// When `main` began.
+    pub(crate) began: Instant,
+    /// How long forking the guard took.
+    pub(crate) fork: Duration,
+}
+
+pub(crate) fn play(name: &str) -> ExitCode {
+    let began = Instant::now();
+    let guard = guard::start().unwrap();
+    let fork = began.elapsed();
+    let scene = all().into_iter().find(|scene| scene.name == name).expect("a scene of this name");
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+        let supervisor = Supervisor::new(guard).unwrap();
+        let agent = Agent { supervisor, directory: tempfile::tempdir().unwrap(), began, fork };
+        tokio::time::timeout(Duration::from_secs(60), (scene.play)(agent))
+            .await
+            .expect("the scene ends within a minute");
+    });
+    ExitCode::SUCCESS
+}
+
+fn command(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(NAME, name);
+    command
+}
+
+/// Starts a scene for an outer test, which reads its output.
+pub(crate) fn start(name: &str) -> (Child, Lines<BufReader<ChildStdout>>) {
+    let mut child = command(name).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    (child, lines)
+}
+
+impl Agent {
+    /// A shell script as a worker, with `$DIR` for its files.
+    pub(crate) fn script(&self, local_rank: u32, script: &str) -> WorkerSpec {
+        spec(local_rank, &["sh", "-c", script], self.directory.path())
+    }
+
+    pub(crate) async fn spawn(&mut self, local_rank: u32, script: &str) -> i32 {
+        let spec = self.script(local_rank, script);
+        self.supervisor.spawn(spec).await.unwrap()
+    }
+
+    /// The next event, which must be an exit.
+    pub(crate) async fn exited(&mut self) -> Exited {
+        match self.supervisor.next_event().await {
+            Event::Exited(exited) => exited,
+            other => panic!("expected an exit, got {other:?}"),
+        }
+    }
+
+    pub(crate) fn read(&self, file: &str) -> String {
+        std::fs::read_to_string(self.directory.path().join(file)).unwrap_or_default()
+    }
+
+    /// Waits for a worker to write a whole line into a file of its directory.
+    pub(crate) async fn line_in(&self, file: &str) -> String {
+        loop {
+            if let Some((line, _)) = self.read(file).split_once('\n') {
+                return line.to_owned();
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    pub(crate) async fn pid_in(&self, file: &str) -> i32 {
+        self.line_in(file).await.trim().parse().unwrap()
+    }
+}
+
+pub(crate) fn spec(local_rank: u32, argv: &[&str], directory: &Path) -> WorkerSpec {
+    let mut env = BTreeMap::from([("DIR".into(), directory.as_os_str().to_owned())]);
+    env.insert(OsString::from("PATH"), std::env::var_os("PATH").unwrap());
+    WorkerSpec {
+        local_rank,
+        argv: argv.iter().map(OsString::from).collect(),
+        env,
+        cwd: directory.to_owned(),
+        stdio: workers::Stdio::default(),
+        cpus: elastic_agent::cpus::CpuSet::default(),
+    }
+}
+
+/// Whether no such process exists, not even as a zombie.
+pub(crate) fn gone(pid: i32) -> bool {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+}

@@ -1,0 +1,198 @@
+//! Starting: what a worker finds, what is refused, and how exits are told.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::time::{Duration, Instant};
+
+use elastic_agent::cpus::{self, CpuSet};
+use elastic_agent::guard::Exit;
+use elastic_agent::workers::{Event, SpawnError};
+use elastic_coordinator::time::Time;
+use rustix::process::{Pid, Signal};
+
+use crate::scene::{Agent, Scene, gone, spec};
+
+pub(crate) fn scenes() -> Vec<Scene> {
+    crate::scenes![alone:
+        exit_codes_and_signals_are_reported,
+        exits_are_reported_within_milliseconds,
+        a_worker_starts_with_a_clean_slate,
+        a_worker_runs_on_its_cpus_alone,
+        what_cannot_start_is_explained,
+        what_is_too_large_is_explained_and_what_is_large_works,
+        a_passed_deadline_kills_and_refuses_until_it_is_moved,
+        a_deadline_moved_in_time_does_nothing,
+        start_up_is_quick_and_the_guard_small,
+        closing_ends_everything_and_the_guard,
+    ]
+}
+
+async fn exit_codes_and_signals_are_reported(mut agent: Agent) {
+    let before = Time::now();
+    let pid = agent.spawn(7, "exit 42").await;
+    let exited = agent.exited().await;
+    assert_eq!((exited.local_rank, exited.pid, exited.exit), (7, pid, Exit::Code(42)));
+    assert!(before <= exited.at && exited.at <= Time::now());
+    agent.spawn(0, "kill -SEGV $$").await;
+    assert_eq!(agent.exited().await.exit.number(), -11);
+}
+
+async fn exits_are_reported_within_milliseconds(mut agent: Agent) {
+    let mut latencies = Vec::new();
+    for _ in 0..50 {
+        let pid = agent.spawn(0, "exec sleep 1000").await;
+        let start = Instant::now();
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        agent.exited().await;
+        latencies.push(start.elapsed());
+    }
+    latencies.sort();
+    println!("SIGKILL to exit report: median {:?}, worst of 50 {:?}", latencies[25], latencies[49]);
+    assert!(latencies[25] < Duration::from_millis(20));
+}
+
+async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
+    // Given an agent with a descriptor that anyone may inherit,
+    let leak = std::fs::File::open("/dev/null").unwrap();
+    rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
+    agent.supervisor.hold(&leak).unwrap();
+    // when a worker starts,
+    let mut spec =
+        agent.script(0, "cp /proc/self/status status; ls /proc/self/fd > fds; pwd > pwd; env > env; echo $$ > pid");
+    spec.env.insert("ODD".into(), OsString::from_vec(b"\xff\xfe=\nx".to_vec()));
+    let pid = agent.supervisor.spawn(spec).await.unwrap();
+    assert!(agent.exited().await.exit.success());
+    // then no signal is blocked or ignored, nothing but the standard streams is open (3 is `ls` reading), and
+    // environment and directory are what was asked for.
+    let status = agent.read("status");
+    for mask in ["SigBlk", "SigIgn"] {
+        let line = status.lines().find(|line| line.starts_with(mask)).unwrap();
+        // 32 and 33 are the C library's own, and left ignored by its posix_spawn.
+        let signals = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap() & !(0b11 << 31);
+        assert_eq!(signals, 0, "{line}");
+    }
+    assert_eq!(agent.read("fds"), "0\n1\n2\n3\n");
+    assert_eq!(agent.read("pid").trim().parse::<i32>().unwrap(), pid);
+    assert_eq!(agent.read("pwd").trim(), agent.directory.path().to_str().unwrap());
+    let env = std::fs::read(agent.directory.path().join("env")).unwrap();
+    assert!(env.windows(10).any(|window| window == b"ODD=\xff\xfe=\nx\n"));
+    assert!(!env.windows(5).any(|window| window == b"HOME="), "nothing else is inherited");
+}
+
+async fn a_worker_runs_on_its_cpus_alone(mut agent: Agent) {
+    let allowed = cpus::allowed().unwrap();
+    let one = CpuSet([*allowed.0.last().unwrap()].into());
+    let mut spec = agent.script(0, "grep Cpus_allowed_list /proc/self/status > cpus; sh -c 'cat cpus > done'");
+    spec.cpus = one.clone();
+    agent.supervisor.spawn(spec).await.unwrap();
+    assert_eq!(agent.exited().await.exit, Exit::Code(0));
+    assert_eq!(agent.line_in("done").await.split_whitespace().last(), Some(one.to_string().as_str()));
+    // The next one, of which nothing is said, has the agent's.
+    agent.spawn(1, "grep Cpus_allowed_list /proc/self/status > all").await;
+    assert_eq!(agent.line_in("all").await.split_whitespace().last(), Some(allowed.to_string().as_str()));
+    agent.exited().await;
+    // A CPU that no machine has.
+    let mut spec = agent.script(2, "true");
+    spec.cpus = "8191".parse().unwrap();
+    let refused = agent.supervisor.spawn(spec).await.unwrap_err().to_string();
+    assert!(refused.contains("cannot bind a worker to CPUs 8191"), "{refused}");
+}
+
+async fn what_cannot_start_is_explained(mut agent: Agent) {
+    let directory = agent.directory.path().to_owned();
+    let write = |name: &str, text: &str, mode: u32| {
+        std::fs::write(directory.join(name), text).unwrap();
+        std::fs::set_permissions(directory.join(name), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    write("plain", "text", 0o644);
+    write("stale", "#!/no/such/python\n", 0o755);
+    let path = std::env::var("PATH").unwrap();
+    for (argv, expected) in [
+        (&["no-such-program"][..], format!("no such program: no-such-program (looked in PATH={path})")),
+        (&["./missing"], format!("no such program: {}", directory.join("./missing").display())),
+        (&["./plain"], "not executable: ./plain".to_owned()),
+        (&["./stale"], "the interpreter in its first line".to_owned()),
+        (&[], "no program given".to_owned()),
+        (&["sh", "a\0b"], "argument 1".to_owned()),
+    ] {
+        let error = agent.supervisor.spawn(spec(0, argv, &directory)).await.unwrap_err().to_string();
+        assert!(error.contains(&expected), "{argv:?}: {error}");
+    }
+    let error = agent.supervisor.spawn(spec(0, &["true"], "/no/such/dir".as_ref())).await.unwrap_err();
+    assert!(error.to_string().starts_with("cannot enter the working directory /no/such/dir: No such file"), "{error}");
+    // And no event tells of a worker that never was; the next one is this exit.
+    agent.spawn(5, "exit 5").await;
+    assert_eq!(agent.exited().await.local_rank, 5);
+}
+
+async fn what_is_too_large_is_explained_and_what_is_large_works(mut agent: Agent) {
+    let large = |count: usize, length: usize| {
+        let variables = (0..count).map(move |n| (OsString::from(format!("V{n}")), OsString::from("x".repeat(length))));
+        variables.collect::<Vec<_>>()
+    };
+    // 1.5 MB of environment work, though no packet is that long;
+    let mut spec = agent.script(0, "[ ${#V14} = 100000 ]");
+    spec.env.extend(large(15, 100_000));
+    agent.supervisor.spawn(spec).await.unwrap();
+    assert!(agent.exited().await.exit.success());
+    // more than the kernel takes is refused, in all or in one string, by name.
+    let mut spec = agent.script(0, "true");
+    spec.env.extend(large(80, 100_000));
+    let error = agent.supervisor.spawn(spec).await.unwrap_err();
+    assert!(matches!(error, SpawnError::TooLarge { total, .. } if total > 8_000_000), "{error}");
+    let mut spec = agent.script(0, "true");
+    spec.argv.push("y".repeat(2 << 20).into());
+    let error = agent.supervisor.spawn(spec).await.unwrap_err().to_string();
+    assert!(error.contains("of which argument 3 has 2097153"), "{error}");
+}
+
+async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent) {
+    let deadline = Time::now() + Duration::from_millis(200);
+    agent.supervisor.set_deadline(Some(deadline)).unwrap();
+    agent.spawn(0, "trap '' TERM; (setsid sleep 1000 & echo $! > $DIR/stray); while :; do sleep 1; done").await;
+    let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
+    println!("killed {:?} after the deadline", at - deadline);
+    assert!(at >= deadline && at - deadline < Duration::from_millis(100));
+    assert_eq!(agent.exited().await.exit.number(), -9);
+    assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
+    assert!(gone(agent.pid_in("stray").await));
+    // Nothing starts past the deadline,
+    let spec = agent.script(0, "exit 0");
+    assert!(matches!(agent.supervisor.spawn(spec).await, Err(SpawnError::DeadlinePassed)));
+    // and everything does under a new one.
+    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    agent.spawn(0, "exit 0").await;
+    assert!(agent.exited().await.exit.success());
+}
+
+async fn a_deadline_moved_in_time_does_nothing(mut agent: Agent) {
+    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_millis(150))).unwrap();
+    agent.spawn(0, "sleep 0.4").await;
+    agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
+    assert!(agent.exited().await.exit.success());
+}
+
+async fn start_up_is_quick_and_the_guard_small(mut agent: Agent) {
+    let start = Instant::now();
+    agent.spawn(0, "exit 0").await;
+    let (first, since_main) = (start.elapsed(), agent.began.elapsed());
+    agent.exited().await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.supervisor.guard_pid())).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    let (rss, own) = (field("VmRSS"), field("RssAnon"));
+    println!("fork of the guard {:?}, first spawn {first:?}, main to first worker {since_main:?}", agent.fork);
+    println!("guard: RSS {rss} KiB, of which its own {own} KiB, threads {}", field("Threads"));
+    assert_eq!(field("Threads"), 1);
+    assert!(own < 2048);
+    assert!(status.starts_with("Name:\telastic-guard\n"));
+}
+
+async fn closing_ends_everything_and_the_guard(mut agent: Agent) {
+    let worker = agent.spawn(0, "trap '' TERM; while :; do sleep 1; done").await;
+    let guard = agent.supervisor.guard_pid();
+    agent.supervisor.close().await;
+    assert!(gone(worker) && gone(guard));
+}

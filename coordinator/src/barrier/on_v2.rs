@@ -1,0 +1,119 @@
+//! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Not for nodes that run
+//! torchrun: they never arrive.
+//!
+//! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
+//! only be its member's; arrivals only grow in number; and whoever reads all of them knows as much as who was last.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::{BarrierError, check, insist};
+use crate::etcd_v2::{Answer, Entry, Keyspace, News, Only, Refusal, Request};
+use crate::node::Status;
+use crate::torchelastic::{Paths, Seat};
+
+const HINT: &str = "; nodes that run torchrun never do";
+
+/// Meets the other members of the current version at `name`. A name serves once in a version.
+///
+/// # Errors
+/// As [`meet`](super::meet). A version that has torchrun's nodes in it ends in [`BarrierError::Timeout`].
+pub async fn meet_on_v2(
+    etcd: &dyn Keyspace,
+    paths: &Paths,
+    status: &watch::Receiver<Status>,
+    name: &str,
+    within: Duration,
+) -> Result<(), BarrierError> {
+    check(name)?;
+    let mut status = status.clone();
+    let Some(seat) = status.borrow_and_update().seat else { return Err(BarrierError::NotMember(name.to_owned())) };
+    let meeting = Meeting { etcd, paths, seat, name };
+    let met = async {
+        meeting.arrive().await?;
+        loop {
+            let index = match meeting.look().await? {
+                Seen::All => return Ok(()),
+                Seen::Some { index } => index,
+            };
+            tokio::select! {
+                changed = meeting.change_after(index) => changed?,
+                () = left(&mut status, seat) => {
+                    return match meeting.look().await? {
+                        Seen::All => Ok(()),
+                        Seen::Some { .. } => {
+                            Err(BarrierError::RoundEnded { round: seat.version, name: name.to_owned() })
+                        }
+                    };
+                }
+            }
+        }
+    };
+    match tokio::time::timeout(within, met).await {
+        Ok(result) => result,
+        Err(_) => Err(BarrierError::Timeout { round: seat.version, name: name.to_owned(), within, hint: HINT }),
+    }
+}
+
+/// Waits until the node has this place no more.
+async fn left(status: &mut watch::Receiver<Status>, seat: Seat) {
+    // An error means that there is no node any more.
+    let _ = status.wait_for(|status| status.seat != Some(seat)).await;
+}
+
+enum Seen {
+    All,
+    Some {
+        /// As of when.
+        index: u64,
+    },
+}
+
+struct Meeting<'a> {
+    etcd: &'a dyn Keyspace,
+    paths: &'a Paths,
+    seat: Seat,
+    name: &'a str,
+}
+
+impl Meeting<'_> {
+    async fn arrive(&self) -> Result<(), BarrierError> {
+        let key = self.paths.arrival(self.seat.version, self.name, self.seat.group_rank);
+        let arrival = Request::Put { key, value: String::new(), ttl: None, only: Only::Always };
+        self.ask(arrival).await?.outcome.map(drop).map_err(|refusal| self.refused(refusal))
+    }
+
+    /// Who has arrived.
+    async fn look(&self) -> Result<Seen, BarrierError> {
+        let key = self.paths.barrier(self.seat.version, self.name);
+        let Answer { index, outcome } = self.ask(Request::Read { key, recursive: false }).await?;
+        let entries = match outcome {
+            Ok(Entry { entries, .. }) => entries,
+            Err(Refusal::Missing) => Vec::new(),
+            Err(refusal) => return Err(self.refused(refusal)),
+        };
+        let all = entries.len() >= self.seat.group_world_size as usize;
+        Ok(if all { Seen::All } else { Seen::Some { index } })
+    }
+
+    /// Waits for an arrival after that index, or for as good a reason to look again.
+    async fn change_after(&self, index: u64) -> Result<(), BarrierError> {
+        let directory = self.paths.barrier(self.seat.version, self.name);
+        let wait = || async { Ok(self.etcd.wait(&directory, index + 1).await?) };
+        while insist(wait).await? == News::Nothing {}
+        Ok(())
+    }
+
+    async fn ask(&self, request: Request) -> Result<Answer, BarrierError> {
+        insist(|| async { Ok(self.etcd.request(request.clone()).await?) }).await
+    }
+
+    fn refused(&self, refusal: Refusal) -> BarrierError {
+        let cause = match refusal {
+            Refusal::Other(code, words) => format!("{words} ({code})"),
+            refusal => format!("{refusal:?}"),
+        };
+        BarrierError::Refused { name: self.name.to_owned(), cause }
+    }
+}

@@ -1,0 +1,216 @@
+//! `elastic-coordinator`: leads every job under a prefix while it runs, and can serve the embedded store. Not needed by
+//! any job: without it agents lead.
+
+use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use elastic_coordinator::embedded::EmbeddedServer;
+use elastic_coordinator::flags::StoreFlags;
+use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
+use elastic_coordinator::service::metered::Metered;
+use elastic_coordinator::service::{self, Setup, Shared, http};
+use elastic_coordinator::store::Store;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing_subscriber::EnvFilter;
+
+/// Lead every elastic job under a prefix.
+///
+/// A job needs no coordinator: its agents elect a leader among themselves. A coordinator takes the lead of each running
+/// job without a change of its round, so that no training node has the work, and reports on all jobs at one place.
+/// Run as many replicas as you like; they keep nothing outside the store. When one ends, agents lead again at once.
+#[derive(Debug, Parser)]
+#[command(
+    name = "elastic-coordinator",
+    version,
+    after_help = "\
+Examples:
+  elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
+  elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
+
+Signals: SIGTERM and SIGINT hand all jobs to their agents, then end the process."
+)]
+struct Cli {
+    #[command(flatten)]
+    store: StoreFlags,
+
+    /// Serve an embedded store, in this process's memory, and lead the jobs in it: for trials, production is etcd
+    #[arg(long, conflicts_with = "etcd")]
+    embedded: bool,
+
+    /// Where to serve the embedded store
+    #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
+    listen: SocketAddr,
+
+    /// Serve it on an address that other machines can reach: it knows neither passwords nor TLS
+    #[arg(long, requires = "embedded")]
+    allow_remote: bool,
+
+    /// Where to take agents' pulses
+    #[arg(long, default_value = "0.0.0.0:29410", value_name = "ADDR:PORT")]
+    peer_listen: SocketAddr,
+
+    /// Name or address at which agents reach that port [default: the address of the interface that leads to the store]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    peer_address: Option<String>,
+
+    /// Serve /live, /ready and /metrics over HTTP
+    #[arg(long, value_name = "ADDR:PORT")]
+    http: Option<SocketAddr>,
+
+    /// How long its leadership outlives a host that falls silent, in seconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]
+    lease_ttl: u64,
+
+    /// Its log as one JSON object a line
+    #[arg(long)]
+    json_logs: bool,
+}
+
+#[allow(clippy::print_stderr)]
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    set_up_log(cli.json_logs);
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("elastic-coordinator: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(run(cli));
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("elastic-coordinator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn set_up_log(json: bool) {
+    let libraries = "h2=warn,hyper=warn,hyper_util=warn,tonic=warn,tower=warn";
+    let level = std::env::var("LOGLEVEL").unwrap_or_else(|_| "info".into());
+    let filter = EnvFilter::builder().parse_lossy(format!("{level},{libraries}"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
+    if json { log.json().init() } else { log.init() }
+}
+
+async fn run(cli: Cli) -> anyhow::Result<()> {
+    let shared = Arc::<Shared>::default();
+    let (leave, leaving) = watch::channel(false);
+    let mut serving = None;
+    let store: Arc<dyn Store> = if cli.embedded {
+        let server = EmbeddedServer::bind(cli.listen, cli.allow_remote).await?;
+        let store = Arc::new(server.store());
+        let mut leaving = leaving.clone();
+        serving = Some(tokio::spawn(server.serve(async move { drop(leaving.wait_for(|leave| *leave).await) })));
+        store
+    } else {
+        Arc::new(cli.store.connect()?)
+    };
+    let listener = TcpListener::bind(cli.peer_listen)
+        .await
+        .with_context(|| format!("take agents' pulses on {} (--peer-listen)", cli.peer_listen))?;
+    let peer = peer(&cli, listener.local_addr()?)?;
+    let node = NodeId::new(&format!("coordinator-{peer}"), &uuid::Uuid::new_v4().to_string());
+    tracing::info!(%node, prefix = cli.store.prefix, "taking agents' pulses at {peer}");
+    if let Some(address) = cli.http {
+        let listener = TcpListener::bind(address).await.with_context(|| format!("serve HTTP on {address} (--http)"))?;
+        tracing::info!("serving http://{}/metrics, /live and /ready", listener.local_addr()?);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            if let Err(error) = http::serve(listener, shared).await {
+                tracing::error!(%error, "the HTTP port failed");
+            }
+        });
+    }
+    let setup = Setup {
+        store: Arc::new(Metered::new(store, Arc::clone(&shared))),
+        prefix: cli.store.prefix,
+        record: LeaderRecord { node, peer, coordinator: true },
+        listener,
+        lease_ttl: Duration::from_secs(cli.lease_ttl),
+        shared,
+    };
+    let led = match &mut serving {
+        None => service::run(setup, signalled()).await.map_err(anyhow::Error::from),
+        Some(serving) => tokio::select! {
+            led = service::run(setup, signalled()) => led.map_err(anyhow::Error::from),
+            served = serving => return Ok(served.context("the embedded store's task failed")??),
+        },
+    };
+    // The store goes last: agents see the hand-over before it is gone.
+    leave.send_replace(true);
+    if let Some(serving) = serving {
+        serving.await.context("the embedded store's task failed")??;
+    }
+    led
+}
+
+/// Where agents reach the peer port.
+fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
+    let Some(given) = &cli.peer_address else {
+        let host = if bound.ip().is_unspecified() { outward(cli) } else { bound.ip() };
+        return Ok(Endpoint { host: host.to_string(), port: bound.port() });
+    };
+    let bare = given.parse::<IpAddr>().is_ok();
+    let (host, port) = match given.rsplit_once(':').filter(|_| !bare) {
+        Some((host, port)) if !host.ends_with(':') => {
+            (host, port.parse().with_context(|| format!("--peer-address {given}: {port:?} is not a port"))?)
+        }
+        _ => (given.as_str(), bound.port()),
+    };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    anyhow::ensure!(!host.is_empty(), "--peer-address {given}: a host is missing");
+    Ok(Endpoint { host: host.to_owned(), port })
+}
+
+/// This machine's address on the way to the store; where the store is on this machine, on the way out of it.
+fn outward(cli: &Cli) -> IpAddr {
+    // An address of documentation (RFC 5737), so never this machine's network.
+    const OUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
+    let store = if cli.embedded { Some(cli.listen) } else { cli.store.etcd.first().and_then(|etcd| resolve(etcd)) };
+    let found = store.and_then(from_here_to).filter(|ip| !ip.is_loopback()).or_else(|| from_here_to(OUT));
+    found.unwrap_or_else(|| {
+        tracing::warn!("no network but loopback: agents on other machines need --peer-address");
+        Ipv4Addr::LOCALHOST.into()
+    })
+}
+
+/// The address that the kernel would send from; nothing is sent.
+fn from_here_to(to: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified())
+}
+
+fn resolve(etcd: &str) -> Option<SocketAddr> {
+    let address = etcd.split_once("://").map_or(etcd, |(_, address)| address).trim_end_matches('/');
+    let mut found = address.to_socket_addrs().or_else(|_| (address, 2379).to_socket_addrs()).ok()?;
+    found.next()
+}
+
+/// SIGTERM or SIGINT.
+async fn signalled() {
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}

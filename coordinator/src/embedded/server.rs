@@ -1,0 +1,219 @@
+//! Opens the port, puts the services together and runs them until told to stop. Not for what they answer.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use etcd_client::proto::{
+    PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader, PbWatchServer,
+};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tonic::Status;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use super::Hub;
+use super::admin::AdminService;
+use super::kv::KvService;
+use super::lease::LeaseService;
+use super::status::auth_not_enabled;
+use super::watch::WatchService;
+use crate::mvcc::Limits;
+use crate::store::{MemoryStore, Revision};
+
+pub(super) type Result<T, E = Status> = std::result::Result<T, E>;
+pub(super) type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T>> + Send>>;
+
+/// Room for what a message holds besides keys and values; etcd allows the same.
+const MESSAGE_OVERHEAD: usize = 512 << 10;
+
+/// How long connections have to end by themselves once the server is told to stop.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// How often a silent client is asked whether it is there, and how long it may take to answer.
+const CLIENT_CHECK: Duration = Duration::from_secs(10);
+
+/// Why the embedded store cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EmbeddedError {
+    /// The address can be reached from other machines, and nobody said that it may be.
+    #[error(
+        "the embedded store knows neither passwords nor TLS, and at {address} other machines could reach it: \
+         give it a loopback address such as 127.0.0.1, or allow remote clients explicitly where the network is trusted"
+    )]
+    Remote {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// Another process listens there.
+    #[error(
+        "the embedded store cannot listen on {address}: another process does; choose another port, or 0 for a free one"
+    )]
+    InUse {
+        /// The address asked for.
+        address: SocketAddr,
+    },
+    /// Listening there fails for another reason.
+    #[error("the embedded store cannot listen on {address}: {cause}")]
+    Listen {
+        /// The address asked for.
+        address: SocketAddr,
+        /// The system's words.
+        cause: io::Error,
+    },
+    /// The server ended by itself.
+    #[error("the embedded store at {address} stopped serving: {cause}")]
+    Serve {
+        /// Where it listened.
+        address: SocketAddr,
+        /// Why.
+        cause: tonic::transport::Error,
+    },
+}
+
+/// How the embedded store is run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Whether an address that other machines can reach is taken.
+    pub allow_remote: bool,
+    /// Bounds on what it holds.
+    pub limits: Limits,
+    /// How often a watch that asked for it is told of the store's progress. etcd's default is ten minutes.
+    pub progress_every: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { allow_remote: false, limits: Limits::default(), progress_every: Duration::from_secs(600) }
+    }
+}
+
+/// The embedded store with its port open. Clients can connect from here on; they are answered once it is served.
+#[derive(Debug)]
+pub struct EmbeddedServer {
+    listener: TcpListener,
+    address: SocketAddr,
+    hub: Arc<Hub>,
+    cluster: Cluster,
+    options: Options,
+}
+
+impl EmbeddedServer {
+    /// Opens an empty store on an address; port 0 takes a free one. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`EmbeddedError::Remote`] if the address is not a loopback one and `allow_remote` is not set,
+    /// [`EmbeddedError::InUse`], [`EmbeddedError::Listen`].
+    pub async fn bind(address: SocketAddr, allow_remote: bool) -> Result<EmbeddedServer, EmbeddedError> {
+        EmbeddedServer::bind_with(address, Options { allow_remote, ..Options::default() }).await
+    }
+
+    /// Like [`EmbeddedServer::bind`], with everything said.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn bind_with(address: SocketAddr, options: Options) -> Result<EmbeddedServer, EmbeddedError> {
+        if !options.allow_remote && !address.ip().to_canonical().is_loopback() {
+            return Err(EmbeddedError::Remote { address });
+        }
+        let listen = async {
+            let listener = TcpListener::bind(address).await?;
+            let bound = listener.local_addr()?;
+            Ok((listener, bound))
+        };
+        let (listener, address) = listen.await.map_err(|cause: io::Error| match cause.kind() {
+            io::ErrorKind::AddrInUse => EmbeddedError::InUse { address },
+            _ => EmbeddedError::Listen { address, cause },
+        })?;
+        let hub = Hub::start(options.limits.clone());
+        // Never zero, which is how protobuf says nothing.
+        let cluster = Cluster { id: rand::random_range(1..u64::MAX), member: rand::random_range(1..u64::MAX) };
+        Ok(EmbeddedServer { listener, address, hub, cluster, options })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The same store for this process, without the network.
+    pub fn store(&self) -> MemoryStore {
+        MemoryStore::on(self.hub.clone())
+    }
+
+    /// Answers clients until `shutdown` completes; then ends their streams and returns within two seconds or so.
+    ///
+    /// # Errors
+    /// [`EmbeddedError::Serve`].
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) -> Result<(), EmbeddedError> {
+        let EmbeddedServer { listener, address, hub, cluster, options } = self;
+        tracing::info!(
+            %address,
+            cluster = format_args!("{:x}", cluster.id),
+            "serving the embedded store: it is held in this process's memory, for one machine and trials; \
+             production is etcd"
+        );
+        let (close, closing) = watch::channel(());
+        let closing = Closing(closing);
+        let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
+        let admin = AdminService { hub: hub.clone(), cluster, address };
+        let kv = KvService { hub: hub.clone(), cluster };
+        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone() };
+        let watch = WatchService { hub, cluster, closing: closing.clone(), progress_every: options.progress_every };
+        let routes = Routes::new(PbKvServer::new(kv).max_decoding_message_size(message))
+            .add_service(PbLeaseServer::new(lease))
+            .add_service(PbWatchServer::new(watch))
+            .add_service(PbMaintenanceServer::new(admin.clone()))
+            .add_service(PbClusterServer::new(admin));
+        let no_login = || async { auth_not_enabled().into_http::<axum::body::Body>() };
+        let router = routes.into_axum_router().route("/etcdserverpb.Auth/{method}", axum::routing::post(no_login));
+        let serving = Server::builder()
+            .http2_keepalive_interval(Some(CLIENT_CHECK))
+            .http2_keepalive_timeout(Some(CLIENT_CHECK))
+            .add_routes(Routes::from(router))
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(listener).with_nodelay(Some(true)),
+                closing.clone().closed(),
+            );
+        let stop = async {
+            shutdown.await;
+            drop(close);
+            tokio::time::sleep(STOP_GRACE).await;
+        };
+        tokio::select! {
+            served = serving => served.map_err(|cause| EmbeddedError::Serve { address, cause }),
+            // A client that reads nothing would keep its connection open for ever.
+            () = stop => Ok(()),
+        }
+    }
+}
+
+/// Who answers: new at every start.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cluster {
+    id: u64,
+    member: u64,
+}
+
+impl Cluster {
+    pub(super) fn header(self, revision: Revision) -> PbResponseHeader {
+        PbResponseHeader { cluster_id: self.id, member_id: self.member, revision: revision.0, raft_term: 1 }
+    }
+}
+
+/// Completes when the server stops, for streams, which would otherwise go on for ever.
+#[derive(Clone)]
+pub(super) struct Closing(watch::Receiver<()>);
+
+impl Closing {
+    pub(super) async fn closed(mut self) {
+        // Nothing is ever sent: this fails when the sender is dropped.
+        while self.0.changed().await.is_ok() {}
+    }
+}

@@ -1,0 +1,307 @@
+//! One member at a time, and what happens when it fails: deadlines and fail-over. Not for what is asked.
+//!
+//! A member that does not answer in time is left for the next one, with every long poll that hangs on it: on a frozen
+//! server they would never end by themselves.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::wire::{Call, Reply};
+use crate::store::etcd::{EtcdConfig, EtcdTls, read};
+use crate::store::{Result, StoreError};
+
+/// The largest answer that is read: a directory of a job has some hundred small keys.
+const MAX_ANSWER: usize = 64 * 1024 * 1024;
+
+/// Connections kept open beside those in use: one for calls, one that a long poll just left.
+const IDLE: usize = 2;
+
+type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// What may be done when it is not known whether a request was carried out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// Sending it again is harmless.
+    Safe,
+    /// It must not be sent twice.
+    Never,
+}
+
+/// Why one attempt failed.
+enum Fault {
+    /// No connection was made, so nothing was done.
+    NotSent(String),
+    /// It may have been carried out.
+    Unsure(String),
+    /// Nothing will change by itself.
+    Refused(StoreError),
+}
+
+/// Connections to one member.
+struct Link {
+    http: Http,
+    uri: String,
+    retired: watch::Sender<bool>,
+}
+
+impl Link {
+    async fn retired(&self) {
+        // Cannot fail: the sender lives in self.
+        let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
+    }
+}
+
+pub(super) struct Links {
+    config: EtcdConfig,
+    uris: Vec<String>,
+    authorization: Option<HeaderValue>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The endpoint in use, or to be tried next.
+    current: usize,
+    link: Option<Arc<Link>>,
+}
+
+impl Links {
+    pub(super) fn new(config: EtcdConfig) -> Result<Links> {
+        let uris = config.uris()?;
+        let authorization = config.user.as_ref().map(|user| {
+            let credentials = STANDARD.encode(format!("{}:{}", user.name, user.password.reveal()));
+            // Base64 holds nothing that a header cannot.
+            let mut value =
+                HeaderValue::try_from(format!("Basic {credentials}")).unwrap_or(HeaderValue::from_static(""));
+            value.set_sensitive(true);
+            value
+        });
+        let links = Links { config, uris, authorization, state: Mutex::default() };
+        links.http()?;
+        Ok(links)
+    }
+
+    pub(super) fn endpoints(&self) -> String {
+        self.uris.join(",")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Certificates are read anew for each member that is turned to, so renewed ones need no restart.
+    fn http(&self) -> Result<Http> {
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(self.config.connect_timeout));
+        let tls = match &self.config.tls {
+            Some(files) => client_config(files)?,
+            None => builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
+        };
+        let mut https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+        if let Some(name) = self.config.tls.as_ref().and_then(|tls| tls.server_name.as_ref()) {
+            let name = ServerName::try_from(name.clone())
+                .map_err(|_| StoreError::Invalid(format!("{name:?} is no server name")))?;
+            https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
+        }
+        Ok(Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(IDLE)
+            .build(https.enable_http1().wrap_connector(tcp)))
+    }
+
+    fn link(&self) -> Result<Arc<Link>, Fault> {
+        let mut state = self.state();
+        if let Some(link) = &state.link {
+            return Ok(Arc::clone(link));
+        }
+        let uri = self.uris[state.current].clone();
+        let link =
+            Arc::new(Link { http: self.http().map_err(Fault::Refused)?, uri, retired: watch::Sender::new(false) });
+        state.link = Some(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// Turns to the next member, if this one is still the one in use.
+    fn retire(&self, link: &Arc<Link>) {
+        let mut state = self.state();
+        if state.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
+            state.link = None;
+            state.current = (state.current + 1) % self.uris.len();
+        }
+        drop(state);
+        link.retired.send_replace(true);
+    }
+
+    /// Runs a request at the current member, and at others as far as that is safe, within the call's deadline.
+    pub(super) async fn call(&self, repeat: Repeat, call: &Call) -> Result<Reply> {
+        let deadline = Instant::now() + self.config.call_timeout;
+        // One try for each member; a lone one gets a second, since the first may only find that it restarted.
+        let tries = self.uris.len().max(2) as u32;
+        let mut fault = Fault::NotSent("no time left".into());
+        for left in (1..=tries).rev() {
+            let now = Instant::now();
+            let alone = self.uris.len() == 1 || repeat == Repeat::Never;
+            let until = if alone { deadline } else { now + (deadline - now) / left };
+            fault = match self.attempt(until, call).await {
+                Ok(reply) => return Ok(reply),
+                Err(fault) => fault,
+            };
+            let again = match &fault {
+                Fault::NotSent(_) => true,
+                Fault::Unsure(_) => repeat == Repeat::Safe,
+                Fault::Refused(_) => false,
+            };
+            if !again || Instant::now() >= deadline {
+                break;
+            }
+        }
+        let endpoints = self.endpoints();
+        Err(match fault {
+            Fault::Refused(error) => error,
+            Fault::Unsure(cause) if repeat == Repeat::Never => StoreError::Unknown { endpoints, cause },
+            Fault::Unsure(cause) | Fault::NotSent(cause) => StoreError::Unavailable { endpoints, cause },
+        })
+    }
+
+    async fn attempt(&self, until: Instant, call: &Call) -> Result<Reply, Fault> {
+        let link = self.link()?;
+        let result = match timeout_at(until, self.send(&link, call)).await {
+            Ok(Ok(reply)) => match reply.is_election() {
+                Some(cause) => Err(Fault::Unsure(format!("{}: {cause}", link.uri))),
+                None => return Ok(reply),
+            },
+            Ok(Err(fault)) => Err(fault),
+            Err(_) => Err(Fault::Unsure(format!("{} does not answer", link.uri))),
+        };
+        self.retire(&link);
+        result
+    }
+
+    /// A request whose answer may take as long as `window`. `None`: no answer, and nothing wrong with that.
+    pub(super) async fn poll(&self, call: &Call, window: Duration) -> Result<Option<Reply>> {
+        let outcome = match self.link() {
+            Err(fault) => Err(fault),
+            Ok(link) => tokio::select! {
+                sent = timeout(window, self.send(&link, call)) => match sent {
+                    Err(_) => return Ok(None),
+                    Ok(Ok(reply)) => return Ok(Some(reply)),
+                    Ok(Err(fault)) => {
+                        self.retire(&link);
+                        Err(fault)
+                    }
+                },
+                () = link.retired() => return Ok(None),
+            },
+        };
+        outcome.map_err(|fault| match fault {
+            Fault::Refused(error) => error,
+            Fault::Unsure(cause) | Fault::NotSent(cause) => {
+                StoreError::Unavailable { endpoints: self.endpoints(), cause }
+            }
+        })
+    }
+
+    async fn send(&self, link: &Link, call: &Call) -> Result<Reply, Fault> {
+        let mut request = hyper::Request::builder().method(&call.method).uri(format!("{}{}", link.uri, call.path));
+        if !call.body.is_empty() {
+            request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request
+            .body(Full::new(Bytes::from(call.body.clone())))
+            .map_err(|error| Fault::Refused(StoreError::Invalid(format!("{}: {error}", call.path))))?;
+        let response = link.http.request(request).await.map_err(|error| fault(&error, &link.uri))?;
+        let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+        let status = response.status().as_u16();
+        let cluster = header("x-etcd-cluster-id");
+        let index = header("x-etcd-index").and_then(|index| index.parse().ok()).unwrap_or(0);
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = body.map_err(|error| Fault::Unsure(format!("{}: {error}", link.uri)))?.to_bytes();
+        Ok(Reply { status, cluster, index, body })
+    }
+}
+
+fn fault(error: &Error, uri: &str) -> Fault {
+    let cause = chain(error);
+    if !error.is_connect() {
+        // In TLS 1.3 a server refuses a client's certificate only after the client believes to be connected.
+        if ["CertificateRequired", "BadCertificate", "UnknownCA"].iter().any(|alert| cause.contains(alert)) {
+            return tls(uri, "it wants a client certificate from a CA that it trusts".into());
+        }
+        return Fault::Unsure(format!("{uri}: {cause}"));
+    }
+    if cause.contains("UnknownIssuer") || cause.contains("BadSignature") {
+        return tls(uri, "its certificate was not signed by the CA given".into());
+    }
+    if cause.contains("not valid for name") || cause.contains("NotValidForName") {
+        return tls(uri, format!("its certificate is for another name ({cause})"));
+    }
+    if cause.contains("corrupt message") || cause.contains("InvalidContentType") {
+        return tls(uri, "it speaks plain HTTP and we TLS: use http:// without TLS files".into());
+    }
+    Fault::NotSent(format!("{uri}: {cause}"))
+}
+
+fn tls(uri: &str, cause: String) -> Fault {
+    Fault::Refused(StoreError::Tls { endpoints: uri.to_owned(), cause })
+}
+
+/// An error's words and all that is behind them.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}
+
+fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| StoreError::Invalid(format!("TLS: {error}")))
+}
+
+fn client_config(files: &EtcdTls) -> Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&files.ca)? {
+        roots.add(certificate).map_err(|error| invalid(&files.ca, &error))?;
+    }
+    let builder = builder()?.with_root_certificates(roots);
+    let Some((certificate, key_file)) = &files.client else { return Ok(builder.with_no_client_auth()) };
+    let key = PrivateKeyDer::from_pem_slice(&read(key_file)?).map_err(|error| invalid(key_file, &error))?;
+    builder.with_client_auth_cert(certificates(certificate)?, key).map_err(|error| invalid(certificate, &error))
+}
+
+fn certificates(file: &std::path::Path) -> Result<Vec<CertificateDer<'static>>> {
+    let certificates: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(file)?).collect();
+    match certificates {
+        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
+        Ok(_) => Err(StoreError::Invalid(format!("{} holds no PEM certificate", file.display()))),
+        Err(error) => Err(invalid(file, &error)),
+    }
+}
+
+fn invalid(file: &std::path::Path, error: &dyn std::fmt::Debug) -> StoreError {
+    StoreError::Invalid(format!("{}: {error:?}", file.display()))
+}

@@ -1,0 +1,76 @@
+//! The flags that say which store and which prefix, shared by `elastic-coordinator` and `elasticctl`. Not for anything
+//! that only one of them takes.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::job::Keys;
+use crate::store::StoreError;
+use crate::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+
+/// Variable that holds etcd's password where no file does.
+const PASSWORD: &str = "ELASTIC_ETCD_PASSWORD";
+
+/// Which store, and where in it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Store")]
+pub struct StoreFlags {
+    /// Members of the etcd cluster; also the address of an embedded store
+    #[arg(
+        long,
+        env = "ELASTIC_ETCD",
+        default_value = "127.0.0.1:2379",
+        value_delimiter = ',',
+        value_name = "HOST:PORT,…",
+        global = true
+    )]
+    pub etcd: Vec<String>,
+
+    /// Where the jobs live in the store: what the agents were given as `--rdzv-conf prefix=`
+    #[arg(long, env = "ELASTIC_PREFIX", default_value = Keys::DEFAULT_PREFIX, value_name = "PATH", global = true)]
+    pub prefix: String,
+
+    /// PEM file of the CA that signed etcd's certificates; makes the connection TLS
+    #[arg(long, env = "ELASTIC_ETCD_CACERT", value_name = "FILE", global = true)]
+    pub cacert: Option<PathBuf>,
+
+    /// PEM file of our own certificate, where etcd asks for one; with --key
+    #[arg(long, env = "ELASTIC_ETCD_CERT", requires = "key", requires = "cacert", value_name = "FILE", global = true)]
+    pub cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's key
+    #[arg(long, env = "ELASTIC_ETCD_KEY", requires = "cert", value_name = "FILE", global = true)]
+    pub key: Option<PathBuf>,
+
+    /// etcd user; the password comes from --password-file or else from $ELASTIC_ETCD_PASSWORD, never from a flag
+    #[arg(long, env = "ELASTIC_ETCD_USER", value_name = "NAME", global = true)]
+    pub user: Option<String>,
+
+    /// File that holds the user's password
+    #[arg(long, env = "ELASTIC_ETCD_PASSWORD_FILE", requires = "user", value_name = "FILE", global = true)]
+    pub password_file: Option<PathBuf>,
+}
+
+impl StoreFlags {
+    /// The etcd that they name. No connection is made yet.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] names the flag's value that cannot be used.
+    pub fn connect(&self) -> Result<EtcdStore, StoreError> {
+        let mut config = EtcdConfig::new(self.etcd.iter().cloned());
+        config.tls = self.cacert.clone().map(|ca| EtcdTls {
+            ca,
+            client: self.cert.clone().zip(self.key.clone()),
+            server_name: None,
+        });
+        if let Some(name) = self.user.clone() {
+            let password = match &self.password_file {
+                Some(file) => Secret::from_file(file)?,
+                None => Secret::from_env(PASSWORD)?,
+            };
+            config.user = Some(EtcdUser { name, password });
+        }
+        EtcdStore::connect(config)
+    }
+}

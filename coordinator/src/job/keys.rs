@@ -1,0 +1,213 @@
+//! Where a job's records live in the store. The only place that builds or takes apart keys.
+
+use super::{JobId, NodeId};
+use crate::store::Revision;
+
+/// The keys of one job, under `<prefix>/v1/jobs/<job>/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    root: String,
+}
+
+/// What a key of a job holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Part {
+    /// [`Keys::spec`].
+    Spec,
+    /// [`Keys::desired`].
+    Desired,
+    /// [`Keys::leader`].
+    Leader,
+    /// [`Keys::round`].
+    Round,
+    /// [`Keys::checkpoint`].
+    Checkpoint,
+    /// [`Keys::node`].
+    Node(NodeId),
+    /// [`Keys::evicted`].
+    Evicted(NodeId),
+    /// [`Keys::rank`].
+    Rank(u64, Revision, NodeId),
+    /// [`Keys::event`].
+    Event(u64),
+}
+
+impl Keys {
+    /// Prefix unless configured otherwise.
+    pub const DEFAULT_PREFIX: &str = "/elastic";
+
+    /// The keys of `job` under `prefix` (a slash at its end makes no difference).
+    pub fn new(prefix: &str, job: &JobId) -> Keys {
+        Keys { root: format!("{}{job}/", Keys::jobs(prefix)) }
+    }
+
+    /// Prefix of all jobs.
+    pub fn jobs(prefix: &str) -> String {
+        format!("{}/v1/jobs/", prefix.trim_end_matches('/'))
+    }
+
+    /// Prefix of everything that belongs to the job.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// What all must share.
+    pub fn spec(&self) -> String {
+        format!("{}spec", self.root)
+    }
+
+    /// The operator's overrides.
+    pub fn desired(&self) -> String {
+        format!("{}desired", self.root)
+    }
+
+    /// Who decides; its mod revision is the term.
+    pub fn leader(&self) -> String {
+        format!("{}leader", self.root)
+    }
+
+    /// The current round.
+    pub fn round(&self) -> String {
+        format!("{}round", self.root)
+    }
+
+    /// Pointer to the latest committed checkpoint.
+    pub fn checkpoint(&self) -> String {
+        format!("{}checkpoint", self.root)
+    }
+
+    /// Prefix of the nodes' own keys.
+    pub fn nodes(&self) -> String {
+        format!("{}nodes/", self.root)
+    }
+
+    /// One node's own key.
+    pub fn node(&self, node: &NodeId) -> String {
+        format!("{}nodes/{node}", self.root)
+    }
+
+    /// Prefix of the tombstones.
+    pub fn evictions(&self) -> String {
+        format!("{}evicted/", self.root)
+    }
+
+    /// One node's tombstone.
+    pub fn evicted(&self, node: &NodeId) -> String {
+        format!("{}evicted/{node}", self.root)
+    }
+
+    /// Prefix of all rounds' rank keys.
+    pub fn rounds(&self) -> String {
+        format!("{}rounds/", self.root)
+    }
+
+    /// Prefix of everything about round `number`'s ranks, of every plan.
+    pub fn ranks_of_round(&self, number: u64) -> String {
+        format!("{}rounds/{number}/", self.root)
+    }
+
+    /// Prefix of the rank keys of one plan.
+    pub fn ranks(&self, number: u64, plan: Revision) -> String {
+        format!("{}rounds/{number}/{plan}/", self.root)
+    }
+
+    /// One node's rank key under one plan.
+    pub fn rank(&self, number: u64, plan: Revision, node: &NodeId) -> String {
+        format!("{}rounds/{number}/{plan}/{node}", self.root)
+    }
+
+    /// Prefix of round `number`'s barriers.
+    pub fn barriers(&self, number: u64) -> String {
+        format!("{}barriers/{number}/", self.root)
+    }
+
+    /// Prefix of the arrivals at one barrier; nothing but arrivals lies under it, so it can be counted.
+    pub fn arrivals(&self, number: u64, name: &str) -> String {
+        format!("{}barriers/{number}/arrived/{name}/", self.root)
+    }
+
+    /// Written once all have arrived.
+    pub fn release(&self, number: u64, name: &str) -> String {
+        format!("{}barriers/{number}/released/{name}", self.root)
+    }
+
+    /// Prefix of the history.
+    pub fn events(&self) -> String {
+        format!("{}events/", self.root)
+    }
+
+    /// One event; numbers are padded so that key order is their order.
+    pub fn event(&self, number: u64) -> String {
+        format!("{}events/{number:012}", self.root)
+    }
+
+    /// Round, plan and node of a rank key.
+    pub fn rank_of(&self, key: &str) -> Option<(u64, Revision, NodeId)> {
+        let mut parts = key.strip_prefix(&self.rounds())?.splitn(3, '/');
+        let number = parts.next()?.parse().ok()?;
+        let plan = Revision(parts.next()?.parse().ok()?);
+        Some((number, plan, NodeId::from_text(parts.next()?)))
+    }
+
+    /// The job that a key under [`Keys::jobs`] belongs to.
+    pub fn job_of(prefix: &str, key: &str) -> Option<JobId> {
+        key.strip_prefix(&Keys::jobs(prefix))?.split_once('/')?.0.parse().ok()
+    }
+
+    /// What a key of this job holds; `None` for one that is not ours, or of a barrier.
+    pub fn part(&self, key: &str) -> Option<Part> {
+        match key.strip_prefix(&self.root)? {
+            "spec" => Some(Part::Spec),
+            "desired" => Some(Part::Desired),
+            "leader" => Some(Part::Leader),
+            "round" => Some(Part::Round),
+            "checkpoint" => Some(Part::Checkpoint),
+            _ => Keys::node_of(&self.nodes(), key)
+                .map(Part::Node)
+                .or_else(|| Keys::node_of(&self.evictions(), key).map(Part::Evicted))
+                .or_else(|| self.rank_of(key).map(|(number, plan, node)| Part::Rank(number, plan, node)))
+                .or_else(|| key.strip_prefix(&self.events())?.parse().ok().map(Part::Event)),
+        }
+    }
+
+    /// The node that a key directly under `prefix` belongs to.
+    pub fn node_of(prefix: &str, key: &str) -> Option<NodeId> {
+        key.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(NodeId::from_text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_lie_where_the_protocol_says() {
+        let keys = Keys::new("/elastic/", &"J".parse().unwrap());
+        let node = NodeId::new("a", "1");
+        assert_eq!(keys.node(&node), "/elastic/v1/jobs/J/nodes/a:1");
+        assert_eq!(keys.rank(3, Revision(17), &node), "/elastic/v1/jobs/J/rounds/3/17/a:1");
+        assert_eq!(keys.rank_of(&keys.rank(3, Revision(17), &node)), Some((3, Revision(17), node.clone())));
+        assert_eq!(Keys::node_of(&keys.nodes(), &keys.node(&node)), Some(node));
+        assert_eq!(Keys::node_of(&keys.nodes(), "/elastic/v1/jobs/J/round"), None);
+    }
+
+    #[test]
+    fn keys_tell_their_job_and_what_they_hold() {
+        let job: JobId = "J".parse().unwrap();
+        let keys = Keys::new("/elastic", &job);
+        let node = NodeId::new("a", "1");
+        for (key, part) in [
+            (keys.spec(), Part::Spec),
+            (keys.leader(), Part::Leader),
+            (keys.node(&node), Part::Node(node.clone())),
+            (keys.evicted(&node), Part::Evicted(node.clone())),
+            (keys.rank(3, Revision(17), &node), Part::Rank(3, Revision(17), node.clone())),
+            (keys.event(12), Part::Event(12)),
+        ] {
+            assert_eq!(Keys::job_of("/elastic/", &key), Some(job.clone()));
+            assert_eq!(keys.part(&key), Some(part));
+        }
+        assert_eq!(keys.part(&keys.release(3, "b")), None);
+        assert_eq!(Keys::job_of("/elastic", "/other/v1/jobs/J/spec"), None);
+    }
+}

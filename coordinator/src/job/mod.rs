@@ -1,0 +1,25 @@
+//! A job's vocabulary: ids, keys and the JSON records that live under them. Not for decisions or IO.
+//!
+//! Dashboards read these records, so their shapes are documented in `docs/protocol.md` and change only with the
+//! protocol version.
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod failure;
+mod ids;
+mod keys;
+mod record;
+mod spec;
+
+pub use failure::{Failure, FailureClass, Killer, Killing};
+pub use ids::{BadJobId, JobId, NodeId};
+pub use keys::{Keys, Part};
+pub(crate) use record::to_json;
+pub use record::{
+    Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
+    Tombstone, Versioned,
+};
+pub use spec::{Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
+
+/// Where the latest committed checkpoint lies: the record under the `checkpoint` key.
+pub use elastic_proto::worker::Checkpoint;

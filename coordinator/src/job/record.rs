@@ -1,0 +1,293 @@
+//! The JSON records that nodes and leaders write. Not for what they mean together: that is `rendezvous`.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{Checkpoint, Failure, NodeId};
+use crate::store::{KeyValue, Revision};
+
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Name or address, without brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// What a node says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Has no workers and wants a place: in exactly round `round` as a member of the one before, or, with no round
+    /// named, in any as a newcomer.
+    Waiting,
+    /// Its workers of `round` run.
+    Running,
+    /// Its workers of `round` all ended well.
+    Done,
+    /// A worker of `round` failed, or the node lost its workers.
+    Failed,
+    /// Its workers of `round` run, and it wants to leave.
+    Draining,
+    /// It leaves, has stopped its workers for the forming `round`, and wants no place.
+    Stopped,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Waiting => "waiting",
+            Phase::Running => "running",
+            Phase::Done => "done",
+            Phase::Failed => "failed",
+            Phase::Draining => "draining",
+            Phase::Stopped => "stopped",
+        })
+    }
+}
+
+/// A node's own key, `nodes/<node>`. Written by that node alone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// The node's name: stays the same over restarts of its agent.
+    pub name: String,
+    /// This agent process.
+    pub incarnation: String,
+    /// The machine, by its machine id.
+    pub machine: String,
+    /// The machine's boot.
+    pub boot: String,
+    /// Host name, for people.
+    pub host: String,
+    /// Where the agent listens for pulses.
+    pub peer: Endpoint,
+    /// Workers it would start.
+    pub slots: u32,
+    /// The workers' role name.
+    pub role: String,
+    /// What it is doing.
+    pub phase: Phase,
+    /// The round it speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub round: Option<u64>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+    /// The address it already holds for rank 0's bootstrap, when waiting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<Endpoint>,
+    /// The group rank that it must have, where ranks are fixed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<u32>,
+}
+
+impl NodeRecord {
+    /// The node's id.
+    pub fn id(&self) -> NodeId {
+        NodeId::new(&self.name, &self.incarnation)
+    }
+}
+
+/// Where a round stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoundState {
+    /// Members are stopping, places are being given.
+    Forming,
+    /// Sealed: its members are at work.
+    Running,
+    /// All its members were done.
+    Succeeded,
+    /// It failed, and no restart was left, or the job stayed below its minimum.
+    Failed,
+    /// The operator ended the job.
+    Closed,
+}
+
+impl RoundState {
+    /// Whether the job has ended.
+    pub fn is_final(self) -> bool {
+        matches!(self, RoundState::Succeeded | RoundState::Failed | RoundState::Closed)
+    }
+}
+
+impl fmt::Display for RoundState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RoundState::Forming => "forming",
+            RoundState::Running => "running",
+            RoundState::Succeeded => "succeeded",
+            RoundState::Failed => "failed",
+            RoundState::Closed => "closed",
+        })
+    }
+}
+
+/// A round that was sealed: its number and the plan whose rank keys count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealed {
+    /// The round's number.
+    pub number: u64,
+    /// Mod revision of the `forming` record that it was sealed from.
+    pub plan: Revision,
+}
+
+/// The current round, `round`. Written by leaders alone, and by an agent that begins a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundRecord {
+    /// Grows by one with each round, over all generations.
+    pub number: u64,
+    /// Grows by one when a job is begun anew.
+    pub generation: u64,
+    /// Where it stands.
+    pub state: RoundState,
+    /// The last sealed round: while forming, the one whose members must be done with first; else this one. None where
+    /// there is nobody to be done with: no round was sealed yet, or all of the last one have left.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<Sealed>,
+    /// Nodes in it, once sealed.
+    #[serde(default)]
+    pub group_world_size: u32,
+    /// Workers in it, once sealed.
+    #[serde(default)]
+    pub world_size: u32,
+    /// Where rank 0's bootstrap listens, once sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub master: Option<Endpoint>,
+    /// Restarts charged to the job so far.
+    #[serde(default)]
+    pub restarts: u32,
+    /// The checkpoint all its members resume from, once sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
+    /// While forming: names of members that their operator drains. They stop like one that leaves by itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leaving: Vec<String>,
+    /// Why it came to be, for people.
+    pub reason: String,
+    /// The job's root cause, once failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Failure>,
+}
+
+/// A member's place, `rounds/<n>/<plan>/<node>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankRecord {
+    /// The node's position in the round.
+    pub group_rank: u32,
+    /// Global rank of its first worker.
+    pub first_rank: u32,
+    /// Its workers.
+    pub slots: u32,
+    /// Rank of its first worker among those of its role.
+    pub role_rank_base: u32,
+    /// Workers of its role.
+    pub role_world_size: u32,
+    /// The node's name.
+    pub name: String,
+    /// Its machine id.
+    pub machine: String,
+    /// Its machine's boot.
+    pub boot: String,
+    /// Where its agent listens for pulses.
+    pub peer: Endpoint,
+}
+
+/// Who decides, `leader`. Its mod revision is the term.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaderRecord {
+    /// The node, or the coordinator's replica.
+    pub node: NodeId,
+    /// Where it takes pulses.
+    pub peer: Endpoint,
+    /// Whether it is a replica of the coordinator service: no member of any round.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub coordinator: bool,
+}
+
+/// What is known of an evicted node's workers at its eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// Nothing: it may still be at work until its fence point, so the next round waits for that.
+    Unknown,
+    /// Its lease lapsed and it is silent: past its fence point, unless its whole group is cut off from the store.
+    Fenced,
+    /// Confirmed dead.
+    Dead,
+}
+
+/// An evicted node, `evicted/<node>`. Kept for the generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// The sealed round it was evicted from; zero if it had no place yet.
+    pub round: u64,
+    /// How much is known of its workers.
+    pub fate: Fate,
+    /// Why, for people.
+    pub reason: String,
+    /// It must not come back: its agent ends with the reason.
+    #[serde(default)]
+    pub refused: bool,
+    /// The operator drains nodes of this name, and it has no place: its agent ends as one that left as planned.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drained: bool,
+}
+
+/// A line of the job's history, `events/<number>`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// Milliseconds since the Unix epoch on the leader's clock. For people: nothing is decided by it.
+    pub at_ms: u64,
+    /// The round it led to.
+    pub round: u64,
+    /// That round's state.
+    pub state: RoundState,
+    /// What happened.
+    pub reason: String,
+    /// Nodes evicted by it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<NodeId>,
+}
+
+/// A record and where in history it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Versioned<T> {
+    /// The record.
+    pub value: T,
+    /// When the key came into being.
+    pub created: Revision,
+    /// When it was last written.
+    pub modified: Revision,
+}
+
+impl<T: DeserializeOwned> Versioned<T> {
+    /// Reads a record; the error names the key.
+    pub fn parse(kv: &KeyValue) -> Result<Versioned<T>, String> {
+        let value = serde_json::from_slice(&kv.value).map_err(|error| {
+            format!(
+                "the record at {} is not one of ours ({error}): was it written by hand or by another version?",
+                kv.key
+            )
+        })?;
+        Ok(Versioned { value, created: kv.create_revision, modified: kv.mod_revision })
+    }
+}
+
+/// Writes a record. Ours hold nothing that JSON cannot.
+pub(crate) fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).unwrap_or_default()
+}

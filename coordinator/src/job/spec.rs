@@ -1,0 +1,271 @@
+//! What all agents of a job must share, and what an operator may override. Not for per-node settings.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of keys and records. Agents of different versions refuse each other.
+pub const PROTOCOL: u32 = 1;
+
+/// What is charged to `max_restarts`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestartPolicy {
+    /// Failures of workers only, as torchrun's code does.
+    #[default]
+    Failures,
+    /// Membership changes too, as torchrun's quickstart says.
+    All,
+}
+
+/// What a node does when the store has been away for longer than its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OnStoreLoss {
+    /// Trains on while the leader hears every member of the round.
+    #[default]
+    Wait,
+    /// Stops its workers at the end of its lease.
+    Fence,
+}
+
+/// Durations that all nodes must share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timings {
+    /// Time to live of a node's lease: how long a silent host stays a member.
+    #[serde(rename = "lease_ttl_ms", with = "millis")]
+    pub lease_ttl: Duration,
+    /// How long the first round waits for more nodes once it has the minimum.
+    #[serde(rename = "last_call_ms", with = "millis")]
+    pub last_call: Duration,
+    /// How long a job may stay below its minimum before it fails.
+    #[serde(rename = "join_timeout_ms", with = "millis")]
+    pub join_timeout: Duration,
+    /// How long a member may take to report that its workers run.
+    #[serde(rename = "start_timeout_ms", with = "millis")]
+    pub start_timeout: Duration,
+    /// How long workers may take to stop before they are killed.
+    #[serde(rename = "stop_grace_ms", with = "millis")]
+    pub stop_grace: Duration,
+    /// How long workers of a node that leaves may take instead: they may want to save more than for a restart.
+    #[serde(rename = "drain_grace_ms", with = "millis")]
+    pub drain_grace: Duration,
+    /// Allowance for killing, for scheduling and for clocks of different rates.
+    #[serde(rename = "margin_ms", with = "millis")]
+    pub margin: Duration,
+    /// How long a round that keeps no member of the one before waits, unless every death is confirmed.
+    #[serde(rename = "takeover_delay_ms", with = "millis")]
+    pub takeover_delay: Duration,
+    /// How long a round runs before it may be ended for growth.
+    #[serde(rename = "min_round_time_ms", with = "millis")]
+    pub min_round_time: Duration,
+}
+
+impl Default for Timings {
+    fn default() -> Timings {
+        Timings {
+            lease_ttl: Duration::from_secs(10),
+            last_call: Duration::from_secs(5),
+            join_timeout: Duration::from_secs(900),
+            start_timeout: Duration::from_secs(60),
+            stop_grace: Duration::from_secs(30),
+            drain_grace: Duration::from_secs(30),
+            margin: Duration::from_secs(1),
+            takeover_delay: Duration::from_secs(600),
+            min_round_time: Duration::from_secs(5),
+        }
+    }
+}
+
+impl Timings {
+    /// How often a node renews its lease and asks for proof of the round.
+    pub fn renewal(&self) -> Duration {
+        self.lease_ttl / 5
+    }
+
+    /// How often a member beats on its pulse stream.
+    pub fn beat(&self) -> Duration {
+        self.lease_ttl / 10
+    }
+}
+
+/// What all agents of a job must share: the record under `spec`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// [`PROTOCOL`] of the agent that wrote it.
+    pub protocol: u32,
+    /// Fewest nodes of a round.
+    pub min_nodes: u32,
+    /// Most nodes of a round.
+    pub max_nodes: u32,
+    /// Failures forgiven, counted for the job.
+    pub max_restarts: u32,
+    /// What counts as a failure.
+    #[serde(default)]
+    pub restart_policy: RestartPolicy,
+    /// What nodes do without the store.
+    #[serde(default)]
+    pub on_store_loss: OnStoreLoss,
+    /// Shared durations.
+    #[serde(flatten)]
+    pub timings: Timings,
+}
+
+/// Why a spec cannot work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// No such range of nodes.
+    #[error("{min}:{max} is no range of nodes: it takes 1 <= MIN <= MAX")]
+    Nodes {
+        /// Fewest.
+        min: u32,
+        /// Most.
+        max: u32,
+    },
+    /// The margins leave no time to train in.
+    #[error(
+        "a lease of {lease:?} is too short for a margin of {margin:?}: it takes at least four times the margin, so raise lease_ttl or lower margin"
+    )]
+    Margin {
+        /// The lease's time to live.
+        lease: Duration,
+        /// The margin.
+        margin: Duration,
+    },
+}
+
+/// Two agents of one job that were started differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Disagreement {
+    /// What differs, by the name of its flag or `rdzv_conf` key.
+    pub field: &'static str,
+    /// Our value.
+    pub ours: String,
+    /// The job's value.
+    pub theirs: String,
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {} here but {} in the job", self.field, self.ours, self.theirs)
+    }
+}
+
+impl Spec {
+    /// Checks that the values fit together.
+    pub fn check(&self) -> Result<(), SpecError> {
+        if self.min_nodes == 0 || self.min_nodes > self.max_nodes {
+            return Err(SpecError::Nodes { min: self.min_nodes, max: self.max_nodes });
+        }
+        if self.timings.lease_ttl < self.timings.margin * 4 {
+            return Err(SpecError::Margin { lease: self.timings.lease_ttl, margin: self.timings.margin });
+        }
+        Ok(())
+    }
+
+    /// The first thing in which this agent and the job differ.
+    pub fn disagreement(&self, job: &Spec) -> Option<Disagreement> {
+        let nodes = |spec: &Spec| format!("{}:{}", spec.min_nodes, spec.max_nodes);
+        let differ =
+            |field, ours: String, theirs: String| (ours != theirs).then_some(Disagreement { field, ours, theirs });
+        let debug = |value: &dyn fmt::Debug| format!("{value:?}");
+        // The record counts in milliseconds: finer differences are none.
+        let span = |time: Duration| format!("{:?}", Duration::from_millis(time.as_millis() as u64));
+        let (a, b) = (&self.timings, &job.timings);
+        differ("the protocol version", self.protocol.to_string(), job.protocol.to_string())
+            .or_else(|| differ("--nnodes", nodes(self), nodes(job)))
+            .or_else(|| differ("--max-restarts", self.max_restarts.to_string(), job.max_restarts.to_string()))
+            .or_else(|| differ("--restart-policy", debug(&self.restart_policy), debug(&job.restart_policy)))
+            .or_else(|| differ("--on-store-loss", debug(&self.on_store_loss), debug(&job.on_store_loss)))
+            .or_else(|| differ("lease_ttl", span(a.lease_ttl), span(b.lease_ttl)))
+            .or_else(|| differ("last_call_timeout", span(a.last_call), span(b.last_call)))
+            .or_else(|| differ("join_timeout", span(a.join_timeout), span(b.join_timeout)))
+            .or_else(|| differ("start_timeout", span(a.start_timeout), span(b.start_timeout)))
+            .or_else(|| differ("stop_grace", span(a.stop_grace), span(b.stop_grace)))
+            .or_else(|| differ("drain_grace", span(a.drain_grace), span(b.drain_grace)))
+            .or_else(|| differ("margin", span(a.margin), span(b.margin)))
+            .or_else(|| differ("takeover_delay", span(a.takeover_delay), span(b.takeover_delay)))
+            .or_else(|| differ("min_round_time", span(a.min_round_time), span(b.min_round_time)))
+    }
+}
+
+/// The operator's overrides while the job lives: the record under `desired`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Desired {
+    /// Takes the place of the spec's minimum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_nodes: Option<u32>,
+    /// Takes the place of the spec's maximum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_nodes: Option<u32>,
+    /// Ends the job: workers are stopped, agents leave.
+    #[serde(default)]
+    pub closed: bool,
+    /// Node names asked to leave.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drain: Vec<String>,
+}
+
+mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(u64::try_from(value.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u64::deserialize(deserializer).map(Duration::from_millis)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec {
+            protocol: PROTOCOL,
+            min_nodes: 1,
+            max_nodes: 4,
+            max_restarts: 3,
+            restart_policy: RestartPolicy::default(),
+            on_store_loss: OnStoreLoss::default(),
+            timings: Timings::default(),
+        }
+    }
+
+    #[test]
+    fn a_disagreement_names_both_values() {
+        let job = Spec { max_nodes: 2, ..spec() };
+        let differs = spec().disagreement(&job).unwrap();
+        assert_eq!(differs.to_string(), "--nnodes is 1:4 here but 1:2 in the job");
+        assert_eq!(spec().disagreement(&spec()), None);
+    }
+
+    #[test]
+    fn a_spec_survives_json_in_milliseconds() {
+        let json = serde_json::to_value(spec()).unwrap();
+        assert_eq!(json["lease_ttl_ms"], 10_000);
+        assert_eq!(serde_json::from_value::<Spec>(json).unwrap(), spec());
+    }
+
+    #[test]
+    fn an_agent_agrees_with_the_spec_it_wrote_itself() {
+        let margin = Duration::from_secs(2) / 3;
+        let own = Spec { timings: Timings { margin, ..Timings::default() }, ..spec() };
+        let job: Spec = serde_json::from_slice(&serde_json::to_vec(&own).unwrap()).unwrap();
+        assert_eq!(own.disagreement(&job), None);
+    }
+
+    #[test]
+    fn impossible_specs_are_refused() {
+        assert!(Spec { min_nodes: 3, max_nodes: 1, ..spec() }.check().is_err());
+        assert!(Spec { min_nodes: 0, ..spec() }.check().is_err());
+        let margin = Duration::from_secs(4);
+        assert!(Spec { timings: Timings { margin, ..Timings::default() }, ..spec() }.check().is_err());
+        assert!(spec().check().is_ok());
+    }
+}

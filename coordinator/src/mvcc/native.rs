@@ -1,0 +1,122 @@
+//! The state machine in the words of [`crate::store`]: for the in-process store and for simulations.
+//! Not for wire requests, which can say more.
+
+use super::{Compacted, Compare, Delete, Event, Key, Mvcc, Put, PutLease, Range, Record, Relation, Request};
+use super::{Response, Span, Target, Txn};
+use crate::store::{self, Guard, KeyValue, Op, OpResult, Revision, Scope, StoreError, TxnResult};
+use crate::time::Time;
+
+impl Mvcc {
+    /// Runs one of our transactions.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseGone`], [`StoreError::NoSpace`], [`StoreError::Invalid`]; nothing was changed.
+    pub fn apply(&mut self, now: Time, txn: &store::Txn) -> Result<TxnResult, StoreError> {
+        let branch = |ops: &[Op]| ops.iter().map(request).collect::<Vec<_>>();
+        let native = Txn {
+            compare: txn.when.iter().map(compare).collect(),
+            success: branch(&txn.then),
+            failure: branch(&txn.otherwise),
+        };
+        let done = self.txn(now, &native)?;
+        let ops = if done.branch.succeeded { &txn.then } else { &txn.otherwise };
+        let results = ops.iter().zip(done.branch.responses).map(|(op, response)| result(op, response));
+        Ok(TxnResult { succeeded: done.branch.succeeded, revision: done.revision, results: results.collect() })
+    }
+
+    /// Every key in scope, in key order.
+    pub fn snapshot(&self, scope: &Scope) -> Vec<KeyValue> {
+        self.records(&span(scope)).iter().map(|record| KeyValue::from(&**record)).collect()
+    }
+
+    /// What changed in scope from a revision on, in order.
+    ///
+    /// # Errors
+    /// [`Compacted`] if that is not all known any more.
+    pub fn events_since(&self, scope: &Scope, from: Revision) -> Result<Vec<store::Event>, Compacted> {
+        Ok(self.events(&span(scope), from)?.map(store::Event::from).collect())
+    }
+}
+
+impl From<&Scope> for Span {
+    fn from(scope: &Scope) -> Span {
+        span(scope)
+    }
+}
+
+fn span(scope: &Scope) -> Span {
+    match scope {
+        Scope::Key(key) => one(key),
+        Scope::Prefix(prefix) => Span::prefix(prefix.as_bytes()),
+    }
+}
+
+fn one(key: &str) -> Span {
+    Span::One(key.as_bytes().to_vec())
+}
+
+fn compare(guard: &Guard) -> Compare {
+    let (span, target) = match guard {
+        Guard::Created { key, revision } => (one(key), Target::CreateRevision(revision.0)),
+        Guard::Modified { key, revision } => (one(key), Target::ModRevision(revision.0)),
+        // No key that exists has create revision zero.
+        Guard::Empty { prefix } => (Span::prefix(prefix.as_bytes()), Target::CreateRevision(0)),
+    };
+    Compare { span, target, relation: Relation::Equal }
+}
+
+fn request(op: &Op) -> Request {
+    match op {
+        Op::Get { key } => Request::Range(Range::of(one(key))),
+        Op::Range { prefix } => Request::Range(Range::of(Span::prefix(prefix.as_bytes()))),
+        Op::Count { prefix } => {
+            Request::Range(Range { count_only: true, ..Range::of(Span::prefix(prefix.as_bytes())) })
+        }
+        Op::Put { key, value, lease } => Request::Put(Put {
+            key: key.as_bytes().to_vec(),
+            value: Some(value.clone()),
+            lease: lease.map_or(PutLease::None, PutLease::On),
+            prev_kv: false,
+        }),
+        Op::Delete { key } => Request::Delete(Delete { span: one(key), prev_kv: false }),
+        Op::DeletePrefix { prefix } => {
+            Request::Delete(Delete { span: Span::prefix(prefix.as_bytes()), prev_kv: false })
+        }
+    }
+}
+
+fn result(op: &Op, response: Response) -> OpResult {
+    match response {
+        Response::Range(range) if matches!(op, Op::Count { .. }) => OpResult::Count(range.count as i64),
+        Response::Range(range) => {
+            OpResult::Values(range.records.iter().map(|record| KeyValue::from(&**record)).collect())
+        }
+        Response::Delete { deleted, .. } => OpResult::Deleted(deleted as i64),
+        Response::Put(_) | Response::Txn(_) => OpResult::Put,
+    }
+}
+
+fn text(key: &Key) -> String {
+    String::from_utf8_lossy(key).into_owned()
+}
+
+impl From<&Record> for KeyValue {
+    fn from(record: &Record) -> KeyValue {
+        KeyValue {
+            key: text(&record.key),
+            value: record.value.clone(),
+            create_revision: record.create_revision,
+            mod_revision: record.mod_revision,
+            lease: record.lease,
+        }
+    }
+}
+
+impl From<&Event> for store::Event {
+    fn from(event: &Event) -> store::Event {
+        match &event.record {
+            Some(record) => store::Event::Put(KeyValue::from(&**record)),
+            None => store::Event::Delete { key: text(&event.key), revision: event.revision },
+        }
+    }
+}

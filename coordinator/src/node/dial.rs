@@ -1,0 +1,70 @@
+//! Asks a port who is behind it: the only thing that confirms a death. Not for deciding what follows.
+//!
+//! An agent's listening socket is shared with its guard, which closes it only when the agent's whole process tree is
+//! gone. So a refused connection, or another incarnation behind the port, means that nothing of it is left; a
+//! connection that is accepted but not answered means that the guard is still at it, or the agent is frozen.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+
+use elastic_proto::pulse::IdentifyRequest;
+use elastic_proto::pulse::pulse_client::PulseClient;
+
+use crate::job::{Endpoint, NodeId};
+use crate::time::Time;
+
+/// Longest wait for a connection or an answer.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Longest pause between two dials.
+const PAUSE: Duration = Duration::from_millis(200);
+
+enum Found {
+    Dead,
+    Alive,
+    Unclear,
+}
+
+/// Whether `node`, which listened at `peer`, is dead for certain. Asks again while the answer is unclear, no longer
+/// than `patience`; what is still unclear then is not dead.
+pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, patience: Duration) -> bool {
+    let begun = Time::now();
+    let mut pause = Duration::from_millis(2);
+    loop {
+        match ask(peer, node).await {
+            Found::Dead => return true,
+            Found::Alive => return false,
+            Found::Unclear if Time::now().since(begun) >= patience => return false,
+            Found::Unclear => sleep(pause).await,
+        }
+        pause = (pause * 2).min(PAUSE);
+    }
+}
+
+async fn ask(peer: &Endpoint, node: &NodeId) -> Found {
+    match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Dead,
+        Ok(Ok(_)) => {}
+        _ => return Found::Unclear,
+    }
+    let identify = async {
+        let mut client = connect(peer).await?;
+        client.identify(IdentifyRequest {}).await.ok().map(tonic::Response::into_inner)
+    };
+    match timeout(ANSWER, identify).await {
+        Ok(Some(reply)) if reply.node == node.as_str() => Found::Alive,
+        Ok(Some(reply)) if !reply.node.is_empty() => Found::Dead,
+        _ => Found::Unclear,
+    }
+}
+
+/// Opens a channel to an agent.
+pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}")).ok()?;
+    let channel = endpoint.connect_timeout(ANSWER).tcp_nodelay(true).connect().await.ok()?;
+    Some(PulseClient::new(channel))
+}

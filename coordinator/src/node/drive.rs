@@ -1,0 +1,230 @@
+//! The one task that owns a node's machines. Not for the IO itself.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::beside::{Beside, sleep_until, watch};
+use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
+use super::{Command, Inbox, Node, Parting, Report, Status, epoch_ms, pulse_client};
+use crate::job::{Keys, LeaderRecord};
+use crate::rendezvous::{Leader, Member, MemberInput, MemberOutput};
+use crate::store::{LeaseId, Revision};
+use crate::time::Time;
+
+pub(super) struct Drive<'a> {
+    node: &'a Node,
+    member: Member,
+    keys: Keys,
+    inbox: Inbox,
+    leader_inbox: LeaderInbox,
+    commands: &'a mpsc::UnboundedSender<Command>,
+    leader: Option<LeaderDrive>,
+    member_watches: Vec<Beside>,
+    pulse: Option<Beside>,
+    /// A lease to give up once the leader has tidied up.
+    revoke: Option<LeaseId>,
+    parting: Option<Parting>,
+}
+
+impl<'a> Drive<'a> {
+    pub(super) fn new(
+        node: &'a Node,
+        member: Member,
+        keys: Keys,
+        inbox: Inbox,
+        leader_inbox: LeaderInbox,
+        commands: &'a mpsc::UnboundedSender<Command>,
+    ) -> Drive<'a> {
+        Drive {
+            node,
+            member,
+            keys,
+            inbox,
+            leader_inbox,
+            commands,
+            leader: None,
+            member_watches: Vec::new(),
+            pulse: None,
+            revoke: None,
+            parting: None,
+        }
+    }
+
+    pub(super) async fn run(
+        mut self,
+        mut inputs: mpsc::UnboundedReceiver<MemberInput>,
+        mut notes: mpsc::UnboundedReceiver<LeaderNote>,
+        reports: &mut mpsc::UnboundedReceiver<Report>,
+    ) -> Parting {
+        self.member(MemberInput::Tick);
+        loop {
+            if let Some(parting) = self.parting.take() {
+                if let Some(leader) = &mut self.leader {
+                    leader.tidy(&mut notes).await;
+                }
+                if let Some(lease) = self.revoke.take() {
+                    let _ = self.node.store.revoke(lease).await;
+                }
+                return parting;
+            }
+            self.publish();
+            let deadline = self.deadline();
+            tokio::select! {
+                Some(input) = inputs.recv() => self.member(input),
+                Some(note) = notes.recv() => {
+                    self.lead(|leader| leader.note(note));
+                }
+                report = reports.recv() => match report {
+                    Some(report) => self.report(report),
+                    // The agent's side is gone: nothing can be carried out any more.
+                    None => return Parting::End(crate::rendezvous::End::Drained),
+                },
+                () = sleep_until(deadline) => self.tick(),
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        let leader = self.leader.as_ref().and_then(LeaderDrive::deadline);
+        [self.member.deadline(), leader].into_iter().flatten().min()
+    }
+
+    fn publish(&self) {
+        let status = Status {
+            credentials: self.member.credentials(),
+            seat: None,
+            round: self.member.round().cloned(),
+            leading: self.leader.is_some(),
+        };
+        self.node.status.send_if_modified(|old| {
+            let changed = *old != status;
+            *old = status;
+            changed
+        });
+    }
+
+    fn tick(&mut self) {
+        if self.lead(LeaderDrive::tick).unwrap_or(false) {
+            self.own_word();
+        }
+        self.member(MemberInput::Tick);
+    }
+
+    /// The leader's word to its own node needs no stream.
+    fn own_word(&mut self) {
+        let now = Time::now();
+        if let Some(leader) = &self.leader
+            && let Some(word) = leader.word(now)
+        {
+            let term = leader.term();
+            self.member(MemberInput::Word { sent: now, term, word });
+        }
+    }
+
+    /// Does something with the leader, if this node leads. Without one, a stream that was opened ends here: who does
+    /// not lead takes no pulses.
+    fn lead<T>(&mut self, act: impl FnOnce(&mut LeaderDrive) -> T) -> Option<T> {
+        let leader = self.leader.as_mut()?;
+        let done = act(leader);
+        if leader.is_over() {
+            self.leader = None;
+        }
+        Some(done)
+    }
+
+    fn report(&mut self, report: Report) {
+        self.member(match report {
+            Report::Started(round) => MemberInput::Started(round),
+            Report::Ended { round, outcome } => MemberInput::Ended { round, outcome },
+            Report::Stopped { master } => MemberInput::Stopped { master },
+            Report::Quiesced { master } => MemberInput::Quiesced { master },
+            Report::Drain => MemberInput::Drain,
+        });
+    }
+
+    fn member(&mut self, input: MemberInput) {
+        let outputs = self.member.step(Time::now(), input);
+        for output in outputs {
+            self.carry(output);
+        }
+    }
+
+    fn command(&self, command: Command) {
+        // The agent outlives the driver: it holds the other end while `run` is awaited.
+        let _ = self.commands.send(command);
+    }
+
+    fn carry(&mut self, output: MemberOutput) {
+        let (store, inbox) = (Arc::clone(&self.node.store), self.inbox.clone());
+        match output {
+            MemberOutput::Txn(call, txn) => self.spawn(async move {
+                let sent = Time::now();
+                let result = store.txn(txn).await;
+                let _ = inbox.send(MemberInput::Answered { call, sent, result });
+            }),
+            MemberOutput::Grant(ttl) => self.spawn(async move {
+                let sent = Time::now();
+                let result = store.grant(ttl).await;
+                let _ = inbox.send(MemberInput::Leased { sent, result });
+            }),
+            MemberOutput::Renew(lease) => self.spawn(async move {
+                let sent = Time::now();
+                let result = store.keep_alive(lease).await.map(|left| left.is_some());
+                let _ = inbox.send(MemberInput::Renewed { sent, lease, result });
+            }),
+            // The `leader` key hangs on it, and with that the leader's right to tidy up: see `run`.
+            MemberOutput::Revoke(lease) if self.leader.is_some() && self.member.is_over() => self.revoke = Some(lease),
+            MemberOutput::Revoke(lease) => self.spawn(async move {
+                // If it fails the lease ends by itself.
+                let _ = store.revoke(lease).await;
+            }),
+            MemberOutput::Watch(scope, from) => {
+                let watch = watch(store, scope, from, move |update| inbox.send(MemberInput::Watched(update)).is_ok());
+                self.member_watches.push(watch);
+            }
+            MemberOutput::Pulse(None) => self.pulse = None,
+            MemberOutput::Pulse(Some((term, leader))) => self.pulse = Some(self.open_pulse(term, leader)),
+            MemberOutput::Lead(term, predecessor) => {
+                let now = Time::now();
+                let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now));
+                let commands = self.commands.clone();
+                let say = Box::new(move |line| drop(commands.send(Command::Say(line))));
+                let mut leader =
+                    LeaderDrive::new(leader, store, self.leader_inbox.clone(), Some(self.member.id()), say);
+                predecessor.into_iter().for_each(|dead| leader.dead(dead));
+                self.leader = Some(leader);
+            }
+            // At the end the leader still tidies up: see `run`.
+            MemberOutput::StopLeading if self.member.is_over() => {}
+            MemberOutput::StopLeading => self.leader = None,
+            MemberOutput::Start(start) => self.command(Command::Start(start)),
+            MemberOutput::Quiesce(grace) => self.command(Command::Quiesce(grace)),
+            MemberOutput::Stop(grace) => self.command(Command::Stop(grace)),
+            MemberOutput::Kill => self.command(Command::Kill),
+            MemberOutput::Fence(at) => self.command(Command::Fence(at)),
+            MemberOutput::Leaving(grace) => self.command(Command::Leaving(grace)),
+            MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
+            MemberOutput::Say(line) => self.command(Command::Say(line)),
+            MemberOutput::Rejoin(reason) => self.parting = Some(Parting::Rejoin(reason)),
+            MemberOutput::End(end) => self.parting = Some(Parting::End(end)),
+        }
+    }
+
+    fn open_pulse(&self, term: Revision, leader: LeaderRecord) -> Beside {
+        let client = pulse_client::PulseClient {
+            job: self.node.job.to_string(),
+            node: self.member.id(),
+            leader,
+            term,
+            beat: self.member.spec().timings.beat(),
+            patience: self.member.spec().timings.lease_ttl,
+            inbox: self.inbox.clone(),
+        };
+        Beside(tokio::spawn(client.run()))
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        tokio::spawn(task);
+    }
+}

@@ -1,0 +1,256 @@
+//! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. Not for who leads, nor for the
+//! member beside it: an agent has one, a coordinator's replica has none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
+
+use super::beside::{Beside, sleep_until, watch};
+use super::dial;
+use crate::job::{NodeId, Phase};
+use crate::rendezvous::{Leader, LeaderInput, LeaderOutput, Word};
+use crate::store::{Revision, Store};
+use crate::time::Time;
+
+/// Longest that a leaving leader finishes what it began.
+const TIDY: Duration = Duration::from_secs(2);
+
+/// Beats while the job's own pace is not known yet.
+const FIRST_BEAT: Duration = Duration::from_millis(200);
+
+/// How long a suspect may leave a dial unanswered while the job's own patience is not known yet.
+const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What runs beside a leader reports through this.
+pub(crate) enum LeaderNote {
+    /// Of this term: a transaction, a watch or a dial.
+    Input(Revision, LeaderInput),
+    /// A member opened its pulse stream.
+    Opened {
+        /// The stream.
+        stream: u64,
+        /// The member.
+        node: NodeId,
+        /// Where answers go; dropped, it ends the stream.
+        answers: mpsc::UnboundedSender<LeaderMessage>,
+    },
+    /// A member's beat.
+    Beat {
+        /// The stream.
+        stream: u64,
+        /// What it says.
+        beat: Beat,
+    },
+    /// A stream ended.
+    Closed {
+        /// The stream.
+        stream: u64,
+    },
+}
+
+/// Where notes for a leader go.
+pub(crate) type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;
+
+/// A member's pulse stream to us.
+struct Stream {
+    node: NodeId,
+    answers: mpsc::UnboundedSender<LeaderMessage>,
+}
+
+/// A term being carried.
+pub(crate) struct LeaderDrive {
+    leader: Leader,
+    store: Arc<dyn Store>,
+    inbox: LeaderInbox,
+    /// The node that leads, where it is a member too: it needs no stream to itself.
+    own: Option<NodeId>,
+    say: Box<dyn Fn(String) + Send>,
+    watches: Vec<Beside>,
+    streams: BTreeMap<u64, Stream>,
+    /// When it began.
+    begun: Time,
+    /// When the own node counts as heard next.
+    beat_at: Time,
+}
+
+impl LeaderDrive {
+    /// Carries `leader`; what is beside it reports to `inbox`, whose other end feeds [`LeaderDrive::note`].
+    pub(crate) fn new(
+        leader: Leader,
+        store: Arc<dyn Store>,
+        inbox: LeaderInbox,
+        own: Option<NodeId>,
+        say: Box<dyn Fn(String) + Send>,
+    ) -> LeaderDrive {
+        let (watches, streams) = Default::default();
+        let now = Time::now();
+        let mut drive = LeaderDrive { leader, store, inbox, own, say, watches, streams, begun: now, beat_at: now };
+        match drive.own.clone() {
+            Some(own) => drive.step(LeaderInput::Opened(own)),
+            None => drive.step(LeaderInput::Tick),
+        }
+        drive
+    }
+
+    /// The term.
+    pub(crate) fn term(&self) -> Revision {
+        self.leader.term()
+    }
+
+    /// The term is over: nothing follows.
+    pub(crate) fn is_over(&self) -> bool {
+        self.leader.is_over()
+    }
+
+    /// The leader's word now; none before it has read the job.
+    pub(crate) fn word(&self, now: Time) -> Option<Word> {
+        self.leader.word(now)
+    }
+
+    /// When it wants a [`LeaderDrive::tick`].
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let beat = self.own.is_some().then_some(self.beat_at);
+        [self.leader.deadline(), beat].into_iter().flatten().min()
+    }
+
+    /// A member that lives, since its key is here, and has opened no stream to us for two leases: it cannot reach us.
+    /// Without its pulses a leader is slow to judge.
+    pub(crate) fn unreached(&self, now: Time) -> Option<&NodeId> {
+        let view = self.leader.view()?;
+        let patience = view.spec.timings.lease_ttl * 2;
+        view.members.keys().find(|node| {
+            let opened = view.contacts.get(*node).is_some_and(|contact| contact.opened.is_some());
+            let late = view.nodes.get(*node).is_some_and(|present| {
+                // A result outlives its node.
+                present.record.phase != Phase::Done && now.since(present.arrived.max(self.begun)) >= patience
+            });
+            late && !opened
+        })
+    }
+
+    /// Does what time asks for; whether a beat of the own node was due.
+    pub(crate) fn tick(&mut self) -> bool {
+        let now = Time::now();
+        let beat = self.own.clone().filter(|_| now >= self.beat_at);
+        let beats = beat.is_some();
+        if let Some(own) = beat {
+            self.beat_at = now + self.leader.view().map_or(FIRST_BEAT, |view| view.spec.timings.beat());
+            self.step(LeaderInput::Heard { node: own, probe: 0, echo: Some(now) });
+        }
+        if self.leader.deadline().is_some_and(|at| now >= at) {
+            self.step(LeaderInput::Tick);
+        }
+        beats
+    }
+
+    /// This node's death is known from elsewhere.
+    pub(crate) fn dead(&mut self, node: NodeId) {
+        self.step(LeaderInput::Dead(node));
+    }
+
+    /// Takes in what happened beside it.
+    pub(crate) fn note(&mut self, note: LeaderNote) {
+        match note {
+            LeaderNote::Input(term, input) => {
+                if term == self.term() {
+                    self.step(input);
+                }
+            }
+            LeaderNote::Opened { stream, node, answers } => {
+                self.streams.insert(stream, Stream { node: node.clone(), answers });
+                self.step(LeaderInput::Opened(node));
+            }
+            LeaderNote::Beat { stream, beat } => self.beat(stream, beat),
+            LeaderNote::Closed { stream } => {
+                if let Some(Stream { node, .. }) = self.streams.remove(&stream)
+                    && !self.streams.values().any(|other| other.node == node)
+                {
+                    self.step(LeaderInput::Closed(node));
+                }
+            }
+        }
+    }
+
+    fn beat(&mut self, stream: u64, Beat { seq, probe, echo_ms }: Beat) {
+        let Some(Stream { node, answers }) = self.streams.get(&stream) else { return };
+        let (node, answers) = (node.clone(), answers.clone());
+        let echo = echo_ms.map(Time::from_millis);
+        self.step(LeaderInput::Heard { node, probe, echo });
+        if self.is_over() {
+            return;
+        }
+        let now = Time::now();
+        if let Some(word) = self.word(now) {
+            let answer = Answer {
+                seq,
+                round: word.round,
+                round_revision: word.revision.0,
+                running: word.running,
+                proof_age_ms: word.proof_age.as_millis() as u64,
+                all_heard_ms: word.all_heard.map(|age| age.as_millis() as u64),
+                term: self.term().0,
+                sent_ms: now.as_millis(),
+            };
+            // A stream that ended meanwhile reports so itself.
+            let _ = answers.send(LeaderMessage { answer: Some(answer), probe: None });
+        }
+    }
+
+    fn step(&mut self, input: LeaderInput) {
+        for output in self.leader.step(Time::now(), input) {
+            self.carry(output);
+        }
+    }
+
+    fn carry(&mut self, output: LeaderOutput) {
+        let (store, inbox, term) = (Arc::clone(&self.store), self.inbox.clone(), self.term());
+        match output {
+            LeaderOutput::Txn(txn) => {
+                tokio::spawn(async move {
+                    let sent = Time::now();
+                    let result = store.txn(txn).await;
+                    let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Answered { sent, result }));
+                });
+            }
+            LeaderOutput::Watch(scope, from) => self.watches.push(watch(store, scope, from, move |update| {
+                inbox.send(LeaderNote::Input(term, LeaderInput::Watched(update))).is_ok()
+            })),
+            LeaderOutput::Probe(number) => {
+                for stream in self.streams.values() {
+                    let _ = stream.answers.send(LeaderMessage { answer: None, probe: Some(Probe { number }) });
+                }
+                if let Some(own) = self.own.clone() {
+                    self.step(LeaderInput::Heard { node: own, probe: number, echo: Some(Time::now()) });
+                }
+            }
+            LeaderOutput::Suspect(node, peer) => {
+                let patience = self.leader.view().map_or(FIRST_PATIENCE, |view| view.spec.timings.lease_ttl);
+                tokio::spawn(async move {
+                    if dial::is_dead(&peer, &node, patience).await {
+                        let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Dead(node)));
+                    }
+                });
+            }
+            LeaderOutput::Deposed => {
+                self.watches.clear();
+                self.streams.clear();
+            }
+            LeaderOutput::Say(line) => (self.say)(line),
+        }
+    }
+
+    /// Finishes the transaction under way, and what follows from it, before the leader leaves.
+    pub(crate) async fn tidy(&mut self, notes: &mut mpsc::UnboundedReceiver<LeaderNote>) {
+        let by = Time::now() + TIDY;
+        while self.leader.is_busy() && Time::now() < by {
+            tokio::select! {
+                note = notes.recv() => if let Some(note @ LeaderNote::Input(..)) = note { self.note(note) },
+                () = sleep_until(Some(by)) => {}
+            }
+        }
+    }
+}

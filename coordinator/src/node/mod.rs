@@ -1,0 +1,156 @@
+//! Carries the machines of [`crate::rendezvous`]: runs their transactions, watches, leases, pulses and timers, and hands
+//! worker commands to the agent. Not for decisions: nothing here chooses.
+//!
+//! One task owns a [`Member`] and, while it leads, a [`Leader`](crate::rendezvous::Leader). All IO runs beside it and
+//! reports back through one queue, so the machines see one event at a time:
+//!
+//! ```text
+//!   store calls ─┐                         ┌─▶ store calls
+//!   watches ─────┤                         ├─▶ watches
+//!   pulses ──────┼─▶ queue ─▶ step ────────┼─▶ pulses
+//!   dials ───────┤                         ├─▶ dials
+//!   the agent ───┘                         └─▶ commands to the agent
+//! ```
+
+pub(crate) mod beside;
+mod dial;
+mod drive;
+pub(crate) mod lead;
+mod pulse_client;
+pub(crate) mod pulse_server;
+pub mod torchelastic;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+
+use crate::job::{Endpoint, JobId, RoundRecord, Versioned};
+use crate::rendezvous::{Credentials, End, Member, MemberInput, Outcome, Setup, Start};
+use crate::store::Store;
+use crate::time::Time;
+use crate::torchelastic::Seat;
+
+use pulse_server::Front;
+
+/// What the agent is asked to do with its workers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Command {
+    /// Start the workers of this place, or give it to those that quiesced; report [`Report::Started`], later
+    /// [`Report::Ended`].
+    Start(Box<Start>),
+    /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
+    /// [`Report::Quiesced`] or [`Report::Stopped`].
+    Quiesce(Duration),
+    /// Stop all workers, politely first, within this time; report [`Report::Stopped`].
+    Stop(Duration),
+    /// Kill all workers at once; report [`Report::Stopped`].
+    Kill,
+    /// Workers must not outlive this time, whatever happens to the agent.
+    Fence(Option<Time>),
+    /// The node leaves: from the stop signal on, workers have this long.
+    Leaving(Duration),
+    /// A round is forming: its number and the reason.
+    Forming(u64, String),
+    /// A line for the log.
+    Say(String),
+}
+
+/// What the agent tells.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Report {
+    /// All workers of the round were started.
+    Started(u64),
+    /// Workers of the round ended by themselves.
+    Ended {
+        /// The round.
+        round: u64,
+        /// How.
+        outcome: Outcome,
+    },
+    /// No worker is left, and none of their children.
+    Stopped {
+        /// A fresh address held for rank 0's bootstrap.
+        master: Option<Endpoint>,
+    },
+    /// The workers that are left have quiesced: they touch nothing until they are given their next place.
+    Quiesced {
+        /// A fresh address held for rank 0's bootstrap.
+        master: Option<Endpoint>,
+    },
+    /// Leave as planned; told again, at once.
+    Drain,
+}
+
+/// How an incarnation's part ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parting {
+    /// The agent is finished.
+    End(End),
+    /// It was evicted, with the reason: it may join again as a new incarnation.
+    Rejoin(String),
+}
+
+/// How a node stands, for the worker socket and for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    /// What lets it commit, while it is a member of a round.
+    pub credentials: Option<Credentials>,
+    /// Where its workers run in TorchElastic's rendezvous, which knows no credentials.
+    pub seat: Option<Seat>,
+    /// The round as last seen.
+    pub round: Option<Versioned<RoundRecord>>,
+    /// Whether it leads.
+    pub leading: bool,
+}
+
+/// What runs beside the member reports through this.
+type Inbox = mpsc::UnboundedSender<MemberInput>;
+
+/// A node's driver: keeps the peer port over all incarnations of the agent.
+pub struct Node {
+    store: Arc<dyn Store>,
+    job: JobId,
+    front: Arc<Front>,
+    status: watch::Sender<Status>,
+}
+
+impl Node {
+    /// Takes pulses on `listener`, whose address the nodes' records name as `peer`.
+    ///
+    /// Must be called within a tokio runtime; the server ends with it.
+    pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
+        let front = Arc::<Front>::default();
+        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front)));
+        Node { store, job, front, status: watch::Sender::new(Status::default()) }
+    }
+
+    /// How the node stands, as it changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Runs one incarnation to its end.
+    pub async fn run(
+        &self,
+        setup: Setup,
+        commands: &mpsc::UnboundedSender<Command>,
+        reports: &mut mpsc::UnboundedReceiver<Report>,
+    ) -> Parting {
+        let (inbox, inputs) = mpsc::unbounded_channel();
+        let (leader_inbox, notes) = mpsc::unbounded_channel();
+        self.front.open(&setup.record.id(), &self.job, leader_inbox.clone());
+        let keys = setup.keys.clone();
+        let drive = drive::Drive::new(self, Member::new(setup), keys, inbox, leader_inbox, commands);
+        let parting = drive.run(inputs, notes, reports).await;
+        self.front.close(&self.job);
+        self.status.send_replace(Status::default());
+        parting
+    }
+}
+
+/// What turns this machine's clock into milliseconds since the Unix epoch, for the history that people read.
+pub(crate) fn epoch_ms(now: Time) -> u64 {
+    crate::date::now_ms().saturating_sub(now.as_millis())
+}

@@ -1,0 +1,190 @@
+//! Jobs, nodes and events as people and programs read them: tables and JSON. Not for reading the store.
+
+use serde_json::{Value, json};
+
+use super::table::table;
+use crate::date::utc;
+use crate::job::{EventRecord, JobId, LeaderRecord, RoundState, Versioned};
+use crate::overview::{Job, Overview};
+
+/// All jobs, a line each.
+pub fn jobs(overview: &Overview) -> String {
+    let rows: Vec<_> = overview.jobs.iter().filter_map(|(id, job)| line(id, job)).collect();
+    if rows.is_empty() {
+        return "no jobs\n".to_owned();
+    }
+    table(&["JOB", "STATE", "ROUND", "NODES", "MIN:MAX", "WORKERS", "RESTARTS", "LEADER", "REASON"], &rows)
+}
+
+fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
+    let round = &job.round.as_ref()?.value;
+    let running = round.state == RoundState::Running;
+    let spares = job.spares().count();
+    let spare = if running && spares > 0 { format!(" (+{spares})") } else { String::new() };
+    let here = if running { round.group_world_size as usize } else { job.nodes.len() };
+    let restarts = job.spec.as_ref().map_or_else(String::new, |spec| format!("/{}", spec.max_restarts));
+    Some(vec![
+        id.to_string(),
+        round.state.to_string(),
+        round.number.to_string(),
+        format!("{here}{spare}"),
+        job.range().map_or_else(|| "-".to_owned(), |(min, max)| format!("{min}:{max}")),
+        if running { round.world_size.to_string() } else { "-".to_owned() },
+        format!("{}{restarts}", round.restarts),
+        job.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| who_leads(&leader.value)),
+        round.reason.clone(),
+    ])
+}
+
+fn who_leads(leader: &LeaderRecord) -> String {
+    if leader.coordinator { format!("coordinator {}", leader.peer) } else { leader.node.name().to_owned() }
+}
+
+/// All jobs, for programs.
+pub fn jobs_json(overview: &Overview) -> Value {
+    overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
+}
+
+fn summary(id: &JobId, job: &Job) -> Value {
+    let (min, max) = job.range().unzip();
+    json!({
+        "job": id.to_string(),
+        "state": job.round.as_ref().map(|round| round.value.state),
+        "round": job.round.as_ref().map(|round| &round.value),
+        "min_nodes": min,
+        "max_nodes": max,
+        "nodes": job.nodes.len(),
+        "spares": job.spares().count(),
+        "leader": job.leader.as_ref().map(leader_json),
+    })
+}
+
+fn leader_json(leader: &Versioned<LeaderRecord>) -> Value {
+    json!({
+        "node": leader.value.node,
+        "peer": leader.value.peer,
+        "coordinator": leader.value.coordinator,
+        "term": leader.modified,
+    })
+}
+
+/// Everything about one job.
+pub fn describe(id: &JobId, job: &Job) -> String {
+    let mut text = String::new();
+    let mut say = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            text.push_str(&format!("{name:<12}{value}\n"));
+        }
+    };
+    let round = job.round.as_ref().map(|round| &round.value);
+    say("job", Some(id.to_string()));
+    say("state", round.map(|round| round.state.to_string()));
+    say("reason", round.map(|round| round.reason.clone()));
+    say("round", round.map(|round| format!("{} (generation {})", round.number, round.generation)));
+    say("workers", round.filter(|round| round.world_size > 0).map(|round| round.world_size.to_string()));
+    say("master", round.and_then(|round| round.master.as_ref()).map(ToString::to_string));
+    say("nodes", job.range().map(|(min, max)| format!("{} here, {min} to {max} wanted", job.nodes.len())));
+    let forgiven = job.spec.as_ref().map_or_else(String::new, |spec| format!(" of {}", spec.max_restarts));
+    say("restarts", round.map(|round| format!("{}{forgiven}", round.restarts)));
+    say(
+        "leader",
+        job.leader.as_ref().map(|leader| format!("{} since revision {}", who_leads(&leader.value), leader.modified)),
+    );
+    say(
+        "checkpoint",
+        job.checkpoint
+            .as_ref()
+            .map(|at| &at.value)
+            .map(|at| format!("step {} of round {}, at {}", at.step, at.round, at.path)),
+    );
+    if let Some(desired) = job.desired.as_ref().map(|desired| &desired.value) {
+        say("closed", desired.closed.then(|| "asked for".to_owned()));
+        say("drained", (!desired.drain.is_empty()).then(|| desired.drain.join(", ")));
+    }
+    if let Some(cause) = round.and_then(|round| round.cause.as_ref()) {
+        let node = cause.node.as_ref().map(|node| format!("{}: ", node.name())).unwrap_or_default();
+        say("cause", Some(format!("{node}{}", cause.message)));
+    }
+    if !job.nodes.is_empty() {
+        text.push('\n');
+        text.push_str(&nodes(job));
+    }
+    if !job.evicted.is_empty() {
+        let rows: Vec<_> = job
+            .evicted
+            .iter()
+            .map(|(node, tombstone)| vec![node.to_string(), tombstone.round.to_string(), tombstone.reason.clone()])
+            .collect();
+        text.push('\n');
+        text.push_str(&table(&["EVICTED", "FROM ROUND", "REASON"], &rows));
+    }
+    text
+}
+
+fn nodes(job: &Job) -> String {
+    let mut lines: Vec<_> = job
+        .nodes
+        .iter()
+        .map(|(id, node)| {
+            let rank = job.rank(id);
+            let record = &node.value;
+            let ranks = rank.map_or_else(
+                || "-".to_owned(),
+                |rank| match rank.slots {
+                    0 | 1 => rank.first_rank.to_string(),
+                    slots => format!("{}-{}", rank.first_rank, rank.first_rank + slots - 1),
+                },
+            );
+            let row = vec![
+                record.name.clone(),
+                record.phase.to_string(),
+                record.round.map_or_else(|| "-".to_owned(), |round| round.to_string()),
+                rank.map_or_else(|| "-".to_owned(), |rank| rank.group_rank.to_string()),
+                ranks,
+                record.slots.to_string(),
+                record.host.clone(),
+                record.peer.to_string(),
+                record.failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default(),
+            ];
+            (rank.map_or(u32::MAX, |rank| rank.group_rank), node.created, row)
+        })
+        .collect();
+    lines.sort();
+    let rows: Vec<_> = lines.into_iter().map(|(_, _, row)| row).collect();
+    table(&["NODE", "PHASE", "ROUND", "GROUP RANK", "RANKS", "SLOTS", "HOST", "PEER", "FAILURE"], &rows)
+}
+
+/// Everything about one job, for programs.
+pub fn describe_json(id: &JobId, job: &Job) -> Value {
+    let nodes: Vec<Value> = job
+        .nodes
+        .iter()
+        .map(|(node, record)| json!({ "id": node, "record": record.value, "rank": job.rank(node) }))
+        .collect();
+    let mut value = summary(id, job);
+    value["spec"] = json!(job.spec);
+    value["desired"] = json!(job.desired.as_ref().map(|desired| &desired.value));
+    value["checkpoint"] = json!(job.checkpoint.as_ref().map(|at| &at.value));
+    value["nodes"] = json!(nodes);
+    value["evicted"] = job.evicted.iter().map(|(node, stone)| json!({ "node": node, "record": stone })).collect();
+    value
+}
+
+/// The header over [`event_line`]s.
+pub fn events_header() -> String {
+    format!("{:<24} {:<6} {:<10} REASON", "TIME (UTC)", "ROUND", "STATE")
+}
+
+/// One event, for people.
+pub fn event_line(event: &EventRecord) -> String {
+    let evicted: Vec<&str> = event.evicted.iter().map(|node| node.name()).collect();
+    let evicted = if evicted.is_empty() { String::new() } else { format!(" (evicted: {})", evicted.join(", ")) };
+    format!("{:<24} {:<6} {:<10} {}{evicted}", utc(event.at_ms), event.round, event.state.to_string(), event.reason)
+}
+
+/// One event, for programs.
+pub fn event_json(number: u64, event: &EventRecord) -> Value {
+    let mut value = json!(event);
+    value["number"] = json!(number);
+    value
+}

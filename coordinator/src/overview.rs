@@ -1,0 +1,245 @@
+//! Every job under a prefix, as the store tells it: one read, then events. Not for deciding anything about a job, and
+//! never written back.
+
+use std::collections::BTreeMap;
+
+use crate::job::{
+    Checkpoint, Desired, EventRecord, JobId, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Part, Phase, RankRecord,
+    RoundRecord, Spec, Tombstone, Versioned,
+};
+use crate::store::{Event, KeyValue, Revision};
+
+/// The jobs under one prefix.
+#[derive(Debug, Clone)]
+pub struct Overview {
+    prefix: String,
+    /// By id.
+    pub jobs: BTreeMap<JobId, Job>,
+}
+
+/// One job's records.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Where they live.
+    pub keys: Keys,
+    /// What all agreed on.
+    pub spec: Option<Spec>,
+    /// The operator's overrides.
+    pub desired: Option<Versioned<Desired>>,
+    /// Who decides.
+    pub leader: Option<Versioned<LeaderRecord>>,
+    /// The current round.
+    pub round: Option<Versioned<RoundRecord>>,
+    /// The latest committed checkpoint.
+    pub checkpoint: Option<Versioned<Checkpoint>>,
+    /// Nodes that are here.
+    pub nodes: BTreeMap<NodeId, Versioned<NodeRecord>>,
+    /// Places of the rounds that still have keys, by round and plan.
+    pub ranks: BTreeMap<(u64, Revision, NodeId), RankRecord>,
+    /// Nodes that were evicted in this generation.
+    pub evicted: BTreeMap<NodeId, Tombstone>,
+    /// The history that is kept.
+    pub events: BTreeMap<u64, EventRecord>,
+}
+
+/// What an event did to a job, for those who count.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Change {
+    /// Someone began to lead.
+    Term(Versioned<LeaderRecord>),
+    /// Nobody leads any more.
+    Leaderless,
+    /// The round was written.
+    Round(Box<RoundRecord>),
+    /// A node was evicted.
+    Evicted(NodeId, Tombstone),
+    /// A line of history.
+    Event(Box<EventRecord>),
+}
+
+impl Overview {
+    /// No job yet.
+    pub fn new(prefix: &str) -> Overview {
+        Overview { prefix: prefix.to_owned(), jobs: BTreeMap::new() }
+    }
+
+    /// All jobs, out of everything under [`Keys::jobs`]. What is not ours is left out, and logged.
+    pub fn of(prefix: &str, values: &[KeyValue]) -> Overview {
+        let mut overview = Overview::new(prefix);
+        for kv in values {
+            overview.put(kv);
+        }
+        overview
+    }
+
+    /// Takes in an event: the job it is about, and what it changed of interest.
+    pub fn apply(&mut self, event: &Event) -> Option<(JobId, Option<Change>)> {
+        match event {
+            Event::Put(kv) => self.put(kv),
+            Event::Delete { key, .. } => self.delete(key),
+        }
+    }
+
+    fn put(&mut self, kv: &KeyValue) -> Option<(JobId, Option<Change>)> {
+        let id = Keys::job_of(&self.prefix, &kv.key)?;
+        let keys = Keys::new(&self.prefix, &id);
+        let part = keys.part(&kv.key)?;
+        let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(keys));
+        match job.put(part, kv) {
+            Ok(change) => Some((id, change)),
+            Err(problem) => {
+                tracing::warn!("{problem}");
+                None
+            }
+        }
+    }
+
+    fn delete(&mut self, key: &str) -> Option<(JobId, Option<Change>)> {
+        let id = Keys::job_of(&self.prefix, key)?;
+        let job = self.jobs.get_mut(&id)?;
+        let part = job.keys.part(key)?;
+        let change = job.delete(&part);
+        if job.is_nothing() {
+            self.jobs.remove(&id);
+        }
+        Some((id, change))
+    }
+}
+
+impl Job {
+    fn new(keys: Keys) -> Job {
+        Job {
+            keys,
+            spec: None,
+            desired: None,
+            leader: None,
+            round: None,
+            checkpoint: None,
+            nodes: BTreeMap::new(),
+            ranks: BTreeMap::new(),
+            evicted: BTreeMap::new(),
+            events: BTreeMap::new(),
+        }
+    }
+
+    fn put(&mut self, part: Part, kv: &KeyValue) -> Result<Option<Change>, String> {
+        match part {
+            Part::Spec => self.spec = Some(Versioned::parse(kv)?.value),
+            Part::Desired => self.desired = Some(Versioned::parse(kv)?),
+            Part::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
+            Part::Leader => {
+                let leader: Versioned<LeaderRecord> = Versioned::parse(kv)?;
+                self.leader = Some(leader.clone());
+                return Ok(Some(Change::Term(leader)));
+            }
+            Part::Round => {
+                let round: Versioned<RoundRecord> = Versioned::parse(kv)?;
+                let change = Change::Round(Box::new(round.value.clone()));
+                self.round = Some(round);
+                return Ok(Some(change));
+            }
+            Part::Node(node) => drop(self.nodes.insert(node, Versioned::parse(kv)?)),
+            Part::Rank(number, plan, node) => {
+                self.ranks.insert((number, plan, node), Versioned::parse(kv)?.value);
+            }
+            Part::Evicted(node) => {
+                let tombstone: Tombstone = Versioned::parse(kv)?.value;
+                self.evicted.insert(node.clone(), tombstone.clone());
+                return Ok(Some(Change::Evicted(node, tombstone)));
+            }
+            Part::Event(number) => {
+                let event: EventRecord = Versioned::parse(kv)?.value;
+                self.events.insert(number, event.clone());
+                return Ok(Some(Change::Event(Box::new(event))));
+            }
+        }
+        Ok(None)
+    }
+
+    fn delete(&mut self, part: &Part) -> Option<Change> {
+        match part {
+            Part::Spec => self.spec = None,
+            Part::Desired => self.desired = None,
+            Part::Checkpoint => self.checkpoint = None,
+            Part::Round => self.round = None,
+            Part::Leader => {
+                self.leader = None;
+                return Some(Change::Leaderless);
+            }
+            Part::Node(node) => drop(self.nodes.remove(node)),
+            Part::Rank(number, plan, node) => drop(self.ranks.remove(&(*number, *plan, node.clone()))),
+            Part::Evicted(node) => drop(self.evicted.remove(node)),
+            Part::Event(number) => drop(self.events.remove(number)),
+        }
+        None
+    }
+
+    fn is_nothing(&self) -> bool {
+        let single = self.spec.is_none() && self.desired.is_none() && self.leader.is_none() && self.round.is_none();
+        let many = self.nodes.is_empty() && self.ranks.is_empty() && self.evicted.is_empty() && self.events.is_empty();
+        single && many && self.checkpoint.is_none()
+    }
+
+    /// A node's place in the round that was sealed last.
+    pub fn rank(&self, node: &NodeId) -> Option<&RankRecord> {
+        let sealed = self.round.as_ref()?.value.sealed?;
+        self.ranks.get(&(sealed.number, sealed.plan, node.clone()))
+    }
+
+    /// Whether there is anything left for us to lead: the job is of our protocol version, and has not ended, or has
+    /// nodes still to be tidied away.
+    pub fn is_live(&self) -> bool {
+        let ours = self.spec.as_ref().is_some_and(|spec| spec.protocol == PROTOCOL);
+        let Some(round) = self.round.as_ref().filter(|_| ours) else { return false };
+        !round.value.state.is_final() || !self.nodes.is_empty()
+    }
+
+    /// Nodes that wait without a place.
+    pub fn spares(&self) -> impl Iterator<Item = &NodeRecord> {
+        self.nodes.values().map(|node| &node.value).filter(|node| node.phase == Phase::Waiting && node.round.is_none())
+    }
+
+    /// Fewest and most nodes, as the operator or else the job says.
+    pub fn range(&self) -> Option<(u32, u32)> {
+        let spec = self.spec.as_ref()?;
+        let desired = self.desired.as_ref().map(|desired| &desired.value);
+        let min = desired.and_then(|desired| desired.min_nodes).unwrap_or(spec.min_nodes);
+        let max = desired.and_then(|desired| desired.max_nodes).unwrap_or(spec.max_nodes);
+        Some((min, max.max(min)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kv(key: &str, value: &str) -> KeyValue {
+        KeyValue {
+            key: key.to_owned(),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision(5),
+            mod_revision: Revision(7),
+            lease: None,
+        }
+    }
+
+    const LEADER: &str = r#"{"node":"a:1","peer":{"host":"h","port":1}}"#;
+
+    #[test]
+    fn jobs_come_and_go_with_their_keys() {
+        let mut overview = Overview::of("/elastic", &[kv("/elastic/v1/jobs/J/leader", LEADER)]);
+        let job: JobId = "J".parse().unwrap();
+        assert_eq!(overview.jobs[&job].leader.as_ref().unwrap().modified, Revision(7));
+        assert!(!overview.jobs[&job].leader.as_ref().unwrap().value.coordinator);
+        let gone = Event::Delete { key: "/elastic/v1/jobs/J/leader".into(), revision: Revision(8) };
+        assert_eq!(overview.apply(&gone), Some((job, Some(Change::Leaderless))));
+        assert!(overview.jobs.is_empty());
+    }
+
+    #[test]
+    fn foreign_records_are_left_out() {
+        let values = [kv("/elastic/v1/jobs/J/leader", "{"), kv("/elastic/other", "x")];
+        let overview = Overview::of("/elastic", &values);
+        assert!(overview.jobs.values().all(|job| job.leader.is_none()));
+    }
+}

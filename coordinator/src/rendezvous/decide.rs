@@ -1,0 +1,528 @@
+//! What the leader does next: a pure function of what it knows and of the time. Not for carrying it out.
+//!
+//! ```text
+//!            a member failed, was lost, drains; newcomers fit
+//!   running n ──────────────────────────────────────────────▶ forming n+1 ◀─┐ found by a new leader,
+//!      ▲  │ all done / budget spent / closed                    │   │       │ a member lost: a new plan
+//!      │  └────────────▶ succeeded, failed, closed ◀────────────┘   └───────┘
+//!      └───────────── every member of n is accounted for: seal ─────┘
+//! ```
+
+use std::time::Duration;
+
+use super::seats::{Contest, Seat, in_order, seats};
+use super::view::{Member, Present, Standing, View};
+use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundState};
+use crate::store::Revision;
+use crate::time::Time;
+
+/// The leader's next move, with a sentence for the log and the dashboard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The move.
+    pub verdict: Verdict,
+    /// Why this one.
+    pub reason: String,
+    /// When to decide again even if nothing happens.
+    pub again: Option<Time>,
+}
+
+/// Moves of a leader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing to do yet.
+    Wait,
+    /// Ask every member for a pulse: a failure that blames a peer is judged when all have answered.
+    Probe {
+        /// The report that is to be judged.
+        report: Revision,
+    },
+    /// Write the round as forming: the next one, or this one anew with a new plan.
+    Form(Form),
+    /// Write the rank keys, then the round as running.
+    Seal(Vec<Seat>),
+    /// Write the job's result.
+    Finish {
+        /// A final state.
+        state: RoundState,
+        /// The root cause of a failure.
+        cause: Option<Failure>,
+    },
+    /// Turn away nodes that may not take part.
+    Refuse(Vec<Eviction>),
+    /// Delete the keys of rounds that are over.
+    Prune(Vec<u64>),
+}
+
+/// A round to be formed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Form {
+    /// Its number.
+    pub number: u64,
+    /// Whether it costs a restart.
+    pub charge: bool,
+    /// Who is evicted with it.
+    pub evict: Vec<Eviction>,
+    /// All of the last round have left: no later leader need look for them.
+    pub afresh: bool,
+}
+
+/// A node to be evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Eviction {
+    /// The node.
+    pub node: NodeId,
+    /// What is known of its workers.
+    pub fate: Fate,
+    /// Whether its agent must end.
+    pub refused: bool,
+    /// Whether it ends as one that left as planned.
+    pub drained: bool,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// Most evictions of one transaction: each takes two operations, and etcd allows 128 in all.
+pub const MOST_EVICTIONS: usize = 50;
+
+/// Whoever stops a node's processes all at once signals one after the other. For so long after a worker was ended by a
+/// signal that asks it to stop, its agent may be told to leave too: then it was no failure.
+const TOLD_TOO: Duration = Duration::from_millis(300);
+
+/// Ends the reason of a plan that a new leader made anew.
+const TAKEN_OVER: &str = " (taken over)";
+
+/// Collects when to look again.
+#[derive(Default)]
+struct Wake(Option<Time>);
+
+impl Wake {
+    fn at(&mut self, time: Time) {
+        self.0 = Some(self.0.map_or(time, |old| old.min(time)));
+    }
+}
+
+/// Decides the leader's next move.
+///
+/// It may be called at any time and as often as one likes: it changes nothing, and an early call says [`Verdict::Wait`].
+pub fn decide(now: Time, view: &View) -> Decision {
+    let mut wake = Wake::default();
+    let (verdict, reason) = match view.round.value.state {
+        state if state.is_final() => (Verdict::Wait, format!("the job has {state}")),
+        _ if view.desired.closed => {
+            (Verdict::Finish { state: RoundState::Closed, cause: None }, "the operator closed the job".to_owned())
+        }
+        RoundState::Running => running(now, view, &mut wake),
+        _ => forming(now, view, &mut wake),
+    };
+    let again = if verdict == Verdict::Wait { wake.0 } else { None };
+    Decision { verdict, reason, again }
+}
+
+fn names(nodes: &[&NodeId]) -> String {
+    let mut names: Vec<&str> = nodes.iter().take(3).map(|node| node.name()).collect();
+    if nodes.len() > 3 {
+        names.push("…");
+    }
+    names.join(", ")
+}
+
+/// Members that are lost while the round runs: dead, silent, or never started.
+fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
+    let number = view.round.value.number;
+    let start_by = view.since + view.spec.timings.start_timeout;
+    let mut lost = Vec::new();
+    for node in view.members.keys() {
+        let phase = view.phase_for(node, number);
+        if phase == Some(Phase::Done) {
+            // It did its part, and its record outlives it.
+            continue;
+        }
+        match view.standing(now, node) {
+            Standing::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
+            Standing::Missing(at) => wake.at(at),
+            Standing::Alive if started(phase) => {}
+            Standing::Alive if now >= start_by => {
+                lost.push(eviction(node, Fate::Unknown, "it did not start its workers in time"));
+            }
+            Standing::Alive => wake.at(start_by),
+        }
+    }
+    lost.truncate(MOST_EVICTIONS);
+    lost
+}
+
+/// Whether a member has said that it started its workers.
+pub(super) fn started(phase: Option<Phase>) -> bool {
+    matches!(phase, Some(Phase::Running | Phase::Draining | Phase::Failed | Phase::Done))
+}
+
+fn eviction(node: &NodeId, fate: Fate, reason: &str) -> Eviction {
+    Eviction { node: node.clone(), fate, refused: false, drained: false, reason: reason.to_owned() }
+}
+
+fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+    let round = &view.round.value;
+    let next = |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false });
+    let budget_left = round.restarts < view.spec.max_restarts;
+    let lost = losses(now, view, wake);
+    let leaving = leaving(view);
+
+    if let Some(failure) = strongest_failure(view) {
+        let judged_at = failure.said + TOLD_TOO;
+        if failure.class == FailureClass::Signalled && now < judged_at {
+            wake.at(judged_at);
+            let story = format!("{}: {}", failure.node.name(), failure.cause.message);
+            return (Verdict::Wait, format!("{story}; waiting for whether its agent is told to leave"));
+        }
+        let blames_peer = failure.class == FailureClass::Peer;
+        // What takes a node away breaks the connections of those that stay.
+        let explained = !lost.is_empty() || !leaving.is_empty();
+        let unjudged = blames_peer && !explained && !all_answered_since(view, failure.report);
+        if unjudged {
+            let asked = view.probe.is_some_and(|(_, report)| report >= failure.report);
+            let verdict = if asked { Verdict::Wait } else { Verdict::Probe { report: failure.report } };
+            return (verdict, format!("{} blames a peer: waiting for every member's word", failure.node.name()));
+        }
+        let membership = failure.class == FailureClass::Lost || (blames_peer && explained);
+        if !membership {
+            let story = format!("{}: {}", failure.node.name(), failure.cause.message);
+            return if budget_left {
+                let left = view.spec.max_restarts - round.restarts - 1;
+                (next(true, lost), format!("{story}; restarting, {left} restarts left"))
+            } else {
+                let verdict = Verdict::Finish { state: RoundState::Failed, cause: Some(failure.cause) };
+                (verdict, format!("{story}; no restarts left of {}", view.spec.max_restarts))
+            };
+        }
+        if !explained {
+            return change(view, next, Vec::new(), format!("{}: {}", failure.node.name(), failure.cause.message));
+        }
+    }
+    if let Some(first) = lost.first() {
+        let gone: Vec<&NodeId> = lost.iter().map(|eviction| &eviction.node).collect();
+        let reason = format!("lost {}: {}", names(&gone), first.reason);
+        return change(view, next, lost, reason);
+    }
+
+    let phases: Vec<_> = view.members.keys().map(|node| view.phase_for(node, round.number)).collect();
+    if phases.iter().all(|phase| *phase == Some(Phase::Done)) {
+        return (Verdict::Finish { state: RoundState::Succeeded, cause: None }, "every member is done".to_owned());
+    }
+    if !leaving.is_empty() {
+        let reason = format!("{} leaves", names(&leaving));
+        return change(view, next, Vec::new(), reason);
+    }
+    if view.members.len() > view.max_nodes() {
+        let reason = format!("the operator asks for at most {} nodes", view.max_nodes());
+        return change(view, next, Vec::new(), reason);
+    }
+    if let Some(refusal) = refusals(view) {
+        return refusal;
+    }
+    let all_running = phases.iter().all(|phase| *phase == Some(Phase::Running));
+    if all_running && !view.stale_rounds.is_empty() {
+        return (Verdict::Prune(view.stale_rounds.iter().copied().collect()), "the round runs fully".to_owned());
+    }
+    growth(now, view, wake, all_running, next)
+}
+
+/// Members that say that they leave, or that their operator drains.
+fn leaving(view: &View) -> Vec<&NodeId> {
+    let leaves = |node: &&NodeId| {
+        let asked = view.nodes.get(*node).is_some_and(|present| view.drained(&present.record));
+        let phase = view.phase_for(node, view.round.value.number);
+        phase == Some(Phase::Draining) || (asked && phase == Some(Phase::Running))
+    };
+    view.members.keys().filter(leaves).collect()
+}
+
+/// A change of membership: free of charge unless the policy counts it.
+fn change(
+    view: &View,
+    next: impl Fn(bool, Vec<Eviction>) -> Verdict,
+    evict: Vec<Eviction>,
+    reason: String,
+) -> (Verdict, String) {
+    let charge = view.spec.restart_policy == RestartPolicy::All;
+    if charge && view.round.value.restarts >= view.spec.max_restarts {
+        let message = format!("{reason}; --restart-policy=all counts it, and no restarts are left");
+        let node = evict.first().map(|eviction| eviction.node.clone());
+        let cause = Failure { node, ..Failure::new(FailureClass::Lost, message) };
+        return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, reason);
+    }
+    (next(charge, evict), reason)
+}
+
+fn growth(
+    now: Time,
+    view: &View,
+    wake: &mut Wake,
+    all_running: bool,
+    next: impl Fn(bool, Vec<Eviction>) -> Verdict,
+) -> (Verdict, String) {
+    let newcomers = view.newcomers();
+    let room = view.max_nodes().saturating_sub(view.members.len());
+    if newcomers.is_empty() {
+        return (Verdict::Wait, "all is well".to_owned());
+    }
+    if room == 0 {
+        return (Verdict::Wait, format!("the round is full: {} waiting as spare", newcomers.len()));
+    }
+    if !all_running {
+        return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
+    }
+    let settled = view.since + view.spec.timings.min_round_time;
+    let called = if newcomers.len() >= room { None } else { view.last_call(now, &newcomers) };
+    if let Some(until) = called.into_iter().chain((now < settled).then_some(settled)).max() {
+        wake.at(until);
+        return (Verdict::Wait, format!("{} newcomers are being gathered", newcomers.len()));
+    }
+    let joining: Vec<&NodeId> = newcomers.iter().take(room).map(|(node, _)| *node).collect();
+    change(view, next, Vec::new(), format!("{} joins", names(&joining)))
+}
+
+/// Nodes that may not take part.
+fn refusals(view: &View) -> Option<(Verdict, String)> {
+    dismissals(view).or_else(|| clashes(view)).or_else(|| contested_places(view))
+}
+
+/// Nodes that the operator drains end once they have no place: none to keep, and none to get.
+fn dismissals(view: &View) -> Option<(Verdict, String)> {
+    let drained: Vec<&NodeId> = view.drained_newcomers().take(MOST_EVICTIONS).collect();
+    if drained.is_empty() {
+        return None;
+    }
+    let reason = "the operator drains this node: `elasticctl undrain` lets it take part again";
+    let evictions =
+        drained.iter().map(|node| Eviction { refused: true, drained: true, ..eviction(node, Fate::Fenced, reason) });
+    Some((Verdict::Refuse(evictions.collect()), format!("{} has left: drained by the operator", names(&drained))))
+}
+
+/// Nodes that claim a node rank which another node has.
+fn contested_places(view: &View) -> Option<(Verdict, String)> {
+    let (node, holder, place) = view.newcomers().into_iter().find_map(|(node, present)| {
+        let place = present.record.place?;
+        let record = &present.record;
+        let (_, holder) = view.nodes.iter().find(|(other, holder)| {
+            let same = holder.record.name == record.name && holder.record.machine == record.machine;
+            *other != node
+                && holder.created < present.created
+                && holder.record.place == Some(place)
+                && !same
+                && !view.confirmed_dead(other)
+        })?;
+        Some((node, &holder.record, place))
+    })?;
+    let reason = format!(
+        "node rank {place} is claimed by {} on {} and by {}: give each node its own --node-rank",
+        holder.name,
+        holder.host,
+        node.name()
+    );
+    let eviction = Eviction { refused: true, ..eviction(node, Fate::Fenced, &reason) };
+    Some((Verdict::Refuse(vec![eviction]), reason))
+}
+
+/// Nodes that bear another machine's node name: two machines would pass for one.
+fn clashes(view: &View) -> Option<(Verdict, String)> {
+    let clash = view.newcomers().into_iter().find_map(|(node, present)| {
+        view.nodes
+            .iter()
+            .find(|(other, holder)| {
+                *other != node
+                    && holder.created < present.created
+                    && holder.record.name == present.record.name
+                    && holder.record.machine != present.record.machine
+                    && !view.confirmed_dead(other)
+            })
+            .map(|(_, holder)| (node, holder))
+    });
+    let (node, holder) = clash?;
+    let reason = format!(
+        "the node name {} is taken by {}: give each node its own --node-name",
+        holder.record.name, holder.record.host
+    );
+    let eviction =
+        Eviction { node: node.clone(), fate: Fate::Fenced, refused: true, drained: false, reason: reason.clone() };
+    Some((Verdict::Refuse(vec![eviction]), reason))
+}
+
+struct Reported {
+    node: NodeId,
+    class: FailureClass,
+    cause: Failure,
+    report: Revision,
+    said: Time,
+}
+
+/// The root cause among the reports of this round: the strongest class, then the first in order of revisions.
+fn strongest_failure(view: &View) -> Option<Reported> {
+    let number = view.round.value.number;
+    view.members
+        .keys()
+        .filter(|node| view.phase_for(node, number) == Some(Phase::Failed))
+        .filter_map(|node| {
+            let present = view.nodes.get(node)?;
+            let mut cause = present.record.failure.clone()?;
+            cause.node = Some(node.clone());
+            let (class, report, said) = (cause.class, present.modified, present.said);
+            Some(Reported { node: node.clone(), class, cause, report, said })
+        })
+        .max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))
+}
+
+/// Whether every member has given a sign after `report`: its own failure, its result, or an answer to a later probe.
+fn all_answered_since(view: &View, report: Revision) -> bool {
+    let number = view.round.value.number;
+    let Some((probe, after)) = view.probe else { return false };
+    after >= report
+        && view.members.keys().all(|node| {
+            matches!(view.phase_for(node, number), Some(Phase::Failed | Phase::Done))
+                || view.contacts.get(node).is_some_and(|contact| contact.probe >= probe)
+        })
+}
+
+fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+    let round = &view.round.value;
+    let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh });
+    if !view.planned_here {
+        // Every first leader finds the job's first record, written by whoever began it.
+        let suffix = if round.sealed.is_some() { TAKEN_OVER } else { "" };
+        let reason = round.reason.trim_end_matches(TAKEN_OVER);
+        return (anew(Vec::new(), false), format!("{reason}{suffix}"));
+    }
+    if view.drained_members().iter().any(|name| !round.leaving.contains(name)) {
+        // Asked only now: the plan tells them.
+        return (anew(Vec::new(), false), round.reason.clone());
+    }
+    let (evict, outstanding) = outstanding(now, view, wake);
+    if let Some(first) = evict.first() {
+        let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
+        let reason = format!("lost {}: {}", names(&gone), first.reason);
+        return (anew(evict, false), reason);
+    }
+    if !outstanding.is_empty() {
+        return (Verdict::Wait, format!("waiting for {} to stop", names(&outstanding)));
+    }
+    if let Some(refusal) = refusals(view) {
+        return refusal;
+    }
+
+    let mut kept: Vec<_> = view
+        .members
+        .iter()
+        .filter(|(node, member)| {
+            member.evicted.is_none()
+                && view.phase_for(node, round.number) == Some(Phase::Waiting)
+                && !view.nodes.get(*node).is_some_and(|present| view.drained(&present.record))
+        })
+        .map(|(node, member)| (member.rank.group_rank, node))
+        .collect();
+    kept.sort();
+    let newcomers = view.newcomers();
+    let candidates = kept.iter().map(|(_, node)| *node).chain(newcomers.iter().map(|(node, _)| *node));
+    let wanted = |node| view.nodes.get(node).and_then(|present| present.record.place);
+    let (places, contest) = in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes());
+
+    let unsafe_until = unsafe_until(view, kept.is_empty()).filter(|(until, _)| now < *until);
+    let gone = |(node, member): (&NodeId, &Member)| {
+        member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
+    };
+    if round.sealed.is_some() && places.is_empty() && view.members.iter().all(gone) && unsafe_until.is_none() {
+        return (anew(Vec::new(), true), "every node of the last round has left".to_owned());
+    }
+    if places.len() < view.min_nodes() {
+        let mut reason = format!("{} of at least {} nodes are here", places.len(), view.min_nodes());
+        if let Some(Contest { place, one, other }) = contest {
+            reason = format!("{reason}; node rank {place} is claimed by {one} and by {other}, one of them gone");
+        }
+        wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
+        let Some(deadline) = patience_ends(view, &newcomers) else { return (Verdict::Wait, reason) };
+        if now >= deadline {
+            let message = format!("{reason}, and join_timeout ({:?}) is over", view.spec.timings.join_timeout);
+            let cause = Failure::new(FailureClass::Lost, message.clone());
+            return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message);
+        }
+        wake.at(deadline);
+        return (Verdict::Wait, reason);
+    }
+    if let Some((until, why)) = unsafe_until {
+        wake.at(until);
+        return (Verdict::Wait, why.to_owned());
+    }
+    // A first round of a generation, or one that nobody of the last stays for.
+    if kept.is_empty()
+        && places.len() < view.max_nodes()
+        && let Some(until) = view.last_call(now, &newcomers)
+    {
+        wake.at(until);
+        return (Verdict::Wait, format!("{} nodes are here, last call for more", places.len()));
+    }
+    (Verdict::Seal(seats(view, &places)), round.reason.clone())
+}
+
+/// When a job below its minimum has failed: `join_timeout` after it came to that. Where every node has left, or none was
+/// ever there, nobody waits, and the time counts from the first that comes.
+fn patience_ends(view: &View, newcomers: &[(&NodeId, &Present)]) -> Option<Time> {
+    let since = match view.round.value.sealed {
+        Some(_) => view.since,
+        None => newcomers.iter().map(|(_, present)| present.arrived).min()?.max(view.since),
+    };
+    Some(since + view.spec.timings.join_timeout)
+}
+
+/// Members of the last round that have not said they stopped: those to evict now, and those to wait for.
+fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>, Vec<&'a NodeId>) {
+    let number = view.round.value.number;
+    let mut evict = Vec::new();
+    let mut outstanding = Vec::new();
+    for (node, member) in &view.members {
+        if member.evicted.is_some() || member.left {
+            continue;
+        }
+        let stopped = matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
+        let answer_by = view.since + view.grace(node, member) + view.spec.timings.margin;
+        match view.standing(now, node) {
+            Standing::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
+            Standing::Alive if stopped => {}
+            Standing::Missing(at) if now < answer_by => {
+                wake.at(at.min(answer_by));
+                outstanding.push(node);
+            }
+            Standing::Alive if now < answer_by => {
+                wake.at(answer_by);
+                outstanding.push(node);
+            }
+            _ => evict.push(eviction(node, Fate::Unknown, "it did not stop in time")),
+        }
+    }
+    evict.truncate(MOST_EVICTIONS);
+    (evict, outstanding)
+}
+
+/// Until when a running round would be unsafe: an evicted member may still be at work, or, where nobody stays, a whole
+/// group cut off from the store may be.
+fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)> {
+    let unsettled = view
+        .members
+        .iter()
+        .filter_map(|(node, member)| view.settles_at(node, member.evicted?))
+        .max()
+        .map(|at| (at, "waiting until an evicted node is past its fence point"));
+    let number = view.round.value.number;
+    let unconfirmed = view
+        .members
+        .iter()
+        .filter(|(node, member)| {
+            let stopped = member.left || matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
+            let dead = member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead) || view.confirmed_dead(node);
+            !stopped && !dead
+        })
+        .map(|(_, member)| member.evicted.map_or(view.elected, |evicted| evicted.at))
+        .max();
+    let takeover = unconfirmed.filter(|_| keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait).map(|at| {
+        (at + view.spec.timings.takeover_delay, "waiting out takeover_delay: no member of the last round stays")
+    });
+    unsettled.into_iter().chain(takeover).max_by_key(|(at, _)| *at)
+}

@@ -1,0 +1,237 @@
+//! How a leader's view comes to be: from one consistent read of the job, then from watches. Not for decisions.
+
+use super::super::decide::started;
+use super::super::view::{Evicted, Member, Present, View};
+use super::{Doing, Leader, LeaderOutput};
+use crate::job::{Desired, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone, Versioned};
+use crate::store::{Event, Guard, KeyValue, Op, OpResult, Scope, Txn, TxnResult, WatchUpdate};
+use crate::time::Time;
+
+impl Leader {
+    /// One consistent read of the job, if this term still holds.
+    pub(super) fn load_txn(&self) -> Txn {
+        let keys = &self.keys;
+        Txn::of([
+            Op::get(keys.spec()),
+            Op::get(keys.round()),
+            Op::get(keys.desired()),
+            Op::get(keys.checkpoint()),
+            Op::range(keys.nodes()),
+            Op::range(keys.evictions()),
+            Op::range(keys.rounds()),
+            Op::range(keys.events()),
+        ])
+        .guarded([Guard::modified(keys.leader(), self.term)])
+    }
+
+    pub(super) fn load(&mut self, now: Time, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
+        match self.view_of(now, result) {
+            Ok(view) => {
+                self.view = Some(view);
+                self.loaded = result.revision;
+                self.stale = self.loaded < self.behind;
+                self.early.clear();
+                if !self.watching {
+                    self.watching = true;
+                    let from = result.revision.next();
+                    out.push(LeaderOutput::Watch(Scope::Prefix(self.keys.nodes()), from));
+                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.desired()), from));
+                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.checkpoint()), from));
+                }
+                for event in std::mem::take(&mut self.meanwhile) {
+                    self.tell(now, event, out);
+                }
+                self.suspect_absent(out);
+            }
+            Err(problem) => {
+                out.push(LeaderOutput::Say(format!("this job cannot be led: {problem}")));
+                self.retry_at = Some(now + super::RETRY * 10);
+                self.stale = true;
+            }
+        }
+    }
+
+    /// Members that have not opened a stream to this leader may have died with the one before: no stream will tell.
+    pub(super) fn suspect_unheard(&self, out: &mut Vec<LeaderOutput>) {
+        let Some(view) = &self.view else { return };
+        for node in view.members.keys() {
+            if view.contacts.get(node).is_none_or(|contact| contact.opened.is_none()) {
+                self.suspect(node, out);
+            }
+        }
+    }
+
+    /// Members whose keys are gone, or whose name another node bears, may be dead: their ports can tell.
+    fn suspect_absent(&self, out: &mut Vec<LeaderOutput>) {
+        let Some(view) = &self.view else { return };
+        for (node, member) in &view.members {
+            if member.absent.is_some() || member.evicted.is_some() {
+                self.suspect(node, out);
+            }
+        }
+        for (node, present) in &view.nodes {
+            let member = view.members.contains_key(node);
+            if !member && present.record.phase == Phase::Waiting {
+                view.namesakes(node).iter().for_each(|other| self.suspect(other, out));
+            }
+        }
+    }
+
+    fn view_of(&mut self, now: Time, result: &TxnResult) -> Result<View, String> {
+        let one = |at: usize| result.results.get(at).and_then(OpResult::value);
+        let many = |at: usize| result.results.get(at).map_or(&[] as &[KeyValue], OpResult::values);
+        let spec: Versioned<Spec> = Versioned::parse(one(0).ok_or("its spec is gone: was the store emptied?")?)?;
+        let round: Versioned<RoundRecord> =
+            Versioned::parse(one(1).ok_or("its round is gone: was the store emptied?")?)?;
+        let desired = one(2).map(Versioned::<Desired>::parse).transpose()?.map(|desired| desired.value);
+        self.checkpoint = one(3).map(Versioned::parse).transpose()?;
+        self.next_event =
+            many(7).last().and_then(|kv| kv.key.rsplit('/').next()?.parse::<u64>().ok()).map_or(0, |last| last + 1);
+
+        // What this leader observed stays observed.
+        let old = self.view.take();
+        let same_state =
+            |old: &View| (old.round.value.number, old.round.value.state) == (round.value.number, round.value.state);
+        let mut view = View {
+            spec: spec.value,
+            desired: desired.unwrap_or_default(),
+            planned_here: old.as_ref().is_some_and(|old| old.planned_here && old.round.modified == round.modified),
+            elected: self.elected,
+            since: old.as_ref().filter(|old| same_state(old)).map_or(now, |old| old.since),
+            nodes: Default::default(),
+            members: Default::default(),
+            contacts: old.as_ref().map_or_else(|| self.early.clone(), |old| old.contacts.clone()),
+            probe: old.as_ref().and_then(|old| old.probe),
+            stale_rounds: Default::default(),
+            round,
+        };
+        for kv in many(4) {
+            if let Some(node) = Keys::node_of(&self.keys.nodes(), &kv.key) {
+                let known = old.as_ref().and_then(|old| old.nodes.get(&node));
+                view.nodes.insert(node, present(kv, known, now)?);
+            }
+        }
+        let sealed = view.round.value.sealed;
+        for kv in many(6) {
+            let Some((number, plan, node)) = self.keys.rank_of(&kv.key) else { continue };
+            if sealed.is_some_and(|sealed| (sealed.number, sealed.plan) == (number, plan)) {
+                let known = old.as_ref().and_then(|old| old.members.get(&node));
+                let absent =
+                    (!view.nodes.contains_key(&node)).then(|| known.and_then(|known| known.absent).unwrap_or(now));
+                let rank = Versioned::<RankRecord>::parse(kv)?.value;
+                let left = absent.is_some() && known.is_some_and(|known| known.left);
+                let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
+                view.members.insert(node, Member { rank, started, absent, left, evicted: None });
+            } else if number < view.round.value.number && sealed.is_none_or(|sealed| sealed.number != number) {
+                view.stale_rounds.insert(number);
+            }
+        }
+        for kv in many(5) {
+            let Some(node) = Keys::node_of(&self.keys.evictions(), &kv.key) else { continue };
+            let Some(member) = view.members.get_mut(&node) else { continue };
+            let fate = Versioned::<Tombstone>::parse(kv)?.value.fate;
+            let known = old.as_ref().and_then(|old| old.members.get(&node)?.evicted);
+            member.evicted = Some(Evicted { at: known.map_or(now, |known| known.at), fate });
+        }
+        Ok(view)
+    }
+
+    pub(super) fn watched(&mut self, now: Time, update: WatchUpdate, out: &mut Vec<LeaderOutput>) {
+        match update {
+            // A snapshot takes the place of what was known in one scope only: reading all is as cheap and simpler.
+            WatchUpdate::Snapshot { revision, .. } => {
+                self.behind = self.behind.max(revision);
+                self.reload(false);
+            }
+            WatchUpdate::Broken(error) => {
+                out.push(LeaderOutput::Say(format!("leading is not possible: {error}")));
+                self.over = true;
+                out.push(LeaderOutput::Deposed);
+            }
+            WatchUpdate::Events(events) => {
+                for event in events {
+                    if matches!(self.doing, Some(Doing::Load)) {
+                        self.meanwhile.push(event.clone());
+                    }
+                    self.tell(now, event, out);
+                }
+            }
+        }
+    }
+
+    fn tell(&mut self, now: Time, event: Event, out: &mut Vec<LeaderOutput>) {
+        if event.revision() > self.loaded
+            && let Err(problem) = self.event(now, event, out)
+        {
+            out.push(LeaderOutput::Say(problem));
+        }
+    }
+
+    fn event(&mut self, now: Time, event: Event, out: &mut Vec<LeaderOutput>) -> Result<(), String> {
+        if event.key() == self.keys.checkpoint() {
+            self.checkpoint = match &event {
+                Event::Put(kv) => Some(Versioned::parse(kv)?),
+                Event::Delete { .. } => None,
+            };
+            return Ok(());
+        }
+        let Some(view) = &mut self.view else { return Ok(()) };
+        if event.key() == self.keys.desired() {
+            view.desired = match &event {
+                Event::Put(kv) => Versioned::<Desired>::parse(kv)?.value,
+                Event::Delete { .. } => Desired::default(),
+            };
+            return Ok(());
+        }
+        let Some(node) = Keys::node_of(&self.keys.nodes(), event.key()) else { return Ok(()) };
+        match event {
+            Event::Put(kv) => {
+                let known = view.nodes.get(&node);
+                if known.is_some_and(|known| known.modified >= kv.mod_revision) {
+                    return Ok(());
+                }
+                let present = present(&kv, known, now)?;
+                let newcomer = known.is_none();
+                if let Some(member) = view.members.get_mut(&node) {
+                    member.absent = None;
+                    member.left = false;
+                }
+                view.nodes.insert(node.clone(), present);
+                view.contacts.entry(node.clone()).or_default().heard = Some(now);
+                let sealed = view.round.value.sealed.map_or(0, |sealed| sealed.number);
+                let started = started(view.phase_for(&node, sealed));
+                if let Some(member) = view.members.get_mut(&node) {
+                    member.started |= started;
+                }
+                if newcomer {
+                    // A successor's arrival hints at a predecessor's death.
+                    let namesakes = view.namesakes(&node);
+                    namesakes.iter().for_each(|other| self.suspect(other, out));
+                }
+            }
+            Event::Delete { revision, .. } => {
+                if view.nodes.get(&node).is_some_and(|known| known.modified > revision) {
+                    return Ok(());
+                }
+                // While a round runs, `waiting` means that it has not said it started: that proves nothing.
+                let forming = view.round.value.state == RoundState::Forming;
+                let phase = view.phase_for(&node, view.round.value.number);
+                let stopped = forming && matches!(phase, Some(Phase::Waiting | Phase::Stopped));
+                view.nodes.remove(&node);
+                if let Some(member) = view.members.get_mut(&node) {
+                    member.absent = Some(now);
+                    member.left = stopped;
+                }
+                self.suspect(&node, out);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn present(kv: &KeyValue, known: Option<&Present>, now: Time) -> Result<Present, String> {
+    let Versioned { value, created, modified } = Versioned::<NodeRecord>::parse(kv)?;
+    let arrived = known.map_or(now, |known| known.arrived);
+    let said = known.filter(|known| known.record == value).map_or(now, |known| known.said);
+    Ok(Present { record: value, created, modified, arrived, said })
+}

@@ -1,0 +1,390 @@
+//! The leader as a machine: keeps its [`View`] up to date, carries out [`decide`]'s verdicts as guarded transactions,
+//! one at a time. Not for IO (a driver carries transactions and pulses), and not for deciding.
+
+mod load;
+#[cfg(test)]
+mod tests;
+mod transactions;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use super::decide::{Decision, Eviction, Verdict, decide};
+use super::seats::Seat;
+use super::view::{Contact, View};
+use crate::job::{Checkpoint, Endpoint, Keys, NodeId, RoundRecord, RoundState, Versioned};
+use crate::store::{Event, Guard, Op, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::time::Time;
+
+/// What a leader is told.
+#[derive(Debug, Clone)]
+pub enum LeaderInput {
+    /// Its term begins, or time has passed.
+    Tick,
+    /// The answer to its transaction.
+    Answered {
+        /// When the transaction was sent.
+        sent: Time,
+        /// The answer.
+        result: Result<TxnResult, StoreError>,
+    },
+    /// News from a watch that it asked for.
+    Watched(WatchUpdate),
+    /// A member opened its pulse stream.
+    Opened(NodeId),
+    /// A member was heard.
+    Heard {
+        /// Which.
+        node: NodeId,
+        /// The newest probe that it has seen.
+        probe: u64,
+        /// When the newest word was sent that it has seen.
+        echo: Option<Time>,
+    },
+    /// A member's stream ended. Only a hint.
+    Closed(NodeId),
+    /// A node's death is confirmed.
+    Dead(NodeId),
+}
+
+/// What a leader wants done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LeaderOutput {
+    /// Run this transaction and answer with [`LeaderInput::Answered`]. There is never more than one under way.
+    Txn(Txn),
+    /// Watch this and report with [`LeaderInput::Watched`].
+    Watch(Scope, Revision),
+    /// Ask every member for a pulse that carries this number.
+    Probe(u64),
+    /// Find out whether this node is dead: its stream ended, or its key is gone. Report only a confirmed death.
+    Suspect(NodeId, Endpoint),
+    /// The term is over: another leads. Nothing follows.
+    Deposed,
+    /// A line for the log.
+    Say(String),
+}
+
+/// The leader's word to a member, as its pulse carries it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    /// The current round's number.
+    pub round: u64,
+    /// The mod revision of its record.
+    pub revision: Revision,
+    /// Whether it runs.
+    pub running: bool,
+    /// How long ago the leader last proved that it leads and that this is the round.
+    pub proof_age: Duration,
+    /// Every member of the round was heard at most this long ago.
+    pub all_heard: Option<Duration>,
+}
+
+/// Operation under way.
+#[derive(Debug, Clone)]
+enum Doing {
+    /// Reading the whole job.
+    Load,
+    /// Writing the round as forming.
+    Form { record: RoundRecord, evict: Vec<Eviction> },
+    /// Writing rank keys; `rest` holds what follows, the `running` record last.
+    Seal { record: RoundRecord, seats: Vec<Seat>, rest: VecDeque<Txn> },
+    /// Writing the result.
+    Finish { record: RoundRecord },
+    /// Turning nodes away.
+    Refuse { nodes: Vec<NodeId> },
+    /// Deleting the keys of rounds that are over.
+    Prune { rounds: Vec<u64> },
+    /// Deleting what done nodes left behind a final state.
+    Sweep,
+    /// Proving that it still leads.
+    Prove,
+}
+
+/// Pause before a transaction is tried again after the store failed.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// A term of leadership.
+#[derive(Debug, Clone)]
+pub struct Leader {
+    node: NodeId,
+    keys: Keys,
+    term: Revision,
+    /// Added to its clock, gives milliseconds since the Unix epoch: for the history that people read.
+    epoch_ms: u64,
+    elected: Time,
+    view: Option<View>,
+    checkpoint: Option<Versioned<Checkpoint>>,
+    next_event: u64,
+    /// The store's revision at which the view was read; older news is no news.
+    loaded: Revision,
+    /// A read older than this says less than a watch already did: read again.
+    behind: Revision,
+    /// News that came while the view was being read. The read may be older than they are, and no watch repeats them.
+    meanwhile: Vec<Event>,
+    /// Whether the view must be read (again) before the next decision.
+    stale: bool,
+    watching: bool,
+    /// When the last transaction was sent whose guards held.
+    proof: Option<Time>,
+    doing: Option<Doing>,
+    retry_at: Option<Time>,
+    wake: Option<Time>,
+    /// Contacts made before the view was read.
+    early: BTreeMap<NodeId, Contact>,
+    last_reason: String,
+    /// Members that did not open a stream to this leader were dialled.
+    called: bool,
+    over: bool,
+}
+
+impl Leader {
+    /// A leader whose `leader` key was written at `term`.
+    pub fn new(node: NodeId, keys: Keys, term: Revision, now: Time, epoch_ms: u64) -> Leader {
+        Leader {
+            node,
+            keys,
+            term,
+            epoch_ms,
+            elected: now,
+            view: None,
+            checkpoint: None,
+            next_event: 0,
+            loaded: Revision::NONE,
+            behind: Revision::NONE,
+            meanwhile: Vec::new(),
+            stale: true,
+            watching: false,
+            proof: None,
+            doing: None,
+            retry_at: None,
+            wake: None,
+            early: BTreeMap::new(),
+            last_reason: String::new(),
+            called: false,
+            over: false,
+        }
+    }
+
+    /// The term: the mod revision of the `leader` key.
+    pub fn term(&self) -> Revision {
+        self.term
+    }
+
+    /// What it knows, once loaded.
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
+    }
+
+    /// Whether a transaction is under way.
+    pub fn is_busy(&self) -> bool {
+        self.doing.is_some()
+    }
+
+    /// Whether its term is over: another leads.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// When it wants a [`LeaderInput::Tick`] at the latest.
+    pub fn deadline(&self) -> Option<Time> {
+        if self.doing.is_some() {
+            return None;
+        }
+        // After a failed transaction nothing is done before the pause is over.
+        let proof = self.view.as_ref().map(|view| self.proof_due(view));
+        self.retry_at.or_else(|| [self.wake, proof].into_iter().flatten().min())
+    }
+
+    /// Takes an input and says what is to be done.
+    pub fn step(&mut self, now: Time, input: LeaderInput) -> Vec<LeaderOutput> {
+        let mut out = Vec::new();
+        if self.over {
+            return out;
+        }
+        match input {
+            LeaderInput::Tick => {}
+            LeaderInput::Answered { sent, result } => self.answered(now, sent, result, &mut out),
+            LeaderInput::Watched(update) => self.watched(now, update, &mut out),
+            LeaderInput::Opened(node) => {
+                let asked = self.view.as_ref().and_then(|view| view.probe).map_or(0, |(number, _)| number);
+                let contact = self.contact(node);
+                contact.opened = Some(now);
+                contact.heard = Some(now);
+                if contact.probe < asked {
+                    // A probe sent before its stream was there did not reach it.
+                    out.push(LeaderOutput::Probe(asked));
+                }
+            }
+            LeaderInput::Heard { node, probe, echo } => {
+                let contact = self.contact(node);
+                contact.heard = Some(now);
+                contact.probe = contact.probe.max(probe);
+                contact.echoed = contact.echoed.max(echo);
+            }
+            LeaderInput::Closed(node) => self.suspect(&node, &mut out),
+            LeaderInput::Dead(node) => self.contact(node).dead = true,
+        }
+        if !self.over {
+            self.act(now, &mut out);
+        }
+        out
+    }
+
+    /// What it tells a member; nothing before it has loaded the job.
+    pub fn word(&self, now: Time) -> Option<Word> {
+        let view = self.view.as_ref()?;
+        let round = &view.round.value;
+        let all_heard = view
+            .members
+            .iter()
+            .filter(|(_, member)| member.evicted.is_none())
+            .map(|(node, _)| {
+                // Not when its beat came in: it may have been long under way, and its sender gone to a successor.
+                let echoed = if *node == self.node { Some(now) } else { view.contacts.get(node)?.echoed };
+                echoed.map(|echoed| now.since(echoed))
+            })
+            .try_fold(Duration::ZERO, |oldest, age| age.map(|age| oldest.max(age)));
+        Some(Word {
+            round: round.number,
+            revision: view.round.modified,
+            running: round.state == RoundState::Running,
+            proof_age: now.since(self.proof?),
+            all_heard,
+        })
+    }
+
+    fn contact(&mut self, node: NodeId) -> &mut Contact {
+        match &mut self.view {
+            Some(view) => view.contacts.entry(node).or_default(),
+            None => self.early.entry(node).or_default(),
+        }
+    }
+
+    /// Asks for the truth about a node that may have died.
+    fn suspect(&self, node: &NodeId, out: &mut Vec<LeaderOutput>) {
+        let Some(view) = &self.view else { return };
+        let peer = match (view.nodes.get(node), view.members.get(node)) {
+            (Some(present), _) => &present.record.peer,
+            (None, Some(member)) => &member.rank.peer,
+            (None, None) => return,
+        };
+        if *node != self.node && !view.contacts.get(node).is_some_and(|contact| contact.dead) {
+            out.push(LeaderOutput::Suspect(node.clone(), peer.clone()));
+        }
+    }
+
+    fn proof_due(&self, view: &View) -> Time {
+        self.proof.unwrap_or(self.elected) + view.spec.timings.renewal()
+    }
+
+    /// Starts the next operation if none is under way.
+    fn act(&mut self, now: Time, out: &mut Vec<LeaderOutput>) {
+        self.wake = None;
+        if self.doing.is_some() || self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.retry_at = None;
+        let Some(view) = self.view.as_ref().filter(|_| !self.stale) else {
+            return self.start(Doing::Load, self.load_txn(), out);
+        };
+        // Who has not come by then to a new leader may have died with the old one: no stream will tell.
+        let come_by = self.elected + view.spec.timings.beat() * 2;
+        if !self.called && now >= come_by {
+            self.called = true;
+            self.suspect_unheard(out);
+        }
+        let Decision { verdict, reason, again } = decide(now, view);
+        let again = again.into_iter().chain((!self.called).then_some(come_by)).min();
+        let proof_due = now >= self.proof_due(view);
+        let over = view.round.value.state.is_final();
+        let sweep = over.then(|| self.sweep_txn(view)).flatten();
+        // Every agent tells the job's end itself.
+        if reason != self.last_reason && !over {
+            out.push(LeaderOutput::Say(reason.clone()));
+            self.last_reason.clone_from(&reason);
+        }
+        match verdict {
+            Verdict::Wait => match sweep {
+                Some(txn) => self.start(Doing::Sweep, txn, out),
+                None if proof_due => {
+                    let txn = self.guarded(vec![Op::get(self.keys.round())]);
+                    self.start(Doing::Prove, txn, out);
+                }
+                None => self.wake = again,
+            },
+            Verdict::Probe { report } => {
+                let number = view.probe.map_or(1, |(number, _)| number + 1);
+                if let Some(view) = &mut self.view {
+                    view.probe = Some((number, report));
+                }
+                out.push(LeaderOutput::Probe(number));
+                self.wake = again;
+            }
+            Verdict::Form(form) => {
+                let (doing, txn) = self.form_txn(now, view, form, &reason);
+                self.start(doing, txn, out);
+            }
+            Verdict::Seal(seats) => {
+                let (doing, txn) = self.seal_txn(now, view, seats, &reason);
+                self.start(doing, txn, out);
+            }
+            Verdict::Finish { state, cause } => {
+                let (doing, txn) = self.finish_txn(now, view, state, cause, &reason);
+                self.start(doing, txn, out);
+            }
+            Verdict::Refuse(evictions) => {
+                let nodes = evictions.iter().map(|eviction| eviction.node.clone()).collect();
+                let txn = self.guarded(self.evict_ops(view, &evictions));
+                self.start(Doing::Refuse { nodes }, txn, out);
+            }
+            Verdict::Prune(rounds) => {
+                let txn = self.prune_txn(&rounds);
+                self.start(Doing::Prune { rounds }, txn, out);
+            }
+        }
+    }
+
+    fn start(&mut self, doing: Doing, txn: Txn, out: &mut Vec<LeaderOutput>) {
+        self.doing = Some(doing);
+        out.push(LeaderOutput::Txn(txn));
+    }
+
+    /// Everything a leader writes is guarded by its term and by the round as it last read it.
+    fn guarded(&self, then: Vec<Op>) -> Txn {
+        let round = self.view.as_ref().map_or(Revision::NONE, |view| view.round.modified);
+        Txn::of(then)
+            .guarded([Guard::modified(self.keys.leader(), self.term), Guard::modified(self.keys.round(), round)])
+    }
+
+    fn answered(&mut self, now: Time, sent: Time, result: Result<TxnResult, StoreError>, out: &mut Vec<LeaderOutput>) {
+        let Some(doing) = self.doing.take() else { return };
+        let sealing = matches!(doing, Doing::Seal { .. });
+        match result {
+            Ok(result) if result.succeeded => {
+                self.proof = Some(self.proof.map_or(sent, |old| old.max(sent)));
+                self.done(now, doing, &result, out);
+            }
+            Ok(_) if matches!(doing, Doing::Load) => {
+                self.over = true;
+                out.push(LeaderOutput::Deposed);
+            }
+            Ok(_) => self.reload(sealing),
+            Err(error) => {
+                if !error.is_transient() {
+                    out.push(LeaderOutput::Say(format!("leading is not possible: {error}")));
+                }
+                self.retry_at = Some(now + RETRY);
+                self.reload(sealing);
+            }
+        }
+    }
+
+    /// Has everything read again: a guard did not hold, or an outcome is unknown. A plan that was begun to be sealed is
+    /// given up, since some of its rank keys may be there.
+    fn reload(&mut self, sealing: bool) {
+        if let Some(view) = &mut self.view {
+            view.planned_here &= !sealing;
+        }
+        self.stale = true;
+    }
+}

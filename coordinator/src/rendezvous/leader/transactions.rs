@@ -1,0 +1,232 @@
+//! The leader's transactions, and what their success changes in its view. Not for choosing among them.
+
+use std::collections::VecDeque;
+
+use super::super::decide::{Eviction, Form};
+use super::super::seats::Seat;
+use super::super::view::{Evicted, Member, View};
+use super::{Doing, Leader, LeaderOutput};
+use crate::job::{
+    EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, to_json,
+};
+use crate::store::{Guard, Op, Revision, Txn, TxnResult};
+use crate::time::Time;
+
+/// Most keys written or deleted by one transaction; etcd allows 128 operations, and a few go to the round and the
+/// history.
+const BATCH: usize = 100;
+
+/// Lines of history kept.
+const HISTORY: u64 = 256;
+
+impl Leader {
+    pub(super) fn form_txn(&self, now: Time, view: &View, form: Form, reason: &str) -> (Doing, Txn) {
+        let old = &view.round.value;
+        let record = RoundRecord {
+            number: form.number,
+            generation: old.generation,
+            state: RoundState::Forming,
+            sealed: old.sealed.filter(|_| !form.afresh),
+            group_world_size: 0,
+            world_size: 0,
+            master: None,
+            restarts: old.restarts + u32::from(form.charge),
+            checkpoint: None,
+            leaving: view.drained_members(),
+            reason: reason.to_owned(),
+            cause: None,
+        };
+        let mut then = self.evict_ops(view, &form.evict);
+        then.push(Op::put(self.keys.round(), to_json(&record)));
+        self.push_event(now, &record, &form.evict, &mut then);
+        // Whoever is not known to be dead may have spoken since: a watch can be late.
+        let silent: Vec<Guard> = form
+            .evict
+            .iter()
+            .filter(|eviction| eviction.fate != Fate::Dead)
+            .map(|eviction| {
+                let known = view.nodes.get(&eviction.node).map_or(Revision::NONE, |present| present.modified);
+                Guard::modified(self.keys.node(&eviction.node), known)
+            })
+            .collect();
+        (Doing::Form { record, evict: form.evict }, self.guarded(then).guarded(silent))
+    }
+
+    pub(super) fn evict_ops(&self, view: &View, evictions: &[Eviction]) -> Vec<Op> {
+        let round = view.round.value.sealed.map_or(0, |sealed| sealed.number);
+        evictions
+            .iter()
+            .flat_map(|eviction| {
+                let tombstone = Tombstone {
+                    round,
+                    fate: eviction.fate,
+                    reason: eviction.reason.clone(),
+                    refused: eviction.refused,
+                    drained: eviction.drained,
+                };
+                let node = &eviction.node;
+                [Op::delete(self.keys.node(node)), Op::put(self.keys.evicted(node), to_json(&tombstone))]
+            })
+            .collect()
+    }
+
+    /// The plan is the `forming` record's mod revision; rank keys lie under it, so those of another plan do not count.
+    pub(super) fn seal_txn(&self, now: Time, view: &View, seats: Vec<Seat>, reason: &str) -> (Doing, Txn) {
+        let old = &view.round.value;
+        let plan = view.round.modified;
+        let record = RoundRecord {
+            number: old.number,
+            generation: old.generation,
+            state: RoundState::Running,
+            sealed: Some(Sealed { number: old.number, plan }),
+            group_world_size: seats.len() as u32,
+            world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
+            master: seats.first().and_then(|seat| view.nodes.get(&seat.node)?.record.master.clone()),
+            restarts: old.restarts,
+            checkpoint: self.checkpoint.as_ref().map(|pointer| pointer.value.clone()),
+            leaving: Vec::new(),
+            reason: reason.to_owned(),
+            cause: None,
+        };
+        let mut rank_keys: Vec<Op> = seats
+            .iter()
+            .map(|seat| Op::put(self.keys.rank(old.number, plan, &seat.node), to_json(&seat.rank)))
+            .collect();
+        let last = rank_keys.split_off(rank_keys.len().saturating_sub(1) / BATCH * BATCH);
+        let mut txns: VecDeque<Txn> = rank_keys.chunks(BATCH).map(|batch| self.guarded(batch.to_vec())).collect();
+        let mut then = last;
+        then.push(Op::put(self.keys.round(), to_json(&record)));
+        self.push_event(now, &record, &[], &mut then);
+        let pointer = self.checkpoint.as_ref().map_or(Revision::NONE, |pointer| pointer.modified);
+        txns.push_back(self.guarded(then).guarded([Guard::modified(self.keys.checkpoint(), pointer)]));
+        let first = txns.pop_front().unwrap_or_default();
+        (Doing::Seal { record, seats, rest: txns }, first)
+    }
+
+    pub(super) fn finish_txn(
+        &self,
+        now: Time,
+        view: &View,
+        state: RoundState,
+        cause: Option<Failure>,
+        reason: &str,
+    ) -> (Doing, Txn) {
+        let record = RoundRecord { state, cause, reason: reason.to_owned(), ..view.round.value.clone() };
+        let mut then = vec![Op::put(self.keys.round(), to_json(&record))];
+        self.push_event(now, &record, &[], &mut then);
+        then.extend(self.sweep_ops(view));
+        (Doing::Finish { record }, self.guarded(then))
+    }
+
+    /// What the transaction of the final state could not take.
+    pub(super) fn sweep_txn(&self, view: &View) -> Option<Txn> {
+        let done = self.sweep_ops(view);
+        (!done.is_empty()).then(|| self.guarded(done))
+    }
+
+    /// Behind a final state, done nodes' keys have no lease to end them.
+    fn sweep_ops(&self, view: &View) -> Vec<Op> {
+        swept(view).iter().map(|node| Op::delete(self.keys.node(node))).collect()
+    }
+
+    pub(super) fn prune_txn(&self, rounds: &[u64]) -> Txn {
+        let then = rounds
+            .iter()
+            .take(BATCH / 2)
+            .flat_map(|number| {
+                [Op::delete_prefix(self.keys.ranks_of_round(*number)), Op::delete_prefix(self.keys.barriers(*number))]
+            })
+            .collect();
+        self.guarded(then)
+    }
+
+    fn push_event(&self, now: Time, record: &RoundRecord, evictions: &[Eviction], then: &mut Vec<Op>) {
+        let event = EventRecord {
+            at_ms: self.epoch_ms + now.as_millis(),
+            round: record.number,
+            state: record.state,
+            reason: record.reason.clone(),
+            evicted: evictions.iter().map(|eviction| eviction.node.clone()).collect(),
+        };
+        then.push(Op::put(self.keys.event(self.next_event), to_json(&event)));
+        if let Some(old) = self.next_event.checked_sub(HISTORY) {
+            then.push(Op::delete(self.keys.event(old)));
+        }
+    }
+
+    /// A transaction's guards held: takes its writes over into the view.
+    pub(super) fn done(&mut self, now: Time, doing: Doing, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
+        let Some(view) = &mut self.view else {
+            return self.load(now, result, out);
+        };
+        match doing {
+            Doing::Load => self.load(now, result, out),
+            Doing::Form { record, evict } => {
+                if record.number != view.round.value.number {
+                    view.since = now;
+                }
+                for eviction in evict {
+                    view.nodes.remove(&eviction.node);
+                    if let Some(member) = view.members.get_mut(&eviction.node) {
+                        member.evicted = Some(Evicted { at: now, fate: eviction.fate });
+                    }
+                }
+                if record.sealed.is_none() {
+                    view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
+                    view.members.clear();
+                }
+                view.planned_here = true;
+                self.wrote_round(record, result.revision);
+            }
+            Doing::Seal { record, seats, mut rest } => match rest.pop_front() {
+                Some(txn) => self.start(Doing::Seal { record, seats, rest }, txn, out),
+                None => {
+                    view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
+                    view.since = now;
+                    view.probe = None;
+                    view.members = seats
+                        .into_iter()
+                        .map(|seat| {
+                            let absent = (!view.nodes.contains_key(&seat.node)).then_some(now);
+                            (seat.node, Member { rank: seat.rank, started: false, absent, left: false, evicted: None })
+                        })
+                        .collect();
+                    self.wrote_round(record, result.revision);
+                }
+            },
+            Doing::Finish { record } => {
+                view.since = now;
+                forget_swept(view);
+                self.wrote_round(record, result.revision);
+            }
+            Doing::Refuse { nodes } => nodes.iter().for_each(|node: &NodeId| {
+                view.nodes.remove(node);
+            }),
+            Doing::Prune { rounds } => rounds.iter().for_each(|round| {
+                view.stale_rounds.remove(round);
+            }),
+            Doing::Sweep => forget_swept(view),
+            Doing::Prove => {}
+        }
+    }
+
+    fn wrote_round(&mut self, record: RoundRecord, at: Revision) {
+        self.next_event += 1;
+        if let Some(view) = &mut self.view {
+            view.round = Versioned { value: record, created: view.round.created, modified: at };
+        }
+    }
+}
+
+/// The done nodes whose keys the next sweep deletes.
+fn swept(view: &View) -> Vec<NodeId> {
+    let done = view.nodes.iter().filter(|(_, present)| present.record.phase == Phase::Done);
+    done.take(BATCH).map(|(node, _)| node.clone()).collect()
+}
+
+/// The deletions come back through the watch; until then the same keys would be swept again.
+fn forget_swept(view: &mut View) {
+    for node in swept(view) {
+        view.nodes.remove(&node);
+    }
+}

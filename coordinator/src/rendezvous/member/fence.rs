@@ -1,0 +1,36 @@
+//! How long a node's workers may live: the fence point. Not for killing them (the guard does, even if the agent is
+//! frozen).
+//!
+//! Two proofs age: that the lease lives (its last renewal) and that the round is still the current one (a leader's word
+//! or a read). Workers end before the lease's time to live has passed since the older of them was *sent*, so that
+//! whoever waits that long after an eviction finds them gone. Where the store is away, the leader's word that it hears
+//! every member of the round takes their place, up to the takeover delay: nobody else can then have formed a round
+//! that keeps one of them.
+
+use super::{Member, Workers};
+use crate::job::OnStoreLoss;
+use crate::time::Time;
+
+impl Member {
+    /// When this node's workers must be gone, if it has any.
+    pub(super) fn fence_point(&self) -> Option<Time> {
+        if self.workers == Workers::None {
+            return None;
+        }
+        let timings = &self.spec.timings;
+        let proven = self.leased.min(self.proof);
+        let by_proof = proven + (timings.lease_ttl - timings.margin);
+        if self.spec.on_store_loss == OnStoreLoss::Fence {
+            return Some(by_proof);
+        }
+        let by_leader = self.held + (timings.lease_ttl - timings.margin);
+        let at_most = proven + timings.takeover_delay.saturating_sub(timings.margin);
+        Some(by_proof.max(by_leader.min(at_most)))
+    }
+
+    /// Whether workers started now would have time to live.
+    pub(super) fn may_start(&self, now: Time) -> bool {
+        let timings = &self.spec.timings;
+        now + timings.margin < self.leased.min(self.proof) + (timings.lease_ttl - timings.margin)
+    }
+}

@@ -1,0 +1,188 @@
+//! Joining a job: reading it, agreeing on its spec, beginning it or its next generation. Not for getting a place.
+
+use std::time::Duration;
+
+use super::step::Out;
+use super::{Call, End, Member, MemberOutput, Mode};
+use crate::job::{Desired, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::store::{Guard, KeyValue, Op, OpResult, Scope, Txn, TxnResult};
+use crate::time::Time;
+
+/// Pause between reads of a job that cannot be joined yet.
+const AGAIN: Duration = Duration::from_millis(500);
+
+impl Member {
+    pub(super) fn join(&mut self, now: Time, out: &mut Out) {
+        let begun = *self.begun.get_or_insert(now);
+        if now.since(begun) >= self.setup.spec.timings.join_timeout {
+            let told = self.told.take().unwrap_or_else(|| "the job could not be joined".to_owned());
+            let limit = self.setup.spec.timings.join_timeout;
+            return self.end(End::StoreLost(format!("{told}: gave up after join_timeout ({limit:?})")), out);
+        }
+        if self.calls.contains(&Call::Begin) {
+            return;
+        }
+        let keys = &self.setup.keys;
+        let mut read = vec![
+            Op::get(keys.spec()),
+            Op::get(keys.round()),
+            Op::get(keys.desired()),
+            Op::get(keys.leader()),
+            Op::count(keys.nodes()),
+        ];
+        if self.leftovers {
+            read.push(Op::range(keys.nodes()));
+        }
+        self.call(Call::Join, Txn::of(read), out);
+    }
+
+    pub(super) fn job_read(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
+        let value = |at: usize| result.results.get(at).and_then(OpResult::value);
+        let read = (|| {
+            let spec = value(0).map(Versioned::<Spec>::parse).transpose()?;
+            let round = value(1).map(Versioned::<RoundRecord>::parse).transpose()?;
+            let desired = value(2).map(Versioned::<Desired>::parse).transpose()?;
+            Ok::<_, String>((spec, round, desired))
+        })();
+        let (spec, round, desired) = match read {
+            Ok(read) => read,
+            Err(problem) => return self.end(End::Refused(problem), out),
+        };
+        let deserted = matches!(result.results.get(4), Some(OpResult::Count(0)));
+        let Some((spec, round)) = spec.zip(round) else {
+            return self.begin_job(out);
+        };
+        match round.value.state {
+            RoundState::Succeeded => return self.end(End::Succeeded, out),
+            RoundState::Closed => return self.end(End::Closed, out),
+            RoundState::Failed if deserted => return self.begin_generation(&round, round.value.sealed, out),
+            RoundState::Failed => {
+                self.leftovers = true;
+                if let Some(nodes) = result.results.get(5)
+                    && self.sweep(&round, nodes.values(), out)
+                {
+                    return;
+                }
+                self.say_once(
+                    "the job has failed; waiting for its last agents to leave before it begins anew".into(),
+                    out,
+                );
+                self.retry_at = Some(now + AGAIN);
+                return;
+            }
+            _ => {}
+        }
+        if let Some(differs) = self.setup.spec.disagreement(&spec.value) {
+            if deserted {
+                return self.wait_for_deserted(now, &round, &differs.to_string(), out);
+            }
+            if desired.is_none() {
+                let why = format!("{differs}: start every agent of a job with the same flags");
+                return self.end(End::Refused(why), out);
+            }
+            out.push(MemberOutput::Say(format!("{differs}; an operator has changed the job, so its own values hold")));
+        }
+        self.spec = spec.value;
+        self.joined = true;
+        self.mode = Mode::Waiting(None);
+        self.lease_at = now;
+        self.told = None;
+        let from = result.revision.next();
+        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.round()), from));
+        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.leader()), from));
+        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.evicted(&self.id())), from));
+        self.joined_at(now, result, round, value(3), out);
+    }
+
+    fn joined_at(
+        &mut self,
+        now: Time,
+        result: &TxnResult,
+        round: Versioned<RoundRecord>,
+        leader: Option<&KeyValue>,
+        out: &mut Out,
+    ) {
+        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+        if self.leader.is_none() {
+            // Nobody's end is being raced for.
+            self.campaign_at = Some(now);
+        }
+        self.round_read(now, Ok(round), out);
+    }
+
+    /// Deletes what done nodes left behind a failed job: no lease ends those keys, and a leader that dies right after
+    /// writing the result has not deleted them. Whether there was anything to delete.
+    fn sweep(&mut self, last: &Versioned<RoundRecord>, nodes: &[KeyValue], out: &mut Out) -> bool {
+        const MOST: usize = 100;
+        let done: Vec<Op> =
+            nodes.iter().filter(|kv| kv.lease.is_none()).take(MOST).map(|kv| Op::delete(kv.key.as_str())).collect();
+        if done.is_empty() {
+            return false;
+        }
+        let guard = Guard::modified(self.setup.keys.round(), last.modified);
+        self.call(Call::Begin, Txn::of(done).guarded([guard]), out);
+        true
+    }
+
+    fn begin_job(&mut self, out: &mut Out) {
+        let keys = &self.setup.keys;
+        let round = first_round(1, 1);
+        let txn = Txn::of([Op::put(keys.spec(), to_json(&self.setup.spec)), Op::put(keys.round(), to_json(&round))])
+            .guarded([Guard::absent(keys.spec()), Guard::absent(keys.round())]);
+        self.call(Call::Begin, txn, out);
+    }
+
+    /// After a failure, or where a whole cluster died, the job's id begins anew: numbers go on, restarts start at zero,
+    /// the checkpoint stays.
+    ///
+    /// `sealed` is the round whose members may still be stopping, though their keys are gone: the leader waits for them
+    /// as before any other round.
+    fn begin_generation(&mut self, last: &Versioned<RoundRecord>, sealed: Option<Sealed>, out: &mut Out) {
+        let keys = &self.setup.keys;
+        let round = RoundRecord { sealed, ..first_round(last.value.number + 1, last.value.generation + 1) };
+        let txn = Txn::of([
+            Op::put(keys.spec(), to_json(&self.setup.spec)),
+            Op::put(keys.round(), to_json(&round)),
+            Op::delete(keys.desired()),
+            Op::delete_prefix(keys.evictions()),
+        ])
+        .guarded([Guard::modified(keys.round(), last.modified), Guard::empty(keys.nodes())]);
+        self.call(Call::Begin, txn, out);
+    }
+
+    /// A job of other flags whose nodes are all gone: its last members may still be at work, cut off from the store,
+    /// until the takeover delay is over.
+    fn wait_for_deserted(&mut self, now: Time, round: &Versioned<RoundRecord>, differs: &str, out: &mut Out) {
+        let (revision, since) = *self.deserted.get_or_insert((round.modified, now));
+        if revision != round.modified {
+            self.deserted = Some((round.modified, now));
+        } else if now.since(since) >= self.setup.spec.timings.takeover_delay {
+            return self.begin_generation(round, None, out);
+        }
+        let delay = self.setup.spec.timings.takeover_delay;
+        self.say_once(
+            format!(
+                "{differs}, and its nodes are gone: it begins anew with the flags given here once takeover_delay ({delay:?}) is over"
+            ),
+            out,
+        );
+        self.retry_at = Some(now + AGAIN);
+    }
+}
+
+fn first_round(number: u64, generation: u64) -> RoundRecord {
+    RoundRecord {
+        number,
+        generation,
+        state: RoundState::Forming,
+        sealed: None,
+        group_world_size: 0,
+        world_size: 0,
+        master: None,
+        restarts: 0,
+        checkpoint: None,
+        leaving: Vec::new(),
+        reason: if generation == 1 { "the job begins".into() } else { "the job begins anew".into() },
+        cause: None,
+    }
+}

@@ -1,0 +1,161 @@
+//! What news of the round mean to a node, and how it finds its place. Not for the leader's side.
+
+use super::step::Out;
+use super::{Call, End, Member, MemberOutput, Mode, Start, Workers};
+use crate::job::{RankRecord, RoundRecord, RoundState, Versioned};
+use crate::store::{Op, OpResult, Txn, TxnResult};
+use crate::time::Time;
+
+impl Member {
+    pub(super) fn round_read(&mut self, now: Time, round: Result<Versioned<RoundRecord>, String>, out: &mut Out) {
+        let round = match round {
+            Ok(round) => round,
+            Err(problem) => return self.say_once(problem, out),
+        };
+        if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
+            return;
+        }
+        if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
+            // Cut off, it missed the job's failure. It joins like anyone else: the flags may be others now.
+            return self.evicted("the job failed and was begun anew meanwhile".to_owned(), out);
+        }
+        self.round = Some(round.clone());
+        match round.value.state {
+            RoundState::Forming => self.round_forms(now, &round.value, out),
+            RoundState::Running => self.round_runs(&round.value, out),
+            RoundState::Succeeded => self.end(End::Succeeded, out),
+            RoundState::Closed => self.end(End::Closed, out),
+            RoundState::Failed => self.end(End::Failed(round.value.cause, round.value.reason), out),
+        }
+    }
+
+    fn round_forms(&mut self, now: Time, round: &RoundRecord, out: &mut Out) {
+        let left = round.sealed.map(|sealed| sealed.number);
+        match self.mode {
+            Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _) => {
+                if left != Some(own) {
+                    return self.left_behind(out);
+                }
+                if round.leaving.contains(&self.setup.record.name) {
+                    self.leave_by = Some(now);
+                    self.say_leaving(out);
+                    self.mode = Mode::Leaving(own, Some(round.number));
+                } else {
+                    self.mode = Mode::Waiting(Some(round.number));
+                }
+                self.say_forming(round, out);
+                self.quiesce(out);
+            }
+            Mode::Leaving(own, None) => {
+                if left == Some(own) {
+                    self.say_forming(round, out);
+                    self.mode = Mode::Leaving(own, Some(round.number));
+                } else {
+                    self.left_behind(out);
+                }
+            }
+            Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
+                self.leave_by = Some(now);
+                self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
+            }
+            // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.
+            Mode::Waiting(Some(asked)) if asked == round.number => self.own.lost_track(),
+            // A seat in the sealed round, if there is one, is looked up first.
+            _ => {}
+        }
+    }
+
+    fn say_forming(&self, round: &RoundRecord, out: &mut Out) {
+        if matches!(self.workers, Workers::Alive(_) | Workers::Quiescing(_)) {
+            out.push(MemberOutput::Forming(round.number, round.reason.clone()));
+        }
+    }
+
+    fn round_runs(&mut self, round: &RoundRecord, out: &mut Out) {
+        match self.mode {
+            Mode::Starting(own) | Mode::Running(own) | Mode::Done(own) | Mode::Failed(own, _)
+                if own != round.number =>
+            {
+                self.left_behind(out);
+            }
+            Mode::Waiting(Some(_)) if !self.workers.are_at_rest() => self.left_behind(out),
+            _ => {}
+        }
+    }
+
+    /// The group went on without this node: whatever it still has of the old round ends now, and its own key will tell
+    /// whether it was evicted.
+    fn left_behind(&mut self, out: &mut Out) {
+        self.kill(out);
+        self.mode = if self.leave_by.is_some() { Mode::Ending(End::Drained) } else { Mode::Waiting(None) };
+        self.own.lost_track();
+    }
+
+    /// Looks up its place in a sealed round it has not looked at yet.
+    pub(super) fn look_up_seat(&mut self, out: &mut Out) {
+        let Some(round) = &self.round else { return };
+        let Some(sealed) = round.value.sealed else { return };
+        let looked = self.seated == Some((sealed.number, sealed.plan));
+        let waiting = matches!(self.mode, Mode::Waiting(_)) && self.workers.are_at_rest();
+        if looked || !waiting || self.own.created().is_none() {
+            return;
+        }
+        let keys = &self.setup.keys;
+        let rank = keys.rank(sealed.number, sealed.plan, &self.id());
+        let txn = Txn::of([Op::get(keys.round()), Op::get(rank)]);
+        if !self.calls.contains(&Call::Seat) {
+            self.seat_asked = Some(sealed);
+        }
+        self.call(Call::Seat, txn, out);
+    }
+
+    pub(super) fn seat_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
+        // Which seat was asked for, not which round is known by now: the watch may have been faster than this answer.
+        let asked = self.seat_asked.take();
+        if let Some(kv) = result.results.first().and_then(OpResult::value) {
+            self.round_read(now, Versioned::parse(kv), out);
+        }
+        let Some(round) = self.round.clone() else { return };
+        let Some(sealed) = round.value.sealed else { return };
+        if asked != Some(sealed) || !matches!(self.mode, Mode::Waiting(_)) || !self.workers.are_at_rest() {
+            // It moved on meanwhile: the next look-up is about the newer one.
+            return;
+        }
+        let rank = match result.results.get(1).and_then(OpResult::value).map(Versioned::<RankRecord>::parse) {
+            Some(Ok(rank)) => Some(rank.value),
+            Some(Err(problem)) => return self.say_once(problem, out),
+            None => None,
+        };
+        let looked = (sealed.number, sealed.plan);
+        match (rank, round.value.state) {
+            (Some(rank), RoundState::Running) => {
+                self.proof = self.proof.max(sent);
+                if !self.may_start(now) {
+                    // Workers started now would be killed at once: renew first.
+                    self.lease_at = now;
+                    self.retry_at = Some(now + self.spec.timings.beat() / 5);
+                    return;
+                }
+                self.prove(sent);
+                self.seated = Some(looked);
+                self.mode = Mode::Starting(sealed.number);
+                self.workers = Workers::Alive(sealed.number);
+                out.push(MemberOutput::Start(Box::new(Start { round: round.value, rank })));
+            }
+            (Some(_), _) => {
+                self.seated = Some(looked);
+                self.mode = Mode::Waiting(Some(round.value.number));
+            }
+            (None, _) => {
+                self.seated = Some(looked);
+                if let Mode::Waiting(Some(asked)) = self.mode
+                    && asked <= sealed.number
+                {
+                    // Whoever has no place needs no workers, at rest or not.
+                    self.stop(out);
+                    self.mode = Mode::Waiting(None);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! The node's step: takes an input, then does whatever is due. Not for what a round's news means (`rounds.rs`), nor for
+//! joining (`join.rs`).
+
+use std::time::Duration;
+
+use super::own_key::Reading;
+use super::{Call, End, Lease, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
+use crate::job::{Endpoint, Failure, FailureClass, NodeRecord, Phase, Versioned};
+use crate::rendezvous::Word;
+use crate::store::{Event, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::time::Time;
+
+/// Pause before a failed call is tried again.
+const RETRY: Duration = Duration::from_millis(300);
+
+pub(super) type Out = Vec<MemberOutput>;
+
+impl Member {
+    /// Takes an input and says what is to be done.
+    ///
+    /// It may be called at any time: what is not due yet is not done.
+    pub fn step(&mut self, now: Time, input: MemberInput) -> Vec<MemberOutput> {
+        let mut out = Out::new();
+        if self.mode == Mode::Over {
+            return out;
+        }
+        match input {
+            MemberInput::Tick => {}
+            MemberInput::Answered { call, sent, result } => self.answered(now, call, sent, result, &mut out),
+            MemberInput::Leased { sent, result } => self.granted(now, sent, result, &mut out),
+            MemberInput::Renewed { sent, lease, result } => self.renewed(now, sent, lease, result, &mut out),
+            MemberInput::Watched(update) => self.watched(now, update, &mut out),
+            MemberInput::Word { sent, term, word } => self.heard(now, sent, term, word),
+            MemberInput::LeaderDead(term) => {
+                if self.leader.as_ref().is_some_and(|leader| leader.modified == term) {
+                    self.dead_term = Some(term);
+                    self.campaign_soon(now);
+                }
+            }
+            MemberInput::Started(round) => {
+                if self.mode == Mode::Starting(round) {
+                    self.mode = Mode::Running(round);
+                }
+            }
+            MemberInput::Ended { round, outcome } => self.ended(round, outcome, &mut out),
+            MemberInput::Stopped { master } => self.stopped(now, master),
+            MemberInput::Quiesced { master } => self.quiesced(master),
+            MemberInput::Drain => self.drain(now, &mut out),
+        }
+        self.settle(now, &mut out);
+        out
+    }
+
+    /// When it wants a [`MemberInput::Tick`] at the latest.
+    pub fn deadline(&self) -> Option<Time> {
+        if self.mode == Mode::Over {
+            return None;
+        }
+        let fence = self.fence_point().filter(|_| self.workers != Workers::Killed);
+        // What waits for the pause after a failed call, or for a lease, is not due before.
+        let paused = |at: Time| self.retry_at.map_or(at, |until| at.max(until));
+        let campaign = self.campaign_at.filter(|_| self.may_campaign() && !self.calls.contains(&Call::Campaign));
+        let lease = (self.joined && !self.lease_asked && !self.renew_asked).then_some(self.lease_at);
+        let proving =
+            (self.workers != Workers::None || self.is_idle()) && self.calls.is_empty() && self.lease.is_some();
+        let prove = proving.then_some(self.prove_at);
+        let leaving =
+            matches!(self.mode, Mode::Leaving(..)) && !matches!(self.workers, Workers::Stopping(_) | Workers::Killed);
+        let leave = self.leave_by.filter(|_| leaving);
+        [fence, campaign.map(paused), lease, prove.map(paused), leave, self.retry_at].into_iter().flatten().min()
+    }
+
+    fn answered(&mut self, now: Time, call: Call, sent: Time, result: Result<TxnResult, StoreError>, out: &mut Out) {
+        self.calls.retain(|under_way| *under_way != call);
+        let result = match result {
+            Ok(result) => result,
+            Err(error) => return self.failed(now, call, error, out),
+        };
+        self.told = None;
+        match call {
+            Call::Join => self.job_read(now, &result, out),
+            // Whatever came of it, the job is read next.
+            Call::Begin => self.retry_at = None,
+            Call::Own if result.succeeded => {
+                self.own.wrote(result.revision);
+                self.read_round_and_leader(now, &result, out);
+                self.prove(sent);
+            }
+            Call::Own | Call::ReadBack => self.own_key_read(now, sent, &result, out),
+            Call::Seat => self.seat_read(now, sent, &result, out),
+            Call::Campaign if result.succeeded => {
+                let value = self.leader_record();
+                let won = Versioned { value, created: result.revision, modified: result.revision };
+                self.leader_is(now, Some(won), result.revision, out);
+            }
+            Call::Campaign => {
+                let leader = result.results.first().and_then(OpResult::value);
+                self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+            }
+        }
+    }
+
+    /// A call failed: what may be repeated is, after a pause.
+    fn failed(&mut self, now: Time, call: Call, error: StoreError, out: &mut Out) {
+        if matches!(call, Call::Own) {
+            self.own.lost_track();
+        }
+        match &error {
+            StoreError::Lost { .. } => return self.end(End::StoreLost(error.to_string()), out),
+            StoreError::LeaseGone => self.lease_lost(now),
+            error if !error.is_transient() && !self.joined => {
+                return self.end(End::StoreLost(error.to_string()), out);
+            }
+            _ => {}
+        }
+        self.retry_at = Some(now + RETRY);
+        self.say_once(format!("{error}; trying again"), out);
+    }
+
+    /// Says a thing that would otherwise be said at every try.
+    pub(super) fn say_once(&mut self, line: String, out: &mut Out) {
+        if self.told.as_ref() != Some(&line) {
+            out.push(MemberOutput::Say(line.clone()));
+            self.told = Some(line);
+        }
+    }
+
+    fn granted(&mut self, now: Time, sent: Time, result: Result<LeaseId, StoreError>, out: &mut Out) {
+        self.lease_asked = false;
+        match result {
+            Ok(id) => {
+                self.lease = Some(Lease { id });
+                self.leased = self.leased.max(sent);
+                self.lease_at = sent + self.spec.timings.renewal();
+            }
+            Err(error) => {
+                self.lease_at = now + RETRY;
+                self.say_once(format!("{error}; trying again"), out);
+            }
+        }
+    }
+
+    fn renewed(&mut self, now: Time, sent: Time, lease: LeaseId, result: Result<bool, StoreError>, out: &mut Out) {
+        self.renew_asked = false;
+        if self.lease.is_none_or(|own| own.id != lease) {
+            return;
+        }
+        match result {
+            Ok(true) => {
+                self.leased = self.leased.max(sent);
+                self.lease_at = sent + self.spec.timings.renewal();
+                self.told = None;
+            }
+            Ok(false) => self.lease_lost(now),
+            Err(StoreError::Lost { cause }) => self.end(End::StoreLost(format!("store lost: {cause}")), out),
+            Err(error) => {
+                self.lease_at = now + RETRY;
+                self.say_once(format!("{error}; trying again"), out);
+            }
+        }
+    }
+
+    fn lease_lost(&mut self, now: Time) {
+        self.lease = None;
+        self.lease_at = now;
+        self.own.lease_lost();
+    }
+
+    fn watched(&mut self, now: Time, update: WatchUpdate, out: &mut Out) {
+        match update {
+            WatchUpdate::Events(events) => {
+                for event in events {
+                    self.event(now, event, out);
+                }
+            }
+            // It may tell of a deletion, and does not say of which key: read both.
+            WatchUpdate::Snapshot { .. } => self.own.lost_track(),
+            WatchUpdate::Broken(error) => self.end(End::StoreLost(error.to_string()), out),
+        }
+    }
+
+    fn event(&mut self, now: Time, event: Event, out: &mut Out) {
+        if event.key() == self.setup.keys.evicted(&self.id()) {
+            // A node that has no workers and waits would not look at its own key otherwise.
+            self.own.lost_track();
+            return;
+        }
+        if event.key() == self.setup.keys.leader() {
+            let revision = event.revision();
+            let leader = match &event {
+                Event::Put(kv) => Some(Versioned::parse(kv)),
+                Event::Delete { .. } => None,
+            };
+            self.leader_read(now, leader, revision, out);
+        } else if event.key() == self.setup.keys.round() {
+            match &event {
+                Event::Put(kv) => self.round_read(now, Versioned::parse(kv), out),
+                Event::Delete { .. } => {
+                    let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
+                    self.end(End::StoreLost(why.to_owned()), out);
+                }
+            }
+        }
+    }
+
+    /// A read's first two results are the round and the leader.
+    fn read_round_and_leader(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
+        let leader = result.results.get(1).and_then(OpResult::value);
+        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+        if let Some(round) = result.results.first().and_then(OpResult::value) {
+            self.round_read(now, Versioned::parse(round), out);
+        }
+    }
+
+    fn own_key_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
+        let reading = self.own.take(result);
+        self.read_round_and_leader(now, result, out);
+        match reading {
+            Reading::Here => self.prove(sent),
+            Reading::Gone => {}
+            Reading::Evicted(tombstone) if tombstone.drained => {
+                out.push(MemberOutput::Say(tombstone.reason));
+                self.end(End::Drained, out);
+            }
+            Reading::Evicted(tombstone) if tombstone.refused => self.end(End::Refused(tombstone.reason), out),
+            Reading::Evicted(tombstone) => self.evicted(tombstone.reason, out),
+            Reading::Foreign(problem) => self.end(End::StoreLost(problem), out),
+        }
+    }
+
+    /// At `sent` the round as now known was current, and this node was not evicted.
+    pub(super) fn prove(&mut self, sent: Time) {
+        self.proof = self.proof.max(sent);
+        self.validated = self.round.as_ref().map_or(Revision::NONE, |round| round.modified);
+        self.prove_at = self.proof + self.spec.timings.renewal() * 2;
+    }
+
+    fn heard(&mut self, now: Time, sent: Time, term: Revision, word: Word) {
+        let Some(round) = &self.round else { return };
+        if self.leader.as_ref().is_none_or(|leader| leader.modified != term) {
+            return;
+        }
+        if word.revision > round.modified {
+            // The watch is behind: the store will tell.
+            self.prove_at = now;
+        } else if word.revision == round.modified && word.revision == self.validated {
+            self.proof = self.proof.max(sent.minus(word.proof_age));
+            if self.workers != Workers::None {
+                self.prove_at = self.proof + self.spec.timings.renewal() * 2;
+            }
+            if let Some(age) = word.all_heard.filter(|_| word.running) {
+                self.held = self.held.max(sent.minus(age));
+            }
+        }
+    }
+
+    fn ended(&mut self, round: u64, outcome: Outcome, out: &mut Out) {
+        if self.workers != Workers::Alive(round) {
+            return;
+        }
+        match (&self.mode, outcome) {
+            (Mode::Starting(_) | Mode::Running(_), Outcome::Done) => self.mode = Mode::Done(round),
+            (Mode::Starting(_) | Mode::Running(_), Outcome::Failed(failure)) => {
+                let told_to_stop = failure.class == FailureClass::Signalled;
+                self.mode = Mode::Failed(round, failure);
+                if told_to_stop {
+                    // Its fellows have perhaps been told too, and save. They have until it is known what this was: a
+                    // failure, or this node's leave with its own grace.
+                    return;
+                }
+                return self.quiesce(out);
+            }
+            // It leaves, and was asked to before: this exit is no failure.
+            _ => {}
+        }
+        self.stop(out);
+    }
+
+    fn stopped(&mut self, now: Time, master: Option<Endpoint>) {
+        self.workers = Workers::None;
+        if self.leave_by.is_some() && !self.hurried {
+            self.leave_by = Some(now + self.spec.timings.margin * 2);
+        }
+        if master.is_some() {
+            self.master = master;
+        }
+    }
+
+    fn quiesced(&mut self, master: Option<Endpoint>) {
+        // Told to stop meanwhile, they will.
+        if matches!(self.workers, Workers::Quiescing(_)) {
+            self.workers = Workers::Quiesced;
+            self.master = master.or(self.master.take());
+        }
+    }
+
+    /// Lets workers quiesce, which takes a round that forms, or stops them.
+    pub(super) fn quiesce(&mut self, out: &mut Out) {
+        if let Workers::Alive(round) = self.workers {
+            self.workers = Workers::Quiescing(round);
+            out.push(MemberOutput::Quiesce(self.spec.timings.stop_grace));
+        }
+    }
+
+    /// Stops workers, politely first.
+    pub(super) fn stop(&mut self, out: &mut Out) {
+        let round = match self.workers {
+            Workers::Alive(round) | Workers::Quiescing(round) => Some(round),
+            Workers::Quiesced => None,
+            Workers::None | Workers::Stopping(_) | Workers::Killed => return,
+        };
+        self.workers = Workers::Stopping(round);
+        let timings = &self.spec.timings;
+        let grace = if self.leave_by.is_some() { timings.drain_grace } else { timings.stop_grace };
+        out.push(MemberOutput::Stop(grace));
+    }
+
+    /// Kills workers at once.
+    pub(super) fn kill(&mut self, out: &mut Out) {
+        if !matches!(self.workers, Workers::None | Workers::Killed) {
+            self.workers = Workers::Killed;
+            out.push(MemberOutput::Kill);
+        }
+    }
+
+    pub(super) fn call(&mut self, call: Call, txn: Txn, out: &mut Out) {
+        if !self.calls.contains(&call) {
+            self.calls.push(call);
+            out.push(MemberOutput::Txn(call, txn));
+        }
+    }
+
+    /// Does what is due.
+    fn settle(&mut self, now: Time, out: &mut Out) {
+        self.fence_check(now, out);
+        if self.workers == Workers::None {
+            let finish = match &self.mode {
+                Mode::Ending(end) => Some(MemberOutput::End(end.clone())),
+                Mode::Evicted(reason) => Some(MemberOutput::Rejoin(reason.clone())),
+                _ => None,
+            };
+            if let Some(finish) = finish {
+                return self.part(finish, out);
+            }
+        }
+        self.leave_when_due(now, out);
+        if self.retry_at.is_none_or(|at| now >= at) {
+            self.retry_at = None;
+            if self.mode == Mode::Joining {
+                self.join(now, out);
+            } else if self.joined {
+                self.keep_own_key(now, out);
+                self.look_up_seat(out);
+                self.campaign(now, out);
+            }
+        }
+        if self.joined {
+            self.keep_lease(now, out);
+        }
+        let fence = self.fence_point();
+        if fence != self.fence {
+            self.fence = fence;
+            // Before a start that stands in the same batch.
+            out.insert(0, MemberOutput::Fence(fence));
+        }
+    }
+
+    fn fence_check(&mut self, now: Time, out: &mut Out) {
+        if self.fence_point().is_none_or(|at| now < at) || self.workers == Workers::Killed {
+            return;
+        }
+        self.kill(out);
+        if let Mode::Starting(round) | Mode::Running(round) = self.mode {
+            let message = "its workers were killed at the fence point: neither store nor leader was heard in time";
+            let failure = Failure::new(FailureClass::Lost, message);
+            out.push(MemberOutput::Say(failure.message.clone()));
+            self.mode = Mode::Failed(round, failure);
+        }
+    }
+
+    fn keep_lease(&mut self, now: Time, out: &mut Out) {
+        if now < self.lease_at || self.lease_asked || self.renew_asked || self.mode == Mode::Over {
+            return;
+        }
+        match self.lease {
+            Some(lease) => {
+                self.renew_asked = true;
+                out.push(MemberOutput::Renew(lease.id));
+            }
+            None => {
+                self.lease_asked = true;
+                out.push(MemberOutput::Grant(self.spec.timings.lease_ttl));
+            }
+        }
+    }
+
+    /// What the own key should say; `None`: nothing new, while workers are being stopped.
+    fn wanted(&self) -> Option<NodeRecord> {
+        let idle = self.workers == Workers::None;
+        let at_rest = self.workers.are_at_rest();
+        let (phase, round, failure) = match &self.mode {
+            Mode::Waiting(round) if at_rest => (Phase::Waiting, *round, None),
+            Mode::Starting(round) => (Phase::Waiting, Some(*round), None),
+            Mode::Running(round) => (Phase::Running, Some(*round), None),
+            Mode::Done(round) => (Phase::Done, Some(*round), None),
+            Mode::Failed(round, failure) => (Phase::Failed, Some(*round), Some(failure.clone())),
+            Mode::Leaving(_, Some(forming)) if idle => (Phase::Stopped, Some(*forming), None),
+            Mode::Leaving(round, None) => (Phase::Draining, Some(*round), None),
+            _ => return None,
+        };
+        let master = self.master.clone().filter(|_| phase == Phase::Waiting);
+        Some(NodeRecord { phase, round, failure, master, ..self.setup.record.clone() })
+    }
+
+    fn keep_own_key(&mut self, now: Time, out: &mut Out) {
+        let Some(lease) = self.lease else { return };
+        if self.calls.contains(&Call::Own) || self.calls.contains(&Call::ReadBack) {
+            return;
+        }
+        if self.own.is_unsure() {
+            let read = self.own.read();
+            return self.call(Call::ReadBack, read, out);
+        }
+        let due = match self.wanted() {
+            Some(record) => self.own.write(&record, lease.id),
+            None => None,
+        };
+        let due = due.or_else(|| {
+            let overdue = self.workers != Workers::None && now >= self.prove_at;
+            overdue.then(|| self.own.touch()).flatten()
+        });
+        if let Some(txn) = due {
+            self.call(Call::Own, txn, out);
+        } else if now >= self.prove_at {
+            self.prove_at = now + RETRY;
+            if self.workers != Workers::None && self.own.created().is_none() {
+                // Its key went while workers are being stopped: an eviction, or only the lease.
+                let read = self.own.read();
+                self.call(Call::ReadBack, read, out);
+            } else if self.is_idle() {
+                self.prove_at = now + self.spec.timings.lease_ttl;
+                let read = self.own.read();
+                self.call(Call::ReadBack, read, out);
+            }
+        }
+    }
+
+    /// Whether it waits without workers and has nothing to write: only a read now and then tells it that it was evicted
+    /// or refused.
+    fn is_idle(&self) -> bool {
+        self.workers == Workers::None && matches!(self.mode, Mode::Waiting(_)) && self.own.created().is_some()
+    }
+}

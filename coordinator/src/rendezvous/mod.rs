@@ -1,0 +1,25 @@
+//! How nodes agree on rounds: the leader's decisions and every node's steps, as pure machines. Not for IO: the driver
+//! in [`crate::node`] carries what they ask for, and the simulator does too.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`decide`](mod@decide) | what the leader does next, from all it knows |
+//! | [`view`] | what a leader knows |
+//! | [`leader`] | keeps the view up to date and carries decisions out as guarded transactions |
+//! | [`member`] | a node's own steps: its key, its lease, its workers, its fence point |
+//!
+//! > A node writes only its own key. The leader writes only the round. Everyone watches the round; only the leader
+//! > watches the nodes.
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod decide;
+pub mod leader;
+pub mod member;
+mod seats;
+pub mod view;
+
+pub use decide::{Decision, Eviction, Form, Verdict, decide};
+pub use leader::{Leader, LeaderInput, LeaderOutput, Word};
+pub use member::{Call, Credentials, End, Member, MemberInput, MemberOutput, Outcome, Setup, Start};
+pub use seats::Seat;

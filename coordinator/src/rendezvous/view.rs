@@ -1,0 +1,240 @@
+//! What a leader knows when it decides: the store's records and its own observations. Not for deciding, nor for
+//! keeping itself up to date (that is [`super::Leader`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::job::{Desired, Fate, NodeId, NodeRecord, OnStoreLoss, Phase, RankRecord, RoundRecord, Spec, Versioned};
+use crate::store::Revision;
+use crate::time::Time;
+
+/// Everything [`super::decide()`] looks at. All times are the leader's own clock's.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// What all agreed on.
+    pub spec: Spec,
+    /// The operator's overrides.
+    pub desired: Desired,
+    /// The current round.
+    pub round: Versioned<RoundRecord>,
+    /// While forming: whether this leader wrote the record in this term. A leader that found it makes a new plan first.
+    pub planned_here: bool,
+    /// When this term began.
+    pub elected: Time,
+    /// When this leader first saw the round's number in its state.
+    pub since: Time,
+    /// Keys under `nodes/`.
+    pub nodes: BTreeMap<NodeId, Present>,
+    /// Members of the last sealed round.
+    pub members: BTreeMap<NodeId, Member>,
+    /// What pulses told.
+    pub contacts: BTreeMap<NodeId, Contact>,
+    /// The last probe: its number, and the failure report it was sent after.
+    pub probe: Option<(u64, Revision)>,
+    /// Rounds before the current one that still have keys.
+    pub stale_rounds: BTreeSet<u64>,
+}
+
+/// A node whose key is there.
+#[derive(Debug, Clone)]
+pub struct Present {
+    /// What it says.
+    pub record: NodeRecord,
+    /// When its key came into being: newcomers are served in this order.
+    pub created: Revision,
+    /// When it last spoke.
+    pub modified: Revision,
+    /// When the leader first saw the key.
+    pub arrived: Time,
+    /// When the leader first saw what it says now.
+    pub said: Time,
+}
+
+/// A member of the last sealed round.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its place.
+    pub rank: RankRecord,
+    /// It has said that it started this round's workers. From then on all that keeps them alive is seen by the leader:
+    /// its pulses and the writes of its key.
+    pub started: bool,
+    /// Since when its key is gone.
+    pub absent: Option<Time>,
+    /// It said that it stopped for the forming round, and went: nothing of it is left to wait for.
+    pub left: bool,
+    /// It was evicted.
+    pub evicted: Option<Evicted>,
+}
+
+/// How an evicted member stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Evicted {
+    /// When this leader evicted it, or found its tombstone.
+    pub at: Time,
+    /// What was known of its workers.
+    pub fate: Fate,
+}
+
+/// What the pulses told of a node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Contact {
+    /// When its stream to this leader was opened in this term.
+    pub opened: Option<Time>,
+    /// When it was last heard.
+    pub heard: Option<Time>,
+    /// When the word was sent that its newest beat answers: it was here, and followed this leader, after that.
+    pub echoed: Option<Time>,
+    /// The newest probe it answered.
+    pub probe: u64,
+    /// Its death is confirmed.
+    pub dead: bool,
+}
+
+/// Whether a member can still be at work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Nothing speaks against it.
+    Alive,
+    /// Its key is gone; it counts as lost at this time unless it is heard.
+    Missing(Time),
+    /// It is lost: how surely, and the reason for people.
+    Lost(Fate, &'static str),
+}
+
+impl View {
+    /// Fewest nodes of a round.
+    pub(super) fn min_nodes(&self) -> usize {
+        self.desired.min_nodes.unwrap_or(self.spec.min_nodes).max(1) as usize
+    }
+
+    /// Most nodes of a round.
+    pub(super) fn max_nodes(&self) -> usize {
+        (self.desired.max_nodes.unwrap_or(self.spec.max_nodes) as usize).max(self.min_nodes())
+    }
+
+    /// A present node's phase, if it speaks of round `round`.
+    pub(super) fn phase_for(&self, node: &NodeId, round: u64) -> Option<Phase> {
+        self.nodes.get(node).filter(|n| n.record.round == Some(round)).map(|n| n.record.phase)
+    }
+
+    pub(super) fn confirmed_dead(&self, node: &NodeId) -> bool {
+        self.contacts.get(node).is_some_and(|c| c.dead)
+    }
+
+    /// Other nodes of the same name on the same machine. At most one of them is alive, but their keys do not tell which:
+    /// a dead one's last write may arrive after its successor's first. Their ports can tell.
+    pub(super) fn namesakes(&self, node: &NodeId) -> Vec<NodeId> {
+        let Some(own) = self.nodes.get(node).map(|present| &present.record) else { return Vec::new() };
+        let present = self.nodes.iter().map(|(other, it)| (other, &it.record.name, &it.record.machine));
+        let members = self.members.iter().map(|(other, it)| (other, &it.rank.name, &it.rank.machine));
+        let mut namesakes: Vec<NodeId> = present
+            .chain(members)
+            .filter(|(other, name, machine)| *other != node && **name == own.name && **machine == own.machine)
+            .map(|(other, ..)| other.clone())
+            .collect();
+        namesakes.dedup();
+        namesakes
+    }
+
+    /// Where a member's loss of contact is counted from: the moment when every member that stays has opened its stream
+    /// to this leader. Until then a deposed leader may still hear them all and vouch for the missing one.
+    pub(super) fn counting_since(&self) -> Option<Time> {
+        if self.spec.on_store_loss == OnStoreLoss::Fence {
+            return Some(self.elected);
+        }
+        let mut since = self.elected;
+        for (node, member) in &self.members {
+            let stays = member.evicted.is_none() && self.nodes.contains_key(node) && !self.confirmed_dead(node);
+            if stays {
+                since = since.max(self.contacts.get(node)?.opened?);
+            }
+        }
+        Some(since)
+    }
+
+    /// [`View::counting_since`], or its bound: nobody is vouched for longer than the takeover delay.
+    pub(super) fn counting_or_bound(&self) -> Time {
+        let bound = self.elected + self.spec.timings.takeover_delay;
+        self.counting_since().map_or(bound, |since| since.min(bound))
+    }
+
+    /// How a member of the sealed round stands.
+    pub(super) fn standing(&self, now: Time, node: &NodeId) -> Standing {
+        if self.confirmed_dead(node) {
+            return Standing::Lost(Fate::Dead, "its agent is gone");
+        }
+        let Some(member) = self.members.get(node) else { return Standing::Alive };
+        let Some(absent) = member.absent else { return Standing::Alive };
+        let heard = self.contacts.get(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
+        let silent_from = self.counting_or_bound().max(heard);
+        let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
+        if now >= lost_at {
+            let fate = if member.started { Fate::Fenced } else { Fate::Unknown };
+            Standing::Lost(fate, "its lease lapsed and it is silent")
+        } else {
+            Standing::Missing(lost_at)
+        }
+    }
+
+    /// How long an unsettled eviction holds up its successor round: until the evicted node is past its fence point.
+    pub(super) fn settles_at(&self, node: &NodeId, evicted: Evicted) -> Option<Time> {
+        if evicted.fate != Fate::Unknown || self.confirmed_dead(node) {
+            return None;
+        }
+        Some(self.counting_or_bound().max(evicted.at) + self.spec.timings.lease_ttl)
+    }
+
+    /// Newcomers that could take a place, in the order in which they came.
+    pub(super) fn newcomers(&self) -> Vec<(&NodeId, &Present)> {
+        let mut newcomers: Vec<_> = self
+            .nodes
+            .iter()
+            .filter(|(node, present)| {
+                present.record.phase == Phase::Waiting
+                    && present.record.round.is_none()
+                    // A member that was just given a place has not spoken again yet.
+                    && self.members.get(*node).is_none_or(|member| member.evicted.is_some())
+                    && !self.confirmed_dead(node)
+                    && !self.drained(&present.record)
+            })
+            .collect();
+        newcomers.sort_by_key(|(node, present)| (present.created, (*node).clone()));
+        newcomers
+    }
+
+    /// Waiting nodes without a place that the operator asked to leave.
+    pub(super) fn drained_newcomers(&self) -> impl Iterator<Item = &NodeId> {
+        let waits = |record: &NodeRecord| record.phase == Phase::Waiting && record.round.is_none();
+        let drained = move |(_, present): &(_, &Present)| waits(&present.record) && self.drained(&present.record);
+        self.nodes.iter().filter(drained).map(|(node, _)| node)
+    }
+
+    /// Names of members that the operator asked to leave.
+    pub(super) fn drained_members(&self) -> Vec<String> {
+        let names = self.members.values().filter(|member| member.evicted.is_none()).map(|member| &member.rank.name);
+        names.filter(|name| self.desired.drain.contains(name)).cloned().collect()
+    }
+
+    /// How long a member may take to stop its workers for the forming round.
+    pub(super) fn grace(&self, node: &NodeId, member: &Member) -> Duration {
+        let sealed = self.round.value.sealed.map_or(0, |sealed| sealed.number);
+        let leaves = self.phase_for(node, sealed) == Some(Phase::Draining)
+            || self.round.value.leaving.contains(&member.rank.name);
+        if leaves { self.spec.timings.drain_grace } else { self.spec.timings.stop_grace }
+    }
+
+    /// Whether the operator asked this node to leave.
+    pub(super) fn drained(&self, record: &NodeRecord) -> bool {
+        self.desired.drain.contains(&record.name)
+    }
+
+    /// Whether newcomers have been gathered long enough; if not, when they will have been. Latecomers extend the call,
+    /// up to six times its length after the first.
+    pub(super) fn last_call(&self, now: Time, newcomers: &[(&NodeId, &Present)]) -> Option<Time> {
+        let call: Duration = self.spec.timings.last_call;
+        let first = newcomers.iter().map(|(_, present)| present.arrived).min()?;
+        let last = newcomers.iter().map(|(_, present)| present.arrived).max()?;
+        let until = (last + call).min(first + call * 6);
+        (now < until).then_some(until)
+    }
+}

@@ -1,0 +1,122 @@
+//! Which jobs a replica of the coordinator leads: a pure function of a job's records. Not for taking the lead.
+
+use crate::job::{LeaderRecord, RoundState};
+use crate::overview::Job;
+use crate::store::{Guard, Revision};
+
+/// What to do about a job's `leader` key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Move {
+    /// Nothing.
+    Leave,
+    /// Write it, if these guards hold.
+    Claim(Vec<Guard>),
+    /// Delete it, if it is still of this term: there is nothing left to lead.
+    Resign(Revision),
+}
+
+/// The next move, for the replica that writes `own`.
+///
+/// Where nobody leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
+/// take over then would cost the job a new plan. Another replica is left alone: there is nothing to gain. A leader that
+/// took pulses where this replica does now is dead: a port has one owner.
+pub fn next(job: &Job, own: &LeaderRecord) -> Move {
+    let key = job.keys.leader();
+    let wanted = job.is_live();
+    let Some(leader) = &job.leader else {
+        return if wanted { Move::Claim(vec![Guard::absent(key)]) } else { Move::Leave };
+    };
+    if leader.value.node == own.node {
+        return if wanted { Move::Leave } else { Move::Resign(leader.modified) };
+    }
+    if !wanted {
+        return Move::Leave;
+    }
+    let term = Guard::modified(key, leader.modified);
+    if leader.value.peer == own.peer {
+        return Move::Claim(vec![term]);
+    }
+    match &job.round {
+        Some(round) if round.value.state == RoundState::Running && !leader.value.coordinator => {
+            Move::Claim(vec![term, Guard::modified(job.keys.round(), round.modified)])
+        }
+        _ => Move::Leave,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{Endpoint, JobId, Keys, NodeId};
+    use crate::overview::Overview;
+    use crate::store::KeyValue;
+
+    const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"lease_ttl_ms":10000,
+        "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,
+        "takeover_delay_ms":1,"min_round_time_ms":1}"#;
+
+    fn record(node: &str, port: u16, coordinator: bool) -> LeaderRecord {
+        LeaderRecord { node: NodeId::from_text(node), peer: Endpoint { host: "h".into(), port }, coordinator }
+    }
+
+    fn own() -> LeaderRecord {
+        record("coordinator:1", 1, true)
+    }
+
+    /// A job with this round state and leader; the leader's term is 3, the round's revision 2.
+    fn job(state: &str, leader: Option<LeaderRecord>) -> Job {
+        let id: JobId = "J".parse().unwrap();
+        let keys = Keys::new("/elastic", &id);
+        let round = format!(r#"{{"number":1,"generation":1,"state":"{state}","reason":"r"}}"#);
+        let mut values = vec![(keys.spec(), SPEC.as_bytes().to_vec(), 1), (keys.round(), round.into_bytes(), 2)];
+        values.extend(leader.map(|leader| (keys.leader(), crate::job::to_json(&leader), 3)));
+        let values: Vec<_> = values
+            .into_iter()
+            .map(|(key, value, at)| {
+                let at = Revision(at);
+                KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
+            })
+            .collect();
+        Overview::of("/elastic", &values).jobs.remove(&id).unwrap()
+    }
+
+    #[test]
+    fn a_job_without_a_leader_is_claimed_unless_it_has_ended() {
+        let absent = Move::Claim(vec![Guard::absent(job("forming", None).keys.leader())]);
+        assert_eq!(next(&job("forming", None), &own()), absent);
+        assert_eq!(next(&job("running", None), &own()), absent);
+        assert_eq!(next(&job("succeeded", None), &own()), Move::Leave);
+    }
+
+    #[test]
+    fn an_agent_is_relieved_while_the_round_runs_and_not_while_it_forms() {
+        let agent = record("a:1", 9, false);
+        let running = job("running", Some(agent.clone()));
+        let guards = vec![
+            Guard::modified(running.keys.leader(), Revision(3)),
+            Guard::modified(running.keys.round(), Revision(2)),
+        ];
+        assert_eq!(next(&running, &own()), Move::Claim(guards));
+        assert_eq!(next(&job("forming", Some(agent)), &own()), Move::Leave);
+    }
+
+    #[test]
+    fn another_replica_is_left_alone_unless_this_one_has_its_port() {
+        assert_eq!(next(&job("running", Some(record("coordinator:2", 2, true))), &own()), Move::Leave);
+        let before = job("forming", Some(record("coordinator:0", 1, true)));
+        assert_eq!(next(&before, &own()), Move::Claim(vec![Guard::modified(before.keys.leader(), Revision(3))]));
+    }
+
+    #[test]
+    fn a_job_of_another_protocol_version_is_left_alone() {
+        let mut job = job("running", None);
+        job.spec.as_mut().unwrap().protocol += 1;
+        assert_eq!(next(&job, &own()), Move::Leave);
+    }
+
+    #[test]
+    fn an_ended_job_is_let_go() {
+        assert_eq!(next(&job("running", Some(own())), &own()), Move::Leave);
+        assert_eq!(next(&job("failed", Some(own())), &own()), Move::Resign(Revision(3)));
+    }
+}

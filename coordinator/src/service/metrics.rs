@@ -1,0 +1,263 @@
+//! What Prometheus is told: gauges out of the jobs' records at each scrape, counters out of their changes. Not for the
+//! meaning of each name, which is documented in `docs/metrics.md`.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use crate::job::{Fate, JobId, Phase, RoundState, Tombstone};
+use crate::overview::{Change, Job, Overview};
+use crate::time::Time;
+
+type Labels = Vec<(&'static str, String)>;
+type Timings = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// All of a replica's metrics.
+pub struct Metrics {
+    registry: Registry,
+    jobs: Family<Labels, Gauge>,
+    nodes: Family<Labels, Gauge>,
+    round: Family<Labels, Gauge>,
+    world_size: Family<Labels, Gauge>,
+    restarts: Family<Labels, Gauge>,
+    checkpoint: Family<Labels, Gauge>,
+    leading: Gauge,
+    formed: Counter,
+    ended: Family<Labels, Counter>,
+    evictions: Family<Labels, Counter>,
+    terms: Family<Labels, Counter>,
+    forming: Histogram,
+    calls: Family<Labels, Counter>,
+    call_times: Timings,
+    /// Since when rounds are forming: their number, and when they were first seen so.
+    begun: Mutex<BTreeMap<JobId, (u64, Time)>>,
+}
+
+fn forming_buckets() -> Histogram {
+    Histogram::new(exponential_buckets(0.005, 2.0, 18))
+}
+
+fn call_buckets() -> Histogram {
+    Histogram::new(exponential_buckets(0.0005, 2.0, 14))
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        let mut registry = Registry::with_prefix("elastic");
+        let forming = forming_buckets();
+        let call_times: Timings = Family::new_with_constructor(call_buckets);
+        macro_rules! register {
+            ($name:literal, $help:literal) => {{
+                let metric = Default::default();
+                registry.register($name, $help, Clone::clone(&metric));
+                metric
+            }};
+        }
+        registry.register("round_forming_seconds", "Time from a round's forming to its running", forming.clone());
+        registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
+        Metrics {
+            jobs: register!("jobs", "Jobs by the state of their round"),
+            nodes: register!("job_nodes", "Nodes of a job by what they are doing"),
+            round: register!("job_round", "Number of a job's current round"),
+            world_size: register!("job_world_size", "Workers of a job's current round, 0 while none runs"),
+            restarts: register!("job_restarts", "Restarts charged to a job"),
+            checkpoint: register!("job_checkpoint_step", "Step of a job's latest committed checkpoint"),
+            leading: register!("leading", "Jobs that this replica leads"),
+            formed: register!("rounds_formed", "Rounds seen to begin running"),
+            ended: register!("jobs_ended", "Jobs seen to end, by their result"),
+            evictions: register!("evictions", "Nodes seen to be evicted, by what was known of them"),
+            terms: register!("leader_terms", "Terms of leadership seen to begin, by who leads"),
+            calls: register!("store_requests", "Requests to the store, by kind and outcome"),
+            forming,
+            call_times,
+            registry,
+            begun: Mutex::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// A change of a job was seen.
+    pub(super) fn saw(&self, now: Time, job: &JobId, change: &Change) {
+        match change {
+            Change::Term(leader) => {
+                let by = if leader.value.coordinator { "coordinator" } else { "agent" };
+                self.terms.get_or_create(&vec![("by", by.to_owned())]).inc();
+            }
+            Change::Evicted(_, tombstone) => {
+                self.evictions.get_or_create(&vec![("fate", fate(tombstone).to_owned())]).inc();
+            }
+            Change::Round(round) => {
+                let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+                match round.state {
+                    RoundState::Forming => {
+                        if begun.get(job).is_none_or(|(number, _)| *number != round.number) {
+                            begun.insert(job.clone(), (round.number, now));
+                        }
+                    }
+                    RoundState::Running => {
+                        self.formed.inc();
+                        if let Some((_, since)) = begun.remove(job).filter(|(number, _)| *number == round.number) {
+                            self.forming.observe(now.since(since).as_secs_f64());
+                        }
+                    }
+                    ended => {
+                        begun.remove(job);
+                        self.ended.get_or_create(&vec![("state", ended.to_string())]).inc();
+                    }
+                }
+            }
+            Change::Leaderless | Change::Event(_) => {}
+        }
+    }
+
+    pub(super) fn leading(&self, jobs: usize) {
+        self.leading.set(i64::try_from(jobs).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn called(&self, call: &str, ok: bool, took: Duration) {
+        let outcome = if ok { "ok" } else { "error" };
+        self.calls.get_or_create(&vec![("call", call.to_owned()), ("outcome", outcome.to_owned())]).inc();
+        self.call_times.get_or_create(&vec![("call", call.to_owned())]).observe(took.as_secs_f64());
+    }
+
+    /// The text format, with the gauges as `overview` has them now.
+    pub(super) fn render(&self, overview: Option<&Overview>) -> String {
+        for family in [&self.jobs, &self.nodes, &self.round, &self.world_size, &self.restarts, &self.checkpoint] {
+            family.clear();
+        }
+        for state in
+            [RoundState::Forming, RoundState::Running, RoundState::Succeeded, RoundState::Failed, RoundState::Closed]
+        {
+            self.jobs.get_or_create(&vec![("state", state.to_string())]).set(0);
+        }
+        for (id, job) in overview.iter().flat_map(|overview| &overview.jobs) {
+            self.job(id, job);
+        }
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+
+    fn job(&self, id: &JobId, job: &Job) {
+        let Some(round) = job.round.as_ref().map(|round| &round.value) else { return };
+        let of_job = || vec![("job", id.to_string())];
+        self.jobs.get_or_create(&vec![("state", round.state.to_string())]).inc();
+        self.round.get_or_create(&of_job()).set(i64::try_from(round.number).unwrap_or(i64::MAX));
+        self.restarts.get_or_create(&of_job()).set(i64::from(round.restarts));
+        let running = round.state == RoundState::Running;
+        self.world_size.get_or_create(&of_job()).set(if running { i64::from(round.world_size) } else { 0 });
+        if let Some(checkpoint) = &job.checkpoint {
+            self.checkpoint.get_or_create(&of_job()).set(i64::try_from(checkpoint.value.step).unwrap_or(i64::MAX));
+        }
+        for phase in [Phase::Waiting, Phase::Running, Phase::Done, Phase::Failed, Phase::Draining, Phase::Stopped] {
+            let count = job.nodes.values().filter(|node| node.value.phase == phase).count();
+            let labels = vec![("job", id.to_string()), ("phase", phase.to_string())];
+            self.nodes.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+fn fate(tombstone: &Tombstone) -> &'static str {
+    match tombstone {
+        Tombstone { drained: true, .. } => "drained",
+        Tombstone { refused: true, .. } => "refused",
+        Tombstone { fate: Fate::Dead, .. } => "dead",
+        Tombstone { fate: Fate::Fenced, .. } => "fenced",
+        Tombstone { fate: Fate::Unknown, .. } => "unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{NodeId, RoundRecord, Versioned};
+    use crate::store::{KeyValue, Revision};
+
+    fn round(number: u64, state: &str) -> Change {
+        let json = format!(r#"{{"number":{number},"generation":1,"state":"{state}","reason":"r"}}"#);
+        Change::Round(Box::new(serde_json::from_str::<RoundRecord>(&json).unwrap()))
+    }
+
+    #[test]
+    fn the_time_to_form_runs_from_the_first_forming_of_a_number() {
+        let metrics = Metrics::default();
+        let job = "J".parse().unwrap();
+        metrics.saw(Time::from_millis(1000), &job, &round(2, "forming"));
+        metrics.saw(Time::from_millis(2000), &job, &round(2, "forming"));
+        metrics.saw(Time::from_millis(3000), &job, &round(2, "running"));
+        let text = metrics.render(None);
+        assert!(text.contains("elastic_round_forming_seconds_sum 2.0"), "{text}");
+        assert!(text.contains("elastic_rounds_formed_total 1"), "{text}");
+        assert!(text.contains(r#"elastic_jobs{state="running"} 0"#), "{text}");
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_nothing_that_is_not_served() {
+        // Given a service that has seen a job, a leader and an eviction: a family without labels is not shown at all,
+        let metrics = Metrics::default();
+        let stored = |key: &str, value: &str| KeyValue {
+            key: format!("/elastic/v1/jobs/J/{key}"),
+            value: value.as_bytes().to_vec(),
+            create_revision: Revision(1),
+            mod_revision: Revision(1),
+            lease: None,
+        };
+        let overview = Overview::of(
+            "/elastic",
+            &[
+                stored("round", r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#),
+                stored("checkpoint", r#"{"step":7,"path":"/c","digest":"d","round":1}"#),
+            ],
+        );
+        let leader = serde_json::from_str(r#"{"node":"a:1","peer":{"host":"h","port":1}}"#).unwrap();
+        let job: JobId = "J".parse().unwrap();
+        metrics.saw(
+            Time::from_millis(1),
+            &job,
+            &Change::Term(Versioned { value: leader, created: Revision(1), modified: Revision(1) }),
+        );
+        let node = NodeId::from_text("a:1");
+        let tombstone = serde_json::from_str(r#"{"reason":"r","round":1,"fate":"dead"}"#).unwrap();
+        metrics.saw(Time::from_millis(1), &job, &Change::Evicted(node, tombstone));
+        metrics.called("get", true, Duration::from_millis(1));
+        let served = metrics.render(Some(&overview));
+
+        // then each metric that the dashboard's queries name is there.
+        let is_served = |name: &str| {
+            let family = ["_bucket", "_total"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+            served.contains(&format!("# TYPE {family} "))
+        };
+
+        let dashboard = include_str!("../../../deploy/grafana/elastic.json");
+        let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("the dashboard is JSON");
+        let mut asked = Vec::new();
+        expressions(&dashboard, &mut asked);
+        let names = asked.iter().flat_map(|text| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')));
+        let names: Vec<&str> = names.filter(|name| name.starts_with("elastic_")).collect();
+        assert!(names.len() >= 10, "{names:?}");
+        let missing: Vec<_> = names.into_iter().filter(|name| !is_served(name)).collect();
+        assert!(missing.is_empty(), "{missing:?} are not in\n{served}");
+    }
+
+    /// Every `expr` of a dashboard.
+    fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
+        if let Some(text) = value.get("expr").and_then(serde_json::Value::as_str) {
+            found.push(text.to_owned());
+        }
+        let below: Vec<_> = match value {
+            serde_json::Value::Array(items) => items.iter().collect(),
+            serde_json::Value::Object(fields) => fields.values().collect(),
+            _ => Vec::new(),
+        };
+        below.into_iter().for_each(|value| expressions(value, found));
+    }
+}

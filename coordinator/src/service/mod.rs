@@ -1,0 +1,390 @@
+//! The coordinator service: leads every job under a prefix while it runs. Not for what a leader does
+//! ([`crate::rendezvous::Leader`]), nor for carrying it out ([`crate::node`]): this only decides which jobs to lead.
+//!
+//! It keeps no state outside the store. Any number of replicas may run: each has its own lease, on which the `leader`
+//! keys that it writes hang, and none takes a job from another. Where an agent leads a running job, a replica puts
+//! itself over the `leader` key in one transaction, guarded by the agent's term and by the round as read. It need not
+//! ask: the guard makes every later write of the agent fail, as after any change of leaders (the model in
+//! `docs/model.md` plays it at every moment of a round), and no round, worker or member's key is touched.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`claim`] | which jobs to lead, as a pure function |
+//! | [`lease`] | the replica's lease |
+//! | [`metrics`] | what Prometheus is told |
+//! | [`metered`] | the store, with its calls counted |
+//! | [`http`] | `/live`, `/ready`, `/metrics` |
+
+pub mod claim;
+pub mod http;
+pub mod lease;
+pub mod metered;
+pub mod metrics;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::job::{JobId, Keys, LeaderRecord};
+use crate::node::beside::{Beside, sleep_until};
+use crate::node::epoch_ms;
+use crate::node::lead::{LeaderDrive, LeaderNote};
+use crate::node::pulse_server::{self, Front};
+use crate::overview::{Change, Job, Overview};
+use crate::rendezvous::Leader;
+use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
+use crate::time::Time;
+use claim::Move;
+use metrics::Metrics;
+
+/// How often everything is looked at again, whatever the events say.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Pause after the store failed.
+const RETRY: Duration = Duration::from_millis(300);
+
+/// How long a job is left to its agents after one of them could not reach this replica.
+const STAND_BACK: Duration = Duration::from_secs(60);
+
+/// How long leaving may take before the lease is given up whatever is under way.
+const LEAVE: Duration = Duration::from_secs(3);
+
+/// What a replica needs.
+pub struct Setup {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// Where the jobs live.
+    pub prefix: String,
+    /// What it writes under the `leader` keys: an id of this process alone, and where it takes pulses.
+    pub record: LeaderRecord,
+    /// Its peer port.
+    pub listener: TcpListener,
+    /// How long its `leader` keys outlive a host that falls silent.
+    pub lease_ttl: Duration,
+    /// What others may look at while it runs.
+    pub shared: Arc<Shared>,
+}
+
+/// What the HTTP port shows of a replica.
+#[derive(Default)]
+pub struct Shared {
+    /// The jobs, once they were read.
+    overview: Mutex<Option<Overview>>,
+    /// The lease, while it is held.
+    lease: Mutex<Option<LeaseId>>,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+impl Shared {
+    fn overview(&self) -> MutexGuard<'_, Option<Overview>> {
+        self.overview.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lease(&self) -> MutexGuard<'_, Option<LeaseId>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why it cannot lead just now; `None` if it can.
+    pub fn unready(&self) -> Option<&'static str> {
+        if self.overview().is_none() {
+            Some("the jobs were not read yet: is the store there?")
+        } else if self.lease().is_none() {
+            Some("no lease is held: the store does not answer")
+        } else {
+            None
+        }
+    }
+
+    /// Everything Prometheus is told, in its text format.
+    pub fn render(&self) -> String {
+        self.metrics.render(self.overview().as_ref())
+    }
+}
+
+/// A job that this replica leads.
+struct Led {
+    term: Revision,
+    task: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+}
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A transaction on a `leader` key was answered.
+struct Answered {
+    job: JobId,
+    result: Result<TxnResult>,
+}
+
+struct Service {
+    store: Arc<dyn Store>,
+    prefix: String,
+    record: LeaderRecord,
+    shared: Arc<Shared>,
+    front: Arc<Front>,
+    leads: BTreeMap<JobId, Led>,
+    /// Jobs with a transaction on their `leader` key under way.
+    asked: BTreeSet<JobId>,
+    /// Jobs to be left alone until then.
+    away: BTreeMap<JobId, Time>,
+    answers: mpsc::UnboundedSender<Answered>,
+}
+
+/// Leads until `stop` completes; then hands every job to its agents and returns.
+///
+/// # Errors
+/// The store's, where no waiting would help: it refuses us, or is another one than before.
+pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<()> {
+    let Setup { store, prefix, record, listener, lease_ttl, shared } = setup;
+    let front = Arc::<Front>::default();
+    front.introduce(&record.node);
+    let _port = Beside(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
+    let (held, mut lease) = watch::channel(None);
+    let _keeper = Beside(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
+    let (answers, mut answered) = mpsc::unbounded_channel();
+    let (leads, asked, away) = Default::default();
+    let mut service = Service { store, prefix, record, shared, front, leads, asked, away, answers };
+    tokio::pin!(stop);
+    let mut watcher = tokio::select! {
+        opened = service.open() => opened?,
+        () = &mut stop => return Ok(()),
+    };
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            update = watcher.recv() => match update {
+                Some(update) => service.watched(update)?,
+                None => watcher = service.open().await?,
+            },
+            Some(answer) = answered.recv() => service.answered(answer),
+            Ok(()) = lease.changed() => {
+                *service.shared.lease() = *lease.borrow_and_update();
+                service.settle_all();
+            }
+            _ = looks.tick() => service.settle_all(),
+            () = &mut stop => break,
+        }
+    }
+    let lease = *lease.borrow();
+    service.leave(lease).await;
+    Ok(())
+}
+
+impl Service {
+    /// Reads all jobs and watches them from there, however long the store takes to come.
+    async fn open(&mut self) -> Result<Watcher> {
+        let prefix = Keys::jobs(&self.prefix);
+        let mut said = false;
+        loop {
+            let opened = async {
+                let (values, revision) = self.store.range(&prefix).await?;
+                let watcher = self.store.watch(Scope::Prefix(prefix.clone()), revision.next()).await?;
+                Ok((Overview::of(&self.prefix, &values), watcher))
+            };
+            match opened.await {
+                Ok((overview, watcher)) => {
+                    tracing::info!(jobs = overview.jobs.len(), "watching {prefix}");
+                    *self.shared.overview() = Some(overview);
+                    self.settle_all();
+                    return Ok(watcher);
+                }
+                Err(error) if !crate::store::StoreError::is_transient(&error) => return Err(error),
+                Err(error) => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::warn!("{error}; waiting for it");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn watched(&mut self, update: WatchUpdate) -> Result<()> {
+        match update {
+            WatchUpdate::Events(events) => {
+                let mut touched = BTreeSet::new();
+                for event in events {
+                    touched.extend(self.event(&event));
+                }
+                for job in touched {
+                    self.settle(&job);
+                }
+            }
+            WatchUpdate::Snapshot { values, .. } => {
+                *self.shared.overview() = Some(Overview::of(&self.prefix, &values));
+                self.settle_all();
+            }
+            WatchUpdate::Broken(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Takes in an event; the job to be looked at, if one is.
+    fn event(&mut self, event: &crate::store::Event) -> Option<JobId> {
+        let now = Time::now();
+        let shared = Arc::clone(&self.shared);
+        let mut overview = shared.overview();
+        let (job, change) = overview.as_mut()?.apply(event)?;
+        let change = change?;
+        self.shared.metrics.saw(now, &job, &change);
+        if change == Change::Leaderless {
+            // What another writes after this is no replacement of ours.
+            self.stop_leading(&job);
+        }
+        if let Change::Term(leader) = &change
+            && self.leads.contains_key(&job)
+            && leader.value.node != self.record.node
+        {
+            tracing::warn!(
+                %job, by = %leader.value.node,
+                "replaced as leader: an agent could not reach {}; is it what --peer-address should say? \
+                 Leaving the job to its agents for {STAND_BACK:?}", self.record.peer
+            );
+            self.away.insert(job.clone(), now + STAND_BACK);
+        }
+        Some(job)
+    }
+
+    fn settle_all(&mut self) {
+        let jobs: BTreeSet<JobId> = match self.shared.overview().as_ref() {
+            Some(overview) => overview.jobs.keys().chain(self.leads.keys()).cloned().collect(),
+            None => return,
+        };
+        for job in jobs {
+            self.settle(&job);
+        }
+    }
+
+    /// Does what one job asks for now.
+    fn settle(&mut self, id: &JobId) {
+        let shared = Arc::clone(&self.shared);
+        let overview = shared.overview();
+        let Some(job) = overview.as_ref().and_then(|overview| overview.jobs.get(id)) else {
+            return self.stop_leading(id);
+        };
+        let own = job.leader.as_ref().filter(|leader| leader.value.node == self.record.node);
+        let term = own.map(|leader| leader.modified);
+        match term {
+            Some(term) if self.leads.get(id).is_none_or(|led| led.term != term) => self.start_leading(id, job, term),
+            Some(_) => {}
+            None => self.stop_leading(id),
+        }
+        if self.asked.contains(id) {
+            return;
+        }
+        let gave_up = self.leads.get(id).is_some_and(|led| led.task.is_finished());
+        if gave_up {
+            tracing::warn!(job = %id, "leaving the job to its agents for {STAND_BACK:?}");
+            self.away.insert(id.clone(), Time::now() + STAND_BACK);
+        }
+        let stands_back = self.away.get(id).is_some_and(|until| Time::now() < *until);
+        let txn = match claim::next(job, &self.record) {
+            Move::Resign(term) => Some(self.resign(job, term)),
+            _ if gave_up => term.map(|term| self.resign(job, term)),
+            Move::Claim(guards) if !stands_back => self.shared.lease().map(|lease| self.put(job, guards, lease)),
+            _ => None,
+        };
+        let Some(txn) = txn else { return };
+        self.asked.insert(id.clone());
+        let (store, answers, job) = (Arc::clone(&self.store), self.answers.clone(), id.clone());
+        tokio::spawn(async move {
+            let result = store.txn(txn).await;
+            if result.is_err() {
+                tokio::time::sleep(RETRY).await;
+            }
+            let _ = answers.send(Answered { job, result });
+        });
+    }
+
+    fn put(&self, job: &Job, guards: Vec<Guard>, lease: LeaseId) -> Txn {
+        Txn::of([Op::put_leased(job.keys.leader(), crate::job::to_json(&self.record), lease)]).guarded(guards)
+    }
+
+    fn resign(&self, job: &Job, term: Revision) -> Txn {
+        let leader = job.keys.leader();
+        Txn::of([Op::delete(&leader)]).guarded([Guard::modified(leader, term)])
+    }
+
+    /// Who leads is told by the watch alone, so an unknown outcome needs no care.
+    fn answered(&mut self, answer: Answered) {
+        self.asked.remove(&answer.job);
+        if let Err(error) = answer.result {
+            tracing::warn!(job = %answer.job, "{error}");
+            self.settle(&answer.job);
+        }
+    }
+
+    fn start_leading(&mut self, id: &JobId, job: &Job, term: Revision) {
+        tracing::info!(job = %id, %term, "leading");
+        self.away.remove(id);
+        let now = Time::now();
+        let (inbox, notes) = mpsc::unbounded_channel();
+        let leader = Leader::new(self.record.node.clone(), job.keys.clone(), term, now, epoch_ms(now));
+        let name = id.clone();
+        let say = Box::new(move |line: String| tracing::info!(job = %name, "{line}"));
+        let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say);
+        self.front.open(&self.record.node, id, inbox);
+        let (stop, stopping) = watch::channel(false);
+        let task = tokio::spawn(lead(drive, notes, stopping));
+        self.leads.insert(id.clone(), Led { term, task, stop });
+        self.shared.metrics.leading(self.leads.len());
+    }
+
+    fn stop_leading(&mut self, id: &JobId) {
+        if self.leads.remove(id).is_some() {
+            tracing::info!(job = %id, "not leading any more");
+            self.front.close(id);
+            self.shared.metrics.leading(self.leads.len());
+        }
+    }
+
+    /// Finishes what is under way, then gives up the lease: its `leader` keys vanish in one step, and agents campaign
+    /// within 50 ms.
+    async fn leave(&mut self, lease: Option<LeaseId>) {
+        tracing::info!(jobs = self.leads.len(), "leaving: the jobs' agents lead from now on");
+        let mut leads = std::mem::take(&mut self.leads);
+        let finished = async {
+            for led in leads.values_mut() {
+                led.stop.send_replace(true);
+            }
+            for led in leads.values_mut() {
+                let _ = (&mut led.task).await;
+            }
+        };
+        if tokio::time::timeout(LEAVE, finished).await.is_err() {
+            tracing::warn!("a transaction is not answered; leaving all the same");
+        }
+        if let Some(lease) = lease
+            && let Err(error) = self.store.revoke(lease).await
+        {
+            tracing::warn!("{error}; agents lead once they find this port closed");
+        }
+    }
+}
+
+/// Carries one term to its end, or until a member proves to be out of reach.
+async fn lead(mut drive: LeaderDrive, mut notes: mpsc::UnboundedReceiver<LeaderNote>, mut stop: watch::Receiver<bool>) {
+    while !drive.is_over() {
+        tokio::select! {
+            Some(note) = notes.recv() => drive.note(note),
+            () = sleep_until(drive.deadline()) => {
+                drive.tick();
+                if let Some(node) = drive.unreached(Time::now()) {
+                    tracing::warn!(%node, "a member cannot reach the peer port; is --peer-address right?");
+                    return drive.tidy(&mut notes).await;
+                }
+            }
+            _ = stop.changed() => return drive.tidy(&mut notes).await,
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! What breaks, and what an operator does. Not for when: that is the schedule's.
+
+use elastic_coordinator::job::{Desired, FailureClass};
+use elastic_coordinator::rendezvous::MemberInput;
+use elastic_coordinator::store::{Op, Txn};
+
+use crate::dice::{MS, SECOND};
+use crate::process::Input;
+use crate::scenario::FaultKind;
+use crate::service::Request;
+use crate::world::{Happening, World};
+
+#[derive(Debug, Clone)]
+pub(crate) enum Fault {
+    /// One of the scenario's faults, and later another.
+    Strike,
+    Thaw(usize),
+    Reconnect(usize),
+    Mend(usize, usize),
+    StoreBack {
+        leases_lost: bool,
+    },
+    Boot(usize),
+    Finish,
+}
+
+impl World {
+    pub(crate) fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Strike if self.healed => {}
+            Fault::Strike => {
+                if let Some(kind) = self.dice.pick(&self.scenario.faults.clone()) {
+                    self.strike(kind);
+                }
+                let pause = self.dice.between(0, self.scenario.pace * 2);
+                self.at(pause, Happening::Fault(Fault::Strike));
+            }
+            Fault::Thaw(p) => self.thaw(p),
+            Fault::Reconnect(host) => self.hosts[host].cut_off = false,
+            Fault::Mend(a, b) => {
+                self.cuts.remove(&(a, b));
+            }
+            Fault::StoreBack { leases_lost } => {
+                self.tell(|| format!("the store is back; leases lost: {leases_lost}"));
+                self.store.come_up(self.now, leases_lost);
+                self.changed();
+            }
+            Fault::Boot(host) => {
+                if !self.hosts[host].up {
+                    self.tell(|| format!("host {host} boots"));
+                    self.hosts[host].up = true;
+                    self.hosts[host].boot += 1;
+                }
+            }
+            Fault::Finish => self.finish(),
+        }
+    }
+
+    fn some_process(&mut self) -> Option<usize> {
+        let alive: Vec<usize> = (0..self.processes.len()).filter(|p| self.processes[*p].alive).collect();
+        self.dice.pick(&alive)
+    }
+
+    fn strike(&mut self, kind: FaultKind) {
+        let host = self.dice.between(0, self.hosts.len() as u64) as usize;
+        let while_ = self.dice.mostly(15 * SECOND, 80 * SECOND);
+        match kind {
+            FaultKind::Worker | FaultKind::Slow => {}
+            FaultKind::Kill => {
+                let Some(p) = self.some_process() else { return };
+                self.tell(|| format!("p{p} is killed"));
+                self.die(p);
+                self.maybe_enter(self.processes[p].host);
+            }
+            FaultKind::Host => {
+                self.crash_host(host);
+                self.at(while_, Happening::Fault(Fault::Boot(host)));
+                let after = self.dice.between(0, 10 * SECOND);
+                self.at(while_ + after, Happening::Enter { host });
+            }
+            FaultKind::Freeze => {
+                let Some(p) = self.some_process() else { return };
+                if self.dice.chance(0.3) {
+                    self.processes[p].trips = Some(while_);
+                    return;
+                }
+                self.tell(|| format!("p{p} freezes"));
+                self.processes[p].frozen = true;
+                self.at(while_, Happening::Fault(Fault::Thaw(p)));
+            }
+            FaultKind::CutStore => {
+                self.tell(|| format!("host {host} cannot reach the store"));
+                self.hosts[host].cut_off = true;
+                self.at(while_, Happening::Fault(Fault::Reconnect(host)));
+            }
+            FaultKind::Split => {
+                let away: Vec<bool> = self.hosts.iter().map(|_| self.dice.chance(0.5)).collect();
+                self.tell(|| format!("hosts are split: {away:?}"));
+                for a in 0..away.len() {
+                    if away[a] {
+                        self.hosts[a].cut_off = true;
+                        self.at(while_, Happening::Fault(Fault::Reconnect(a)));
+                    }
+                    for b in (a + 1..away.len()).filter(|b| away[*b] != away[a]) {
+                        self.cuts.insert((a, b));
+                        self.at(while_, Happening::Fault(Fault::Mend(a, b)));
+                    }
+                }
+            }
+            FaultKind::CutPeers => {
+                let only = self.dice.between(0, self.hosts.len() as u64) as usize;
+                let all = self.dice.chance(0.5);
+                for other in (0..self.hosts.len()).filter(|other| *other != host && (all || *other == only)) {
+                    let (a, b) = (host.min(other), host.max(other));
+                    self.tell(|| format!("hosts {a} and {b} cannot reach each other"));
+                    self.cuts.insert((a, b));
+                    self.at(while_, Happening::Fault(Fault::Mend(a, b)));
+                }
+            }
+            FaultKind::Outage => {
+                self.tell(|| "the store is away".into());
+                self.store.go_down(self.now);
+                let leases_lost = self.dice.chance(0.3);
+                self.at(while_, Happening::Fault(Fault::StoreBack { leases_lost }));
+            }
+            FaultKind::Compact => {
+                self.store.forget_history();
+                for watch in 0..self.store.watches.len() {
+                    if self.dice.chance(0.3) {
+                        let until = self.now + while_;
+                        self.break_watch(watch, until);
+                    }
+                }
+            }
+            FaultKind::Streams => {
+                let Some(p) = self.some_process() else { return };
+                self.stream_broke(p);
+            }
+            FaultKind::Join => self.enter(host),
+            FaultKind::Drain => {
+                let Some(p) = self.some_process() else { return };
+                self.processes[p].drained = true;
+                let tree = self.processes[p].tree.as_ref().map(|tree| tree.id);
+                if let Some(tree) = tree.filter(|_| self.dice.chance(0.5)) {
+                    // Told together with its workers, which are quicker to hear.
+                    self.tree_fails(p, tree, FailureClass::Signalled);
+                }
+                let after = self.dice.between(0, 100 * MS);
+                self.input_after(after, p, Input::Member(MemberInput::Drain));
+                self.maybe_enter(self.processes[p].host);
+            }
+            FaultKind::Operator => self.operate(),
+            FaultKind::Everything => {
+                self.tell(|| "every agent is killed".into());
+                for p in 0..self.processes.len() {
+                    self.die(p);
+                }
+                for host in 0..self.hosts.len() {
+                    self.maybe_enter(host);
+                }
+            }
+        }
+    }
+
+    fn maybe_enter(&mut self, host: usize) {
+        if self.dice.chance(0.7) {
+            let after = self.dice.mostly(4 * SECOND, 30 * SECOND);
+            self.at(after, Happening::Enter { host });
+        }
+    }
+
+    fn operate(&mut self) {
+        let hosts = self.hosts.len() as u64;
+        let min = self.dice.chance(0.4).then(|| self.dice.between(1, hosts + 1) as u32);
+        let max = self.dice.chance(0.5).then(|| self.dice.between(1, hosts + 2) as u32);
+        let mut drain = Vec::new();
+        for host in 0..self.hosts.len() {
+            if self.dice.chance(0.15) {
+                drain.push(format!("n{host}"));
+            }
+        }
+        let closed = self.dice.chance(0.02);
+        self.desire(Desired { min_nodes: min, max_nodes: max, closed, drain });
+    }
+
+    pub(crate) fn desire(&mut self, desired: Desired) {
+        if self.store.up {
+            self.tell(|| format!("the operator wants {desired:?}"));
+            let record = serde_json::to_vec(&desired).unwrap_or_default();
+            self.store.apply(self.now, &Request::Txn(Txn::of([Op::put(self.keys.desired(), record)])));
+            self.unwanted.extend(desired.drain);
+            self.send_away();
+            self.changed();
+        }
+    }
+
+    /// Marks whom the operator asked to leave: it may do so at any later time.
+    pub(crate) fn send_away(&mut self) {
+        for process in &mut self.processes {
+            process.sent_away |= self.unwanted.iter().any(|name| process.member.id().name() == name);
+        }
+    }
+
+    fn thaw(&mut self, p: usize) {
+        if !std::mem::replace(&mut self.processes[p].frozen, false) || !self.processes[p].alive {
+            return;
+        }
+        self.tell(|| format!("p{p} thaws"));
+        for output in std::mem::take(&mut self.processes[p].held) {
+            self.carry(p, output);
+        }
+        if !self.processes[p].alive {
+            return;
+        }
+        if self.dice.chance(0.5) && self.processes[p].end.is_none() {
+            self.tick(p);
+        }
+        while let Some(input) = self.processes[p].backlog.pop_front() {
+            let life = self.processes[p].life;
+            self.queue(self.now, Happening::Input { p, life, input });
+        }
+        self.queue(self.now, Happening::Tick { p });
+        self.processes[p].tick_at = self.now;
+        self.leave_when_tidy(p);
+    }
+
+    /// A process ends, however it came to it: its guard ends what it leaves behind, its connections break.
+    pub(crate) fn die(&mut self, p: usize) {
+        if !self.processes[p].alive {
+            return;
+        }
+        let takes = self.killing();
+        let process = &mut self.processes[p];
+        process.alive = false;
+        process.leader = None;
+        process.frozen = false;
+        process.backlog.clear();
+        process.held.clear();
+        if let Some(tree) = process.tree.as_ref().map(|tree| tree.id) {
+            self.at(takes, Happening::TreeGone { p, tree });
+        }
+        let round = self.processes[p].at_work();
+        self.drop_watches(p);
+        self.end_stream(p);
+        self.end_streams_to(p);
+        if let Some(round) = round {
+            self.peers_notice(p, round);
+        }
+    }
+
+    /// A host is gone with all on it, and says nothing any more.
+    fn crash_host(&mut self, host: usize) {
+        self.tell(|| format!("host {host} is lost"));
+        self.hosts[host].up = false;
+        for p in 0..self.processes.len() {
+            if self.processes[p].host == host {
+                let process = &mut self.processes[p];
+                process.alive = false;
+                process.leader = None;
+                process.tree = None;
+                process.backlog.clear();
+                process.stream = None;
+                process.streams.clear();
+                self.drop_watches(p);
+            }
+        }
+    }
+
+    /// Everything that was broken works again.
+    pub(crate) fn heal(&mut self) {
+        self.tell(|| "everything works again".into());
+        self.healed = true;
+        self.cuts.clear();
+        for host in 0..self.hosts.len() {
+            self.hosts[host].cut_off = false;
+            self.fault(Fault::Boot(host));
+        }
+        self.fault(Fault::StoreBack { leases_lost: false });
+        for p in 0..self.processes.len() {
+            self.processes[p].trips = None;
+            self.thaw(p);
+        }
+        for watch in 0..self.store.watches.len() {
+            let soon = self.now + 200 * MS;
+            self.break_watch(watch, soon);
+        }
+        if self.scenario.has(FaultKind::Operator) {
+            self.desire(Desired::default());
+        }
+    }
+
+    /// Workers end well from now on.
+    pub(crate) fn finish(&mut self) {
+        self.tell(|| "the work is done".into());
+        self.finishing = true;
+        for p in 0..self.processes.len() {
+            self.finish_soon(p);
+        }
+    }
+}

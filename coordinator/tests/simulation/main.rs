@@ -1,0 +1,172 @@
+//! The real machines in a simulated world: every schedule comes from a seed and can be played again.
+//! Not for a real store or real processes: `tests/` has those.
+//!
+//! ```text
+//! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test simulation replay -- --nocapture
+//! ```
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+
+mod calls;
+mod carry;
+mod clock;
+mod coverage;
+mod dice;
+mod faults;
+mod network;
+mod process;
+mod promises;
+mod scenario;
+mod schedule;
+mod service;
+mod story;
+mod workers;
+mod world;
+
+use coverage::Coverage;
+use schedule::{Telling, run};
+use world::Mutation;
+
+/// Seeds of each part of the suite.
+const PART: u64 = 500;
+
+/// Plays the seeds of one part; their coverage.
+fn part(number: u64) -> Coverage {
+    let mut coverage = Coverage::default();
+    for seed in number * PART..(number + 1) * PART {
+        let ran = run(seed, None, Telling::Silent);
+        if ran.breach.is_some() {
+            tell(seed);
+        }
+        coverage.add(&ran.coverage);
+    }
+    coverage
+}
+
+/// Plays a seed that broke a promise again, and tells its end.
+fn tell(seed: u64) -> ! {
+    let ran = run(seed, None, Telling::Kept);
+    let breach = ran.breach.expect("the same seed breaks the same promise");
+    panic!(
+        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test simulation replay -- --nocapture",
+        breach.promise, breach.what, ran.scenario, ran.story
+    );
+}
+
+mod two_thousand_seeds {
+    macro_rules! parts {
+        ($($name:ident: $number:literal,)*) => { $(
+            #[test]
+            fn $name() {
+                super::part($number);
+            }
+        )* };
+    }
+
+    parts! {
+        one: 0,
+        two: 1,
+        three: 2,
+        four: 3,
+        five: 4,
+        six: 5,
+        seven: 6,
+        eight: 7,
+    }
+}
+
+/// Plays the seed of the environment variable `ELASTIC_SEED`, telling everything.
+#[test]
+fn replay() {
+    let Some(seed) = std::env::var("ELASTIC_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let ran = run(seed, None, Telling::Aloud);
+    println!("{}", ran.scenario);
+    if let Some(breach) = ran.breach {
+        panic!("seed {seed} breaks the promise \"{}\": {}", breach.promise, breach.what);
+    }
+}
+
+/// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on: for long searches.
+#[test]
+fn search() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
+    let Some(count) = number("ELASTIC_SEEDS") else { return };
+    let from = number("ELASTIC_FROM").unwrap_or(0);
+    let mut broken = 0;
+    for seed in from..from + count {
+        if let Some(breach) = run(seed, None, Telling::Silent).breach {
+            println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
+            broken += 1;
+        }
+    }
+    assert_eq!(broken, 0, "of {count} seeds");
+}
+
+#[test]
+fn a_seed_is_played_the_same_way_twice() {
+    for seed in 0..5 {
+        let (one, two) = (run(seed, None, Telling::Kept), run(seed, None, Telling::Kept));
+        assert!(!one.story.is_empty());
+        assert_eq!(one.story, two.story);
+    }
+}
+
+/// The checker must find a fault that is put in on purpose.
+fn found(mutation: Mutation, promise: &str) {
+    const SEEDS: u64 = 20_000;
+    let breaches = (0..SEEDS).filter_map(|seed| run(seed, Some(mutation), Telling::Silent).breach);
+    let mut others = Vec::new();
+    for breach in breaches {
+        if breach.promise == promise {
+            return;
+        }
+        others.push(breach.promise);
+    }
+    panic!("{mutation:?} breaks \"{promise}\" in none of {SEEDS} seeds; it breaks {others:?}");
+}
+
+#[test]
+fn a_guard_that_sleeps_is_found() {
+    found(Mutation::GuardSleeps, "one group at work");
+}
+
+#[test]
+fn a_hint_taken_for_a_death_is_found() {
+    found(Mutation::HintsConfirm, "one group at work");
+}
+
+#[test]
+fn a_leader_that_vouches_for_the_unheard_is_found() {
+    found(Mutation::WordVouchesForAll, "one group at work");
+}
+
+#[test]
+fn leaders_that_are_not_guarded_by_the_round_are_found() {
+    found(Mutation::NoRound, "agreement");
+}
+
+#[test]
+fn leaders_that_are_not_guarded_at_all_are_found() {
+    found(Mutation::NoGuards, "agreement");
+}
+
+#[test]
+fn commits_without_a_fence_are_found() {
+    found(Mutation::CommitUnfenced, "fencing");
+}
+
+#[test]
+fn workers_that_only_claim_to_have_quiesced_are_found() {
+    found(Mutation::QuiescedTooSoon, "one group at work");
+}
+
+/// Over many seeds the machines get into every corner that there is.
+#[test]
+fn every_corner_is_reached() {
+    let mut all = Coverage::default();
+    for number in 0..8 {
+        all.add(&part(number));
+    }
+    let wrong = all.wrong();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,124 @@
+//! What the system promises, checked after every event by one who sees everything. Not for making things happen.
+
+mod agreement;
+mod budget;
+mod fencing;
+mod one_group;
+mod one_result;
+
+use elastic_coordinator::job::{FailureClass, Keys, RoundRecord, Versioned};
+use elastic_coordinator::mvcc::Mvcc;
+use elastic_coordinator::rendezvous::{Credentials, End, Start};
+use elastic_coordinator::store::{Event, Revision, Txn};
+
+use crate::process::Process;
+use crate::scenario::Scenario;
+
+/// A promise that was broken.
+#[derive(Debug, Clone)]
+pub(crate) struct Breach {
+    pub(crate) promise: &'static str,
+    pub(crate) what: String,
+}
+
+pub(crate) struct Promises {
+    pub(crate) breach: Option<Breach>,
+    pub(crate) healed: bool,
+    agreement: agreement::Agreement,
+    budget: budget::Budget,
+    result: one_result::OneResult,
+}
+
+impl Promises {
+    pub(crate) fn new(scenario: &Scenario) -> Promises {
+        Promises {
+            breach: None,
+            healed: false,
+            agreement: agreement::Agreement::new(scenario.fixed()),
+            budget: budget::Budget::new(scenario.spec.clone()),
+            result: one_result::OneResult::new(scenario.clash),
+        }
+    }
+
+    pub(crate) fn broken(&self) -> bool {
+        self.breach.is_some()
+    }
+
+    pub(crate) fn breach(&mut self, promise: &'static str, what: String) {
+        self.breach.get_or_insert(Breach { promise, what });
+    }
+
+    fn hold(&mut self, promise: &'static str, checked: Result<(), String>) {
+        if let Err(what) = checked {
+            self.breach(promise, what);
+        }
+    }
+
+    /// After every event.
+    pub(crate) fn check(&mut self, _now: u64, processes: &[Process]) {
+        let checked = one_group::check(processes);
+        self.hold("one group at work", checked);
+    }
+
+    /// Workers are being started.
+    pub(crate) fn started(&mut self, _now: u64, p: usize, processes: &[Process], start: &Start) {
+        let checked = one_group::starts(&processes[p]);
+        self.hold("one group at work", checked);
+        let checked = self.agreement.started(&processes[p].id(), start);
+        self.hold("agreement", checked);
+    }
+
+    /// Something was written to the store.
+    pub(crate) fn written(&mut self, now: u64, keys: &Keys, events: &[Event], mvcc: &Mvcc) {
+        for group in events.chunk_by(|a, b| a.revision() == b.revision()) {
+            for event in group {
+                if let Event::Put(kv) = event
+                    && kv.key == keys.round()
+                {
+                    match Versioned::<RoundRecord>::parse(kv) {
+                        Ok(round) => self.round_written(now, keys, &round, mvcc),
+                        Err(problem) => self.breach("agreement", problem),
+                    }
+                }
+            }
+            self.budget.nodes_written(now, keys, group);
+        }
+    }
+
+    fn round_written(&mut self, now: u64, keys: &Keys, round: &Versioned<RoundRecord>, mvcc: &Mvcc) {
+        let checked = self.budget.round_written(now, &round.value);
+        self.hold("budget", checked);
+        let checked = self.agreement.round_written(keys, round, mvcc);
+        self.hold("agreement", checked);
+        let checked = self.result.round_written(&round.value);
+        self.hold("one result", checked);
+    }
+
+    /// A worker failed by itself.
+    pub(crate) fn failed(&mut self, round: u64, class: FailureClass) {
+        self.budget.failed(round, class);
+    }
+
+    /// A commit's guards held.
+    pub(crate) fn leader_writes(&mut self, keys: &Keys, term: Revision, txn: &Txn) {
+        if let Err(what) = fencing::guarded(keys, term, txn) {
+            self.breach("fencing", what);
+        }
+    }
+
+    pub(crate) fn committed(&mut self, by: &Credentials, evicted: bool, round: Option<Versioned<RoundRecord>>) {
+        let checked = fencing::committed(by, evicted, round.as_ref());
+        self.hold("fencing", checked);
+    }
+
+    /// An agent ends by itself.
+    pub(crate) fn ended(&mut self, process: &Process, end: &End) {
+        let checked = self.result.ended(process, end, self.healed);
+        self.hold("one result", checked);
+    }
+
+    /// Whether faults of the seed let the leader see every failure at once.
+    pub(crate) fn failures_are_seen_promptly(&mut self) {
+        self.budget.prompt = true;
+    }
+}

@@ -1,0 +1,157 @@
+//! What a seed stands for: how many nodes, which timings, which faults. Not for carrying it out.
+
+use std::time::Duration;
+
+use elastic_coordinator::job::{OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
+
+use crate::dice::{Dice, SECOND};
+
+/// Kinds of faults; a seed switches some of them on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FaultKind {
+    /// Workers fail by themselves.
+    Worker,
+    /// An agent is killed; its guard ends the workers.
+    Kill,
+    /// A host is lost with all that runs on it.
+    Host,
+    /// An agent is stopped for a while; its guard is not.
+    Freeze,
+    /// A host cannot reach the store.
+    CutStore,
+    /// Two hosts cannot reach each other.
+    CutPeers,
+    /// Some hosts can reach neither the store nor the other hosts.
+    Split,
+    /// The store is away.
+    Outage,
+    /// Store calls take long, or their answers are lost.
+    Slow,
+    /// The store forgets its history.
+    Compact,
+    /// Pulse streams break.
+    Streams,
+    /// Nodes join.
+    Join,
+    /// Nodes are drained.
+    Drain,
+    /// The operator changes the job.
+    Operator,
+    /// All agents of the job are killed, and later started again.
+    Everything,
+}
+
+impl FaultKind {
+    pub(crate) const ALL: [FaultKind; 15] = [
+        FaultKind::Worker,
+        FaultKind::Kill,
+        FaultKind::Host,
+        FaultKind::Freeze,
+        FaultKind::CutStore,
+        FaultKind::CutPeers,
+        FaultKind::Split,
+        FaultKind::Outage,
+        FaultKind::Slow,
+        FaultKind::Compact,
+        FaultKind::Streams,
+        FaultKind::Join,
+        FaultKind::Drain,
+        FaultKind::Operator,
+        FaultKind::Everything,
+    ];
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) spec: Spec,
+    pub(crate) hosts: usize,
+    pub(crate) slots: Vec<u32>,
+    /// The second host was given the first one's node name.
+    pub(crate) clash: bool,
+    /// Whether each host's workers know about rounds.
+    pub(crate) aware: Vec<bool>,
+    /// Agents at the beginning.
+    pub(crate) first: usize,
+    pub(crate) faults: Vec<FaultKind>,
+    /// Mean time between two faults.
+    pub(crate) pace: u64,
+    /// When faults end.
+    pub(crate) heal_at: u64,
+    /// When workers end by themselves although faults go on.
+    pub(crate) finish_at: Option<u64>,
+    /// Chance of a worker to fail by itself, for each start.
+    pub(crate) failing: f64,
+    /// Chance that a store call goes wrong.
+    pub(crate) losing: f64,
+    /// Parts per million by which clocks differ at most.
+    pub(crate) skew: u64,
+}
+
+impl Scenario {
+    pub(crate) fn of(dice: &mut Dice) -> Scenario {
+        let hosts = if dice.chance(0.05) { dice.between(9, 21) } else { dice.between(1, 9) } as usize;
+        let max_nodes = dice.between(1, hosts as u64 + 2) as u32;
+        let clash = hosts > 2 && dice.chance(0.05);
+        let most = max_nodes.min(hosts as u32 - u32::from(clash));
+        let min_nodes = dice.between(1, u64::from(most) + 1) as u32;
+        let seconds = |dice: &mut Dice, low: u64, high: u64| Duration::from_secs(dice.between(low, high + 1));
+        let lease_ttl = seconds(dice, 4, 10);
+        let timings = Timings {
+            lease_ttl,
+            last_call: seconds(dice, 0, 5),
+            join_timeout: seconds(dice, 60, 300),
+            start_timeout: seconds(dice, 8, 60),
+            stop_grace: seconds(dice, 1, 30),
+            drain_grace: seconds(dice, 1, 60),
+            margin: Duration::from_millis(lease_ttl.as_millis() as u64 / dice.between(5, 11)),
+            takeover_delay: seconds(dice, 20, 200),
+            min_round_time: seconds(dice, 0, 8),
+        };
+        let spec = Spec {
+            protocol: PROTOCOL,
+            min_nodes,
+            max_nodes,
+            max_restarts: dice.between(0, 6) as u32,
+            restart_policy: if dice.chance(0.1) { RestartPolicy::All } else { RestartPolicy::Failures },
+            on_store_loss: if dice.chance(0.3) { OnStoreLoss::Fence } else { OnStoreLoss::Wait },
+            timings,
+        };
+        let share = dice.between(0, 10) as f64 / 10.0;
+        let faults: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|_| dice.chance(share)).collect();
+        let has = |kind| faults.contains(&kind);
+        let failing = if has(FaultKind::Worker) { dice.between(5, 50) as f64 / 100.0 } else { 0.0 };
+        let losing = if has(FaultKind::Slow) { dice.between(1, 20) as f64 / 100.0 } else { 0.0 };
+        let share = dice.between(0, 5) as f64 / 4.0;
+        let aware = (0..hosts).map(|_| dice.chance(share)).collect();
+        let heal_at = if faults.is_empty() { 5 } else { dice.between(20, 150) } * SECOND;
+        Scenario {
+            first: dice.between(1, hosts as u64 + 1) as usize,
+            slots: (0..hosts).map(|_| dice.between(1, 4) as u32).collect(),
+            pace: dice.between(1, 12) * SECOND,
+            finish_at: dice.chance(0.2).then(|| dice.between(5, 120) * SECOND),
+            skew: if dice.chance(0.7) { 10_000 } else { 0 },
+            aware,
+            spec,
+            clash,
+            hosts,
+            faults,
+            heal_at,
+            failing,
+            losing,
+        }
+    }
+
+    /// Whether ranks are fixed: in every job that has as many places as hosts, each with its own name.
+    pub(crate) fn fixed(&self) -> bool {
+        !self.clash && self.spec.max_nodes as usize == self.hosts
+    }
+
+    /// The group rank that a host's node must have: against the order in which hosts are begun with.
+    pub(crate) fn place(&self, host: usize) -> Option<u32> {
+        self.fixed().then(|| (self.hosts - 1 - host) as u32)
+    }
+
+    pub(crate) fn has(&self, kind: FaultKind) -> bool {
+        self.faults.contains(&kind)
+    }
+}

@@ -1,0 +1,196 @@
+//! The worker socket: JSON lines between an agent and the workers it started, over the Unix socket named in
+//! [`SOCKET_ENV`]. One object a line, UTF-8, at most [`MAX_LINE`] bytes. Not for logic.
+//!
+//! A worker that never connects gets torchrun's behaviour: it is stopped and started again. One that registers hears
+//! of rounds, and may commit checkpoints and meet barriers. Any language with a JSON parser can speak this:
+//!
+//! ```text
+//! worker → {"type":"register","local_rank":0,"pid":4711}
+//! agent  → {"type":"welcome","job":"J","round":3,"rank":2,…}
+//! worker → {"type":"progress","step":120,"loss":0.31}
+//! agent  → {"type":"forming","round":4,"reason":"node b joined"}
+//! worker → {"type":"commit","id":7,"checkpoint":{"step":121,"path":"/ckpt/step-121","digest":"crc32c:…"}}
+//! agent  → {"type":"committed","id":7,"step":121}
+//! ```
+//!
+//! One that registers with `round_aware` keeps its process when the round changes: it answers `forming` by `quiesced`,
+//! and goes on when it gets its next `assignment`.
+
+use serde::{Deserialize, Serialize};
+
+/// Environment variable that names the socket's path.
+pub const SOCKET_ENV: &str = "ELASTIC_AGENT_SOCKET";
+
+/// Longest line either side may send, the newline included, in bytes.
+pub const MAX_LINE: usize = 64 * 1024;
+
+/// Where a committed checkpoint lies. The pointer that the store's `checkpoint` key holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Optimizer steps that the checkpoint contains; training goes on with `step + 1`.
+    pub step: u64,
+    /// Absolute path of the manifest, as the worker that wrote it sees it.
+    pub path: String,
+    /// Digest of the manifest's bytes, `algorithm:hex`.
+    pub digest: String,
+    /// The round in which it was committed. Filled in by the agent; a worker may leave it out.
+    #[serde(default)]
+    pub round: u64,
+}
+
+/// Why a worker fails, as far as it knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureClass {
+    /// An error about a peer: a connection it lost, a collective that a peer left. Seldom the root cause.
+    Peer,
+    /// The worker's own exception, exit or signal.
+    Own,
+}
+
+/// What a worker says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromWorker {
+    /// First on the connection.
+    Register {
+        /// The worker's `LOCAL_RANK`.
+        local_rank: u32,
+        /// Its process id, in the agent's pid namespace.
+        pid: u32,
+        /// Whether it quiesces when a round is forming, takes a new rank in the same process, and agrees with its peers,
+        /// some of which may have just been started, on the state to go on from. Without it the worker is stopped and
+        /// started again on every change.
+        #[serde(default)]
+        round_aware: bool,
+    },
+    /// How far it is. Sent as often as it likes: only the newest counts.
+    Progress {
+        /// Optimizer steps done.
+        step: u64,
+        /// Epoch, counted from 0.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        epoch: Option<u64>,
+        /// Training loss of the last step.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        loss: Option<f64>,
+        /// Steps planned in all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        total_steps: Option<u64>,
+    },
+    /// Meet the other members of this round at `name`. One worker of each node asks for its node.
+    Barrier {
+        /// Chosen by the worker; the answer carries it.
+        id: u64,
+        /// Serves once in a round.
+        name: String,
+    },
+    /// Publish a checkpoint that lies complete and durable at its path.
+    Commit {
+        /// Chosen by the worker; the answer carries it.
+        id: u64,
+        /// What to publish.
+        checkpoint: Checkpoint,
+    },
+    /// The worker has stopped at a step boundary, or given up a step that a peer has left, and touches nothing until
+    /// it gets its next assignment.
+    Quiesced {
+        /// The round that is forming.
+        round: u64,
+        /// Steps done.
+        step: u64,
+    },
+    /// The worker is about to exit with an error, and knows why.
+    Failing {
+        /// Its own fault or a peer's.
+        class: FailureClass,
+        /// One line for people.
+        message: String,
+    },
+}
+
+/// A worker's place in a round.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The job's id.
+    pub job: String,
+    /// The round.
+    pub round: u64,
+    /// Global rank.
+    pub rank: u32,
+    /// Workers in the round.
+    pub world_size: u32,
+    /// The node's position in the round.
+    pub group_rank: u32,
+    /// Nodes in the round.
+    pub group_world_size: u32,
+    /// Host of rank 0, where the ranks find each other.
+    pub master_addr: String,
+    /// Its port: fresh in every round. Rank 0's agent serves a TCPStore there, or holds it for rank 0 to listen on:
+    /// `TORCHELASTIC_USE_AGENT_STORE` says which.
+    pub master_port: u16,
+    /// Restarts charged to the job so far.
+    pub restart_count: u32,
+    /// The checkpoint every member of the round resumes from; none at the job's first start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// What an agent says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToWorker {
+    /// Answer to `register`: the worker's place.
+    Welcome(Assignment),
+    /// A later round: the place of a worker that quiesced.
+    Assignment(Assignment),
+    /// A round is forming: a round-aware worker quiesces, any other will get the stop signal.
+    Forming {
+        /// The round that is forming.
+        round: u64,
+        /// Why, for people.
+        reason: String,
+        /// Milliseconds that a round-aware worker has to quiesce before it is stopped like any other.
+        #[serde(default)]
+        quiesce_ms: u64,
+    },
+    /// The node is leaving as planned. The stop signal follows, as soon as the others know.
+    Draining {
+        /// Milliseconds from the stop signal to SIGKILL: time for a last checkpoint.
+        grace_ms: u64,
+    },
+    /// All members have reached the barrier.
+    BarrierPassed {
+        /// The request's id.
+        id: u64,
+    },
+    /// The checkpoint is the job's resume point.
+    Committed {
+        /// The request's id.
+        id: u64,
+        /// Its step.
+        step: u64,
+    },
+    /// A request failed, or a line could not be understood.
+    Error {
+        /// The request's id, if it had one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<u64>,
+        /// What happened and what to do.
+        message: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_have_the_documented_shape() {
+        let line = r#"{"type":"register","local_rank":0,"pid":4711}"#;
+        let message: FromWorker = serde_json::from_str(line).unwrap();
+        assert_eq!(message, FromWorker::Register { local_rank: 0, pid: 4711, round_aware: false });
+        let out = serde_json::to_string(&ToWorker::Committed { id: 7, step: 121 }).unwrap();
+        assert_eq!(out, r#"{"type":"committed","id":7,"step":121}"#);
+    }
+}

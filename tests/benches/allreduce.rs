@@ -1,0 +1,134 @@
+//! The trainer's all-reduces beside PyTorch's gloo, between processes over loopback, in turns in one run: what else the
+//! machine does meanwhile troubles all alike. Run by `make bench`; without PyTorch, ours alone.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result};
+use elastic_tests::binaries::binary;
+use elastic_tests::torch::{self, Torch};
+
+const RANKS: [usize; 2] = [2, 4];
+const BYTES: [usize; 3] = [1024, 1 << 20, 64 << 20];
+const REPETITIONS: usize = 15;
+
+fn main() -> Result<()> {
+    let torch = Torch::find();
+    println!("all-reduce over loopback: milliseconds, median (min–max) of {REPETITIONS} interleaved blocks");
+    for ranks in RANKS {
+        let ours = Ranks::start(ranks, || {
+            let mut command = Command::new(binary("elastic-trainer"));
+            command.arg("bench-allreduce");
+            command
+        })?;
+        let gloo = torch.as_ref().map(|torch| {
+            Ranks::start(ranks, || {
+                let mut command = torch.command();
+                // As torchrun and elastic-agent set it for several workers.
+                command.arg(torch::script("bench_gloo.py")).env("OMP_NUM_THREADS", "1");
+                command
+            })
+        });
+        compare(ranks, ours, gloo.transpose()?)?;
+    }
+    Ok(())
+}
+
+fn compare(ranks: usize, mut ours: Ranks, mut gloo: Option<Ranks>) -> Result<()> {
+    for bytes in BYTES {
+        let turns = (32_000_000 / bytes).clamp(1, 1000);
+        let mut samples: [Vec<f64>; 3] = Default::default();
+        for _ in 0..REPETITIONS {
+            samples[0].push(ours.time("ring", bytes, turns)?);
+            samples[1].push(ours.time("ordered", bytes, turns)?);
+            if let Some(gloo) = &mut gloo {
+                samples[2].push(gloo.time("gloo", bytes, turns)?);
+            }
+        }
+        let [ring, ordered, gloo] = samples.map(Spread::of);
+        print!("{ranks} ranks {bytes:>9} bytes   ring {ring}   ordered {ordered}   ordered/ring {:.2}", ordered / ring);
+        match gloo.median.is_nan() {
+            true => println!(),
+            false => println!("   gloo {gloo}   ring/gloo {:.2}   ordered/gloo {:.2}", ring / gloo, ordered / gloo),
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Spread {
+    median: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Spread {
+    fn of(mut all: Vec<f64>) -> Spread {
+        all.sort_by(f64::total_cmp);
+        let at = |index: usize| all.get(index).copied().unwrap_or(f64::NAN);
+        Spread { median: at(all.len() / 2), least: at(0), most: at(all.len().saturating_sub(1)) }
+    }
+}
+
+impl std::ops::Div for Spread {
+    type Output = f64;
+
+    fn div(self, other: Spread) -> f64 {
+        self.median / other.median
+    }
+}
+
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3} ({:.3}–{:.3})", self.median, self.least, self.most)
+    }
+}
+
+/// Processes that take tasks together and sleep in between.
+struct Ranks(Vec<(Child, ChildStdin, BufReader<ChildStdout>)>);
+
+impl Ranks {
+    fn start(count: usize, command: impl Fn() -> Command) -> Result<Ranks> {
+        // Free when asked: good enough for a benchmark.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let start = |rank: usize| {
+            let mut child = command()
+                .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())])
+                .envs([("RANK", rank.to_string()), ("WORLD_SIZE", count.to_string())])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .context("cannot start a rank")?;
+            let (stdin, stdout) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
+            Ok((child, stdin, BufReader::new(stdout)))
+        };
+        (0..count).map(start).collect::<Result<_>>().map(Ranks)
+    }
+
+    /// Milliseconds of a turn at the slowest rank.
+    fn time(&mut self, what: &str, bytes: usize, turns: usize) -> Result<f64> {
+        for (_, stdin, _) in &mut self.0 {
+            writeln!(stdin, "{what} {bytes} {turns}")?;
+        }
+        let mut slowest: f64 = 0.0;
+        for (_, _, stdout) in &mut self.0 {
+            let mut line = String::new();
+            stdout.read_line(&mut line)?;
+            slowest = slowest.max(line.trim().parse().with_context(|| format!("a rank of {what} failed"))?);
+        }
+        Ok(slowest)
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        // The end of its input ends each, unless it has failed.
+        let children: Vec<Child> = self.0.drain(..).map(|(child, _, _)| child).collect();
+        for mut child in children {
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! torchrun and elastic-agent side by side in one run, taking turns: launch, idle, and on `c10d` the failure of a worker
+//! and the death of an agent, one of two. The workers import nothing. Run by `make bench-torch`; needs PyTorch.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
+
+use std::fs;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use elastic_tests::binaries::binary;
+use elastic_tests::torch::Torch;
+use rustix::process::{Pid, Signal, kill_process};
+
+const LAUNCHES: usize = 5;
+const RECOVERIES: usize = 3;
+const IDLE: Duration = Duration::from_secs(20);
+const WITHIN: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Copy)]
+enum Launcher {
+    Torchrun,
+    Ours,
+}
+
+use Launcher::{Ours, Torchrun};
+
+fn main() -> Result<()> {
+    let torch = Torch::find().context("there is no torchrun to compare with")?;
+    let launch = || -> Result<[f64; 2]> { Ok([launch(&torch, Torchrun)?, launch(&torch, Ours)?]) };
+    report("launch of `--standalone --no-python true`", "ms", &repeat(LAUNCHES, launch)?);
+    let [theirs, ours] = [idle(&torch, Torchrun)?, idle(&torch, Ours)?];
+    report("an idle agent: peak memory", "MiB", &[[theirs.0, ours.0]]);
+    report("an idle agent: processor time", "ms a minute", &[[theirs.1, ours.1]]);
+    let recover = || Ok([recovery(&torch, Torchrun)?, recovery(&torch, Ours)?]);
+    report("a worker killed → all workers started again", "ms", &repeat(RECOVERIES, recover)?);
+    let lose = || Ok([loss(&torch, Torchrun)?, loss(&torch, Ours)?]);
+    report("an agent killed → the survivor's workers started again", "ms", &repeat(RECOVERIES, lose)?);
+    Ok(())
+}
+
+fn repeat(times: usize, measure: impl Fn() -> Result<[f64; 2]>) -> Result<Vec<[f64; 2]>> {
+    (0..times).map(|_| measure()).collect()
+}
+
+fn report(what: &str, unit: &str, samples: &[[f64; 2]]) {
+    let spread = |which: usize| {
+        let mut all: Vec<f64> = samples.iter().map(|sample| sample[which]).collect();
+        all.sort_by(f64::total_cmp);
+        (all[all.len() / 2], all[0], all[all.len() - 1])
+    };
+    let show = |(median, least, most): (f64, f64, f64)| format!("{median:.1} ({least:.1}–{most:.1})");
+    let (theirs, ours) = (spread(0), spread(1));
+    println!(
+        "{what}, {unit}, n {}: torchrun {}   elastic-agent {}   ratio {:.0}",
+        samples.len(),
+        show(theirs),
+        show(ours),
+        theirs.0 / ours.0
+    );
+}
+
+fn command(torch: &Torch, launcher: Launcher) -> Command {
+    let mut command = match launcher {
+        // By the module: the script beside the interpreter names the path it was made at.
+        Torchrun => {
+            let mut command = torch.command();
+            command.args(["-m", "torch.distributed.run"]);
+            command
+        }
+        Ours => Command::new(binary("elastic-agent")),
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).env("OMP_NUM_THREADS", "1");
+    command
+}
+
+fn launch(torch: &Torch, launcher: Launcher) -> Result<f64> {
+    let begun = Instant::now();
+    let status = command(torch, launcher).args(["--standalone", "--no-python", "true"]).status()?;
+    ensure!(status.success(), "the launch failed: {status}");
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Peak memory in MiB, and processor time in milliseconds a minute.
+fn idle(torch: &Torch, launcher: Launcher) -> Result<(f64, f64)> {
+    let job = Job::new()?;
+    let agent = Running(command(torch, launcher).args(["--standalone", "--no-python"]).arg(job.script()).spawn()?);
+    job.started_since(0, 1)?;
+    // What belongs to the start is over.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = cpu(agent.0.id())?;
+    std::thread::sleep(IDLE);
+    let busy = (cpu(agent.0.id())? - before) * 1e3 * 60.0 / IDLE.as_secs_f64();
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.0.id()))?;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib: f64 = peak.split_whitespace().next().context("a number")?.parse()?;
+    job.end([agent])?;
+    Ok((kib / 1024.0, busy))
+}
+
+fn recovery(torch: &Torch, launcher: Launcher) -> Result<f64> {
+    let (job, nodes, workers) = two_nodes(torch, launcher)?;
+    let begun = now()?;
+    kill(workers[0])?;
+    let taken = job.started_since(begun, 2)?;
+    job.end(nodes)?;
+    Ok(taken)
+}
+
+/// The agent that does not serve the store is killed. torchrun's survivor never notices that by itself: it is shown what
+/// it would see if its workers talked to those that are gone, their failure at once.
+fn loss(torch: &Torch, launcher: Launcher) -> Result<f64> {
+    let (job, [host, mut lost], workers) = two_nodes(torch, launcher)?;
+    let begun = now()?;
+    lost.0.kill()?;
+    if let Torchrun = launcher {
+        workers.into_iter().try_for_each(kill)?;
+    }
+    let taken = job.started_since(begun, 1)?;
+    job.end([host, lost])?;
+    Ok(taken)
+}
+
+/// Two nodes at work, the host of their store first.
+fn two_nodes(torch: &Torch, launcher: Launcher) -> Result<(Job, [Running; 2], Vec<u32>)> {
+    let job = Job::new()?;
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let start = || -> Result<Running> {
+        let mut command = command(torch, launcher);
+        command
+            .args(["--rdzv-backend=c10d", &format!("--rdzv-endpoint=127.0.0.1:{port}"), "--rdzv-id=recovery"])
+            .args(["--nnodes=1:2", "--max-restarts=3", "--local-addr=127.0.0.1", "--no-python"])
+            .arg(job.script());
+        Ok(Running(command.spawn()?))
+    };
+    let host = start()?;
+    wait("the store is served", || TcpStream::connect(("127.0.0.1", port)).ok())?;
+    let nodes = [host, start()?];
+    let workers = job.whole()?;
+    // A round that has just begun is not what fails.
+    std::thread::sleep(Duration::from_secs(1));
+    Ok((job, nodes, workers))
+}
+
+/// Workers that write down when they were started, and sleep.
+struct Job(tempfile::TempDir);
+
+impl Job {
+    fn new() -> Result<Job> {
+        let dir = tempfile::tempdir()?;
+        let script = format!(
+            "#!/bin/sh\necho $$ $(date +%s%N) $WORLD_SIZE >> {}/starts\nexec sleep 1000\n",
+            dir.path().display()
+        );
+        fs::write(dir.path().join("worker.sh"), script)?;
+        fs::set_permissions(dir.path().join("worker.sh"), fs::Permissions::from_mode(0o755))?;
+        Ok(Job(dir))
+    }
+
+    fn script(&self) -> std::path::PathBuf {
+        self.0.path().join("worker.sh")
+    }
+
+    /// Process, nanoseconds and world size of every worker that has started.
+    fn starts(&self) -> Vec<(u32, u128, u32)> {
+        let text = fs::read_to_string(self.0.path().join("starts")).unwrap_or_default();
+        let parse = |line: &str| -> Option<_> {
+            let fields: Vec<&str> = line.split(' ').collect();
+            Some((fields.first()?.parse().ok()?, fields.get(1)?.parse().ok()?, fields.get(2)?.parse().ok()?))
+        };
+        text.lines().filter_map(parse).collect()
+    }
+
+    /// Waits for a world of two: their processes.
+    fn whole(&self) -> Result<Vec<u32>> {
+        wait("both nodes work together", || {
+            let pids: Vec<u32> = self
+                .starts()
+                .into_iter()
+                .filter(|start| start.2 == 2 && is_alive(start.0))
+                .map(|start| start.0)
+                .collect();
+            (pids.len() == 2).then_some(pids)
+        })
+    }
+
+    /// Milliseconds from `begun` until the last of `count` workers was started.
+    fn started_since(&self, begun: u128, count: usize) -> Result<f64> {
+        wait("the workers are started", || {
+            let later: Vec<u128> = self
+                .starts()
+                .into_iter()
+                .filter(|start| start.1 > begun && is_alive(start.0))
+                .map(|start| start.1)
+                .collect();
+            (later.len() >= count).then(|| later.iter().max().copied().unwrap_or_default())
+        })
+        .map(|at| (at - begun) as f64 / 1e6)
+    }
+
+    fn end<const N: usize>(&self, agents: [Running; N]) -> Result<()> {
+        drop(agents);
+        for (pid, ..) in self.starts().into_iter().filter(|start| is_alive(start.0)) {
+            kill(pid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn wait<T>(what: &str, condition: impl Fn() -> Option<T>) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return Ok(value);
+        }
+        if begun.elapsed() > WITHIN {
+            bail!("not within {WITHIN:?}: {what}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn now() -> Result<u128> {
+    Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())
+}
+
+fn kill(pid: u32) -> Result<()> {
+    kill_process(Pid::from_raw(i32::try_from(pid)?).context("a process id")?, Signal::KILL)?;
+    Ok(())
+}
+
+fn is_alive(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}/exe")).read_link().is_ok()
+}
+
+/// CPU time used, in seconds.
+fn cpu(pid: u32) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let fields: Vec<&str> = text.rsplit_once(')').context("a stat line")?.1.split_whitespace().collect();
+    let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
+    Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
+}

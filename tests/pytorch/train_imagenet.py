@@ -1,0 +1,104 @@
+"""The shape of PyTorch's elastic ImageNet example: each node keeps checkpoints on a disk of its own; when a group forms,
+the worker that is furthest hands its state to all; a sampler that can go on in the middle of an epoch. It trains until
+the test says `finish`."""
+
+import story
+
+story.begin()
+
+import io
+import os
+import time
+
+import elastic_agent
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+SAMPLES = 240
+BATCH = 8
+OWN_DISK = story.DIR / f"disk-{story.NODE}"
+
+
+class State:
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(64, 10)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.sampler = elastic_agent.ElasticSampler(SAMPLES, seed=5)
+        self.step = 0
+
+    def capture(self) -> dict:
+        parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "sampler")}
+        return {**parts, "step": self.step}
+
+    def apply(self, captured: dict) -> None:
+        for name in ("model", "optimizer", "sampler"):
+            getattr(self, name).load_state_dict(captured[name])
+        self.step = captured["step"]
+
+    def save(self) -> None:
+        OWN_DISK.mkdir(exist_ok=True)
+        scratch = OWN_DISK / f"{os.getpid()}.tmp"
+        torch.save(self.capture(), scratch)
+        scratch.rename(OWN_DISK / "checkpoint.pt")
+
+    def load(self) -> None:
+        path = OWN_DISK / "checkpoint.pt"
+        own = path.exists()
+        if own:
+            self.apply(torch.load(path))
+        steps = [torch.zeros(1, dtype=torch.long) for _ in range(story.WORLD_SIZE)]
+        dist.all_gather(steps, torch.tensor([self.step]))
+        furthest = max(range(story.WORLD_SIZE), key=lambda rank: int(steps[rank]))
+        blob = io.BytesIO()
+        torch.save(self.capture(), blob)
+        length = torch.tensor([blob.tell()])
+        dist.broadcast(length, furthest)
+        data = torch.zeros(int(length), dtype=torch.uint8)
+        if story.RANK == furthest:
+            data = torch.frombuffer(bytearray(blob.getvalue()), dtype=torch.uint8)
+        dist.broadcast(data, furthest)
+        self.apply(torch.load(io.BytesIO(data.numpy().tobytes())))
+        story.tell("begin", step=self.step, own=own, **self.sampler.state_dict())
+
+
+@record
+def main() -> None:
+    torch.manual_seed(story.RANK)
+    dist.init_process_group("gloo")
+    state = State()
+    state.load()
+    pixels, shown = story.digits(SAMPLES)
+    dataset = TensorDataset(pixels, shown, torch.arange(SAMPLES))
+    model = DistributedDataParallel(state.model)
+    epoch = state.sampler.epoch
+    finish = False
+    while not finish:
+        state.sampler.set_epoch(epoch)
+        for batch, target, index in DataLoader(dataset, batch_size=BATCH, sampler=state.sampler):
+            loss = torch.nn.functional.cross_entropy(model(batch), target)
+            state.optimizer.zero_grad()
+            loss.backward()
+            state.optimizer.step()
+            state.step += 1
+            state.sampler.advance(len(index))
+            story.tell("step", step=state.step, epoch=epoch, used=index.tolist())
+            # What any checkpoint holds, all have told.
+            dist.barrier()
+            # The nodes' disks hold different steps.
+            if story.RANK == 0 or state.step % 3 == 0:
+                state.save()
+            elastic_agent.report_progress(state.step, epoch=epoch, loss=loss.item())
+            time.sleep(0.02)
+            word = torch.tensor([int(story.is_said("finish"))])
+            dist.broadcast(word, 0)
+            if finish := bool(word):
+                break
+        epoch += 1
+    dist.destroy_process_group()
+
+
+main()
+story.leave()

@@ -1,0 +1,223 @@
+//! The agents of a run as processes: started, killed, started again, ended. Not for what they do.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use crate::processes::{MARK, marked};
+
+/// How long agents have to leave in good order before they are killed.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long the kernel and the guards may take to end what is left.
+const GONE: Duration = Duration::from_secs(5);
+/// Between two looks at processes that are ending.
+const LOOK: Duration = Duration::from_millis(10);
+/// What agents make in the folder for their sockets and locks.
+pub(crate) const RUNTIME: &str = "elastic-agent";
+/// Lines of a log that are shown when its agent has failed.
+const LAST_LINES: usize = 12;
+
+/// The programs of this build.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    pub(crate) agent: PathBuf,
+    pub(crate) trainer: PathBuf,
+}
+
+impl Programs {
+    /// Finds them beside this program.
+    pub(crate) fn find() -> anyhow::Result<Programs> {
+        let own = std::env::current_exe().context("find this program")?;
+        let beside = |name: &str| {
+            let path = own.with_file_name(name);
+            match path.exists() {
+                true => Ok(path),
+                false => bail!("{} is missing: run `make demo`, or `cargo build --workspace --bins`", path.display()),
+            }
+        };
+        Ok(Programs { agent: beside("elastic-agent")?, trainer: beside("elastic-trainer")? })
+    }
+}
+
+/// What all agents of a run have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Orders {
+    pub(crate) programs: Programs,
+    pub(crate) endpoint: String,
+    pub(crate) job: String,
+    /// For logs.
+    pub(crate) folder: PathBuf,
+    /// For the agents' sockets and locks. The path of a socket must be short.
+    pub(crate) runtime: PathBuf,
+    /// Arguments of the trainer.
+    pub(crate) training: Vec<String>,
+}
+
+/// One agent process.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    child: Child,
+    pub(crate) pid: u32,
+    pub(crate) log: PathBuf,
+    /// Found in the environment of all its descendants.
+    pub(crate) mark: String,
+    /// We killed it.
+    pub(crate) killed: bool,
+    pub(crate) exit: Option<ExitStatus>,
+}
+
+/// The agents of a run, by node name.
+#[derive(Debug)]
+pub(crate) struct Crew {
+    orders: Orders,
+    pub(crate) agents: BTreeMap<String, Agent>,
+    starts: u32,
+}
+
+impl Crew {
+    pub(crate) fn new(orders: Orders) -> Crew {
+        Crew { orders, agents: BTreeMap::new(), starts: 0 }
+    }
+
+    /// Starts the agent of a node.
+    pub(crate) fn start(&mut self, node: &str) -> anyhow::Result<()> {
+        let orders = &self.orders;
+        self.starts += 1;
+        let mark = format!("{}/{node}/{}/", orders.job, self.starts);
+        let log = orders.folder.join(format!("{node}.log"));
+        let output = File::options().create(true).append(true).open(&log);
+        let output = output.with_context(|| format!("open {}", log.display()))?;
+        let mut command = Command::new(&orders.programs.agent);
+        command
+            .arg(format!("--rdzv-endpoint={}", orders.endpoint))
+            .arg(format!("--rdzv-id={}", orders.job))
+            .arg(format!("--node-name={node}"))
+            .args(["--rdzv-backend=etcd", "--nnodes=2:3", "--nproc-per-node=1", "--local-addr=127.0.0.1"])
+            .arg("--rdzv-conf=last_call_timeout=1,min_round_time=200ms")
+            .args(["--log-dir=/dev/null", "--no-python"])
+            .arg(&orders.programs.trainer)
+            .args(&orders.training);
+        // What is set for other jobs in this shell is not meant for these.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PET_")) {
+            command.env_remove(name);
+        }
+        command.env(MARK, &mark).env("XDG_RUNTIME_DIR", &orders.runtime);
+        command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        // A Ctrl-C at the terminal is ours to pass on.
+        command.process_group(0).kill_on_drop(true);
+        // SAFETY: between fork and exec, prctl is async-signal-safe and touches only the child.
+        unsafe {
+            // Also when this program is killed: the agent's guard then ends the workers. The thread that starts agents
+            // is the main one, so it lives as long as the process.
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        let child = command.spawn().with_context(|| format!("start {}", orders.programs.agent.display()))?;
+        let pid = child.id().context("the agent ended at once")?;
+        self.agents.insert(node.to_owned(), Agent { child, pid, log, mark, killed: false, exit: None });
+        Ok(())
+    }
+
+    /// SIGKILL for the agent of a node, and for nothing else.
+    pub(crate) fn kill(&mut self, node: &str) -> anyhow::Result<()> {
+        let agent = self.agents.get_mut(node).with_context(|| format!("there is no agent {node}"))?;
+        agent.killed = true;
+        agent.signal(Signal::KILL).with_context(|| format!("kill agent {node}"))
+    }
+
+    /// Notes which agents have ended. One that failed is an error with the end of its log.
+    pub(crate) fn look(&mut self) -> anyhow::Result<()> {
+        for (node, agent) in &mut self.agents {
+            if agent.exit.is_none() {
+                agent.exit = agent.child.try_wait()?;
+                if let Some(status) = agent.exit.filter(|status| !status.success() && !agent.killed) {
+                    bail!(
+                        "agent {node} failed ({status}); the end of {}:\n{}",
+                        agent.log.display(),
+                        agent.last_lines()
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all agents have ended.
+    pub(crate) fn all_ended(&self) -> bool {
+        self.agents.values().all(|agent| agent.exit.is_some())
+    }
+
+    /// Ends all agents: in good order, after a grace by force, by force at once when `hurry` comes. Returns what is
+    /// left of them, which is nothing unless something is wrong.
+    pub(crate) async fn end(&mut self, hurry: impl Future<Output = ()>) -> Vec<u32> {
+        self.signal_all(Signal::TERM);
+        tokio::select! {
+            () = self.ended() => {}
+            () = sleep(GRACE) => {}
+            () = hurry => {}
+        }
+        self.signal_all(Signal::KILL);
+        self.ended().await;
+        gone(&format!("{}/", self.orders.job)).await
+    }
+
+    async fn ended(&mut self) {
+        for agent in self.agents.values_mut() {
+            // It fails only for one that was waited for.
+            if let Ok(status) = agent.child.wait().await {
+                agent.exit = Some(status);
+            }
+        }
+    }
+
+    fn signal_all(&mut self, signal: Signal) {
+        for agent in self.agents.values_mut().filter(|agent| agent.exit.is_none()) {
+            agent.killed = true;
+            // One that ended just now needs no signal.
+            let _ = agent.signal(signal);
+        }
+    }
+}
+
+impl Agent {
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        // None once it was waited for: the id may be another process's by then.
+        let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id as i32)) else { return Ok(()) };
+        Ok(kill_process(pid, signal)?)
+    }
+
+    fn last_lines(&self) -> String {
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<_> = log.lines().map(|line| format!("  | {line}")).collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
+    }
+}
+
+/// Waits until no process has the mark; returns those that do not go.
+pub(crate) async fn gone(mark: &str) -> Vec<u32> {
+    let deadline = Instant::now() + GONE;
+    loop {
+        let left = marked(mark);
+        if left.is_empty() || Instant::now() >= deadline {
+            return left;
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// The lines that any agent of a folder, or a worker of its, has printed.
+pub(crate) fn printed(folder: &Path, nodes: &[&str]) -> Vec<String> {
+    let log = |node: &&str| std::fs::read_to_string(folder.join(format!("{node}.log"))).unwrap_or_default();
+    nodes.iter().map(log).flat_map(|log| log.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+}

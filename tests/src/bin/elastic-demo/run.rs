@@ -1,0 +1,300 @@
+//! One training run: its agents, what the store and the trace tell of it, and waiting for something to happen in it. Not
+//! for the story.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use elastic_coordinator::job::{JobId, Keys};
+use elastic_coordinator::store::{Op, Scope, Store, Watcher};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::sleep;
+
+use crate::agents::{Crew, Orders, Programs, RUNTIME, printed};
+use crate::picture::{Picture, Seal, phase};
+use crate::plan::{CHECKPOINTS, Plan, TRACE};
+use crate::screen::{Line, Screen, Style, bar};
+use crate::store::Meeting;
+use crate::trace::{History, Tail};
+
+/// The nodes of a run.
+pub(crate) const NODES: [&str; 3] = ["a", "b", "c"];
+/// The names of both runs: of their folders, and the ends of their jobs' ids.
+pub(crate) const RUNS: [&str; 2] = ["undisturbed", "disturbed"];
+/// How often files and processes are looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// Columns of the bar.
+const BAR: usize = 40;
+
+/// The person wants it to end.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
+/// The signals by which a person ends a program.
+pub(crate) struct Interrupt([Signal; 3]);
+
+impl Interrupt {
+    pub(crate) fn new() -> io::Result<Interrupt> {
+        let [int, term, hangup] = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Interrupt([int?, term?, hangup?]))
+    }
+
+    pub(crate) async fn caught(&mut self) {
+        let [int, term, hangup] = &mut self.0;
+        tokio::select! {
+            _ = int.recv() => {}
+            _ = term.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+/// What both runs need.
+pub(crate) struct Stage {
+    pub(crate) programs: Programs,
+    pub(crate) meeting: Meeting,
+    pub(crate) plan: Plan,
+    pub(crate) folder: PathBuf,
+    /// Names this demo among others on the machine and in the store.
+    pub(crate) id: String,
+    pub(crate) screen: Screen,
+    pub(crate) interrupt: Interrupt,
+}
+
+/// A run that goes on.
+pub(crate) struct Run<'a> {
+    stage: &'a mut Stage,
+    title: &'static str,
+    folder: PathBuf,
+    pub(crate) crew: Crew,
+    pub(crate) picture: Picture,
+    watcher: Watcher,
+    tail: Tail,
+    started: Instant,
+}
+
+/// What a finished run has left.
+pub(crate) struct Ended {
+    pub(crate) history: History,
+    pub(crate) seals: Vec<Seal>,
+    /// The checksum that the trainer printed.
+    pub(crate) parameters: String,
+    /// Test images named correctly, and their number.
+    pub(crate) correct: (u64, u64),
+    pub(crate) took: Duration,
+}
+
+impl<'a> Run<'a> {
+    /// Watches the job `name` and starts its three agents.
+    pub(crate) async fn start(stage: &'a mut Stage, name: &str, title: &'static str) -> anyhow::Result<Run<'a>> {
+        let folder = stage.folder.join(name);
+        std::fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let job = stage.job(name)?;
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
+        let store = &stage.meeting.store;
+        let (_, revision) = store.range(keys.root()).await?;
+        let watcher = store.watch(Scope::Prefix(keys.root().to_owned()), revision.next()).await?;
+        let orders = Orders {
+            programs: stage.programs.clone(),
+            endpoint: stage.meeting.endpoint.clone(),
+            job: job.to_string(),
+            folder: folder.clone(),
+            runtime: stage.folder.clone(),
+            training: stage.plan.arguments(&folder),
+        };
+        let tail = Tail::new(&folder.join(TRACE));
+        let (crew, picture, started) = (Crew::new(orders), Picture::new(keys), Instant::now());
+        let mut run = Run { stage, title, folder, crew, picture, watcher, tail, started };
+        for node in NODES {
+            run.crew.start(node)?;
+        }
+        Ok(run)
+    }
+
+    /// Says something, with the time since the start.
+    pub(crate) fn say(&mut self, style: Style, text: &str) -> anyhow::Result<()> {
+        let since = self.started.elapsed().as_secs_f64();
+        Ok(self.stage.screen.say(style, &format!("{:>7}  {text}", format!("+{since:.1}s")))?)
+    }
+
+    /// What the trace has told.
+    pub(crate) fn history(&self) -> &History {
+        &self.tail.history
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.stage.plan.schedule.total_steps()
+    }
+
+    /// Steps done in a round so far.
+    pub(crate) fn steps_in(&self, round: u64) -> u64 {
+        self.tail.history.stints.iter().filter(|stint| stint.round == round).map(|stint| stint.steps.len() as u64).sum()
+    }
+
+    /// Lets the run go on until `found` finds something; it is asked whenever something may have changed.
+    pub(crate) async fn until<T>(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        mut found: impl FnMut(&mut Run<'a>) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // In this order: the trace of agents that have ended is whole.
+            self.crew.look()?;
+            self.tail.catch_up()?;
+            if let Some(found) = found(self) {
+                return Ok(found);
+            }
+            if self.crew.all_ended() {
+                bail!("training was over before {what}: this machine is fast, so train longer with --epochs");
+            }
+            if Instant::now() >= deadline {
+                bail!("waited {} s in vain until {what}; the logs are in {}", limit.as_secs(), self.folder.display());
+            }
+            self.draw()?;
+            tokio::select! {
+                update = self.watcher.recv() => {
+                    let update = update.context("the store's watch ended")?;
+                    for news in self.picture.apply(self.started.elapsed(), update)? {
+                        self.say(Style::Plain, &news)?;
+                    }
+                }
+                () = sleep(TICK) => {}
+                () = self.stage.interrupt.caught() => return Err(Interrupted.into()),
+            }
+        }
+    }
+
+    /// Waits for the end that training comes to by itself.
+    pub(crate) async fn ended(&mut self, limit: Duration) -> anyhow::Result<Ended> {
+        self.until("it has ended", limit, |run| run.crew.all_ended().then_some(())).await?;
+        let took = self.started.elapsed();
+        self.stage.screen.clear()?;
+        let printed = printed(&self.folder, &NODES);
+        let after = |prefix: &str| {
+            let found = printed.iter().rev().find_map(|line| line.strip_prefix(prefix));
+            found.with_context(|| {
+                format!("no worker has printed \"{prefix}…\"; the logs are in {}", self.folder.display())
+            })
+        };
+        let parameters = after("parameters ")?.to_owned();
+        let accuracy = after("test accuracy ")?;
+        let correct = counts(accuracy).with_context(|| format!("cannot read the accuracy {accuracy:?}"))?;
+        let (history, seals) = (self.tail.history.clone(), self.picture.seals.clone());
+        Ok(Ended { history, seals, parameters, correct, took })
+    }
+
+    /// Ends what is left of the run and throws its checkpoints away. Returns processes that do not go.
+    pub(crate) async fn close(mut self) -> Vec<u32> {
+        let interrupt = &mut self.stage.interrupt;
+        let left = self.crew.end(interrupt.caught()).await;
+        // Left over, they take place and harm nobody.
+        let _ = std::fs::remove_dir_all(self.folder.join(CHECKPOINTS));
+        let _ = std::fs::remove_dir_all(self.stage.folder.join(RUNTIME));
+        left
+    }
+
+    fn draw(&mut self) -> io::Result<()> {
+        let Run { stage, title, crew, picture, tail, started, .. } = self;
+        let Stage { plan, screen, meeting, .. } = &mut **stage;
+        let total = plan.schedule.total_steps();
+        let history = &tail.history;
+        let (step, loss, epoch) = history.last().map_or((0, 0.0, 0), |last| (last.step, last.loss, last.epoch + 1));
+        let since = started.elapsed().as_secs_f64();
+        let percent = step * 100 / total;
+        let round = picture.round.as_ref();
+        let line = || {
+            let round = round.map_or("no round".to_owned(), |round| format!("round {} {}", round.number, round.state));
+            let epochs = plan.schedule.epochs;
+            let place = format!("step {step}/{total} ({percent} %), epoch {epoch}/{epochs}, loss {loss:.4}");
+            format!("{:>7}  · {round}, {place}, committed {}", format!("+{since:.1}s"), history.committed)
+        };
+        let panel = || -> Vec<Line> {
+            let mut lines = vec![
+                (Style::Dim, "─".repeat(79)),
+                (Style::Bold, format!(" {title}   {since:.1} s")),
+                (Style::Dim, format!(" {}", meeting.name)),
+            ];
+            lines.push(match round {
+                None => (Style::Plain, " no round yet".to_owned()),
+                Some(round) => {
+                    let world = match round.world_size {
+                        0 => String::new(),
+                        size => format!(", world size {size}"),
+                    };
+                    (Style::Plain, format!(" round {} {}{world}: {}", round.number, round.state, round.reason))
+                }
+            });
+            for node in NODES {
+                lines.push(node_line(node, crew, picture));
+            }
+            lines.push((Style::Good, format!(" {} {percent:>3} %  step {step}/{total}", bar(step, total, BAR))));
+            let epochs = plan.schedule.epochs;
+            let rate = history.stints.last().map_or(0.0, rate);
+            let committed = history.committed;
+            let place = format!("epoch {epoch}/{epochs}   loss {loss:.4}");
+            lines.push((Style::Plain, format!(" {place}   committed step {committed}   {rate:.0} steps/s")));
+            lines
+        };
+        screen.progress(panel, line)
+    }
+}
+
+impl Stage {
+    fn job(&self, name: &str) -> anyhow::Result<JobId> {
+        Ok(format!("{}-{name}", self.id).parse()?)
+    }
+
+    /// Takes the runs' keys out of the store.
+    pub(crate) async fn forget(&self) {
+        for name in RUNS {
+            let Ok(job) = self.job(name) else { continue };
+            let delete = Op::delete_prefix(Keys::new(Keys::DEFAULT_PREFIX, &job).root());
+            // A store that is away keeps a few small keys of a job that nobody will join.
+            let _ = self.meeting.store.put(Vec::new(), delete).await;
+        }
+    }
+}
+
+fn node_line(node: &str, crew: &Crew, picture: &Picture) -> Line {
+    let agent = crew.agents.get(node);
+    let killed = agent.is_some_and(|agent| agent.killed);
+    let (style, state) = match picture.node(node) {
+        _ if killed => (Style::Bad, "killed".to_owned()),
+        None if agent.is_some_and(|agent| agent.exit.is_some()) => (Style::Good, "succeeded".to_owned()),
+        None => (Style::Dim, "starting".to_owned()),
+        Some((record, rank)) => {
+            let rank = rank.map_or(String::new(), |rank| format!("rank {rank}"));
+            (Style::Plain, format!("{:<9} {rank:<8}", phase(record.phase)))
+        }
+    };
+    let pid = agent.map_or(String::new(), |agent| format!("agent {}", agent.pid));
+    (style, format!("   {node}   {state:<20} {pid}"))
+}
+
+/// Steps a second since the group's first step.
+fn rate(stint: &crate::trace::Stint) -> f64 {
+    match (stint.steps.first(), stint.steps.last()) {
+        (Some(first), Some(last)) if last.time_ms > first.time_ms => {
+            (stint.steps.len() - 1) as f64 * 1e3 / (last.time_ms - first.time_ms) as f64
+        }
+        _ => 0.0,
+    }
+}
+
+/// `350` and `360` of `0.9722 (350 of 360)`.
+fn counts(accuracy: &str) -> Option<(u64, u64)> {
+    let (_, counts) = accuracy.strip_suffix(')')?.split_once('(')?;
+    let (right, all) = counts.split_once(" of ")?;
+    Some((right.parse().ok()?, all.parse().ok()?))
+}
+
+/// A folder for a demo's files.
+pub(crate) fn folder() -> anyhow::Result<PathBuf> {
+    let base: PathBuf = std::env::temp_dir();
+    let folder = tempfile::Builder::new().prefix("elastic-demo-").tempdir_in(&base);
+    Ok(folder.with_context(|| format!("make a folder in {}", Path::display(&base)))?.keep())
+}

@@ -1,0 +1,145 @@
+//! The order of events: an undisturbed run, then the same with an agent killed and started again. Not for how any of it
+//! is done.
+
+use std::time::{Duration, Instant};
+
+use crate::checks;
+use crate::processes::marked;
+use crate::run::{Ended, Interrupted, RUNS, Run, Stage};
+use crate::screen::Style;
+use crate::summary;
+
+/// The agent that is killed.
+const VICTIM: &str = "b";
+/// Longest for nodes to agree on a round, or a kill to be noticed.
+const CHANGE: Duration = Duration::from_secs(60);
+/// Longest for training.
+const TRAINING: Duration = Duration::from_secs(600);
+
+/// The kill, and what became of the killed agent's processes.
+#[derive(Debug)]
+pub(crate) struct Kill {
+    pub(crate) node: String,
+    /// Tells its descendants.
+    pub(crate) mark: String,
+    /// The agent, its guard and its workers.
+    pub(crate) processes: Vec<u32>,
+    pub(crate) gone_after: Duration,
+    /// No round began while one of them lived.
+    pub(crate) round_waited: bool,
+    /// Those that were there at the end.
+    pub(crate) left: Vec<u32>,
+    /// The other agents, their guards and workers, before the kill.
+    pub(crate) others: Vec<u32>,
+    /// And when all three trained again.
+    pub(crate) others_later: Vec<u32>,
+}
+
+/// Plays it all; whether every check held.
+pub(crate) async fn play(stage: &mut Stage) -> anyhow::Result<bool> {
+    stage.screen.say(Style::Plain, &format!("store     {}", stage.meeting.name))?;
+    stage.screen.say(Style::Plain, &format!("training  {}", stage.plan.describe()))?;
+    stage.screen.say(Style::Plain, &format!("logs      {}", stage.folder.display()))?;
+    stage.screen.say(Style::Bold, "\n1 of 2: three agents, undisturbed, to compare with")?;
+    let (quiet, _) = undisturbed(stage).await?;
+    stage.screen.say(Style::Bold, &format!("\n2 of 2: the same, and agent {VICTIM} is killed and comes back"))?;
+    let (disturbed, kill) = disturbed(stage).await?;
+    let (schedule, order) = (&stage.plan.schedule, &stage.plan.order);
+    let checks = checks::all(schedule, order, &quiet, &disturbed, &kill);
+    summary::print(&mut stage.screen, &quiet, &disturbed, &checks)?;
+    let failed = checks.iter().filter(|check| !check.holds).count();
+    let (style, verdict) = match failed {
+        0 => (Style::Good, "all checks hold".to_owned()),
+        failed => (Style::Bad, format!("{failed} of {} checks FAILED", checks.len())),
+    };
+    stage.screen.say(style, &format!("\n{verdict}; logs and traces are in {}", stage.folder.display()))?;
+    Ok(failed == 0)
+}
+
+async fn undisturbed(stage: &mut Stage) -> anyhow::Result<(Ended, ())> {
+    let run = Run::start(stage, RUNS[0], "1 of 2, undisturbed").await?;
+    finish(run, async |run| {
+        let ended = run.ended(TRAINING).await?;
+        Ok((ended, ()))
+    })
+    .await
+}
+
+async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
+    let run = Run::start(stage, RUNS[1], "2 of 2, disturbed").await?;
+    finish(run, async |run| {
+        let third = run.total() / 3;
+        let first = run
+            .until("a third of the steps is committed", TRAINING, |run| {
+                run.picture.running_with(3).filter(|_| run.history().committed >= third)
+            })
+            .await?;
+
+        let mut kill = kill(run).await?;
+        let alone = run
+            .until("the other two train on", CHANGE, |run| {
+                run.picture.running_with(2).filter(|&round| round > first && run.steps_in(round) > 0)
+            })
+            .await?;
+
+        let pause = run.total() / 12;
+        run.until("the two have done some steps", CHANGE, |run| (run.steps_in(alone) >= pause).then_some(())).await?;
+        run.crew.start(VICTIM)?;
+        run.say(Style::Good, &format!("started agent {VICTIM} again"))?;
+        run.until("three train again", CHANGE, |run| {
+            run.picture.running_with(3).filter(|&round| round > alone && run.steps_in(round) > 0)
+        })
+        .await?;
+
+        kill.others_later = others(run);
+        let ended = run.ended(TRAINING).await?;
+        kill.left = marked(&kill.mark);
+        Ok((ended, kill))
+    })
+    .await
+}
+
+/// SIGKILL, and watch what it leaves.
+async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
+    let mark = run.crew.agents[VICTIM].mark.clone();
+    let processes = marked(&mark);
+    let others = others(run);
+    let rounds = run.picture.seals.len();
+    run.crew.kill(VICTIM)?;
+    let killed = Instant::now();
+    run.say(Style::Bad, &format!("killed agent {VICTIM} (SIGKILL): its processes were {processes:?}"))?;
+    let mut round_waited = true;
+    let look = |run: &mut Run<'_>| {
+        // A round that is known by now must not begin while one of them lives.
+        let sealed = run.picture.seals.len() > rounds;
+        let left = marked(&mark);
+        round_waited &= left.is_empty() || !sealed;
+        left.is_empty().then(|| killed.elapsed())
+    };
+    let gone_after = run.until("the killed agent's processes are gone", CHANGE, look).await?;
+    run.say(Style::Plain, &format!("nothing of it is left after {} ms", gone_after.as_millis()))?;
+    let (node, left, others_later) = (VICTIM.to_owned(), Vec::new(), Vec::new());
+    Ok(Kill { node, mark, processes, gone_after, round_waited, left, others, others_later })
+}
+
+/// The processes of the agents that are not killed.
+fn others(run: &Run<'_>) -> Vec<u32> {
+    let others = run.crew.agents.iter().filter(|(node, _)| **node != *VICTIM);
+    let mut processes: Vec<u32> = others.flat_map(|(_, agent)| marked(&agent.mark)).collect();
+    processes.sort_unstable();
+    processes
+}
+
+/// Plays a run's part and ends what is left of it, however the part went.
+async fn finish<'a, T>(
+    mut run: Run<'a>,
+    part: impl AsyncFnOnce(&mut Run<'a>) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let result = part(&mut run).await;
+    if result.as_ref().is_err_and(|error| error.is::<Interrupted>()) {
+        run.say(Style::Bold, "ending the agents; once more ends them at once")?;
+    }
+    let left = run.close().await;
+    anyhow::ensure!(left.is_empty(), "processes {left:?} of the demo do not end; end them by hand");
+    result
+}

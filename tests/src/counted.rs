@@ -1,0 +1,57 @@
+//! A store that counts what is asked of it. Not for limiting it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use elastic_coordinator::store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
+
+/// Passes every call on to another store, and counts it by kind.
+pub struct Counted {
+    inner: Arc<dyn Store>,
+    counts: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Counted {
+    /// Counts what goes to `inner`.
+    pub fn new(inner: Arc<dyn Store>) -> Counted {
+        Counted { inner, counts: Mutex::default() }
+    }
+
+    /// Calls by kind since this was asked last.
+    pub fn take(&self) -> BTreeMap<&'static str, u64> {
+        std::mem::take(&mut *self.counts.lock().unwrap())
+    }
+
+    fn count(&self, kind: &'static str) {
+        *self.counts.lock().unwrap().entry(kind).or_default() += 1;
+    }
+}
+
+#[async_trait::async_trait]
+impl Store for Counted {
+    async fn txn(&self, txn: Txn) -> Result<TxnResult> {
+        self.count(if txn.is_write() { "write" } else { "read" });
+        self.inner.txn(txn).await
+    }
+
+    async fn watch(&self, scope: Scope, from: Revision) -> Result<Watcher> {
+        self.count("watch");
+        self.inner.watch(scope, from).await
+    }
+
+    async fn grant(&self, ttl: Duration) -> Result<LeaseId> {
+        self.count("grant");
+        self.inner.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>> {
+        self.count("keep-alive");
+        self.inner.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Result<()> {
+        self.count("revoke");
+        self.inner.revoke(lease).await
+    }
+}

@@ -1,0 +1,378 @@
+//! Real etcd servers on kernel-picked loopback ports, to be killed, frozen and restarted. Not a mock in any part;
+//! [`version_server`] stands for versions that cannot be installed, where nothing but their number matters.
+
+mod certs;
+pub(crate) mod process;
+mod version;
+
+pub use certs::Certs;
+pub use process::dies_with_test;
+pub use version::version_server;
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls};
+use elastic_coordinator::store::{Revision, Store};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
+use tempfile::TempDir;
+
+use crate::contract::Subject;
+use crate::wait::{eventually, within};
+
+/// A server that is not ready by then will not be.
+const READY: Duration = Duration::from_secs(15);
+
+/// Elections are quick here, and so is the shortest lease (1 s), which etcd derives from them.
+const HEARTBEAT_MS: u32 = 50;
+const ELECTION_MS: u32 = 500;
+
+/// How to start a server.
+#[derive(Clone, Default)]
+pub struct EtcdOptions {
+    /// The binary; by default the `etcd` on the path.
+    pub binary: Option<PathBuf>,
+    /// Further command-line arguments.
+    pub args: Vec<String>,
+    /// Serve clients over TLS.
+    pub tls: Option<Arc<Certs>>,
+    /// Ask clients for a certificate.
+    pub client_certificates: bool,
+}
+
+#[derive(Clone)]
+struct Member {
+    name: String,
+    client_port: u16,
+    peer_port: u16,
+    cluster: String,
+}
+
+impl Member {
+    fn alone() -> Member {
+        let [client_port, peer_port] = process::free_ports();
+        let name = "alone".to_owned();
+        let cluster = format!("{name}=http://127.0.0.1:{peer_port}");
+        Member { name, client_port, peer_port, cluster }
+    }
+}
+
+impl EtcdOptions {
+    /// A server that offers the v2 API beside v3.
+    pub fn with_v2() -> EtcdOptions {
+        EtcdOptions::default().args(["--enable-v2"])
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> EtcdOptions {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// One etcd server in a fresh directory. Dropping it kills it.
+pub struct EtcdServer {
+    dir: TempDir,
+    options: EtcdOptions,
+    member: Member,
+    child: Option<Child>,
+}
+
+impl EtcdServer {
+    /// Starts a server of its own and waits until it serves.
+    pub async fn start(options: EtcdOptions) -> EtcdServer {
+        // Between our picking a port and the server's binding it, another process may take it.
+        for _ in 0..3 {
+            let mut server = EtcdServer::prepare(options.clone(), Member::alone());
+            server.spawn();
+            if server.ready().await {
+                return server;
+            }
+            eprintln!("etcd did not come up, trying other ports; its log:\n{}", server.log_tail());
+        }
+        panic!("etcd did not come up in three tries");
+    }
+
+    fn prepare(options: EtcdOptions, member: Member) -> EtcdServer {
+        let dir = tempfile::Builder::new().prefix("elastic-etcd-").tempdir().expect("a temporary directory");
+        EtcdServer { dir, options, member, child: None }
+    }
+
+    fn spawn(&mut self) {
+        let Member { name, client_port, peer_port, cluster } = &self.member;
+        let scheme = if self.options.tls.is_some() { "https" } else { "http" };
+        let client_url = format!("{scheme}://127.0.0.1:{client_port}");
+        let peer_url = format!("http://127.0.0.1:{peer_port}");
+        let data_dir = self.data_dir();
+        let mut args: Vec<String> = [
+            "--name",
+            name,
+            "--data-dir",
+            data_dir.to_str().expect("a path that is UTF-8"),
+            "--listen-client-urls",
+            &client_url,
+            "--advertise-client-urls",
+            &client_url,
+            "--listen-peer-urls",
+            &peer_url,
+            "--initial-advertise-peer-urls",
+            &peer_url,
+            "--initial-cluster",
+            cluster,
+            "--heartbeat-interval",
+            &HEARTBEAT_MS.to_string(),
+            "--election-timeout",
+            &ELECTION_MS.to_string(),
+            "--log-level",
+            "warn",
+            "--logger",
+            "zap",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        if let Some(certs) = &self.options.tls {
+            let path = |path: &Path| path.to_str().expect("a path that is UTF-8").to_owned();
+            args.extend(["--cert-file".into(), path(&certs.server.0), "--key-file".into(), path(&certs.server.1)]);
+            if self.options.client_certificates {
+                args.extend(["--client-cert-auth".into(), "--trusted-ca-file".into(), path(&certs.ca)]);
+            }
+        }
+        args.extend(self.options.args.iter().cloned());
+        let binary = self.options.binary.clone().unwrap_or_else(|| "etcd".into());
+        self.child = Some(process::spawn(&binary, &args, &self.dir.path().join("log")));
+    }
+
+    /// Whether the server that we started, and no other, comes to answer a real request.
+    async fn ready(&mut self) -> bool {
+        let start = std::time::Instant::now();
+        while start.elapsed() < READY {
+            let child = self.child.as_mut().expect("a server that was started");
+            if child.try_wait().expect("wait for etcd").is_some() {
+                return false;
+            }
+            if process::owns_port(child.id(), self.member.client_port) && self.answers().await {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        false
+    }
+
+    async fn answers(&self) -> bool {
+        let request = async { self.try_client(None).await.ok()?.get("ready", None).await.ok() };
+        match tokio::time::timeout(Duration::from_secs(2), request).await {
+            Ok(Some(_)) => true,
+            // With authentication on we are refused, by a server that is ready.
+            Ok(None) => self.options_refuse_strangers(),
+            Err(_) => false,
+        }
+    }
+
+    fn options_refuse_strangers(&self) -> bool {
+        self.dir.path().join("auth").exists()
+    }
+
+    /// The last lines that the server wrote.
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(10)..].join("\n")
+    }
+
+    /// Where it keeps its data.
+    pub fn data_dir(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    /// `host:port` for clients.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.member.client_port)
+    }
+
+    /// `host:port` for the other members.
+    pub fn peer_address(&self) -> String {
+        format!("127.0.0.1:{}", self.member.peer_port)
+    }
+
+    /// How our store connects to it.
+    pub fn config(&self) -> EtcdConfig {
+        let mut config = EtcdConfig::new([self.address()]);
+        config.tls = self.options.tls.as_ref().map(|certs| EtcdTls {
+            ca: certs.ca.clone(),
+            client: self.options.client_certificates.then(|| certs.client.clone()),
+            server_name: None,
+        });
+        config
+    }
+
+    /// Our store on it.
+    pub fn store(&self) -> EtcdStore {
+        EtcdStore::connect(self.config()).expect("a valid configuration")
+    }
+
+    /// A bare client, for what the store does not offer: compaction, users.
+    pub async fn client(&self) -> Client {
+        within("a bare client connects", READY, self.try_client(None)).await.expect("a bare client")
+    }
+
+    async fn try_client(&self, user: Option<(&str, &str)>) -> Result<Client, etcd_client::Error> {
+        let mut options = ConnectOptions::new().with_connect_timeout(Duration::from_secs(1));
+        if let Some((name, password)) = user {
+            options = options.with_user(name, password);
+        }
+        if let Some(certs) = &self.options.tls {
+            let read = |path: &Path| std::fs::read(path).expect("a certificate");
+            let identity = Identity::from_pem(read(&certs.client.0), read(&certs.client.1));
+            let tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(&certs.ca))).identity(identity);
+            options = options.with_tls(tls);
+        }
+        Client::connect([self.address()], Some(options)).await
+    }
+
+    /// Switches authentication on, with user `root` and user `trainer`, who may only touch keys under `/elastic/`.
+    pub async fn enable_auth(&self, root: &str, trainer: &str) {
+        let mut client = self.client().await;
+        client.user_add("root", root, None).await.expect("add root");
+        client.role_add("root").await.expect("add role root");
+        client.user_grant_role("root", "root").await.expect("grant root");
+        client.user_add("trainer", trainer, None).await.expect("add trainer");
+        client.role_add("trainer").await.expect("add role trainer");
+        let own = Permission::new(PermissionType::Readwrite, "/elastic/").with_prefix();
+        client.role_grant_permission("trainer", own).await.expect("grant keys");
+        client.user_grant_role("trainer", "trainer").await.expect("grant role");
+        client.auth_enable().await.expect("enable authentication");
+        std::fs::write(self.dir.path().join("auth"), "").expect("note");
+    }
+
+    /// Makes etcd forget the tokens that it gave to a user: setting a password does, also the same one.
+    pub async fn forget_tokens(&self, root: &str, user: &str, password: &str) {
+        let mut client = self.try_client(Some(("root", root))).await.expect("root's client");
+        client.user_change_password(user, password).await.expect("set the password");
+    }
+
+    /// SIGKILL, and wait until it is dead.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("kill etcd");
+            child.wait().expect("wait for etcd");
+        }
+    }
+
+    /// Starts it again on the same data and ports, and waits until it serves.
+    pub async fn restart(&mut self) {
+        self.kill();
+        self.spawn();
+        assert!(self.ready().await, "etcd did not come up again; its log:\n{}", self.log_tail());
+    }
+
+    /// Kills it, throws its data away and starts it again on the same ports, as a cluster with `token`.
+    pub async fn replace(&mut self, token: &str) {
+        self.kill();
+        std::fs::remove_dir_all(self.data_dir()).expect("remove the data");
+        self.options.args.extend(["--initial-cluster-token".to_owned(), token.to_owned()]);
+        self.restart().await;
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers. Returns when the last thread has stopped.
+    pub async fn pause(&self) {
+        let child = self.child.as_ref().expect("a running etcd");
+        process::signal(child, libc::SIGSTOP);
+        eventually("etcd stops", READY, async || process::is_stopped(child).then_some(())).await;
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        process::signal(self.child.as_ref().expect("a running etcd"), libc::SIGCONT);
+    }
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Three members on one machine.
+pub struct EtcdCluster {
+    /// The members.
+    pub members: Vec<EtcdServer>,
+}
+
+impl EtcdCluster {
+    /// Starts three members and waits until all serve.
+    pub async fn start() -> EtcdCluster {
+        EtcdCluster::start_with(EtcdOptions::default()).await
+    }
+
+    /// The same, each started with these options.
+    pub async fn start_with(options: EtcdOptions) -> EtcdCluster {
+        let ports: [u16; 6] = process::free_ports();
+        let name = |n: usize| format!("member{n}");
+        let cluster: Vec<_> = (0..3).map(|n| format!("{}=http://127.0.0.1:{}", name(n), ports[n + 3])).collect();
+        let mut members: Vec<_> = (0..3)
+            .map(|n| {
+                let cluster = cluster.join(",");
+                let member = Member { name: name(n), client_port: ports[n], peer_port: ports[n + 3], cluster };
+                EtcdServer::prepare(options.clone(), member)
+            })
+            .collect();
+        members.iter_mut().for_each(EtcdServer::spawn);
+        for member in &mut members {
+            assert!(member.ready().await, "a member did not come up; its log:\n{}", member.log_tail());
+        }
+        EtcdCluster { members }
+    }
+
+    /// How our store connects to all members.
+    pub fn config(&self) -> EtcdConfig {
+        EtcdConfig::new(self.members.iter().map(EtcdServer::address))
+    }
+
+    /// The index of the member that leads.
+    pub async fn leader(&self) -> usize {
+        eventually("the cluster has a leader", READY, async || {
+            for (n, member) in self.members.iter().enumerate().filter(|(_, member)| member.child.is_some()) {
+                let Ok(mut client) = member.try_client(None).await else { continue };
+                let Ok(status) = client.status().await else { continue };
+                if status.leader() != 0 && status.header()?.member_id() == status.leader() {
+                    return Some(n);
+                }
+            }
+            None
+        })
+        .await
+    }
+}
+
+/// An etcd server as a subject of the contract.
+pub async fn subject(binary: Option<PathBuf>) -> Subject {
+    let server = EtcdServer::start(EtcdOptions { binary, ..Default::default() }).await;
+    let store: Arc<dyn Store> = Arc::new(server.store());
+    let client = server.client().await;
+    let compact = move |revision: Revision| -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut client = client.clone();
+        Box::pin(async move {
+            client.compact(revision.0, None).await.expect("compact");
+        })
+    };
+    Subject::new(store, Arc::new(compact)).keeping(server)
+}
+
+/// The etcd 3.5 that `tests/etcd-3.5.sh` fetches: `$ELASTIC_ETCD35`, or `target/etcd-3.5/etcd`.
+///
+/// Panics if there is none and `ELASTIC_REQUIRE_ETCD35=1`.
+pub fn etcd35() -> Option<PathBuf> {
+    let named = std::env::var_os("ELASTIC_ETCD35").map(PathBuf::from);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let found = [named, Some(target.join("etcd-3.5/etcd")), Some(root.join("target/etcd-3.5/etcd"))]
+        .into_iter()
+        .flatten()
+        .find(|path| path.exists());
+    let required = std::env::var("ELASTIC_REQUIRE_ETCD35").is_ok_and(|value| value == "1");
+    assert!(found.is_some() || !required, "etcd 3.5 is required and not there: run tests/etcd-3.5.sh");
+    found
+}

@@ -1,0 +1,72 @@
+//! Starting a process that ends with its test, and telling whose port it is. Not for what the process is.
+
+#![allow(unsafe_code)]
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// Ports that were free a moment ago.
+pub(super) fn free_ports<const N: usize>() -> [u16; N] {
+    let listeners: Vec<_> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    std::array::from_fn(|n| listeners[n].local_addr().expect("an address").port())
+}
+
+/// Starts a process whose output goes to `log` and that dies with the thread that started it.
+pub(crate) fn spawn(binary: &Path, args: &[String], log: &Path) -> Child {
+    let log = std::fs::File::options().create(true).append(true).open(log).expect("a log file");
+    let mut command = Command::new(binary);
+    command.args(args).env("ETCDCTL_API", "3").env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
+    command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+    dies_with_test(&mut command);
+    command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()))
+}
+
+/// Has the kernel kill the process with the thread that starts it.
+pub fn dies_with_test(command: &mut Command) {
+    // SAFETY: between fork and exec, prctl is async-signal-safe and touches only the child.
+    unsafe {
+        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+/// Sends a signal to a child that has not been waited for.
+pub(crate) fn signal(child: &Child, signal: i32) {
+    // SAFETY: kill touches no memory; the pid is our unreaped child's, so it is nobody else's.
+    let sent = unsafe { libc::kill(child.id() as i32, signal) };
+    assert_eq!(sent, 0, "signal {signal}: {}", std::io::Error::last_os_error());
+}
+
+/// Whether every thread of the process is stopped.
+pub(super) fn is_stopped(child: &Child) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).expect("the process's threads");
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which is in brackets and may hold anything.
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
+}
+
+/// Whether the process listens on this loopback port: its file descriptors are matched with the kernel's socket table.
+pub(super) fn owns_port(pid: u32, port: u16) -> bool {
+    let local = format!(":{port:04X}");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default()
+        + &std::fs::read_to_string("/proc/net/tcp6").unwrap_or_default();
+    let inodes: Vec<_> = table
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let listening = fields.get(3) == Some(&"0A") && fields.get(1)?.ends_with(&local);
+            listening.then(|| format!("socket:[{}]", fields.get(9).unwrap_or(&"")))
+        })
+        .collect();
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    descriptors
+        .flatten()
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .any(|target| inodes.iter().any(|inode| target.to_str() == Some(inode)))
+}

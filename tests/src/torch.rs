@@ -1,0 +1,144 @@
+//! A Python that has PyTorch: found, or said to be absent. Not for installing it: that is `tests/torch.sh`.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::etcd::dies_with_test;
+
+/// An absolute path of a Python that imports torch. Without it, the one that `tests/torch.sh` makes is used.
+pub const PYTHON_ENV: &str = "ELASTIC_TORCH_PYTHON";
+/// What that Python needs in front of `LD_LIBRARY_PATH`, if anything.
+pub const LIBRARY_PATH_ENV: &str = "ELASTIC_TORCH_LIBRARY_PATH";
+/// An absolute path of a Python that imports torch 1.13.
+const OLD_PYTHON_ENV: &str = "ELASTIC_TORCH_1_13_PYTHON";
+/// Set to 1, a missing PyTorch fails the tests instead of skipping them.
+const REQUIRE_ENV: &str = "ELASTIC_REQUIRE_TORCH";
+
+/// The script `name` of `tests/pytorch`.
+pub fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch").join(name)
+}
+
+/// A Python that has PyTorch.
+#[derive(Debug, Clone)]
+pub struct Torch {
+    python: PathBuf,
+    library_path: Option<OsString>,
+}
+
+impl Torch {
+    /// The one to test with. `None`, with a line that says why, where there is none.
+    ///
+    /// Panics instead if `ELASTIC_REQUIRE_TORCH=1`, or if [`PYTHON_ENV`] names what is not there.
+    pub fn find() -> Option<Torch> {
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        if let Some(python) = set(PYTHON_ENV) {
+            let python = PathBuf::from(python);
+            assert!(python.is_absolute() && python.exists(), "{PYTHON_ENV}={} is no Python", python.display());
+            return Some(Torch { python, library_path: set(LIBRARY_PATH_ENV) });
+        }
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch");
+        // Written when all the rest is there.
+        if dir.join("installed").exists() {
+            return Some(Torch { python: dir.join("bin/python"), library_path: None });
+        }
+        let required = set(REQUIRE_ENV).is_some_and(|value| value == "1");
+        assert!(!required, "there is no PyTorch, and {REQUIRE_ENV}=1: run tests/torch.sh or set {PYTHON_ENV}");
+        eprintln!("skipped: there is no PyTorch; run tests/torch.sh, or set {PYTHON_ENV}");
+        None
+    }
+
+    /// One with torch 1.13, for its older client of the workers' store and as an old worker; no set-up has to provide it.
+    pub fn old() -> Option<Torch> {
+        let named = std::env::var_os(OLD_PYTHON_ENV).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch-debian");
+        let python = named.or_else(|| dir.join("installed").exists().then(|| dir.join("bin/python")));
+        if python.is_none() {
+            eprintln!("skipped: there is no torch 1.13; run tests/torch-debian.sh, or set {OLD_PYTHON_ENV}");
+        }
+        python.map(|python| Torch { python, library_path: None })
+    }
+
+    /// Its interpreter.
+    pub fn python(&self) -> &Path {
+        &self.python
+    }
+
+    /// A program that is installed beside it: `torchrun`.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.python.with_file_name(name)
+    }
+
+    /// What a process must have in its environment so that it, or an agent's workers, run on this Python.
+    pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut all = vec![("PYTHON_EXEC", self.python.clone().into_os_string())];
+        if let Some(path) = &self.library_path {
+            let mut path = path.clone();
+            if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
+                path.push(":");
+                path.push(rest);
+            }
+            all.push(("LD_LIBRARY_PATH", path));
+        }
+        all
+    }
+
+    /// A command that runs a script or module with it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.python);
+        command.envs(self.environment());
+        command
+    }
+
+    /// A command that runs a file. It dies with the test's thread.
+    pub fn run(&self, file: &Path) -> Command {
+        let mut command = self.command();
+        command.arg("-u").arg(file);
+        dies_with_test(&mut command);
+        command
+    }
+
+    /// A command line for an agent's workers that runs a file.
+    pub fn program(&self, file: &Path) -> Vec<String> {
+        let text = |path: &Path| path.to_str().expect("a path that is UTF-8").to_owned();
+        let set = |(name, value): (&str, OsString)| format!("{name}={}", value.to_string_lossy());
+        let mut program = vec!["env".to_owned()];
+        program.extend(self.environment().into_iter().map(set));
+        program.extend([text(&self.python), "-u".into(), text(file)]);
+        program
+    }
+
+    /// torch's own TCPStore server, by a file that prints its port and goes on until its standard input ends.
+    pub fn serve(&self, file: &Path) -> TorchServer {
+        let mut child = self.run(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start Python");
+        let mut line = String::new();
+        let stdout = child.stdout.take().expect("its output");
+        BufReader::new(stdout).read_line(&mut line).expect("read its port");
+        let port = line.trim().parse().unwrap_or_else(|_| panic!("torch's server says {line:?}, not its port"));
+        TorchServer { port, child }
+    }
+}
+
+/// A process with torch's server. Dropping it ends it.
+#[derive(Debug)]
+pub struct TorchServer {
+    /// Where it listens, on all addresses.
+    pub port: u16,
+    child: Child,
+}
+
+impl TorchServer {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for TorchServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

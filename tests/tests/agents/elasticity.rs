@@ -1,0 +1,110 @@
+//! Nodes that come and go as planned, of several sizes, and those that wait beside.
+
+use std::time::Duration;
+
+use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
+
+/// How soon a planned leave is answered with a new round.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn a_job_grows_shrinks_and_grows_again() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:3").flag("--max-restarts=0");
+
+    // Given one node at work, when two come, then they are taken in together, behind the first
+    let mut a = job.start("a");
+    assert_eq!(job.runs(1, 1).await.number, 1);
+    let [mut b, mut c] = job.start_all(["b", "c"]);
+    let grown = job.runs(2, 3).await;
+    assert_eq!((grown.nodes()[0], grown.restarts()), ("a", 0));
+
+    // When one is asked to leave, then it leaves with a code of its own, and the others go on at once
+    b.signal(Signal::TERM);
+    let fewer = job.runs_within(grown.number + 1, 2, AT_ONCE).await;
+    assert_eq!((fewer.nodes(), fewer.restarts()), (vec!["a", "c"], 0));
+    assert_eq!(b.exit(LIMIT).await, 3);
+    assert!(b.output().contains("this node has left the job"), "{}", b.output());
+
+    // When the leader itself is asked to leave, then a successor seals, as soon
+    assert_eq!(job.leader(&etcd).await, "a");
+    a.signal(Signal::TERM);
+    let alone = job.runs_within(fewer.number + 1, 1, AT_ONCE).await;
+    assert_eq!((alone.nodes(), alone.restarts()), (vec!["c"], 0));
+    assert_eq!(a.exit(LIMIT).await, 3);
+
+    // When a node comes back, then it gets the last place
+    a = job.start("a");
+    let last = job.runs(alone.number + 1, 2).await;
+    assert_eq!((last.nodes(), last.restarts()), (vec!["c", "a"], 0));
+    last.exit(0);
+    assert_eq!(exits([&mut a, &mut c]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn nodes_of_one_job_may_differ_in_size() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "3").flag("--max-restarts=1");
+    let sizes = [("a", 2), ("b", 1), ("c", 3)];
+    let mut agents = sizes.map(|(name, size)| job.start_with(name, &[&format!("--nproc-per-node={size}")]));
+
+    let round = job.runs(1, 6).await;
+    let expect_sizes = |round: &elastic_tests::agents::Round| {
+        for (name, size) in sizes {
+            let own: Vec<_> = round.workers.iter().filter(|worker| worker.node == name).collect();
+            assert_eq!(own.len(), size, "{own:?}");
+            assert!(own.iter().all(|worker| worker.local_world_size as usize == size && worker.group_world_size == 3));
+        }
+        assert_eq!(round.workers.iter().map(|worker| worker.rank).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    };
+    expect_sizes(&round);
+
+    // When one of a node's workers fails, then all six start again in their places
+    round.workers[5].kill();
+    let again = job.runs_within(2, 6, AT_ONCE).await;
+    expect_sizes(&again);
+    assert_eq!((again.nodes(), again.restarts()), (round.nodes(), 1));
+
+    // When a part of a node's workers is done, then the round goes on until all are
+    again.workers[0].exit(0);
+    eventually("the first worker ends", LIMIT, async || (!again.workers[0].is_alive()).then_some(())).await;
+    again.workers[1..].iter().for_each(|worker| worker.exit(0));
+    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+    assert_eq!(job.workers().len(), 12);
+}
+
+#[tokio::test]
+async fn a_spare_waits_takes_over_and_shares_the_result() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=0");
+    let mut a = job.start("a");
+    assert_eq!(job.leader(&etcd).await, "a");
+    let mut b = job.start("b");
+    let first = job.runs(1, 2).await;
+
+    // Given a third node that finds the round full, when it waits, then nobody else notices
+    let mut spare = job.start("spare");
+    eventually("the spare is known", LIMIT, async || {
+        job.record(&etcd, "nodes/spare").await.filter(|node| node["phase"] == "waiting")
+    })
+    .await;
+    assert_eq!(job.runs(1, 2).await, first);
+
+    // When a member dies, then the spare takes its place
+    b.kill();
+    let second = job.runs_within(2, 2, AT_ONCE).await;
+    assert_eq!((second.nodes(), second.restarts()), (vec!["a", "spare"], 0));
+
+    // When the member comes back, then it is the spare, and leaves with the job's success
+    b = job.start("b");
+    eventually("the new spare is known", LIMIT, async || {
+        job.record(&etcd, "nodes/b:").await.filter(|node| node["phase"] == "waiting")
+    })
+    .await;
+    assert_eq!(job.runs(1, 2).await, second);
+    second.exit(0);
+    assert_eq!(exits([&mut a, &mut b, &mut spare]).await, [0, 0, 0]);
+}

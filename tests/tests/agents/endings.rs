@@ -1,0 +1,112 @@
+//! How jobs end, and what their ids mean afterwards.
+
+use std::time::Duration;
+
+use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+
+/// Long enough to read a record and leave.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "3").flag("--max-restarts=1");
+    let mut agents = job.start_all(["a", "b", "c"]);
+
+    job.runs(1, 3).await.of("b").exit(3);
+    let second = job.runs_within(2, 3, AT_ONCE).await;
+    assert_eq!(second.restarts(), 1);
+    second.of("c").exit(7);
+
+    assert_eq!(exits(&mut agents).await, [1, 1, 1]);
+    let cause = |output: &str| output.split_once("  root cause").map(|(_, cause)| cause.trim().to_owned());
+    let causes: Vec<_> = agents.iter().map(|agent| cause(&agent.output())).collect();
+    assert!(causes[0].is_some() && causes.iter().all(|other| *other == causes[0]), "{causes:#?}");
+    let text = causes[0].as_ref().unwrap();
+    for part in ["node       c:", "exit code  7", &format!("pid        {}", second.of("c").pid), "told to exit with 7"]
+    {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    job.nobody_is_left(AT_ONCE).await;
+}
+
+#[tokio::test]
+async fn after_success_a_late_agent_leaves_with_success() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+
+    let mut late = job.start("late");
+    assert_eq!(late.exit(AT_ONCE).await, 0);
+    assert!(late.output().contains("the job has succeeded"), "{}", late.output());
+    assert_eq!(job.workers().len(), 2, "it started no worker");
+}
+
+#[tokio::test]
+async fn success_leaves_no_node_behind() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    assert_eq!(job.record(&etcd, "nodes/").await, None, "nothing is left under nodes/");
+}
+
+#[tokio::test]
+async fn after_failure_a_new_start_is_a_new_generation() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1");
+    let mut agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await.of("a").exit(1);
+    job.runs(2, 2).await.of("a").exit(1);
+    assert_eq!(exits(&mut agents).await, [1, 1]);
+
+    // When the job is started again, with other flags, then numbers go on and the budget is whole
+    agents = ["a", "b"].map(|name| job.start_with(name, &["--max-restarts=2"]));
+    let round = job.runs(3, 2).await;
+    assert_eq!(round.restarts(), 0);
+    round.of("b").exit(1);
+    let again = job.runs(round.number + 1, 2).await;
+    assert_eq!(again.restarts(), 1);
+    again.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    let record = job.record(&etcd, "round").await.unwrap();
+    assert_eq!((&record["state"], &record["generation"]), (&"succeeded".into(), &2.into()), "{record}");
+}
+
+#[tokio::test]
+async fn a_cluster_killed_as_a_whole_goes_on_with_the_same_flags() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2:3").flag("--max-restarts=2");
+    let mut agents = job.start_all(["a", "b", "c"]);
+    job.runs(1, 3).await.of("a").exit(1);
+    let before = job.runs(2, 3).await;
+    assert_eq!(before.restarts(), 1);
+    agents.iter_mut().for_each(|agent| agent.kill());
+
+    agents = job.start_all(["a", "b", "c"]);
+    let after = job.runs_within(3, 3, LEASE * 5).await;
+    assert_eq!(after.restarts(), 1, "the deaths of agents are no failures of workers");
+    let mut nodes = after.nodes();
+    nodes.sort_unstable();
+    assert_eq!(nodes, ["a", "b", "c"]);
+    after.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn too_few_nodes_for_too_long_end_the_job() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=5").conf("join_timeout", "3s");
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+
+    // When the job stays below its minimum, then it fails and says why; its workers were stopped at the loss
+    b.kill();
+    assert_eq!(a.exit(LIMIT).await, 1);
+    assert!(a.output().contains("the job has failed: "), "{}", a.output());
+    job.nobody_is_left(AT_ONCE).await;
+}

@@ -1,0 +1,75 @@
+//! Jobs without etcd: an agent serves the store, or a single node needs none.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
+
+/// An address on which nothing listens.
+pub(crate) fn endpoint() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("--rdzv-endpoint=127.0.0.1:{}", listener.local_addr().unwrap().port())
+}
+
+#[tokio::test]
+async fn the_first_agent_serves_the_others() {
+    let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "3").flag("--max-restarts=1");
+    let mut a = job.start("a");
+    a.says("this agent serves the job's store", LIMIT).await;
+    let [mut b, mut c] = job.start_all(["b", "c"]);
+    let first = job.runs(1, 3).await;
+
+    first.of("b").kill();
+    let second = job.runs(2, 3).await;
+    assert_eq!((second.nodes(), second.restarts()), (first.nodes(), 1));
+    second.exit(0);
+    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn agents_started_at_once_agree_on_who_serves() {
+    let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "3");
+    let mut agents = job.start_all(["a", "b", "c"]);
+    job.runs(1, 3).await.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn without_its_host_a_job_ends_everywhere() {
+    let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1:3").flag("--max-restarts=5");
+    let mut a = job.start("a");
+    a.says("this agent serves the job's store", LIMIT).await;
+    let mut others = job.start_all(["b", "c"]);
+    job.runs(1, 3).await;
+
+    a.kill();
+    job.nobody_is_left(LEASE * 2).await;
+    for agent in &mut others {
+        assert_eq!(agent.exit(LEASE * 2).await, 1);
+        assert!(agent.output().contains("elastic-agent: "), "{}", agent.output());
+    }
+}
+
+#[tokio::test]
+async fn without_its_host_no_worker_goes_on() {
+    let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1:3").flag("--max-restarts=5");
+    let mut a = job.start("a");
+    a.says("this agent serves the job's store", LIMIT).await;
+    let _others = job.start_all(["b", "c"]);
+    job.runs(1, 3).await;
+
+    a.kill();
+    job.nobody_is_left(LEASE * 2).await;
+}
+
+#[tokio::test]
+async fn one_node_needs_no_store() {
+    let job = Job::met_by(&["--standalone"], "1").flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let mut agent = job.start("a");
+    let first = job.runs(1, 2).await;
+    first.workers[1].kill();
+    let second = job.runs_within(2, 2, Duration::from_secs(3)).await;
+    assert_eq!(second.restarts(), 1);
+    second.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+}

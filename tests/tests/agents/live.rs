@@ -1,0 +1,275 @@
+//! Training that lives through changes of its group: survivors keep their processes and what they hold in memory. Not
+//! for what the trainer does in a round.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use elastic_tests::agents::{Agent, Job, json_lines};
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Longest from a kill to the next step that counts. The aim is a second and a half; machines of tests are busy.
+const RECOVERY: Duration = Duration::from_secs(15);
+
+/// Two workers on the first node, one on each of the others.
+const NODES: [(&str, u32); 3] = [("a", 2), ("b", 1), ("c", 1)];
+const RANKS: u64 = 4;
+
+/// Holds the last hundred lines of a trace.
+const TAIL: u64 = 16 * 1024;
+
+/// A generator of random numbers from a seed that is printed (xorshift64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// A worker, by its node and its local rank.
+type Worker = (String, u32);
+
+/// The job's workers that live.
+fn workers(job: &Job) -> BTreeMap<Worker, i32> {
+    let folder = job.path("run").into_os_string();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let found = processes.filter_map(|process| {
+        let pid: i32 = process.file_name().to_str()?.parse().ok()?;
+        let of_trainer = std::fs::read_link(process.path().join("exe")).ok()?.ends_with("elastic-trainer");
+        let environment = std::fs::read(process.path().join("environ")).ok()?;
+        let text = String::from_utf8_lossy(&environment);
+        let variable = |name: &str| {
+            let mut all = text.split('\0');
+            all.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
+        };
+        let own = variable("XDG_RUNTIME_DIR")?.as_str() == folder;
+        let worker = (variable("ELASTIC_NODE")?, variable("ELASTIC_LOCAL_RANK")?.parse().ok()?);
+        (of_trainer && own).then_some((worker, pid))
+    });
+    found.collect()
+}
+
+/// The whole lines of a growing file that begin at this byte or later.
+fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
+    let Ok(mut file) = File::open(path) else { return Vec::new() };
+    file.seek(SeekFrom::Start(begin.saturating_sub(1))).unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    // Before the first newline is the end of a line, unless the file begins here.
+    let text = if begin == 0 { &text[..] } else { text.split_once('\n').map_or("", |(_, lines)| lines) };
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn length(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+fn number(line: &Value, name: &str) -> u64 {
+    line[name].as_u64().unwrap()
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// A job that trains, and its agents.
+struct Story {
+    job: Job,
+    trace: std::path::PathBuf,
+    agents: BTreeMap<&'static str, Agent>,
+    dice: Dice,
+    recoveries: Vec<u64>,
+}
+
+impl Story {
+    fn begin(etcd: &EtcdServer, flags: &[&str], seed: u64) -> Story {
+        // Failures of workers cost restarts as ever.
+        let job = Job::on(etcd, "1:3").flag("--max-restarts=1000").conf("last_call_timeout", "100ms");
+        let trace = job.path("trace");
+        let trainer = binary("elastic-trainer");
+        let program = [trainer.to_str().unwrap(), "digits"].into_iter().chain(flags.iter().copied());
+        let trace_flag = format!("--trace={}", trace.display());
+        let job = job.program(program.chain([trace_flag.as_str()]));
+        let mut story = Story { job, trace, agents: BTreeMap::new(), dice: Dice(seed | 1), recoveries: Vec::new() };
+        for (node, _) in NODES {
+            story.start(node);
+        }
+        story
+    }
+
+    fn start(&mut self, node: &'static str) {
+        let slots = NODES.iter().find(|(name, _)| *name == node).unwrap().1;
+        let agent = self.job.start_with(node, &[&format!("--nproc-per-node={slots}")]);
+        self.agents.insert(node, agent);
+    }
+
+    /// The last line of the trace that tells of a step, once `fits` does.
+    async fn step(&self, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, limit, async || {
+            let tail = lines_from(&self.trace, length(&self.trace).saturating_sub(TAIL));
+            tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
+        })
+        .await
+    }
+
+    /// All four ranks train, each in a process of its own, and none in one of those that were killed: they may take a
+    /// moment to die.
+    async fn is_whole(&self, dead: &[i32]) -> BTreeMap<Worker, i32> {
+        self.step("all four ranks train", LONG, |line| line["world_size"] == RANKS).await;
+        eventually("four workers live", LONG, async || {
+            Some(workers(&self.job)).filter(|all| all.len() == 4 && !all.values().any(|pid| dead.contains(pid)))
+        })
+        .await
+    }
+
+    /// Kills a worker or an agent, sometimes another one soon after, and sees the others go on. Nodes come back.
+    async fn strike(&mut self) {
+        let before = self.is_whole(&[]).await;
+        let round = number(&self.step("a step", LONG, |_| true).await, "round");
+        let mut victims: Vec<Worker> = Vec::new();
+        let (at, told) = (now_ms(), length(&self.trace));
+        self.kill(&before, &mut victims);
+        if self.dice.below(3) == 0 {
+            // At some phase of the recovery from the first.
+            tokio::time::sleep(Duration::from_millis(self.dice.below(250))).await;
+            self.kill(&before, &mut victims);
+        }
+        let next = self.step("training goes on", RECOVERY, |line| number(line, "round") > round).await;
+        let took = lines_from(&self.trace, told)
+            .iter()
+            .find(|line| line["event"] == "step" && number(line, "round") > round)
+            .map_or(0, |line| number(line, "time_ms").saturating_sub(at));
+        eprintln!("killed {victims:?}: the next step, {}, came {took} ms later", next["step"]);
+        self.recoveries.push(took);
+        for (node, _) in NODES {
+            if self.agents.get_mut(node).is_none_or(Agent::is_gone) {
+                self.start(node);
+            }
+        }
+        // Then the group is whole again, and who was not killed is the same process.
+        let dead: Vec<i32> = victims.iter().map(|victim| before[victim]).collect();
+        let after = self.is_whole(&dead).await;
+        for (worker, pid) in &before {
+            assert!(victims.contains(worker) || after[worker] == *pid, "{worker:?} was {pid}: {after:?}");
+        }
+    }
+
+    fn kill(&mut self, before: &BTreeMap<Worker, i32>, victims: &mut Vec<Worker>) {
+        let living: Vec<(&Worker, &i32)> = before.iter().filter(|(worker, _)| !victims.contains(worker)).collect();
+        let (worker, pid) = living[self.dice.below(living.len() as u64) as usize];
+        let node = NODES.iter().find(|(node, _)| *node == worker.0).unwrap().0;
+        if self.dice.below(3) == 0 {
+            self.agents.get_mut(node).unwrap().kill();
+            let own = before.keys().filter(|other| other.0 == node);
+            victims.extend(own.cloned());
+        } else {
+            // It may have ended in the same moment, with its agent.
+            let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
+            victims.push(worker.clone());
+        }
+    }
+
+    /// Waits for the end, and looks at the whole history.
+    async fn ends_as(mut self, undisturbed: &Undisturbed) {
+        for agent in self.agents.values_mut() {
+            assert_eq!(agent.exit(LONG).await, 0);
+        }
+        let lines = json_lines(&self.trace);
+        let mut counted: BTreeMap<u64, u64> = BTreeMap::new();
+        let (mut done, mut writer) = (0, None);
+        for line in &lines {
+            if line["event"] == "begin" {
+                let (step, pid) = (number(line, "step"), number(line, "pid"));
+                // Nobody knows of a step that only a dead rank had done. What rank 0 has done is not lost with another.
+                let lost = done - step.min(done);
+                assert!(lost <= u64::from(writer.is_some_and(|writer| writer != pid)), "after {done} came {line}");
+                writer = Some(pid);
+            } else if line["event"] == "step" {
+                done = number(line, "step");
+                counted.insert(done, line["loss"].as_f64().unwrap().to_bits());
+            }
+        }
+        let differs = undisturbed.losses.iter().find(|(step, loss)| counted.get(step) != Some(loss));
+        assert!(
+            differs.is_none() && counted.len() == undisturbed.losses.len(),
+            "the loss of a step differs: {differs:?}"
+        );
+        let printed: String = self.agents.values().map(Agent::output).collect();
+        assert!(printed.contains(&undisturbed.parameters), "not {}", undisturbed.parameters);
+        self.recoveries.sort_unstable();
+        let (count, most) = (self.recoveries.len(), self.recoveries.last().copied().unwrap_or_default());
+        eprintln!("{count} kills; to the next step: median {} ms, at most {most} ms", self.recoveries[count / 2]);
+    }
+}
+
+/// A run that nothing disturbs, of one process.
+struct Undisturbed {
+    /// By step, in bits.
+    losses: BTreeMap<u64, u64>,
+    /// What it printed of its parameters.
+    parameters: String,
+}
+
+fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
+    let mut command = Command::new(binary("elastic-trainer"));
+    let output = command.arg("digits").args(flags).arg(format!("--trace={}", trace.display())).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let parameters = printed.lines().find(|line| line.starts_with("parameters ")).unwrap().to_owned();
+    let steps = json_lines(trace).into_iter().filter(|line| line["event"] == "step");
+    let losses = steps.map(|line| (number(&line, "step"), line["loss"].as_f64().unwrap().to_bits())).collect();
+    Undisturbed { losses, parameters }
+}
+
+/// Kills at this many moments that training's own progress sets, and compares the end with the undisturbed one.
+async fn churn(flags: &[&str], kills: u64, seed: u64) {
+    eprintln!("seed {seed}");
+    let folder = tempfile::tempdir().unwrap();
+    let undisturbed = undisturbed(flags, &folder.path().join("trace"));
+    let total = undisturbed.losses.len() as u64;
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let mut story = Story::begin(&etcd, flags, seed);
+    for kill in 0..kills {
+        let from = total * (kill + 1) / (kills + 2);
+        let from = from + story.dice.below(total / (kills + 2) / 2);
+        story.step("training gets on", LONG, |line| number(line, "step") >= from).await;
+        let last = number(&story.step("a step", LONG, |_| true).await, "step");
+        if last >= total * 9 / 10 {
+            break;
+        }
+        story.strike().await;
+    }
+    let struck = story.recoveries.len() as u64;
+    assert!(struck * 2 >= kills, "the run is too short: {struck} of {kills} kills, and it is almost over");
+    story.ends_as(&undisturbed).await;
+}
+
+fn seed() -> u64 {
+    std::env::var("ELASTIC_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now_ms)
+}
+
+#[tokio::test]
+async fn training_lives_through_kills_and_growth() {
+    churn(&["--epochs=400", "--hidden=64"], 4, seed()).await;
+}
+
+/// `make chaos` runs it.
+#[tokio::test]
+#[ignore = "takes minutes"]
+async fn training_lives_through_minutes_of_chaos() {
+    churn(&["--epochs=3500", "--hidden=64"], 40, seed()).await;
+}

@@ -1,0 +1,23 @@
+//! The built agents, end to end, on real etcd servers. Not for details of one crate.
+
+// Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod elasticity;
+mod endings;
+mod faults;
+mod flags;
+mod gpus;
+mod hosted;
+mod live;
+mod mistakes;
+mod networks;
+mod outcome;
+mod preemption;
+mod python;
+mod quiescing;
+mod socket;
+mod static_nodes;
+mod training;
+mod watchdog;
+mod workers_store;

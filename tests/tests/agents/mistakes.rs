@@ -1,0 +1,247 @@
+//! What people get wrong: one clear message and an exit code that is not zero, in bounded time.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::Keys;
+use elastic_tests::agents::{Agent, Job, LIMIT, exits};
+use elastic_tests::binaries::{binary, output};
+use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
+
+/// Nothing has to be waited for.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+/// The agent ends with `code` and says all of `parts` in the one line it has for people.
+async fn is_refused(agent: &mut Agent, code: i32, parts: &[&str]) {
+    let ended = agent.exit(LIMIT).await;
+    let output = agent.output();
+    assert_eq!(ended, code, "{output}");
+    let lines: Vec<&str> = output.lines().filter(|line| line.starts_with("elastic-agent: ")).collect();
+    assert_eq!(lines.len(), 1, "{output}");
+    for part in parts {
+        assert!(lines[0].contains(part), "{part:?} is not in\n{output}");
+    }
+    assert!(!output.contains("panicked"), "{output}");
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn no_etcd_is_waited_for_and_said_once() {
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{}", free_port());
+    let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "1").conf("join_timeout", "3s");
+    let mut agent = job.start("a");
+    is_refused(&mut agent, 1, &["gave up after join_timeout", "--rdzv-endpoint"]).await;
+    assert_eq!(agent.output().matches("waiting for it").count(), 1, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn etcd_may_start_after_the_agents() {
+    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
+    etcd.kill();
+    let job = Job::on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    agents[0].says("waiting for it", LIMIT).await;
+    etcd.restart().await;
+    job.runs(1, 2).await.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_server_that_is_no_etcd_is_named() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await;
+        }
+    });
+    let endpoint = format!("--rdzv-endpoint={address}");
+    let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "1").conf("join_timeout", "3s");
+    is_refused(&mut job.start("a"), 1, &[&address, "not etcd"]).await;
+    server.abort();
+}
+
+#[tokio::test]
+async fn tls_on_one_side_alone_is_named() {
+    let certs = Arc::new(Certs::new());
+    let secure = EtcdServer::start(EtcdOptions { tls: Some(Arc::clone(&certs)), ..EtcdOptions::default() }).await;
+    let job = Job::on(&secure, "1").conf("join_timeout", "3s");
+    is_refused(&mut job.start("plain"), 1, &[&secure.address(), "https"]).await;
+
+    let plain = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&plain, "1").conf("join_timeout", "3s").conf("protocol", "https");
+    let job = job.conf("cacert", certs.ca.to_str().unwrap());
+    is_refused(&mut job.start("secure"), 1, &[&plain.address(), "http://"]).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_named() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    etcd.enable_auth("root-secret", "secret").await;
+    let job = Job::on(&etcd, "1").conf("user", "trainer");
+    let file = job.path("password");
+    std::fs::write(&file, "guess").unwrap();
+    let job = job.conf("password_file", file.to_str().unwrap());
+    let mut agent = job.start("a");
+    is_refused(&mut agent, 1, &["password"]).await;
+    assert!(!agent.output().contains("guess"), "the password is not shown: {}", agent.output());
+
+    std::fs::write(&file, "secret").unwrap();
+    let mut agent = job.start("a");
+    job.runs(1, 1).await.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn flags_that_mean_nothing_are_refused_at_once() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1");
+    for nodes in ["3:1", "0", "-1", "a:b"] {
+        let flag = format!("--nnodes={nodes}");
+        let mut agent = job.start_with("a", &[&flag]);
+        is_refused(&mut agent, 2, &[&flag]).await;
+    }
+    let long = "x".repeat(10_000);
+    for id in ["a/b", "a b", "jöb", "", &long] {
+        let mut agent = job.start_with("a", &[&format!("--rdzv-id={id}")]);
+        is_refused(&mut agent, 2, &["--rdzv-id"]).await;
+    }
+    assert_eq!(job.record(&etcd, "").await, None, "nothing was written");
+}
+
+#[tokio::test]
+async fn nodes_that_disagree_hear_both_values() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2");
+    let mut first = job.start("a");
+    let round = job.runs(1, 1).await;
+    let mut second = job.start_with("b", &["--nnodes=2:4"]);
+    is_refused(&mut second, 1, &["1:2", "2:4"]).await;
+    assert_eq!(job.runs(1, 1).await, round, "the first goes on undisturbed");
+    round.exit(0);
+    assert_eq!(first.exit(LIMIT).await, 0);
+}
+
+#[tokio::test]
+async fn what_cannot_run_is_refused_before_anything_is_joined() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").program(["/no/such/program"]);
+    is_refused(&mut job.start("a"), 1, &["/no/such/program", "does not exist"]).await;
+
+    let file = job.path("not-executable");
+    std::fs::write(&file, "#!/bin/sh\n").unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let job = job.program([file.to_str().unwrap()]);
+    is_refused(&mut job.start("a"), 1, &["not executable"]).await;
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let job = job.program(["sleep", "1000"]);
+    is_refused(&mut job.start_with("a", &[&format!("--peer-port={port}")]), 1, &[&port, "--peer-port"]).await;
+
+    // Root may write anywhere, but nobody below a file.
+    let below = file.join("logs").display().to_string();
+    is_refused(&mut job.start_with("a", &[&format!("--log-dir={below}")]), 1, &[&below]).await;
+    assert_eq!(job.record(&etcd, "").await, None, "nothing was written");
+}
+
+#[tokio::test]
+async fn a_checkpoint_folder_that_cannot_be_is_the_jobs_cause() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=0");
+    let file = job.path("file");
+    std::fs::write(&file, "").unwrap();
+    let folder = file.join("checkpoints").display().to_string();
+    let trainer = binary("elastic-trainer").display().to_string();
+    let job = job.program([trainer, "digits".into(), "--epochs=1".into(), format!("--checkpoint-dir={folder}")]);
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 1);
+    let output = agent.output();
+    let cause = output.split_once("  root cause").map_or("", |(_, cause)| cause);
+    assert!(cause.contains(&folder), "{output}");
+}
+
+#[tokio::test]
+async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=0");
+    let folder = job.path("checkpoints");
+    let trainer = binary("elastic-trainer").display().to_string();
+    let train = [trainer, "digits".into(), "--epochs=1".into(), format!("--checkpoint-dir={}", folder.display())];
+
+    // Given a job that has committed a checkpoint and then failed, and whose folder was lost
+    let fails_after = ["sh".to_owned(), "-c".into(), r#""$0" "$@" && exit 3"#.into()].into_iter().chain(train.clone());
+    let job = job.program(fails_after);
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 1, "{}", agent.output());
+    std::fs::remove_dir_all(&folder).unwrap();
+
+    // When it is started again, then it does not begin anew unasked: it names the step, the file and the way out
+    let job = job.program(train);
+    let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].to_string();
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 1);
+    let output = agent.output();
+    for part in [&format!("must resume from step {step}"), folder.to_str().unwrap(), "elasticctl drop-checkpoint"] {
+        assert!(output.contains(part), "{part:?} is not in\n{output}");
+    }
+
+    // And that is one
+    let dropped = ctl(&etcd, &["drop-checkpoint", "job"]).await;
+    assert!(dropped.contains(&format!("dropped step {step}")), "{dropped}");
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+    assert!(ctl(&etcd, &["drop-checkpoint", "job"]).await.contains(&format!("dropped step {step}")));
+    assert!(ctl(&etcd, &["drop-checkpoint", "job"]).await.contains("there was none"));
+}
+
+/// What `elasticctl` prints on this etcd.
+async fn ctl(etcd: &EtcdServer, args: &[&str]) -> String {
+    let ended = output("elasticctl", &[&["--etcd", &etcd.address()], args].concat(), LIMIT).await;
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    String::from_utf8_lossy(&ended.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn an_agent_started_twice_is_told_who_has_its_name() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2");
+    let mut first = job.start("a");
+    let round = job.runs(1, 1).await;
+    let mut second = job.start("a");
+    is_refused(&mut second, 1, &["node name `a` is in use", &first.pid().to_string(), "--node-name"]).await;
+    assert_eq!(job.runs(1, 1).await, round, "the first goes on undisturbed");
+    round.exit(0);
+    assert_eq!(first.exit(AT_ONCE).await, 0);
+}
+
+/// torchrun unpickles what it finds in the store.
+#[tokio::test]
+async fn what_others_wrote_into_the_store_is_refused_and_never_run() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1");
+    let ran = job.path("ran");
+    let pickle = format!("cos\nsystem\n(S'touch {}'\ntR.", ran.display());
+    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    etcd.client().await.put(keys.round(), pickle, None).await.unwrap();
+    is_refused(&mut job.start("a"), 1, &[&keys.round(), "is not one of ours"]).await;
+    assert!(!ran.exists());
+}
+
+#[tokio::test]
+async fn a_full_etcd_is_named() {
+    let etcd = EtcdServer::start(EtcdOptions::default().args(["--quota-backend-bytes", "262144"])).await;
+    let mut client = etcd.client().await;
+    let value = "x".repeat(64 * 1024);
+    while client.put("/filler", value.clone(), None).await.is_ok() {}
+    let job = Job::on(&etcd, "1").conf("join_timeout", "5s");
+    is_refused(&mut job.start("a"), 1, &["space"]).await;
+}

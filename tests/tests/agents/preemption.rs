@@ -1,0 +1,306 @@
+//! Nodes that are asked to leave: the others hear of it at once, workers get the signal and time to save, and the next
+//! round waits for nothing else.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use elastic_tests::agents::{Agent, Job, LIMIT, exits, json_lines};
+use elastic_tests::binaries::output;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::python::{noted, python};
+
+/// How soon all is done that waits for no timer.
+const AT_ONCE: Duration = Duration::from_secs(3);
+
+/// The exit code of an agent that left as planned.
+const LEFT: i32 = 3;
+
+/// On a signal it commits a checkpoint, and ends when it has heard what came of that.
+const COMMITS: &str = r#"
+def save(number, frame):
+    say(type="commit", id=1, checkpoint=dict(step=41, path="/nowhere/manifest.json", digest="crc32c:0"))
+    heard = folder / f"heard-{node}"
+    for _ in range(1000):
+        if any(json.loads(line).get("id") == 1 for line in heard.read_text().splitlines()): break
+        time.sleep(0.01)
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+say = agent()
+here()
+while True: signal.pause()
+"#;
+
+/// On a signal it saves for as long as its node's file says.
+const SAVES: &str = r#"
+def save(number, frame):
+    note(f"signals-{node}", signal.Signals(number).name)
+    slow = folder / f"saving-{node}"
+    time.sleep(float(slow.read_text()) if slow.exists() else 0)
+    note(f"checkpoint-{node}", str(round))
+    os._exit(0)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT): signal.signal(number, save)
+agent()
+here()
+while True: signal.pause()
+"#;
+
+fn saving(job: Job) -> Job {
+    python(job, SAVES)
+}
+
+/// Workers of this node take `seconds` to save.
+fn takes(job: &Job, node: &str, seconds: f64) {
+    std::fs::write(job.path(&format!("saving-{node}")), seconds.to_string()).unwrap();
+}
+
+/// How long ago a file was written.
+fn age(job: &Job, name: &str) -> Duration {
+    let written = std::fs::metadata(job.path(name)).and_then(|metadata| metadata.modified()).unwrap();
+    SystemTime::now().duration_since(written).unwrap_or_default()
+}
+
+async fn is_saving(job: &Job, node: &str) {
+    eventually("its worker got the signal", LIMIT, async || {
+        (!noted(job, &format!("signals-{node}")).is_empty()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_preempted_node_saves_and_the_others_go_on_when_it_has() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "1:3").flag("--max-restarts=0").flag("--drain-grace=20"));
+    let mut a = job.start("a");
+    assert_eq!(job.leader(&etcd).await, "a");
+    let [b, mut c] = job.start_all(["b", "c"]);
+    job.runs(1, 3).await;
+    takes(&job, "c", 2.0);
+
+    // When a node is asked to leave whose worker takes long to save
+    let asked = Instant::now();
+    c.signal(Signal::TERM);
+    // then the others are told while it saves,
+    eventually("the next round is forming", AT_ONCE, async || {
+        job.record(&etcd, "round").await.filter(|round| round["state"] == "forming")
+    })
+    .await;
+    println!("SIGTERM → the others are told: {:?}", asked.elapsed());
+    assert_eq!(noted(&job, "checkpoint-c"), "", "it is still saving");
+    is_saving(&job, "c").await;
+    // and the round starts as soon as it has saved: longer than the stop grace of 3 s would have been no trouble either
+    let second = job.runs(2, 2).await;
+    println!("its worker gone → the next round runs: less than {:?}", age(&job, "checkpoint-c"));
+    assert_eq!((second.number, second.restarts()), (2, 0));
+    assert!(!second.nodes().contains(&"c"));
+    assert_eq!(noted(&job, "checkpoint-c"), "1\n");
+    assert_eq!(c.exit(AT_ONCE).await, LEFT);
+    assert!(c.output().contains("this node has left the job"), "{}", c.output());
+    let heard = json_lines(&job.path("heard-c"));
+    let draining = heard.iter().find(|line| line["type"] == "draining").expect("it was told so");
+    assert_eq!(draining["grace_ms"], 20_000);
+
+    // When the leader is asked to leave, then it seals the next round itself, and then goes
+    let asked = Instant::now();
+    a.signal(Signal::TERM);
+    let third = job.runs_within(3, 1, AT_ONCE).await;
+    println!("SIGTERM to the leader → the next round runs: {:?}", asked.elapsed());
+    assert_eq!(third.nodes(), ["b"]);
+    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+    assert_eq!(job.leader(&etcd).await, "b");
+    b.signal(Signal::TERM);
+}
+
+#[tokio::test]
+async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = python(Job::on(&etcd, "1:2").flag("--max-restarts=0"), COMMITS);
+    let [a, mut b] = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+
+    // When a node is asked to leave, whose worker commits while another round is forming already
+    b.signal(Signal::TERM);
+    // then the commit is taken,
+    assert_eq!(b.exit(LIMIT).await, LEFT);
+    let heard = json_lines(&job.path("heard-b"));
+    let answer = heard.iter().find(|line| line["id"] == 1).expect("an answer");
+    assert_eq!((&answer["type"], &answer["step"]), (&"committed".into(), &41.into()), "{answer}");
+    // and the next round resumes from it.
+    job.runs(2, 1).await;
+    assert_eq!(job.record(&etcd, "round").await.unwrap()["checkpoint"]["step"], 41);
+    a.signal(Signal::TERM);
+}
+
+#[tokio::test]
+async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "2:3").flag("--max-restarts=0"));
+    let mut agents = job.start_all(["a", "b", "c"]);
+    job.runs(1, 3).await;
+    takes(&job, "b", 0.5);
+
+    let asked = Instant::now();
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    assert_eq!(exits(&mut agents).await, [LEFT; 3]);
+    println!("SIGTERM to all → the last agent has ended: {:?}", asked.elapsed());
+    assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+    assert_eq!(["a", "b", "c"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 3]);
+    assert_eq!(job.record(&etcd, "nodes/").await, None);
+
+    // When it is started again, then nobody waits for those that said that they had left
+    let begun = Instant::now();
+    agents = job.start_all(["a", "b", "c"]);
+    let again = job.runs_within(2, 3, AT_ONCE * 2).await;
+    println!("started again → runs: {:?}", begun.elapsed());
+    assert_eq!((again.number, again.restarts()), (2, 0));
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    assert_eq!(exits(&mut agents).await, [LEFT; 3]);
+}
+
+#[tokio::test]
+async fn who_saves_for_too_long_is_killed_when_the_grace_is_over() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=1"));
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+    takes(&job, "b", 1000.0);
+
+    b.signal(Signal::TERM);
+    assert_eq!(job.runs_within(2, 1, AT_ONCE * 2).await.nodes(), ["a"]);
+    assert_eq!(b.exit(AT_ONCE).await, LEFT);
+    assert_eq!((noted(&job, "signals-b").as_str(), noted(&job, "checkpoint-b").as_str()), ("SIGTERM\n", ""));
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+}
+
+#[tokio::test]
+async fn the_second_signal_means_now() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=1000"));
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+    takes(&job, "b", 1000.0);
+
+    b.signal(Signal::TERM);
+    is_saving(&job, "b").await;
+    b.signal(Signal::TERM);
+    assert_eq!(b.exit(AT_ONCE).await, LEFT);
+    assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+}
+
+#[tokio::test]
+async fn workers_get_the_signal_that_the_agent_got() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (signal, name) in [(Signal::INT, "SIGINT\n"), (Signal::HUP, "SIGHUP\n"), (Signal::QUIT, "SIGQUIT\n")] {
+        let job = saving(Job::on(&etcd, "1").flag("--max-restarts=0"));
+        let mut agent = job.start("a");
+        job.runs(1, 1).await;
+        agent.signal(signal);
+        assert_eq!(agent.exit(AT_ONCE).await, LEFT);
+        assert_eq!((noted(&job, "signals-a").as_str(), noted(&job, "checkpoint-a").is_empty()), (name, false));
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_has_no_place_yet_leaves_at_once() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let leaves = async |agent: &mut Agent| {
+        agent.signal(Signal::TERM);
+        assert_eq!(agent.exit(AT_ONCE).await, LEFT);
+    };
+
+    // Given one that waits for a second node
+    let job = saving(Job::on(&etcd, "2"));
+    let mut alone = job.start("a");
+    eventually("it is known", LIMIT, async || job.record(&etcd, "nodes/a").await).await;
+    leaves(&mut alone).await;
+    assert_eq!((job.record(&etcd, "nodes/").await, job.workers().len()), (None, 0));
+
+    // and one whose store does not answer
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("--rdzv-endpoint={}", silent.local_addr().unwrap());
+    let job = saving(Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2"));
+    let mut waiting = job.start("a");
+    // Its way into the store's face is seen from here.
+    silent.accept().await.unwrap();
+    leaves(&mut waiting).await;
+    assert!(waiting.output().contains("SIGTERM: leaving before the job was joined"), "{}", waiting.output());
+}
+
+#[tokio::test]
+async fn an_operator_drains_a_node_as_a_signal_would() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=20"));
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+    takes(&job, "b", 1.0);
+
+    let drained = output("elasticctl", &["--etcd", &etcd.address(), "drain", "job", "b"], LIMIT).await;
+    assert!(drained.status.success(), "{drained:?}");
+    assert_eq!(job.runs_within(2, 1, AT_ONCE * 2).await.nodes(), ["a"]);
+    assert_eq!(b.exit(AT_ONCE).await, LEFT);
+    assert_eq!(noted(&job, "checkpoint-b"), "1\n");
+    let heard = json_lines(&job.path("heard-b"));
+    let types: Vec<&str> = heard.iter().filter_map(|line| line["type"].as_str()).collect();
+    assert_eq!(types, ["welcome", "draining", "forming"]);
+    assert_eq!(heard[1]["grace_ms"], 20_000);
+    // The others are stopped, but not drained.
+    assert!(!noted(&job, "heard-a").contains("draining"));
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(AT_ONCE).await, LEFT);
+}
+
+#[tokio::test]
+async fn without_the_store_workers_get_their_signal_all_the_same() {
+    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = saving(Job::on(&etcd, "2").flag("--max-restarts=0"));
+    let mut agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await;
+
+    etcd.kill();
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    for agent in &mut agents {
+        assert_eq!(agent.exit(LIMIT).await, LEFT);
+    }
+    assert_eq!(["a", "b"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 2]);
+}
+
+/// A worker and its agent get a signal at the same time, as from systemd, from Slurm, from whoever stops a whole cgroup.
+/// The one that dies first does not tell.
+#[tokio::test]
+async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let tell = |pid: u32, signal| {
+        let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+    };
+    let job = |etcd| Job::on(etcd, "1:2").flag("--max-restarts=0").flag("--signals-to-handle=SIGTERM,SIGUSR1");
+    for (signal, worker_first) in [(Signal::TERM, true), (Signal::TERM, false), (Signal::USR1, true)] {
+        // Given workers that end by the signal, and no restarts to spare,
+        let job = job(&etcd);
+        let [mut a, mut b] = job.start_all(["a", "b"]);
+        let round = job.runs(1, 2).await;
+
+        // when one node is told to go as a whole, then that is a leave,
+        let worker = round.of("b").pid;
+        let order = if worker_first { [worker, b.pid()] } else { [b.pid(), worker] };
+        order.into_iter().for_each(|pid| tell(pid, signal));
+        let alone = job.runs_within(round.number + 1, 1, AT_ONCE).await;
+        assert_eq!((alone.nodes(), alone.restarts()), (vec!["a"], 0));
+        assert_eq!(b.exit(AT_ONCE).await, LEFT, "{}", b.output());
+
+        // and so it is when the last one is.
+        tell(alone.of("a").pid, signal);
+        tell(a.pid(), signal);
+        assert_eq!(a.exit(AT_ONCE).await, LEFT, "{}", a.output());
+    }
+
+    // When the worker alone is told, then it has failed.
+    let job = job(&etcd);
+    let mut agents = job.start_all(["a", "b"]);
+    job.runs(1, 2).await.of("b").signal(Signal::TERM);
+    assert_eq!(exits(&mut agents).await, [1, 1]);
+    assert!(agents[0].output().contains("signal     15 (SIGTERM)"), "{}", agents[0].output());
+}

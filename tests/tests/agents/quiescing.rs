@@ -1,0 +1,209 @@
+//! Workers that know about rounds: which of them keep their process when the group changes. In Python, with nothing but
+//! its standard library, as anyone may write them. Not for training.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use elastic_tests::agents::{Job, LEASE, LIMIT, exits, json_lines};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Notes each place that it gets. Whether it knows about rounds, and whether it then quiesces, is a matter of files.
+const WORKER: &str = r#"
+import json, os, pathlib, signal, socket, sys, threading
+folder, node, local_rank = pathlib.Path(sys.argv[1]), os.environ["ELASTIC_NODE"], int(os.environ["ELASTIC_LOCAL_RANK"])
+def told(what): return (folder / f"{what}-{node}-{local_rank}").exists()
+def note(name, **what):
+    with open(folder / name, "a") as file: file.write(json.dumps(what) + "\n")
+def stopped(*_):
+    note("stopped", node=node, local_rank=local_rank, pid=os.getpid())
+    os._exit(1)
+signal.signal(signal.SIGTERM, stopped)
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
+def listen():
+    for line in agent.makefile():
+        message = json.loads(line)
+        if message["type"] in ("welcome", "assignment"):
+            del message["type"]
+            note("places", node=node, local_rank=local_rank, pid=os.getpid(), **message)
+        elif message["type"] == "forming" and not told("unaware") and not told("stubborn"):
+            say(type="quiesced", round=message["round"], step=7)
+        elif message["type"] == "error":
+            note("errors", message=message["message"])
+threading.Thread(target=listen, daemon=True).start()
+if told("hasty"): say(type="quiesced", round=1, step=0)
+say(type="register", local_rank=local_rank, pid=os.getpid(), round_aware=not told("unaware"))
+if told("hasty"): say(type="quiesced", round=1, step=0)
+done = threading.Event()
+while not (folder / "done").exists(): done.wait(0.02)
+"#;
+
+fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
+    let job = Job::on(etcd, nnodes).flag("--max-restarts=3");
+    let script = job.path("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let folder = job.path("").display().to_string();
+    job.program(["python3".to_owned(), script.display().to_string(), folder])
+}
+
+fn touch(job: &Job, name: &str) {
+    std::fs::write(job.path(name), "").unwrap();
+}
+
+/// A worker by node and local rank.
+type Worker = (String, u64);
+
+fn pid(line: &Value) -> i32 {
+    i32::try_from(line["pid"].as_i64().unwrap()).unwrap()
+}
+
+/// The places of a round later than `after`, of a world of this size, once all have theirs.
+async fn places(job: &Job, after: u64, world_size: u64) -> BTreeMap<Worker, Value> {
+    eventually(&format!("a world of {world_size} after round {after}"), LIMIT, async || {
+        let lines = json_lines(&job.path("places"));
+        let newest = lines.iter().filter_map(|line| line["round"].as_u64()).max().filter(|round| *round > after)?;
+        let of_round = lines.into_iter().filter(|line| line["round"] == newest && line["world_size"] == world_size);
+        let worker = |line: &Value| (line["node"].as_str().unwrap().to_owned(), line["local_rank"].as_u64().unwrap());
+        let places: BTreeMap<Worker, Value> = of_round.map(|line| (worker(&line), line)).collect();
+        (places.len() as u64 == world_size).then_some(places)
+    })
+    .await
+}
+
+fn of<'a>(places: &'a BTreeMap<Worker, Value>, node: &str, local_rank: u64) -> &'a Value {
+    &places[&(node.to_owned(), local_rank)]
+}
+
+fn round(places: &BTreeMap<Worker, Value>) -> u64 {
+    places.values().next().unwrap()["round"].as_u64().unwrap()
+}
+
+fn kill(line: &Value) {
+    kill_process(Pid::from_raw(pid(line)).unwrap(), Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_that_quiesces_keeps_its_process_while_nodes_come_and_go() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2");
+    let mut a = job.start("a");
+    let alone = places(&job, 0, 1).await;
+
+    // When a node comes
+    let mut b = job.start("b");
+    let two = places(&job, round(&alone), 2).await;
+    assert_eq!(pid(of(&two, "a", 0)), pid(of(&alone, "a", 0)));
+    let of_both = |name: &str| (&of(&two, "a", 0)[name], &of(&two, "b", 0)[name]);
+    assert_eq!(of_both("rank"), (&0.into(), &1.into()));
+    for shared in ["master_addr", "master_port", "group_world_size", "restart_count", "round"] {
+        assert_eq!(of_both(shared).0, of_both(shared).1, "{shared}");
+    }
+    assert_ne!(
+        of(&two, "a", 0)["master_port"],
+        of(&alone, "a", 0)["master_port"],
+        "each round has an address of its own"
+    );
+
+    // And when it is killed
+    b.kill();
+    let again = places(&job, round(&two), 1).await;
+    assert_eq!(pid(of(&again, "a", 0)), pid(of(&alone, "a", 0)));
+    touch(&job, "done");
+    assert_eq!(exits([&mut a]).await, [0]);
+    assert_eq!(json_lines(&job.path("stopped")), Vec::<Value>::new());
+    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn only_a_dead_workers_process_is_started_anew_and_costs_a_restart() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2").flag("--nproc-per-node=2");
+    let mut agents = job.start_all(["a", "b"]);
+    let first = places(&job, 0, 4).await;
+    kill(of(&first, "a", 1));
+    let second = places(&job, round(&first), 4).await;
+    for (worker, line) in &first {
+        let same = pid(line) == pid(&second[worker]);
+        assert_eq!(same, *worker != ("a".to_owned(), 1), "{worker:?}");
+        assert_eq!(second[worker]["rank"], line["rank"], "{worker:?}");
+        assert_eq!(second[worker]["restart_count"], 1);
+    }
+    touch(&job, "done");
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_worker_that_quiesces_waits_for_as_long_as_a_node_is_missing() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2");
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    let first = places(&job, 0, 2).await;
+    b.kill();
+    a.says("the workers have quiesced", LIMIT).await;
+    // For longer than a lease, so that its fence point has to move on.
+    let begun = Instant::now();
+    eventually("a lease's time is over", LIMIT, async || (begun.elapsed() > LEASE * 3 / 2).then_some(())).await;
+    b = job.start("b");
+    let second = places(&job, round(&first), 2).await;
+    assert_eq!(pid(of(&second, "a", 0)), pid(of(&first, "a", 0)));
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn workers_that_do_not_quiesce_in_time_are_stopped_like_any_other() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2").conf("quiesce_timeout", "300ms").flag("--nproc-per-node=2");
+    touch(&job, "stubborn-a-1");
+    let mut a = job.start("a");
+    let alone = places(&job, 0, 2).await;
+    let mut b = job.start("b");
+    let both = places(&job, round(&alone), 4).await;
+    for local_rank in [0, 1] {
+        assert_ne!(pid(of(&both, "a", local_rank)), pid(of(&alone, "a", local_rank)));
+    }
+    assert!(a.output().contains("did not quiesce within quiesce_timeout"), "{}", a.output());
+    assert_eq!(json_lines(&job.path("stopped")).len(), 2, "politely");
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_node_of_which_one_worker_does_not_know_about_rounds_restarts_all_of_its_own() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2:3");
+    touch(&job, "unaware-a-1");
+    let [mut a, mut b] = [("a", "2"), ("b", "1")].map(|(node, slots)| {
+        let slots = format!("--nproc-per-node={slots}");
+        job.start_with(node, &[&slots])
+    });
+    let first = places(&job, 0, 3).await;
+    let mut c = job.start("c");
+    let second = places(&job, round(&first), 4).await;
+    for (worker, line) in &first {
+        assert_eq!(pid(line) == pid(&second[worker]), worker.0 == "b", "{worker:?}");
+    }
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn quiescing_out_of_turn_is_an_error() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1");
+    touch(&job, "hasty-a-0");
+    let mut a = job.start("a");
+    let errors = eventually("both errors", LIMIT, async || {
+        Some(json_lines(&job.path("errors"))).filter(|errors| errors.len() == 2)
+    })
+    .await;
+    let says = |at: usize, what: &str| errors[at]["message"].as_str().unwrap().contains(what);
+    assert!(says(0, "only a worker that has registered with `round_aware`"), "{errors:?}");
+    assert!(says(1, "no round is forming"), "{errors:?}");
+    touch(&job, "done");
+    assert_eq!(exits([&mut a]).await, [0]);
+}

@@ -1,0 +1,106 @@
+//! A worker of another language, its standard library alone, that speaks to its agent over the socket.
+
+use elastic_tests::agents::{Job, LEASE, LIMIT, exits, json_lines};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
+
+/// Registers, tells its progress, meets its peers, and commits a checkpoint; what it hears goes to a file.
+const WORKER: &str = r#"
+import json, os, pathlib, socket, sys, time
+folder, rank, round = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+lines = agent.makefile()
+def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
+def ask(**message):
+    say(**message)
+    with open(folder / f"heard-{rank}", "a") as heard: heard.write(lines.readline())
+def commit(step): return dict(type="commit", id=step, checkpoint=dict(step=step, path=f"/ckpt/{step}", digest="crc32c:0"))
+ask(type="register", local_rank=int(os.environ["LOCAL_RANK"]), pid=os.getpid())
+say(type="progress", step=10, loss=0.5)
+ask(type="barrier", id=1, name="all-here")
+if rank == 0: ask(**commit(round * 10))
+(folder / f"ready-{round}-{rank}").touch()
+while not (folder / f"go-{round}").exists(): time.sleep(0.02)
+if (folder / f"late-{round}").exists() and rank == 1: ask(**commit(1000))
+if (folder / "stay").exists(): time.sleep(1000)
+"#;
+
+fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
+    let job = Job::on(etcd, nnodes);
+    let script = job.path("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let folder = job.path("").display().to_string();
+    job.program(["python3".to_owned(), script.display().to_string(), folder])
+}
+
+async fn is_there(job: &Job, name: &str) {
+    eventually(name, LIMIT, async || job.path(name).exists().then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_worker_registers_meets_its_peer_and_commits() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    is_there(&job, "ready-1-0").await;
+    is_there(&job, "ready-1-1").await;
+
+    let heard = json_lines(&job.path("heard-0"));
+    let types: Vec<&str> = heard.iter().filter_map(|line| line["type"].as_str()).collect();
+    assert_eq!(types, ["welcome", "barrier_passed", "committed"], "{heard:?}");
+    let place = &heard[0];
+    assert_eq!((&place["job"], &place["round"], &place["world_size"]), (&"job".into(), &1.into(), &2.into()));
+    assert_eq!(heard[2]["step"], 10);
+    let checkpoint = job.record(&etcd, "checkpoint").await.unwrap();
+    assert_eq!(
+        (&checkpoint["step"], &checkpoint["path"], &checkpoint["round"]),
+        (&10.into(), &"/ckpt/10".into(), &1.into())
+    );
+
+    std::fs::write(job.path("go-1"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn an_evicted_nodes_commit_is_refused() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2");
+    let first = job.start("a");
+    assert_eq!(job.leader(&etcd).await, "a");
+    let second = job.start("b");
+    is_there(&job, "ready-1-0").await;
+    is_there(&job, "ready-1-1").await;
+
+    // Given rank 1 on a frozen agent, when its worker offers a checkpoint and the others have gone on without it
+    let members = rank_holders(&job, &etcd).await;
+    let frozen = if members[1] == "a" { &first } else { &second };
+    frozen.signal(Signal::STOP);
+    for name in ["stay", "late-1", "go-1"] {
+        std::fs::write(job.path(name), "").unwrap();
+    }
+    eventually("the other goes on alone", LEASE * 4, async || {
+        let round = job.record(&etcd, "round").await?;
+        (round["state"] == "running" && round["number"].as_u64()? >= 2 && round["group_world_size"] == 1).then_some(())
+    })
+    .await;
+    is_there(&job, "ready-2-0").await;
+
+    // Then it is not published when the agent thaws and reads it
+    frozen.signal(Signal::CONT);
+    frozen.says("evicted: ", LIMIT).await;
+    eventually("both go on", LIMIT, async || job.path("ready-3-1").exists().then_some(())).await;
+    let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].as_u64().unwrap();
+    assert!(step < 1000, "an evicted node's checkpoint was published");
+}
+
+/// The nodes of round 1 by group rank.
+async fn rank_holders(job: &Job, etcd: &EtcdServer) -> Vec<String> {
+    let mut nodes: Vec<(u64, String)> = Vec::new();
+    for record in job.records(etcd, "rounds/1/").await {
+        nodes.push((record["group_rank"].as_u64().unwrap(), record["name"].as_str().unwrap().to_owned()));
+    }
+    nodes.sort();
+    nodes.into_iter().map(|(_, name)| name).collect()
+}

@@ -1,0 +1,227 @@
+//! Workers that hang: found by missing progress, by timers of their own, by the kernel's word; looked at, ended, and
+//! started again.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::python::{noted, python};
+
+/// The reason of the job's newest round.
+async fn reason(job: &Job, etcd: &EtcdServer) -> String {
+    job.record(etcd, "round").await.unwrap()["reason"].as_str().unwrap().to_owned()
+}
+
+/// The stacks that were kept of any worker.
+fn stacks(job: &Job) -> Vec<PathBuf> {
+    fn below(path: PathBuf, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+            match entry.file_name().to_str() {
+                Some("stacks.txt") => found.push(entry.path()),
+                _ => below(entry.path(), found),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    below(job.path("logs"), &mut found);
+    found
+}
+
+/// For this long no other round starts.
+async fn stays_for(job: &Job, time: Duration) {
+    let begun = Instant::now();
+    eventually("time passes", time + LIMIT, async || {
+        assert_eq!(job.round().map(|round| round.number), Some(1));
+        (begun.elapsed() >= time).then_some(())
+    })
+    .await;
+}
+
+async fn end(agents: &mut [elastic_tests::agents::Agent]) {
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    assert!(exits(agents).await.iter().all(|&code| code == 3));
+}
+
+#[tokio::test]
+async fn a_worker_that_falls_silent_is_looked_at_ended_and_started_again() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").flag("--progress-timeout=4").flag("--redirects=3");
+    // Not the real one, which a machine need not have: it prints what that would print of a collective that hangs.
+    let tools = job.path("tools");
+    std::fs::create_dir(&tools).unwrap();
+    let spy = "#!/bin/sh\n[ \"$1 $2\" = 'dump --pid' ] && echo \"Process $3: python3\" && \
+               printf 'Thread 1 (idle): \"MainThread\"\\n    all_reduce (train.py:7)\\n'\n";
+    std::fs::write(tools.join("py-spy"), spy).unwrap();
+    std::fs::set_permissions(tools.join("py-spy"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    // The output is the heartbeat: in the first round that of node b stops.
+    let job = python(
+        job.env("PATH", &path),
+        r#"
+here()
+while True:
+    if not (round == 1 and node == "b" and (folder / "hang").exists()): print("step", flush=True)
+    time.sleep(0.1)
+"#,
+    );
+    let mut agents = job.start_all(["a", "b"]);
+    let first = job.runs(1, 2).await;
+
+    // Given workers that write for longer than the deadline, then nothing happens
+    stays_for(&job, Duration::from_secs(6)).await;
+
+    // When one falls silent, then it fails with the place where it stands, and the next round starts
+    std::fs::write(job.path("hang"), "").unwrap();
+    let second = job.runs(2, 2).await;
+    assert_eq!(second.restarts(), 1);
+    let reason = reason(&job, &etcd).await;
+    for part in
+        ["b: the worker hangs: no progress for 4s (--progress-timeout)", "in all_reduce (train.py:7)", "stacks in "]
+    {
+        assert!(reason.contains(part), "{part:?} is not in {reason}");
+    }
+    let kept = stacks(&job);
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    let text = std::fs::read_to_string(&kept[0]).unwrap();
+    let pid = first.of("b").pid;
+    for part in [format!("process {pid} (python3"), format!("Process {pid}: python3"), format!("thread {pid} (")] {
+        assert!(text.contains(&part), "{part:?} is not in {text}");
+    }
+    end(&mut agents).await;
+}
+
+#[tokio::test]
+async fn steps_told_over_the_socket_are_progress_and_the_same_step_again_is_not() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--progress-timeout=4");
+    let job = python(
+        job,
+        r#"
+say, step = agent(), 0
+here()
+while True:
+    step += not (round == 1 and (folder / "hang").exists())
+    say(type="progress", step=step)
+    time.sleep(0.1)
+"#,
+    );
+    let mut agent = job.start("a");
+    job.runs(1, 1).await;
+    stays_for(&job, Duration::from_secs(6)).await;
+
+    std::fs::write(job.path("hang"), "").unwrap();
+    assert_eq!(job.runs(2, 1).await.restarts(), 1);
+    let reason = reason(&job, &etcd).await;
+    assert!(reason.contains("no progress for 4s (--progress-timeout) after step "), "{reason}");
+    end(std::slice::from_mut(&mut agent)).await;
+}
+
+#[tokio::test]
+async fn a_timer_that_expires_ends_its_worker_alone() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--nproc-per-node=2");
+    let job = job.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    // As PyTorch's FileTimerClient does: one line for each opening of the pipe.
+    let job = python(
+        job,
+        r#"
+def timer(scope, after, number=9):
+    until = time.time() + after if after is not None else -1
+    line = dict(version=1, pid=os.getpid(), scope_id=scope, expiration_time=until, signal=number)
+    with open(e["TORCHELASTIC_TIMER_FILE"], "w") as pipe: pipe.write(json.dumps(line) + "\n")
+def stopped(number, frame):
+    note("stopped", f"{round} {rank}")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stopped)
+timer("released", 0.5)
+timer("released", None)
+timer("harmless", 0.1, 0)
+here()
+if round == 1 and rank == 1: timer("step", 0.5)
+while True: signal.pause()
+"#,
+    );
+    let mut agent = job.start("a");
+    job.runs(2, 2).await;
+    let record = job.record(&etcd, "round").await.unwrap();
+    assert_eq!((&record["number"], &record["restarts"]), (&2.into(), &1.into()), "{record}");
+    let reason = record["reason"].as_str().unwrap();
+    assert!(reason.contains("a: the worker hangs: its timer \"step\" expired"), "{reason}");
+    // The other was asked to stop, as in any restart, and the agent is the one that began.
+    assert_eq!(noted(&job, "stopped"), "1 0\n");
+    end(std::slice::from_mut(&mut agent)).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_the_kernel_does_not_let_go_fails() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=1").env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.8");
+    // Who calls vfork is in state D until its child ends or executes another program.
+    let job = python(
+        job,
+        r#"
+here()
+ctypes.CDLL(None).vfork()
+time.sleep(1000)
+"#,
+    );
+    let mut agent = job.start("a");
+    assert_eq!(job.runs(2, 1).await.restarts(), 1);
+    // The last one fails the job, and the agent says so by its exit code, too.
+    assert_eq!(agent.exit(LIMIT).await, 1);
+    let reason = reason(&job, &etcd).await;
+    assert!(reason.contains("in one uninterruptible wait in the kernel for 800ms"), "{reason}");
+}
+
+async fn get(port: &str, path: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn an_agent_tells_its_health() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = python(
+        Job::on(&etcd, "2"),
+        r#"
+agent()(type="progress", step=7)
+here()
+time.sleep(1000)
+"#,
+    );
+    let first = job.start_with("a", &["--health-port=0"]);
+    first.says("health port=", LIMIT).await;
+    let output = first.output();
+    let (_, rest) = output.split_once("health port=").unwrap();
+    let port = rest.split_whitespace().next().unwrap().to_owned();
+
+    // Given an agent that waits for another, then it lives, and is not ready
+    assert!(get(&port, "/live").await.starts_with("HTTP/1.1 200"));
+    assert!(get(&port, "/ready").await.starts_with("HTTP/1.1 503"));
+
+    // When workers run, then it is, and says what it knows
+    let second = job.start("b");
+    let round = job.runs(1, 2).await;
+    eventually("it is ready", LIMIT, async || get(&port, "/ready").await.starts_with("HTTP/1.1 200").then_some(()))
+        .await;
+    let state = eventually("its worker's step is known", LIMIT, async || {
+        let answer = get(&port, "/").await;
+        let state: serde_json::Value = serde_json::from_str(answer.split_once("\r\n\r\n")?.1).unwrap();
+        (state["workers"][0]["step"] == 7).then_some(state)
+    })
+    .await;
+    assert_eq!((&state["job"], &state["node"], &state["ready"]), (&"job".into(), &"a".into(), &true.into()));
+    assert_eq!((&state["round"]["number"], &state["round"]["world_size"]), (&1.into(), &2.into()), "{state}");
+    assert_eq!(state["workers"][0]["pid"], round.of("a").pid);
+    end(&mut [first, second]).await;
+}

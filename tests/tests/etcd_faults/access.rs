@@ -1,0 +1,185 @@
+//! Being let in: credentials, TLS, and what is no etcd at all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::{Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
+use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
+use elastic_tests::wait::within;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+const LIMIT: Duration = Duration::from_secs(15);
+
+fn user(name: &str, password: &str) -> EtcdUser {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), password).unwrap();
+    EtcdUser { name: name.into(), password: Secret::from_file(file.path()).unwrap() }
+}
+
+fn store_as(server: &EtcdServer, who: Option<EtcdUser>) -> EtcdStore {
+    let mut config = server.config();
+    config.user = who;
+    EtcdStore::connect(config).unwrap()
+}
+
+async fn why(store: &EtcdStore) -> StoreError {
+    let error = within("a probe", LIMIT, store.probe()).await.unwrap_err();
+    eprintln!("{error}");
+    error
+}
+
+#[tokio::test]
+async fn only_the_right_password_opens() {
+    let mut server = EtcdServer::start(EtcdOptions::default()).await;
+    let own = Txn::of([Op::put("/elastic/a", "1")]);
+
+    // Given credentials that etcd does not ask for, then they do no harm
+    let early = store_as(&server, Some(user("trainer", "secret")));
+    early.txn(own.clone()).await.unwrap();
+
+    server.enable_auth("root-secret", "secret").await;
+    let denied = |error: StoreError| matches!(error, StoreError::Denied { .. }) && !error.is_transient();
+    for wrong in [None, Some(user("trainer", "guess")), Some(user("nobody", "secret"))] {
+        let store = store_as(&server, wrong);
+        assert!(denied(why(&store).await));
+        assert!(denied(store.txn(own.clone()).await.unwrap_err()));
+        let mut watcher = store.watch(Scope::Prefix("/elastic/".into()), Revision(1)).await.unwrap();
+        let update = within("the watch is refused", LIMIT, watcher.recv()).await.unwrap();
+        assert!(matches!(&update, WatchUpdate::Broken(StoreError::Denied { .. })), "{update:?}");
+    }
+
+    // Given the right password, then own keys are open, and others are not
+    let store = store_as(&server, Some(user("trainer", "secret")));
+    store.probe().await.unwrap();
+    let at = store.txn(own.clone()).await.unwrap().revision;
+    assert!(denied(store.txn(Txn::of([Op::put("/other", "1")])).await.unwrap_err()));
+    let mut other = store.watch(Scope::Prefix("/other".into()), Revision(1)).await.unwrap();
+    let update = within("the watch is refused", LIMIT, other.recv()).await.unwrap();
+    assert!(matches!(&update, WatchUpdate::Broken(StoreError::Denied { .. })), "{update:?}");
+    let mut watcher = store.watch(Scope::Prefix("/elastic/".into()), at).await.unwrap();
+    assert!(matches!(within("an event", LIMIT, watcher.recv()).await, Some(WatchUpdate::Events(_))));
+    let lease = store.grant(Duration::from_secs(60)).await.unwrap();
+
+    // When etcd forgets our token (as after five minutes, or when the password is set anew), then nobody notices
+    for _ in 0..2 {
+        server.forget_tokens("root-secret", "trainer", "secret").await;
+        store.txn(own.clone()).await.unwrap();
+    }
+    server.forget_tokens("root-secret", "trainer", "secret").await;
+    let mut again = store.watch(Scope::Prefix("/elastic/".into()), at).await.unwrap();
+    let update = within("an event", LIMIT, again.recv()).await;
+    assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{update:?}");
+    assert!(store.keep_alive(lease).await.unwrap().is_some());
+
+    // And likewise when it restarts
+    server.restart().await;
+    let last = store.txn(own).await.unwrap().revision;
+    assert!(store.keep_alive(lease).await.unwrap().is_some());
+    while within("an event", LIMIT, watcher.recv()).await.is_some_and(|update| match update {
+        WatchUpdate::Events(events) => events.last().unwrap().revision() < last,
+        other => panic!("{other:?}"),
+    }) {}
+}
+
+#[tokio::test]
+async fn tls_works_and_its_mismatches_are_told_apart() {
+    let certs = Arc::new(Certs::new());
+    let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
+    let server = EtcdServer::start(options).await;
+    let right = server.config();
+    let with = |change: &dyn Fn(&mut EtcdConfig)| {
+        let mut config = right.clone();
+        change(&mut config);
+        EtcdStore::connect(config).unwrap()
+    };
+    let tls = |files: &mut EtcdConfig| files.tls.clone().unwrap();
+
+    // Given the right files, then it works
+    let store = with(&|_| {});
+    store.probe().await.unwrap();
+    store.txn(Txn::of([Op::put("a", "1")])).await.unwrap();
+
+    // Given a client without TLS, another CA, no certificate of its own, or another name, then the error says which
+    let other = Certs::new();
+    let cases: [(&str, EtcdStore, &str); 5] = [
+        ("no TLS", with(&|config| config.tls = None), "https://"),
+        (
+            "another CA",
+            with(&|config| config.tls = Some(EtcdTls { ca: other.ca.clone(), ..tls(config) })),
+            "not signed by the CA",
+        ),
+        (
+            "no certificate",
+            with(&|config| config.tls = Some(EtcdTls { client: None, ..tls(config) })),
+            "client certificate",
+        ),
+        (
+            "a stranger's certificate",
+            with(&|config| config.tls = Some(EtcdTls { client: Some(other.client.clone()), ..tls(config) })),
+            "",
+        ),
+        (
+            "another name",
+            with(&|config| config.tls = Some(EtcdTls { server_name: Some("etcd.example".into()), ..tls(config) })),
+            "name",
+        ),
+    ];
+    for (what, store, expected) in cases {
+        let error = why(&store).await;
+        assert!(matches!(error, StoreError::Tls { .. }), "{what}: {error}");
+        assert!(error.to_string().contains(expected), "{what}: {error}");
+    }
+
+    // Given a server without TLS and a client with it, likewise
+    let plain = EtcdServer::start(EtcdOptions::default()).await;
+    let store = with(&|config| config.endpoints = vec![plain.address()]);
+    let error = why(&store).await;
+    assert!(matches!(error, StoreError::Tls { .. }) && error.to_string().contains("http://"), "{error}");
+
+    // Given a file that is not there, then it is named before anything is tried
+    let mut config = right.clone();
+    config.tls = Some(EtcdTls { ca: "/nonexistent/ca.pem".into(), ..tls(&mut right.clone()) });
+    let Err(error) = EtcdStore::connect(config) else { panic!("a missing file is an error") };
+    assert!(error.to_string().contains("/nonexistent/ca.pem"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_no_etcd_is_called_so() {
+    let store = |address: &str| EtcdStore::connect(EtcdConfig::new([address])).unwrap();
+
+    // Nothing listens
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = why(&store(&free.to_string())).await;
+    assert!(matches!(error, StoreError::Unavailable { .. }) && error.to_string().contains("refused"), "{error}");
+
+    // A web server
+    let error = why(&store(&web_server("404 Not Found", "nothing here").await)).await;
+    assert!(matches!(error, StoreError::NotV3 { .. }) && error.to_string().contains("404"), "{error}");
+
+    // An etcd too old for the v3 API
+    let version = r#"{"etcdserver":"2.3.8","etcdcluster":"2.3.0"}"#;
+    let error = why(&store(&web_server("200 OK", version).await)).await;
+    assert!(matches!(error, StoreError::NotV3 { .. }) && error.to_string().contains("2.3.8"), "{error}");
+
+    // A port that accepts and says nothing
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = why(&store(&mute.local_addr().unwrap().to_string())).await;
+    assert!(error.is_transient(), "{error}");
+}
+
+/// An HTTP/1 server with one answer to everything.
+async fn web_server(status: &'static str, body: &'static str) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 1024];
+            let _ = stream.read(&mut request).await;
+            let answer =
+                format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    address
+}

@@ -1,0 +1,170 @@
+//! Nodes that come, go and die. torchrun brings none of this about with its default settings.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use elastic_coordinator::job::Keys;
+use elastic_coordinator::store::Store;
+use elastic_tests::etcd::EtcdServer;
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
+
+use crate::scene::{Launcher, Meeting, Running, Scene, cases};
+
+cases! {
+    ; beyond torchrun:
+    a_group_takes_in_a_newcomer = "the ranks are [\"0-of-2-a\", \"1-of-2-b\"]"
+    a_group_goes_on_without_a_killed_node = "the ranks are [\"0-of-1-a\"]"
+    a_killed_node_is_replaced = "both work again"
+    the_node_of_rank_0_may_be_killed = "the two work"
+    a_spare_waits_takes_over_and_ends_well = "one takes over"
+    a_node_killed_before_the_first_round_holds_no_place = "the others work"
+    a_signal_while_others_are_waited_for_is_a_leave = "left == right"
+}
+
+/// Workers that say where they are, of which node and in which world, and go on until they are told to end.
+const STAY: &str = "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e finish ]; do sleep 0.05; done";
+
+/// The first round begins with as many nodes as there may be.
+const UNTIL_ALL: &str = "--rdzv_conf=last_call_timeout=30,min_round_time=0";
+
+/// The launcher of a node whose workers know its name.
+fn start(scene: &Scene, flags: &[&str], name: &str) -> Running {
+    let program = scene.path("worker.sh");
+    scene.start_program(&[flags, &["--no-python"]].concat(), &[program.to_str().unwrap(), name])
+}
+
+/// Whether a node waits for others.
+async fn has_joined(launcher: &Launcher, etcd: &EtcdServer) -> bool {
+    if let Launcher::ElasticAgent = launcher {
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"j".parse().unwrap());
+        return etcd.store().range(&keys.nodes()).await.is_ok_and(|(nodes, _)| !nodes.is_empty());
+    }
+    let mut stream = TcpStream::connect(etcd.address()).unwrap();
+    stream.write_all(b"GET /v2/keys/torch/elastic/rendezvous/j HTTP/1.0\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer.contains("modifiedIndex")
+}
+
+async fn finish<const N: usize>(scene: &Scene, nodes: [&mut Running; N]) {
+    scene.write("finish", "");
+    for node in nodes {
+        assert_eq!(scene.end(node).await, 0);
+    }
+}
+
+/// Forgets who was where.
+fn forget(scene: &Scene) {
+    for rank in scene.ranks() {
+        std::fs::remove_file(scene.path(&format!("rank-{rank}"))).unwrap();
+    }
+}
+
+/// On `c10d` and `etcd-v2` the newcomer waits for an address that a surviving rank 0 does not write again.
+async fn a_group_takes_in_a_newcomer(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let meeting = Meeting::c10d();
+    let flags = meeting.and(&["--nnodes=1:2"]);
+    let mut first = start(&scene, &flags, "a");
+    scene.has_ranks(["0-of-1-a"]).await;
+    let mut second = start(&scene, &flags, "b");
+    scene.has_ranks(["0-of-2-a", "1-of-2-b"]).await;
+    finish(&scene, [&mut first, &mut second]).await;
+}
+
+/// Nobody tells the others, as long as their workers notice nothing.
+async fn a_group_goes_on_without_a_killed_node(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let meeting = Meeting::c10d();
+    let flags = meeting.and(&["--nnodes=1:2", UNTIL_ALL]);
+    let mut first = start(&scene, &flags, "a");
+    scene.eventually("the store is there", || TcpStream::connect(&meeting.endpoint).ok()).await;
+    let mut second = start(&scene, &flags, "b");
+    scene.has_ranks(["0-of-2-a", "1-of-2-b"]).await;
+    second.kill();
+    scene.has_ranks(["0-of-1-a"]).await;
+    finish(&scene, [&mut first]).await;
+}
+
+async fn a_killed_node_is_replaced(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    let flags = meeting.and(&["--nnodes=2", "--max_restarts=2"]);
+    let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
+    scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
+    forget(&scene);
+    second.kill();
+    let mut third = start(&scene, &flags, "c");
+    scene.eventually("both work again", || (scene.ranks().len() == 2).then_some(())).await;
+    finish(&scene, [&mut first, &mut third]).await;
+}
+
+async fn the_node_of_rank_0_may_be_killed(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    let flags = meeting.and(&["--nnodes=2:3", UNTIL_ALL]);
+    let names = ["a", "b", "c"];
+    let mut nodes = names.map(|name| start(&scene, &flags, name));
+    scene.eventually("the three work", || (scene.ranks().len() == 3).then_some(())).await;
+    let zeroth = names.iter().position(|name| scene.ranks().contains(&format!("0-of-3-{name}"))).unwrap();
+    forget(&scene);
+    nodes[zeroth].kill();
+    scene.eventually("the two work", || (scene.ranks().len() == 2).then_some(())).await;
+    scene.write("finish", "");
+    for at in (0..3).filter(|at| *at != zeroth) {
+        assert_eq!(scene.end(&mut nodes[at]).await, 0);
+    }
+}
+
+/// torchrun's takes over, but ends with 1 if nobody needs it.
+async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    // torchrun takes seconds to begin at all.
+    let join_timeout = if let Launcher::ElasticAgent = scene.launcher { 4 } else { 20 };
+    let conf = format!("--rdzv_conf=join_timeout={join_timeout},last_call_timeout=1");
+    let flags = meeting.and(&["--nnodes=2", &conf]);
+    let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
+    scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
+    let mut spares = [start(&scene, &flags, "c"), start(&scene, &flags, "d")];
+    // For longer than it may take to join.
+    let until = Instant::now() + Duration::from_secs(join_timeout + 2);
+    scene.eventually("time passes", || (Instant::now() >= until).then_some(())).await;
+    assert!(spares.each_mut().iter_mut().all(|spare| !spare.is_gone()), "a spare gave up\n{}", scene.log());
+    forget(&scene);
+    second.kill();
+    scene.eventually("one takes over", || (scene.ranks().len() == 2).then_some(())).await;
+    let [c, d] = &mut spares;
+    finish(&scene, [&mut first, c, d]).await;
+}
+
+/// torchrun's dead one stays a participant until its keep-alives count as missed, which is put off here: for longer than
+/// the others take to come.
+async fn a_node_killed_before_the_first_round_holds_no_place(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let (server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    let flags =
+        meeting.and(&["--nnodes=2", "--rdzv_conf=last_call_timeout=1,min_round_time=0,keep_alive_max_attempt=60"]);
+    let mut first = start(&scene, &flags, "a");
+    eventually("it has joined", Duration::from_secs(60), async || {
+        has_joined(&scene.launcher, &server).await.then_some(())
+    })
+    .await;
+    first.kill();
+    let mut others = [start(&scene, &flags, "b"), start(&scene, &flags, "c")];
+    scene.eventually("the others work", || (scene.ranks().len() == 2).then_some(())).await;
+    let [b, c] = &mut others;
+    finish(&scene, [b, c]).await;
+}
+
+/// torchrun handles signals only once workers run: before, SIGTERM ends it raw.
+async fn a_signal_while_others_are_waited_for_is_a_leave(launcher: Launcher) {
+    let scene = Scene::new(launcher, STAY);
+    let meeting = Meeting::c10d();
+    let mut alone = start(&scene, &meeting.and(&["--nnodes=2"]), "a");
+    scene.eventually("the store is there", || TcpStream::connect(&meeting.endpoint).ok()).await;
+    alone.signal(Signal::TERM);
+    assert_eq!((scene.end(&mut alone).await, scene.ranks().len()), (1, 0));
+}

@@ -1,0 +1,283 @@
+//! A launcher, started as users start it, and a folder in which its workers write what the test looks at. Not for what
+//! is asserted.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test};
+use elastic_tests::torch::Torch;
+use elastic_tests::wait::{eventually, exit};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Several torchruns start meanwhile, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Who is put to the test.
+#[derive(Clone)]
+pub(crate) enum Launcher {
+    /// Ours, by torchrun's name: with its defaults and exit codes.
+    ElasticAgent,
+    /// PyTorch's.
+    Torchrun(Torch),
+}
+
+/// torchrun, which is there when its tests are asked for.
+pub(crate) fn torchrun() -> Launcher {
+    Launcher::Torchrun(Torch::find().expect("torchrun comes with PyTorch"))
+}
+
+/// One test of each case for each launcher. torchrun's are left out unless they are asked for, since it takes seconds to
+/// start. After `beyond torchrun` stand those that it was seen to fail, with a part of what is said of the one step that it
+/// fails, so that no slow start is taken for it. When it passes one, that test fails, and the documents are to be changed.
+macro_rules! cases {
+    ($($name:ident)* $(; beyond torchrun: $($beyond:ident = $failure:literal)*)?) => {
+        mod elastic_agent {
+            use crate::scene::Launcher;
+            $(#[tokio::test] async fn $name() { super::$name(Launcher::ElasticAgent).await })*
+            $($(#[tokio::test] async fn $beyond() { super::$beyond(Launcher::ElasticAgent).await })*)?
+        }
+        mod torchrun {
+            use crate::scene::torchrun;
+            $(#[tokio::test] #[ignore = "make test-torchrun"] async fn $name() { super::$name(torchrun()).await })*
+            $($(
+                #[tokio::test] #[ignore = "make test-torchrun"] #[should_panic(expected = $failure)]
+                async fn $beyond() { super::$beyond(torchrun()).await }
+            )*)?
+        }
+    };
+}
+pub(crate) use cases;
+
+/// A folder, what runs in it, and by whom.
+pub(crate) struct Scene {
+    dir: TempDir,
+    pub(crate) launcher: Launcher,
+    env: Vec<(String, String)>,
+}
+
+impl Scene {
+    /// Workers run this shell script, in the folder.
+    pub(crate) fn new(launcher: Launcher, worker: &str) -> Scene {
+        let dir = tempfile::Builder::new().prefix("elastic-launcher-").tempdir().unwrap();
+        let scene = Scene { dir, launcher, env: Vec::new() };
+        scene.write("worker.sh", &format!("#!/bin/bash\ncd {}\n{worker}\n", scene.path("").display()));
+        std::fs::set_permissions(scene.path("worker.sh"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        scene
+    }
+
+    /// Sets a variable for launchers and workers.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Scene {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Lets workers be Python scripts that need PyTorch.
+    pub(crate) fn with(self, torch: &Torch) -> Scene {
+        let scene = torch
+            .environment()
+            .into_iter()
+            .fold(self, |scene, (name, value)| scene.env(name, value.to_str().expect("a variable that is UTF-8")));
+        let dir = scene.path("").display().to_string();
+        scene.env("STORY_DIR", &dir)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    /// What is in a file; nothing, if it is not there.
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+
+    /// All that launchers, and workers whose streams go there, have printed.
+    pub(crate) fn log(&self) -> String {
+        self.read("log")
+    }
+
+    /// Starts a launcher whose workers run the script.
+    pub(crate) fn start(&self, flags: &[&str]) -> Running {
+        self.start_program(&[flags, &["--no-python"]].concat(), &[self.path("worker.sh").to_str().unwrap()])
+    }
+
+    /// Starts one whose workers run something else.
+    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> Running {
+        let mut command = match &self.launcher {
+            Launcher::ElasticAgent => {
+                let mut command = Command::new(binary("elastic-agent"));
+                command.arg("torchrun-compat");
+                command
+            }
+            // By the module: the script beside the interpreter names the path it was made at.
+            Launcher::Torchrun(torch) => {
+                let mut command = torch.command();
+                command.args(["-m", "torch.distributed.run"]);
+                command
+            }
+        };
+        let set = |(name, _): &(String, String)| name.starts_with("PET_") || name.starts_with("TORCH");
+        for (name, _) in std::env::vars().filter(set) {
+            command.env_remove(name);
+        }
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        command.args(flags).args(program).current_dir(self.path("")).stdin(Stdio::null());
+        command.env("OMP_NUM_THREADS", "1").env("XDG_RUNTIME_DIR", self.path("")).env_remove("LOGLEVEL");
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        dies_with_test(&mut command);
+        Running(command.spawn().unwrap())
+    }
+
+    /// Runs a launcher to its end: its exit code.
+    pub(crate) async fn run(&self, flags: &[&str]) -> i32 {
+        self.end(&mut self.start(flags)).await
+    }
+
+    /// Waits for its end: the exit code, or minus the signal.
+    pub(crate) async fn end(&self, running: &mut Running) -> i32 {
+        exit(&mut running.0, "the launcher", PATIENCE).await
+    }
+
+    pub(crate) async fn eventually<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+        eventually(what, PATIENCE, || std::future::ready(condition())).await
+    }
+
+    /// Waits until this file is there, with something in it.
+    pub(crate) async fn appears(&self, name: &str) {
+        self.eventually(&format!("{name} is written"), || (!self.read(name).is_empty()).then_some(())).await;
+    }
+
+    /// Waits until there are these ranks: see [`Scene::ranks`].
+    pub(crate) async fn has_ranks<const N: usize>(&self, ranks: [&str; N]) {
+        let (what, ranks) = (format!("the ranks are {ranks:?}"), names(ranks));
+        self.eventually(&what, || (ranks.is_subset(&self.ranks())).then_some(())).await;
+    }
+
+    /// Names of the files that begin with `rank-`, without that.
+    pub(crate) fn ranks(&self) -> BTreeSet<String> {
+        let files = std::fs::read_dir(self.dir.path()).unwrap().flatten();
+        files.filter_map(|file| Some(file.file_name().to_str()?.strip_prefix("rank-")?.to_owned())).collect()
+    }
+
+    /// Launchers, workers, and what those have started, that are alive.
+    fn living(&self) -> Vec<Pid> {
+        let own = self.dir.path().as_os_str().as_encoded_bytes();
+        let of_ours = |pid: &Pid| {
+            let environment = std::fs::read(format!("/proc/{}/environ", pid.as_raw_pid())).unwrap_or_default();
+            environment.windows(own.len()).any(|window| window == own)
+        };
+        let pids = std::fs::read_dir("/proc").unwrap().flatten();
+        pids.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).filter(of_ours).collect()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log\n{}", self.log());
+        }
+        let begun = Instant::now();
+        if matches!(self.launcher, Launcher::ElasticAgent) {
+            // Every launcher is gone by now.
+            while !self.living().is_empty() && begun.elapsed() < PATIENCE && !std::thread::panicking() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            assert!(std::thread::panicking() || self.living().is_empty(), "left behind: {:?}", self.living());
+        }
+        for pid in self.living() {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// A launcher that was started. Dropping it kills it.
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// SIGKILL, and waits until it is dead.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+
+    pub(crate) fn is_gone(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    /// Its exit code, if it has ended with one.
+    pub(crate) fn code(&mut self) -> Option<i32> {
+        self.0.try_wait().unwrap().and_then(|status| status.code())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One node and nothing else.
+pub(crate) const ALONE: &str = "--standalone";
+
+pub(crate) fn names<const N: usize>(ranks: [&str; N]) -> BTreeSet<String> {
+    ranks.map(str::to_owned).into()
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// How several nodes of a job meet, in flags.
+pub(crate) struct Meeting {
+    /// Where.
+    pub(crate) endpoint: String,
+    flags: Vec<String>,
+}
+
+impl Meeting {
+    /// At the first of them.
+    pub(crate) fn c10d() -> Meeting {
+        Meeting::at("c10d", &format!("127.0.0.1:{}", free_port()))
+    }
+
+    fn at(backend: &str, endpoint: &str) -> Meeting {
+        let by = [format!("--rdzv_backend={backend}"), format!("--rdzv_endpoint={endpoint}")];
+        let more = ["--rdzv_id=j", "--local_addr=127.0.0.1", "--rdzv_conf=last_call_timeout=1,min_round_time=0"];
+        Meeting { endpoint: endpoint.to_owned(), flags: by.into_iter().chain(more.map(str::to_owned)).collect() }
+    }
+
+    /// On an etcd that speaks both of its APIs: torchrun takes the older one, by the newer of its two backends if that is
+    /// asked for.
+    pub(crate) async fn etcd(launcher: &Launcher, torchruns: &str) -> (EtcdServer, Meeting) {
+        let server = EtcdServer::start(EtcdOptions::with_v2()).await;
+        let backend = if matches!(launcher, Launcher::ElasticAgent) { "etcd" } else { torchruns };
+        let meeting = Meeting::at(backend, &server.address());
+        (server, meeting)
+    }
+
+    /// These flags, and others after them.
+    pub(crate) fn and<'a>(&'a self, flags: &[&'a str]) -> Vec<&'a str> {
+        self.flags.iter().map(String::as_str).chain(flags.iter().copied()).collect()
+    }
+}
+
+/// Whether a process of this id runs, and is not one that nobody has waited for.
+pub(crate) fn is_alive(pid: &str) -> bool {
+    let status = std::fs::read_to_string(Path::new("/proc").join(pid.trim()).join("status")).unwrap_or_default();
+    !pid.trim().is_empty() && status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))
+}

@@ -1,0 +1,139 @@
+//! The Python package: its sampler, its end of the worker socket under real agents, and the wheel. Needs no PyTorch.
+
+// Helpers of tests fail as tests do.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use serde_json::Value;
+
+fn package() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("agent/python")
+}
+
+fn succeeds(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let text = [&output.stdout[..], &output.stderr[..]].concat();
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&text));
+    output
+}
+
+#[test]
+fn the_sampler_uses_each_sample_once() {
+    succeeds(Command::new("python3").arg(package().join("tests/test_sampler.py")).env("PYTHONPATH", package()));
+}
+
+#[tokio::test]
+async fn a_script_speaks_with_its_agent() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("speaks.py", &[]);
+    let mut agents = job.start_all(["a", "b"]);
+    let told = async |event: &str, round: u64, count: usize| -> Vec<Value> {
+        eventually(&format!("`{event}` is told in round {round}"), LIMIT, async || {
+            let lines = json_lines(&job.path("trace"));
+            let fits = |line: &Value| line["event"] == event && line["round"] == round;
+            Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() >= count)
+        })
+        .await
+    };
+
+    // Given a checkpoint that rank 0 has committed after both have met, then an older one is refused
+    let place = told("passed", 1, 2).await[0]["place"].clone();
+    assert_eq!((&place["job"], &place["world_size"], &place["checkpoint"]), (&"job".into(), &2.into(), &Value::Null));
+    let refused = told("committed", 1, 1).await[0]["refused"].as_str().unwrap().to_owned();
+    assert!(refused.contains('9') && refused.contains("10"), "{refused}");
+
+    // When a worker dies, then the other hears that a round is forming, and both resume from the checkpoint
+    job.runs(1, 2).await.workers[1].kill();
+    let forming = told("forming", 1, 1).await;
+    assert_eq!((&forming[0]["next"], &forming[0]["rank"]), (&2.into(), &0.into()), "{forming:?}");
+    for line in told("passed", 2, 2).await {
+        let checkpoint = &line["place"]["checkpoint"];
+        assert_eq!((&checkpoint["step"], &checkpoint["round"]), (&10.into(), &1.into()), "{line}");
+        assert_eq!(checkpoint["path"], job.path("checkpoint-1").to_str().unwrap());
+        // The digest of "weights".
+        assert_eq!(checkpoint["digest"], "sha256:9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c");
+    }
+    told("committed", 2, 1).await;
+    std::fs::write(job.path("finish"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_script_keeps_its_process_when_a_peer_dies() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("stays.py", &[]);
+    let mut agents = job.start_all(["a", "b"]);
+    let placed = async |round: u64| -> Vec<Value> {
+        let mut placed = eventually(&format!("both have a place in round {round}"), LIMIT, async || {
+            let lines = json_lines(&job.path("trace"));
+            let fits = |line: &Value| line["event"] == "placed" && line["place"]["round"] == round;
+            Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() == 2)
+        })
+        .await;
+        placed.sort_by_key(|line| line["place"]["rank"].as_u64());
+        placed
+    };
+    let first = placed(1).await;
+    job.runs(1, 2).await.workers[1].kill();
+    let second = placed(2).await;
+    assert_eq!(second[0]["pid"], first[0]["pid"]);
+    assert_ne!(second[1]["pid"], first[1]["pid"]);
+    assert_ne!(second[0]["place"]["master_port"], first[0]["place"]["master_port"]);
+    assert!(second.iter().all(|line| line["again"] == true), "{second:?}");
+    std::fs::write(job.path("finish"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+/// The wheel that `make wheel` has built; none, with a line that says so, unless `ELASTIC_REQUIRE_WHEEL=1`.
+fn wheel() -> Option<PathBuf> {
+    let target = binary("elastic-agent").parent().and_then(Path::parent).unwrap().join("wheels");
+    let files = std::fs::read_dir(target).into_iter().flatten().flatten().map(|entry| entry.path());
+    let wheel = files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "whl"));
+    if wheel.is_none() {
+        let required = std::env::var("ELASTIC_REQUIRE_WHEEL").is_ok_and(|value| value == "1");
+        assert!(!required, "there is no wheel, and ELASTIC_REQUIRE_WHEEL=1: run `make wheel`");
+        println!("skipped: there is no wheel; run `make wheel`");
+    }
+    wheel
+}
+
+#[test]
+fn the_wheel_puts_the_program_on_the_path() {
+    let Some(wheel) = wheel() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let venv = dir.path().join("venv");
+    succeeds(Command::new("python3").args(["-m", "venv"]).arg(&venv));
+    let bin = venv.join("bin");
+    succeeds(
+        Command::new(bin.join("python"))
+            .args(["-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check"])
+            .arg(&wheel),
+    );
+
+    // Then the program runs from there, and the workers' Python has the package
+    let script = dir.path().join("train.py");
+    std::fs::write(
+        &script,
+        "import elastic_agent, sys\nassert 'torch' not in sys.modules\n\
+         print(elastic_agent.__file__, elastic_agent.assignment()['world_size'])\n",
+    )
+    .unwrap();
+    let output = succeeds(
+        Command::new(bin.join("elastic-agent"))
+            .args(["--standalone", "--log-dir=/dev/null"])
+            .arg(&script)
+            .env("VIRTUAL_ENV", &venv)
+            .env_remove("PYTHONPATH"),
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.starts_with(venv.to_str().unwrap()) && said.trim_end().ends_with(" 1"), "{said}");
+    let listed = succeeds(Command::new(bin.join("python")).args(["-m", "pip", "list", "--format=freeze"]));
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(listed.contains("elastic-agent=="), "{listed}");
+}

@@ -1,0 +1,46 @@
+//! The store contract, held against real etcd servers. Not for faults: see `etcd_faults`.
+
+// Helpers of tests panic like tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+use elastic_tests::contract::Subject;
+use elastic_tests::etcd;
+
+async fn etcd_3_4() -> Subject {
+    etcd::subject(None).await
+}
+
+elastic_tests::contract_suite!(on_etcd_3_4, etcd_3_4);
+
+/// The same on etcd 3.5, where `tests/etcd-3.5.sh` has fetched it. Demanded by `ELASTIC_REQUIRE_ETCD35=1`.
+mod on_etcd_3_5 {
+    use elastic_tests::contract::{Case, compaction, lease, run_group, txn, watch};
+    use elastic_tests::etcd;
+
+    fn group(cases: &[Case], width: usize) {
+        match etcd::etcd35() {
+            Some(binary) => run_group(|| etcd::subject(Some(binary)), cases, width),
+            None => eprintln!("not run: no etcd 3.5 here (tests/etcd-3.5.sh fetches it)"),
+        }
+    }
+
+    #[test]
+    fn transactions() {
+        group(txn::CASES, usize::MAX);
+    }
+
+    #[test]
+    fn watches() {
+        group(watch::CASES, usize::MAX);
+    }
+
+    #[test]
+    fn leases() {
+        group(lease::CASES, usize::MAX);
+    }
+
+    #[test]
+    fn compaction() {
+        group(compaction::CASES, 1);
+    }
+}

@@ -1,0 +1,40 @@
+//! The store contract, held against the embedded store: in the process, and over the network through the etcd client.
+//! Not for what only etcd's API shows: the coordinator's own tests do that.
+
+// Tests report by panicking, their helpers too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use elastic_coordinator::embedded::{EmbeddedServer, Hub};
+use elastic_coordinator::mvcc::Limits;
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_coordinator::store::{MemoryStore, Store};
+use elastic_tests::contract::{Compact, Subject};
+
+fn compact(hub: Arc<Hub>) -> Compact {
+    Arc::new(move |revision| {
+        let hub = hub.clone();
+        Box::pin(async move { hub.with(|mvcc, _| mvcc.compact(revision)).expect("compaction") })
+    })
+}
+
+fn subject(store: impl Store + 'static, memory: &MemoryStore) -> Subject {
+    Subject::new(Arc::new(store), compact(memory.hub().clone()))
+}
+
+async fn in_process() -> Subject {
+    let store = MemoryStore::start(Limits::default());
+    subject(store.clone(), &store)
+}
+
+async fn over_the_network() -> Subject {
+    let server = EmbeddedServer::bind(([127, 0, 0, 1], 0).into(), false).await.expect("a free port");
+    let (address, memory) = (server.address(), server.store());
+    // Ends with the runtime of the group.
+    tokio::spawn(server.serve(std::future::pending()));
+    subject(EtcdStore::connect(EtcdConfig::new([address.to_string()])).expect("a good address"), &memory)
+}
+
+elastic_tests::contract_suite!(memory, in_process);
+elastic_tests::contract_suite!(server, over_the_network);

@@ -1,0 +1,99 @@
+//! A model of one's own, trained elastically: a line through noisy points. `Elastic`'s page explains each part.
+//!
+//! ```text
+//! cargo run --example line
+//! elastic-agent --standalone --nproc-per-node=3 --no-python target/debug/examples/line --checkpoint-dir=/tmp/line
+//! ```
+
+use std::error::Error;
+use std::io::Write;
+
+use clap::Parser;
+use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Stop, Tensor, random};
+
+/// What the points scatter around.
+pub(crate) const SLOPE: f32 = 3.0;
+pub(crate) const HEIGHT: f32 = -1.0;
+/// How far they lie from it at most.
+const NOISE: f32 = 0.5;
+
+/// Fit a line to points, by as many workers as there happen to be
+#[derive(Debug, Parser)]
+#[command(mut_arg("lr", |lr| lr.default_value("0.01")))]
+struct Flags {
+    /// Points to fit it to
+    #[arg(long, default_value_t = 4096)]
+    points: u64,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// A slope and a height.
+#[derive(Debug)]
+pub(crate) struct Line(Vec<Tensor>);
+
+impl Line {
+    pub(crate) fn new() -> Line {
+        Line(Tensor::sequence([("slope", vec![1]), ("height", vec![1])]))
+    }
+}
+
+impl Model for Line {
+    type Batch = Vec<[f32; 2]>;
+
+    fn tensors(&self) -> &[Tensor] {
+        &self.0
+    }
+
+    fn init(&self, seed: u64) -> Vec<f32> {
+        vec![random::unit(seed), 0.0]
+    }
+
+    fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+        gradient.fill(0.0);
+        let mut loss = 0.0;
+        for &mut [x, y] in batch {
+            let error = parameters[0] * x + parameters[1] - y;
+            gradient[0] += 2.0 * error * x;
+            gradient[1] += 2.0 * error;
+            loss += error * error;
+        }
+        loss
+    }
+}
+
+/// As many points. None is stored: a point follows from its number.
+#[derive(Debug)]
+pub(crate) struct Points(pub(crate) u64);
+
+impl Data for Points {
+    type Batch = Vec<[f32; 2]>;
+
+    fn samples(&self) -> u64 {
+        self.0
+    }
+
+    fn read(&self, samples: &[u64], batch: &mut Vec<[f32; 2]>) {
+        batch.clear();
+        batch.extend(samples.iter().map(|&sample| {
+            let x = 2.0 * random::unit(2 * sample) - 1.0;
+            let noise = NOISE * (2.0 * random::unit(2 * sample + 1) - 1.0);
+            [x, SLOPE * x + HEIGHT + noise]
+        }));
+    }
+
+    /// Its error is evenly spread over twice [`NOISE`], whose variance is known.
+    fn reachable_loss(&self) -> Option<f64> {
+        Some(f64::from(NOISE).powi(2) / 3.0)
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let Flags { points, settings } = Flags::parse();
+    let environment = Environment::read(|name| std::env::var(name).ok())?;
+    let outcome = Elastic::new(settings, environment).stop(Stop::on_signals()?).run(&Line::new(), &Points(points))?;
+    if let (0, [slope, height]) = (outcome.rank, outcome.state.parameters()) {
+        writeln!(std::io::stdout(), "y = {slope:.3} x + {height:.3}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! The worker's side of the agent's socket: JSON lines. A thread of its own reads them, so that a collective operation
+//! which waits for a peer learns that a round is forming. Not for deciding what to say.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use elastic_proto::worker::{Assignment, Checkpoint, FailureClass, FromWorker, MAX_LINE, ToWorker};
+use tracing::debug;
+
+use crate::settings::Environment;
+use crate::stop::{GLANCE, Stop};
+
+/// How long the agent may take to answer a registration, and to read what it is sent.
+const AGENT_TIME: Duration = Duration::from_secs(10);
+/// Shortest time between two reports of progress.
+const PROGRESS_TIME: Duration = Duration::from_millis(100);
+
+/// Why the agent cannot be spoken with.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// Nobody is there.
+    #[error("cannot reach the agent at {}: {cause}; unset ELASTIC_AGENT_SOCKET to run without one", path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// It went, or no longer reads.
+    #[error("lost the agent: {0}")]
+    Lost(io::Error),
+    /// It did not accept the worker.
+    #[error("the agent refused this worker: {0}")]
+    Refused(String),
+    /// It is silent.
+    #[error("the agent did not answer within {} s", AGENT_TIME.as_secs())]
+    Silent,
+    /// Environment and agent contradict each other.
+    #[error("the agent says round {}, rank {} of {}, but the environment round {}, rank {} of {}: this worker was \
+        started for another round", .0.round, .0.rank, .0.world_size, .1.round, .1.rank, .1.world_size)]
+    Disagrees(Box<Assignment>, Box<Environment>),
+    /// The stop flag was raised.
+    #[error("stopped")]
+    Stopped,
+}
+
+/// A connection to the agent, registered.
+#[derive(Debug)]
+pub struct Agent {
+    socket: UnixStream,
+    inbox: Receiver<Result<ToWorker, io::Error>>,
+    requests: u64,
+    last_progress: Option<Instant>,
+}
+
+impl Agent {
+    /// Connects, registers, and returns this worker's place.
+    pub fn register(path: &Path, environment: &Environment, stop: &Stop) -> Result<(Agent, Assignment), AgentError> {
+        let connect = || {
+            let socket = UnixStream::connect(path)?;
+            socket.set_write_timeout(Some(AGENT_TIME))?;
+            let (reader, stop, (outbox, inbox)) = (socket.try_clone()?, stop.clone(), channel());
+            std::thread::Builder::new().name("agent".into()).spawn(move || read(reader, &stop, &outbox))?;
+            Ok((socket, inbox))
+        };
+        let (socket, inbox) = connect().map_err(|cause| AgentError::Connect { path: path.to_owned(), cause })?;
+        let mut agent = Agent { socket, inbox, requests: 0, last_progress: None };
+        let local_rank = environment.local_rank;
+        agent.say(&FromWorker::Register { local_rank, pid: std::process::id(), round_aware: true })?;
+        let deadline = Instant::now() + AGENT_TIME;
+        loop {
+            match agent.next(deadline, stop)? {
+                None => return Err(AgentError::Silent),
+                Some(ToWorker::Error { message, .. }) => return Err(AgentError::Refused(message)),
+                Some(ToWorker::Welcome(place)) => {
+                    let told = (environment.round, environment.rank, environment.world_size);
+                    if (place.round, place.rank, place.world_size) == told {
+                        return Ok((agent, place));
+                    }
+                    return Err(AgentError::Disagrees(Box::new(place), Box::new(environment.clone())));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Reports progress, at most ten times a second.
+    pub fn progress(&mut self, step: u64, epoch: u64, loss: f64, total_steps: u64) -> Result<(), AgentError> {
+        if step < total_steps && self.last_progress.is_some_and(|last| last.elapsed() < PROGRESS_TIME) {
+            return Ok(());
+        }
+        self.last_progress = Some(Instant::now());
+        let loss = Some(loss).filter(|loss| loss.is_finite());
+        self.say(&FromWorker::Progress { step, epoch: Some(epoch), loss, total_steps: Some(total_steps) })
+    }
+
+    /// Asks to commit a checkpoint and returns the number that the answer will carry.
+    pub fn commit(&mut self, checkpoint: &Checkpoint) -> Result<u64, AgentError> {
+        self.requests += 1;
+        self.say(&FromWorker::Commit { id: self.requests, checkpoint: checkpoint.clone() })?;
+        Ok(self.requests)
+    }
+
+    /// Says that this worker is at rest after `step` steps, for the sake of the round that is forming.
+    pub fn quiesced(&mut self, round: u64, step: u64) -> Result<(), AgentError> {
+        self.say(&FromWorker::Quiesced { round, step })
+    }
+
+    /// Says why the worker is about to exit. Nothing can be done when this fails too.
+    pub fn failing(&mut self, class: FailureClass, message: &str) {
+        let message = message.chars().take(2000).collect();
+        if let Err(error) = self.say(&FromWorker::Failing { class, message }) {
+            debug!(%error, "cannot tell the agent why");
+        }
+    }
+
+    /// What the agent has said, if anything; does not wait.
+    pub fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
+        match self.inbox.try_recv() {
+            Ok(message) => message.map(Some).map_err(AgentError::Lost),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(AgentError::Lost(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    /// The agent's next message; none at the deadline.
+    pub fn next(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<ToWorker>, AgentError> {
+        loop {
+            if stop.is_raised() {
+                return Err(AgentError::Stopped);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(left.min(GLANCE)) {
+                Ok(message) => return message.map(Some).map_err(AgentError::Lost),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(AgentError::Lost(io::ErrorKind::UnexpectedEof.into()));
+                }
+            }
+        }
+    }
+
+    fn say(&mut self, message: &FromWorker) -> Result<(), AgentError> {
+        let mut line = serde_json::to_vec(message).map_err(|error| AgentError::Lost(error.into()))?;
+        line.push(b'\n');
+        self.socket.write_all(&line).map_err(AgentError::Lost)
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        // Ends the thread that reads, whose copy of the socket would keep the connection open.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// Reads to the connection's end.
+fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<ToWorker, io::Error>>) {
+    let mut reader = BufReader::new(socket);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let read = (&mut reader).take(MAX_LINE as u64 + 1).read_until(b'\n', &mut line);
+        let end = match read {
+            Ok(0) => io::ErrorKind::UnexpectedEof.into(),
+            Ok(_) if line.len() > MAX_LINE => io::Error::new(io::ErrorKind::InvalidData, "it sent a line without end"),
+            Ok(_) => match serde_json::from_slice(&line) {
+                Ok(message) => {
+                    if let ToWorker::Forming { round, quiesce_ms, .. } = &message {
+                        stop.forms(*round, Duration::from_millis(*quiesce_ms));
+                    }
+                    if outbox.send(Ok(message)).is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                // A newer agent may know messages that this worker does not need.
+                Err(error) => {
+                    debug!(%error, "passed over a line of the agent's");
+                    continue;
+                }
+            },
+            Err(error) => error,
+        };
+        // Nobody may be left to hear it.
+        let _ = outbox.send(Err(end));
+        return;
+    }
+}

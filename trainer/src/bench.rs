@@ -1,0 +1,61 @@
+//! Times the all-reduces as one rank of several that a benchmark has started: it asks for them in turn with others'.
+//! Not for training.
+
+use std::io::{self, BufRead, Write};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use elastic_trainer::collective::tree::{cover, shards_of};
+use elastic_trainer::collective::{Group, Patience, Place};
+use elastic_trainer::settings::Environment;
+use elastic_trainer::stop::Stop;
+
+/// Reads `ring|ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
+/// turn. Every rank must be told the same.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let environment = Environment::read(|name| std::env::var(name).ok())?;
+    let Environment { rank, world_size, master_addr, master_port, agent_store, .. } = environment;
+    let (job, settings) = ("bench".to_owned(), String::new());
+    let place = Place { job, round: 0, rank, world_size, master_addr, master_port, agent_store, settings };
+    let time = Duration::from_secs(60);
+    let mut group = Group::form(&place, Patience { form: time, operation: time }, Stop::default())?;
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let [what, bytes, turns] = line.split(' ').collect::<Vec<_>>()[..] else { bail!("`{line}` is no task") };
+        let (bytes, turns): (usize, u32) = (bytes.parse()?, turns.parse()?);
+        let mut data = vec![0.0f32; bytes / size_of::<f32>()];
+        let taken = match what {
+            "ring" => time_turns(&mut group, turns, |group| Ok(group.all_reduce(&mut data)?))?,
+            "ordered" => {
+                // One shard for each rank, so that every rank sends one partial sum.
+                let nodes = cover(world_size, &shards_of(rank, world_size, world_size)).len();
+                let partial = data.clone();
+                let partials = vec![&partial[..]; nodes];
+                time_turns(&mut group, turns, |group| {
+                    group.ordered_sum(world_size, &partials, &mut data, 0)?;
+                    Ok(())
+                })?
+            }
+            other => bail!("`{other}` is no all-reduce"),
+        };
+        writeln!(io::stdout(), "{}", taken.as_secs_f64() * 1e3 / f64::from(turns)).context("cannot answer")?;
+    }
+    group.leave();
+    Ok(())
+}
+
+/// Turns follow each other as the steps of training do.
+fn time_turns(
+    group: &mut Group,
+    turns: u32,
+    mut turn: impl FnMut(&mut Group) -> anyhow::Result<()>,
+) -> anyhow::Result<Duration> {
+    // The first touches fresh memory and waits for ranks that are not here yet.
+    turn(group)?;
+    group.barrier()?;
+    let started = Instant::now();
+    for _ in 0..turns {
+        turn(group)?;
+    }
+    Ok(started.elapsed())
+}

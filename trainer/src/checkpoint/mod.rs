@@ -1,0 +1,342 @@
+//! Saving the state so that a crash at any moment leaves the last good checkpoint, and loading one that is whole. Not
+//! for deciding when to save, nor for committing: that is the agent's transaction.
+//!
+//! ```text
+//! <folder>/step-00000120-r3/rank0-of-1.safetensors    the flat state; PyTorch's safetensors can read it
+//! <folder>/step-00000120-r3/manifest.json             written last: without it the folder is no checkpoint
+//! ```
+//!
+//! A folder carries its round, so that a member that was left behind by its round cannot overwrite what a later round
+//! committed. Files are written under a temporary name, made durable, renamed, and the folder made durable: a rename is
+//! durable only then.
+
+pub mod command;
+#[cfg(test)]
+mod crash_test;
+pub mod disk;
+#[cfg(test)]
+pub(crate) mod faulty;
+pub mod manifest;
+pub mod retention;
+pub mod snapshot;
+mod tensors;
+pub mod writer;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use elastic_proto::worker::Checkpoint;
+use tracing::{info, warn};
+
+use disk::Disk;
+use manifest::{Extent, Manifest, digest, hex};
+use retention::{Name, Retention};
+use snapshot::Frame;
+
+const MANIFEST: &str = "manifest.json";
+const DATA: &str = "rank0-of-1.safetensors";
+const TEMPORARY: &str = ".tmp";
+const PROBE: &str = ".writable";
+
+/// Bytes under one checksum.
+const CHUNK: usize = 8 << 20;
+
+/// Why a checkpoint cannot be saved or loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The folder's parent is missing.
+    #[error("checkpoint folder {} cannot be created: its parent does not exist; create it, or choose another \
+        --checkpoint-dir", folder.display())]
+    NoParent {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder does not take files.
+    #[error("checkpoint folder {} cannot be written: {cause}; make it writable, or choose another --checkpoint-dir",
+        folder.display())]
+    NotWritable {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// The folder's file system says nothing.
+    #[error("checkpoint folder {} has not answered for {} s; does its file system hang? Repair it, or choose another \
+        --checkpoint-dir", folder.display(), waited.as_secs())]
+    Silent {
+        /// The folder.
+        folder: PathBuf,
+        /// For how long it was waited for.
+        waited: Duration,
+    },
+    /// There is no thread to write with.
+    #[error("cannot start the thread that writes checkpoints: {0}")]
+    Thread(io::Error),
+    /// A save failed on its way; earlier checkpoints are untouched.
+    #[error("cannot save the checkpoint of step {step} in {}: {cause}", folder.display())]
+    Save {
+        /// Its step.
+        step: u64,
+        /// Where.
+        folder: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// A checkpoint is missing, incomplete or damaged.
+    #[error("cannot load checkpoint {}: {cause}", path.display())]
+    Load {
+        /// Its manifest.
+        path: PathBuf,
+        /// What is wrong.
+        cause: String,
+    },
+}
+
+/// A checkpoint that was read and found whole.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// What it says about itself.
+    pub manifest: Manifest,
+    /// The flat state.
+    pub state: Vec<f32>,
+}
+
+/// A part of a checkpoint that is not as its manifest says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flaw {
+    /// The file.
+    pub file: String,
+    /// The chunk, where it is one: counted from 0.
+    pub chunk: Option<u64>,
+    /// What is wrong.
+    pub cause: String,
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.chunk {
+            None => write!(f, "{}: {}", self.file, self.cause),
+            Some(chunk) => write!(f, "{} is damaged in chunk {chunk}: {}", self.file, self.cause),
+        }
+    }
+}
+
+/// A folder of checkpoints.
+#[derive(Debug)]
+pub struct Checkpoints<D> {
+    disk: D,
+    folder: PathBuf,
+}
+
+impl<D: Disk> Checkpoints<D> {
+    /// Nothing is touched yet.
+    pub fn new(disk: D, folder: &Path) -> Checkpoints<D> {
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        Checkpoints { disk, folder }
+    }
+
+    /// Where they are, as an absolute path.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Creates the folder where only its last part is missing, and proves that it takes files.
+    pub fn prepare(&mut self) -> Result<(), CheckpointError> {
+        let folder = self.folder.clone();
+        if self.disk.list(&folder).is_err() {
+            self.create().map_err(|cause| match cause.kind() {
+                io::ErrorKind::NotFound => CheckpointError::NoParent { folder: folder.clone() },
+                _ => CheckpointError::NotWritable { folder: folder.clone(), cause },
+            })?;
+        }
+        let probe = folder.join(PROBE);
+        let result = self.disk.write(&probe, b"this folder takes files\n").and_then(|()| self.disk.remove_file(&probe));
+        result.map_err(|cause| CheckpointError::NotWritable { folder, cause })
+    }
+
+    /// Creates the folder so that a crash does not take it, and what will be in it, away again.
+    fn create(&mut self) -> io::Result<()> {
+        self.disk.create_folder(&self.folder)?;
+        let Some(parent) = self.folder.parent() else { return Ok(()) };
+        match self.disk.sync_folder(parent) {
+            // Whoever may write there but not read cannot do this.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            Err(error) => {
+                // Else the next attempt would find it, and trust it.
+                let _ = self.disk.remove_folder(&self.folder);
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Saves a copy of a snapshot. When this returns, the checkpoint is whole and durable.
+    pub fn save(&mut self, frame: &Frame) -> Result<Checkpoint, CheckpointError> {
+        let step = frame.step();
+        let folder = self.path(Name { step, round: frame.about.round });
+        self.write(&folder, frame).map_err(|cause| {
+            // Room for the next attempt, where the disk is full; what cannot be removed is removed later.
+            if let Err(error) = self.discard(&folder) {
+                info!(folder = %folder.display(), %error, "left an incomplete checkpoint");
+            }
+            CheckpointError::Save { step, folder: self.folder.clone(), cause }
+        })
+    }
+
+    fn write(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
+        self.discard(folder)?;
+        self.disk.create_folder(folder)?;
+        let bytes = frame.pages.bytes();
+        let extent = Extent {
+            file: DATA.to_owned(),
+            file_len: bytes.len() as u64,
+            file_offset: frame.header as u64,
+            offset: 0,
+            len: frame.about.state_bytes,
+            chunk: CHUNK as u64,
+            crc32c: bytes.chunks(CHUNK).map(|chunk| hex(crc32c::crc32c(chunk))).collect(),
+        };
+        self.place(&folder.join(DATA), bytes)?;
+        let manifest = Manifest { extents: vec![extent], ..frame.about.clone() }.encode();
+        let path = folder.join(MANIFEST);
+        self.place(&path, &manifest)?;
+        self.disk.sync_folder(folder)?;
+        self.disk.sync_folder(&self.folder)?;
+        let path = path.to_string_lossy().into_owned();
+        Ok(Checkpoint { step: frame.step(), path, digest: digest(&manifest), round: frame.about.round })
+    }
+
+    /// Writes a file so that its name never stands for half of it.
+    fn place(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut temporary = path.as_os_str().to_owned();
+        temporary.push(TEMPORARY);
+        let temporary = PathBuf::from(temporary);
+        self.disk.write(&temporary, bytes)?;
+        let kept = self.disk.length(&temporary)?;
+        if kept != bytes.len() as u64 {
+            return Err(io::Error::other(format!("the file system kept {kept} of {} bytes", bytes.len())));
+        }
+        self.disk.rename(&temporary, path)
+    }
+
+    /// Loads the checkpoint whose manifest lies at `path`. With a digest, only that very manifest will do.
+    pub fn load(&self, path: &Path, expected: Option<&str>) -> Result<Loaded, CheckpointError> {
+        let read = || {
+            let manifest = self.manifest(path, expected)?;
+            let mut state = vec![0.0; (manifest.state_bytes / size_of::<f32>() as u64) as usize];
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
+            let flaws = self.check(path, &manifest, |place, piece| {
+                bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
+            });
+            flaws.first().map_or(Ok(Loaded { manifest, state }), |flaw| Err(flaw.to_string()))
+        };
+        read().map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
+    }
+
+    /// Reads a manifest, whose files may still be damaged but are there in their full length.
+    fn manifest(&self, path: &Path, expected: Option<&str>) -> Result<Manifest, String> {
+        let length = self.disk.length(path).map_err(|error| error.to_string())?;
+        let mut bytes = vec![0; length as usize];
+        self.disk.read(path, 0, &mut bytes).map_err(|error| error.to_string())?;
+        if let Some(expected) = expected.filter(|&expected| digest(&bytes) != *expected) {
+            return Err(format!("the manifest's digest is {}, not {expected}", digest(&bytes)));
+        }
+        let manifest = Manifest::decode(&bytes)?;
+        for Extent { file, file_len, .. } in &manifest.extents {
+            let found = self.disk.length(&path.with_file_name(file)).map_err(|error| format!("{file}: {error}"))?;
+            if found != *file_len {
+                return Err(format!("{file} has {found} bytes instead of {file_len}"));
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Reads all files of a checkpoint and says what is wrong with them. What is right goes to `take`, with its place in
+    /// the flat state.
+    fn check(&self, path: &Path, manifest: &Manifest, mut take: impl FnMut(u64, &[u8])) -> Vec<Flaw> {
+        let mut flaws = Vec::new();
+        let mut room = Vec::new();
+        for extent in &manifest.extents {
+            let data = extent.file_offset..extent.file_offset + extent.len;
+            for (number, expected) in (0..).zip(&extent.crc32c) {
+                let flaw = |cause| Flaw { file: extent.file.clone(), chunk: Some(number), cause };
+                let start = number * extent.chunk;
+                let end = extent.file_len.min(start + extent.chunk);
+                room.resize((end - start) as usize, 0);
+                if let Err(error) = self.disk.read(&path.with_file_name(&extent.file), start, &mut room) {
+                    flaws.push(flaw(format!("bytes {start} to {end} cannot be read: {error}")));
+                    continue;
+                }
+                let found = hex(crc32c::crc32c(&room));
+                if found != *expected {
+                    flaws.push(flaw(format!("bytes {start} to {end} have the checksum {found}, not {expected}")));
+                    continue;
+                }
+                let piece = data.start.max(start)..data.end.min(end);
+                if !piece.is_empty() {
+                    let within = (piece.start - start) as usize..(piece.end - start) as usize;
+                    take(extent.offset + (piece.start - data.start), &room[within]);
+                }
+            }
+        }
+        flaws
+    }
+
+    /// The newest checkpoint that is whole. Damaged ones are reported and passed over.
+    pub fn newest(&self) -> Option<Loaded> {
+        self.names().unwrap_or_default().into_iter().rev().find_map(|name| {
+            let path = self.path(name).join(MANIFEST);
+            self.load(&path, None).inspect_err(|error| warn!(%error, "passed over a checkpoint")).ok()
+        })
+    }
+
+    /// Removes what `committed` has made superfluous: of the complete checkpoints up to it those that are not to be
+    /// retained, and the incomplete ones. Call it only when the commit is confirmed. Returns what could not be removed.
+    pub fn prune(&mut self, committed: &Checkpoint, retention: &Retention) -> Vec<(PathBuf, io::Error)> {
+        let own = Name { step: committed.step, round: committed.round };
+        let found: BTreeSet<Name> =
+            self.names().unwrap_or_default().into_iter().filter(|&found| found <= own).collect();
+        let (complete, incomplete): (BTreeSet<Name>, _) = found.into_iter().partition(|&name| self.is_complete(name));
+        let mut failures = Vec::new();
+        for name in retention.superfluous(&complete).union(&incomplete).filter(|&&name| name != own) {
+            let folder = self.path(*name);
+            if let Err(error) = self.discard(&folder) {
+                failures.push((folder, error));
+            }
+        }
+        failures
+    }
+
+    /// Whether a checkpoint was saved to its end; it may have been damaged since.
+    fn is_complete(&self, name: Name) -> bool {
+        self.disk.list(&self.path(name)).is_ok_and(|names| names.iter().any(|name| name == MANIFEST))
+    }
+
+    /// Removes a checkpoint's folder if it is there: the manifest first, so that what a crash leaves is no checkpoint.
+    fn discard(&mut self, folder: &Path) -> io::Result<()> {
+        let names = match self.disk.list(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            names => names?,
+        };
+        if names.iter().any(|name| name == MANIFEST) {
+            self.disk.remove_file(&folder.join(MANIFEST))?;
+            self.disk.sync_folder(folder)?;
+        }
+        for name in names.iter().filter(|name| *name != MANIFEST) {
+            self.disk.remove_file(&folder.join(name))?;
+        }
+        self.disk.remove_folder(folder)
+    }
+
+    /// Every folder that may hold a checkpoint, oldest first.
+    fn names(&self) -> io::Result<BTreeSet<Name>> {
+        Ok(self.disk.list(&self.folder)?.iter().filter_map(|name| Name::parse(name)).collect())
+    }
+
+    fn path(&self, name: Name) -> PathBuf {
+        self.folder.join(name.to_string())
+    }
+}

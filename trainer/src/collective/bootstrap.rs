@@ -1,0 +1,372 @@
+//! How the ranks of a round find each other. Not for what they exchange afterwards.
+//!
+//! Rank 0 listens on the master's port; or, where its agent serves a store there, on any, and says in the store which.
+//! Every other rank opens a port of its own, says hello to rank 0, and learns all
+//! addresses once everyone has come; then each connects to the ranks below it and accepts those above. Each connection
+//! starts with a hello that carries job, round, rank and settings, and a peer that does not belong is told why.
+
+mod store;
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::{CollectiveError, Place};
+use crate::stop::{GLANCE, Stop};
+
+/// Starts each message, so that a stranger's bytes are told from a peer's.
+const MAGIC: [u8; 8] = *b"ELASTIC1";
+const PREFIX: usize = MAGIC.len() + 4;
+/// Longest hello: settings are a line of words. Answers carry an address for each rank.
+const MAX_HELLO: usize = 16 * 1024;
+const MAX_ANSWER: usize = 16 * 1024 * 1024;
+/// How long a stranger may keep a connection without saying hello.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+/// One attempt to connect; a stop waits at most this long.
+const CONNECT_TIME: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    job: String,
+    round: u64,
+    rank: u32,
+    world_size: u32,
+    settings: String,
+    /// Where this rank accepts those above it; its address is seen by whom it greets.
+    port: u16,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    /// By rank, from 1; empty when another rank than 0 answers.
+    Welcome(Vec<SocketAddr>),
+    Refused(String),
+}
+
+/// One bootstrap: whom to serve, and until when.
+struct Bootstrap<'a> {
+    place: &'a Place,
+    stop: &'a Stop,
+    started: Instant,
+    time: Duration,
+}
+
+/// Connects to all peers; the answer is by rank. Sockets do not block and send at once.
+pub(super) fn connect(place: &Place, time: Duration, stop: &Stop) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
+    let mut links: Vec<Option<TcpStream>> = (0..place.world_size).map(|_| None).collect();
+    if place.world_size > 1 {
+        let bootstrap = Bootstrap { place, stop, started: Instant::now(), time };
+        if place.rank == 0 { bootstrap.lead(&mut links)? } else { bootstrap.follow(&mut links)? }
+    }
+    Ok(links)
+}
+
+impl Bootstrap<'_> {
+    fn lead(&self, links: &mut [Option<TcpStream>]) -> Result<(), CollectiveError> {
+        let master = self.resolve_master()?;
+        let at = if master.ip().is_loopback() { master.ip() } else { unspecified(master.ip()) };
+        let listener = if self.place.agent_store {
+            let listener = listen(SocketAddr::new(at, 0))?;
+            let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
+            let (_, store) = self.dial(0, || Ok(master))?;
+            self.publish(&store, port)?;
+            listener
+        } else {
+            listen(SocketAddr::new(at, master.port()))?
+        };
+        let mut ports = vec![0; links.len()];
+        self.accept(&listener, 1..links.len(), links, |rank, port| ports[rank] = port)?;
+        for (rank, link) in links.iter().enumerate() {
+            let Some(link) = link else { continue };
+            let lost = |cause: io::Error| CollectiveError::PeerLost { rank, cause: cause.to_string() };
+            // A member on this host may have come by the loopback device, where others cannot reach it: they reach it
+            // at the address at which they reached this process.
+            let here = link.local_addr().map_err(lost)?.ip();
+            let mut addresses = Vec::with_capacity(links.len() - 1);
+            for (other, port) in links.iter().zip(&ports).skip(1) {
+                let seen = other.as_ref().map_or(Ok(here), |other| other.peer_addr().map(|addr| addr.ip()));
+                let seen = seen.map_err(lost)?;
+                addresses.push(SocketAddr::new(if seen.is_loopback() { here } else { seen }, *port));
+            }
+            self.send(link, rank, &Answer::Welcome(addresses))?;
+        }
+        Ok(())
+    }
+
+    fn follow(&self, links: &mut [Option<TcpStream>]) -> Result<(), CollectiveError> {
+        let rank = self.place.rank as usize;
+        let (master, zero) = self.dial(0, || {
+            let master = self.resolve_master()?;
+            if self.place.agent_store { self.look_up(master) } else { Ok(master) }
+        })?;
+        let listener = listen(SocketAddr::new(unspecified(master.ip()), 0))?;
+        let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
+        let addresses = self.greet(&zero, 0, port)?;
+        links[0] = Some(zero);
+        for (peer, address) in (1..rank).zip(addresses) {
+            let (_, link) = self.dial(peer, || Ok(address))?;
+            self.greet(&link, peer, port)?;
+            links[peer] = Some(link);
+        }
+        self.accept(&listener, rank + 1..links.len(), links, |_, _| {})
+    }
+
+    /// Says hello and waits for the answer.
+    fn greet(&self, link: &TcpStream, rank: usize, port: u16) -> Result<Vec<SocketAddr>, CollectiveError> {
+        let Place { job, round, rank: own_rank, world_size, settings, .. } = self.place.clone();
+        self.send(link, rank, &Hello { job, round, rank: own_rank, world_size, settings, port })?;
+        let mut message = Message::default();
+        loop {
+            match message.read(link, MAX_ANSWER) {
+                Ok(Some(Answer::Welcome(addresses))) => return Ok(addresses),
+                Ok(Some(Answer::Refused(reason))) => return Err(CollectiveError::Refused { rank, reason }),
+                Ok(None) => self.wait(&[(link, PollFlags::IN)], &[rank])?,
+                Err(error) => return Err(CollectiveError::PeerLost { rank, cause: error.to_string() }),
+            };
+        }
+    }
+
+    /// Accepts the peers in `expected`; `on_hello` hears each one's rank and port. Rank 0 answers later, when it knows
+    /// all addresses; the others at once.
+    fn accept(
+        &self,
+        listener: &TcpListener,
+        expected: Range<usize>,
+        links: &mut [Option<TcpStream>],
+        mut on_hello: impl FnMut(usize, u16),
+    ) -> Result<(), CollectiveError> {
+        let own = |cause| CollectiveError::Listen { addr: "the bootstrap's port".to_owned(), cause };
+        listener.set_nonblocking(true).map_err(own)?;
+        let mut visitors: Vec<(TcpStream, Message, Instant)> = Vec::new();
+        loop {
+            let missing: Vec<usize> = expected.clone().filter(|&rank| links[rank].is_none()).collect();
+            if missing.is_empty() {
+                return Ok(());
+            }
+            while let Ok((visitor, address)) = listener.accept() {
+                debug!(%address, "a peer connects");
+                // Room for every peer and some strangers; the longest silent one makes way.
+                if visitors.len() > links.len() + 16 {
+                    visitors.remove(0);
+                }
+                if prepare(&visitor).is_ok() {
+                    visitors.push((visitor, Message::default(), Instant::now()));
+                }
+            }
+            for (visitor, mut message, since) in std::mem::take(&mut visitors) {
+                match message.read::<Hello>(&visitor, MAX_HELLO) {
+                    Ok(None) if since.elapsed() < HELLO_TIME => visitors.push((visitor, message, since)),
+                    Ok(None) => debug!("a stranger did not say hello in time"),
+                    Err(error) => debug!(%error, "a stranger does not speak this protocol"),
+                    Ok(Some(hello)) => match self.judge(&hello, &expected, links) {
+                        Ok(rank) => {
+                            if self.place.rank > 0 {
+                                self.send(&visitor, rank, &Answer::Welcome(Vec::new()))?;
+                            }
+                            on_hello(rank, hello.port);
+                            links[rank] = Some(visitor);
+                        }
+                        Err(reason) => {
+                            warn!(%reason, "refused a peer");
+                            // It hears why if it can; it is none of ours in any case.
+                            let _ = self.send(&visitor, hello.rank as usize, &Answer::Refused(reason));
+                        }
+                    },
+                }
+            }
+            let mut watched = vec![(None, PollFd::new(listener, PollFlags::IN))];
+            watched.extend(visitors.iter().map(|(visitor, ..)| (None, PollFd::new(visitor, PollFlags::IN))));
+            let present = links.iter().enumerate().filter_map(|(rank, link)| Some((rank, link.as_ref()?)));
+            watched.extend(present.map(|(rank, link)| (Some(rank), PollFd::new(link, PollFlags::RDHUP))));
+            if expected.clone().any(|rank| links[rank].is_none()) {
+                self.wait_for(watched, &missing)?;
+            }
+        }
+    }
+
+    /// The rank that a hello may take, or why none.
+    fn judge(&self, hello: &Hello, expected: &Range<usize>, links: &[Option<TcpStream>]) -> Result<usize, String> {
+        let Place { job, round, rank, world_size, settings, .. } = self.place;
+        let rank_there = hello.rank as usize;
+        if hello.job != *job {
+            Err(format!("this is job {job}, not {}", hello.job))
+        } else if hello.round != *round {
+            Err(format!("this is round {round} of job {job}, not round {}", hello.round))
+        } else if hello.world_size != *world_size {
+            Err(format!("this world has {world_size} ranks, not {}", hello.world_size))
+        } else if hello.settings != *settings {
+            Err(format!("rank {rank} runs with {settings}; rank {rank_there} with {}", hello.settings))
+        } else if !expected.contains(&rank_there) {
+            Err(format!("rank {rank} does not expect a rank {rank_there}"))
+        } else if links[rank_there].is_some() {
+            Err(format!("rank {rank_there} is here already"))
+        } else {
+            Ok(rank_there)
+        }
+    }
+
+    /// Connects to a peer, trying again until it listens.
+    fn dial(
+        &self,
+        rank: usize,
+        address: impl Fn() -> Result<SocketAddr, CollectiveError>,
+    ) -> Result<(SocketAddr, TcpStream), CollectiveError> {
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let result = address().and_then(|address| {
+                let link = TcpStream::connect_timeout(&address, CONNECT_TIME.min(self.left().max(GLANCE)));
+                let link = link.and_then(|link| prepare(&link).map(|()| link));
+                link.map(|link| (address, link)).map_err(|cause| CollectiveError::Address {
+                    address: address.to_string(),
+                    cause: cause.to_string(),
+                })
+            });
+            let error = match result {
+                Ok(connected) => return Ok(connected),
+                Err(error) => error,
+            };
+            debug!(rank, %error, "cannot connect yet");
+            if self.left().is_zero() {
+                return Err(CollectiveError::Unreachable {
+                    rank,
+                    waited: self.started.elapsed(),
+                    cause: Box::new(error),
+                });
+            }
+            self.wait(&[], &[rank])?;
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(GLANCE);
+        }
+    }
+
+    fn resolve_master(&self) -> Result<SocketAddr, CollectiveError> {
+        let Place { master_addr, master_port, .. } = self.place;
+        let error = |cause: String| CollectiveError::Address { address: master_addr.clone(), cause };
+        let found: Vec<_> =
+            (master_addr.as_str(), *master_port).to_socket_addrs().map_err(|cause| error(cause.to_string()))?.collect();
+        let first = found.iter().find(|addr| addr.is_ipv4()).or(found.first());
+        first.copied().ok_or_else(|| error("it has no address".to_owned()))
+    }
+
+    fn send<T: Serialize>(&self, mut link: &TcpStream, rank: usize, message: &T) -> Result<(), CollectiveError> {
+        let lost = |cause: String| CollectiveError::PeerLost { rank, cause };
+        let body = serde_json::to_vec(message).map_err(|error| lost(error.to_string()))?;
+        let mut bytes = [&MAGIC[..], &(body.len() as u32).to_le_bytes()].concat();
+        bytes.extend(body);
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match link.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.wait(&[(link, PollFlags::OUT)], &[rank])?;
+                }
+                Err(error) => return Err(lost(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn left(&self) -> Duration {
+        self.time.saturating_sub(self.started.elapsed())
+    }
+
+    /// Sleeps until a socket is ready or it is time to look round; fails at the deadline, a stop, or when a later round forms.
+    fn wait(&self, links: &[(&TcpStream, PollFlags)], missing: &[usize]) -> Result<(), CollectiveError> {
+        self.wait_for(links.iter().map(|(link, flags)| (None, PollFd::new(*link, *flags))).collect(), missing)
+    }
+
+    /// As [`wait`](Self::wait); also fails when a socket that belongs to a rank reports its end.
+    fn wait_for(&self, watched: Vec<(Option<usize>, PollFd<'_>)>, missing: &[usize]) -> Result<(), CollectiveError> {
+        if self.stop.is_raised() {
+            return Err(CollectiveError::Stopped);
+        }
+        if let Some(forming) = self.stop.forming_after(self.place.round) {
+            return Err(CollectiveError::Superseded { round: forming.round });
+        }
+        if self.left().is_zero() {
+            return Err(CollectiveError::Missing { ranks: missing.to_vec(), waited: self.started.elapsed() });
+        }
+        let (ranks, mut fds): (Vec<_>, Vec<_>) = watched.into_iter().unzip();
+        if fds.is_empty() {
+            return Ok(());
+        }
+        let nanoseconds = i64::from(self.left().min(GLANCE).subsec_nanos());
+        let ready = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: nanoseconds as _ })).unwrap_or(0);
+        let ended = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        for (rank, fd) in ranks.iter().zip(&fds).filter(|_| ready > 0) {
+            if let (Some(rank), true) = (*rank, fd.revents().intersects(ended)) {
+                let cause = "it closed its connection before the group was complete".to_owned();
+                return Err(CollectiveError::PeerLost { rank, cause });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A message as it arrives. Reads no byte beyond it: those belong to the first operation.
+#[derive(Debug, Default)]
+struct Message {
+    bytes: Vec<u8>,
+}
+
+impl Message {
+    /// The message once it is complete; none before.
+    fn read<T: DeserializeOwned>(&mut self, mut link: &TcpStream, limit: usize) -> io::Result<Option<T>> {
+        let invalid = |what: String| io::Error::new(ErrorKind::InvalidData, what);
+        loop {
+            let wanted = match self.bytes.get(..PREFIX) {
+                None => PREFIX,
+                Some(prefix) if prefix[..MAGIC.len()] != MAGIC => return Err(invalid("unknown greeting".to_owned())),
+                Some(prefix) => {
+                    let length = u32::from_le_bytes(std::array::from_fn(|i| prefix[MAGIC.len() + i])) as usize;
+                    if length > limit {
+                        return Err(invalid(format!("a message of {length} bytes")));
+                    }
+                    PREFIX + length
+                }
+            };
+            let have = self.bytes.len();
+            if have == wanted && have > PREFIX {
+                let message = serde_json::from_slice(&self.bytes[PREFIX..]);
+                return message.map(Some).map_err(|error| invalid(error.to_string()));
+            }
+            self.bytes.resize(wanted, 0);
+            let result = link.read(&mut self.bytes[have..]);
+            self.bytes.truncate(have + result.as_ref().copied().unwrap_or(0));
+            match result {
+                Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed its connection")),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn prepare(link: &TcpStream) -> io::Result<()> {
+    link.set_nodelay(true)?;
+    link.set_nonblocking(true)
+}
+
+/// Opens a port. The standard library sets SO_REUSEADDR, without which the port that an agent holds (bound, not
+/// listening) would be refused.
+fn listen(address: SocketAddr) -> Result<TcpListener, CollectiveError> {
+    TcpListener::bind(address).map_err(|cause| listen_error(address, cause))
+}
+
+fn listen_error(address: SocketAddr, cause: io::Error) -> CollectiveError {
+    CollectiveError::Listen { addr: address.to_string(), cause }
+}
+
+fn unspecified(like: IpAddr) -> IpAddr {
+    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+}

@@ -1,0 +1,107 @@
+//! Operations made of whole-buffer exchanges between pairs: sums of small buffers, and broadcast. Not for large sums.
+
+use super::lane::{Interest, Kind, Lane, Operation};
+use super::{CollectiveError, Group};
+use std::time::Instant;
+
+/// Adds by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+/// MPICH", 2005): ranks swap buffers with a partner at distance 1, 2, 4 …, so log2(n) turns suffice. Ranks beyond a
+/// power of two hand theirs to a neighbour first, and get the sum at the end. Partners add the same two numbers, so all
+/// ranks hold the same bits.
+pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), CollectiveError> {
+    let (operation, started) = group.begin(Kind::Pairwise, size_of_val(data));
+    let rank = group.rank;
+    let core = 1 << group.world_size.ilog2();
+    let mut theirs = vec![0.0; data.len()];
+    if rank >= core {
+        send(group, operation, started, rank - core, bytemuck::cast_slice(data))?;
+        return receive(group, operation, started, rank - core, bytemuck::cast_slice_mut(data));
+    }
+    let extra = Some(rank + core).filter(|&extra| extra < group.world_size);
+    if let Some(extra) = extra {
+        receive(group, operation, started, extra, bytemuck::cast_slice_mut(&mut theirs))?;
+        add(data, &theirs);
+    }
+    let mut distance = 1;
+    while distance < core {
+        let partner = rank ^ distance;
+        let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(&mut theirs));
+        exchange(group, operation, started, partner, Some(out), Some(into))?;
+        add(data, &theirs);
+        distance *= 2;
+    }
+    match extra {
+        Some(extra) => send(group, operation, started, extra, bytemuck::cast_slice(data)),
+        None => Ok(()),
+    }
+}
+
+/// Copies rank 0's bytes along a binomial tree.
+pub(super) fn broadcast(group: &mut Group, data: &mut [u8]) -> Result<(), CollectiveError> {
+    let (operation, started) = group.begin(Kind::Broadcast, data.len());
+    let (rank, world_size) = (group.rank, group.world_size);
+    // A rank hears from the rank without its highest bit, then tells those with a higher bit than its own.
+    let mut bit = if rank == 0 { 1 } else { 2 << rank.ilog2() };
+    if rank > 0 {
+        receive(group, operation, started, rank ^ (bit >> 1), data)?;
+    }
+    while rank + bit < world_size {
+        send(group, operation, started, rank + bit, data)?;
+        bit *= 2;
+    }
+    Ok(())
+}
+
+fn add(sum: &mut [f32], more: &[f32]) {
+    sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
+}
+
+fn send(
+    group: &mut Group,
+    operation: Operation,
+    started: Instant,
+    peer: usize,
+    data: &[u8],
+) -> Result<(), CollectiveError> {
+    exchange(group, operation, started, peer, Some(data), None)
+}
+
+fn receive(
+    group: &mut Group,
+    operation: Operation,
+    started: Instant,
+    peer: usize,
+    data: &mut [u8],
+) -> Result<(), CollectiveError> {
+    exchange(group, operation, started, peer, None, Some(data))
+}
+
+/// Sends `out` to a peer and fills `into` from it, at the same time.
+fn exchange(
+    group: &mut Group,
+    operation: Operation,
+    started: Instant,
+    peer: usize,
+    out: Option<&[u8]>,
+    mut into: Option<&mut [u8]>,
+) -> Result<(), CollectiveError> {
+    let mut lane = Lane::new(peer, operation, 0);
+    let (mut sent, mut got) = (0, 0);
+    loop {
+        let (was_opened, was_heard, before) = (lane.opened(), lane.heard(), sent + got);
+        if let Some(out) = out {
+            sent += lane.send(group, &out[sent..])?;
+        }
+        if let Some(into) = &mut into {
+            got += lane.receive(group, &mut into[got..])?;
+        }
+        let send = out.is_some_and(|out| !lane.opened() || sent < out.len());
+        let receive = into.as_ref().is_some_and(|into| !lane.heard() || got < into.len());
+        if !send && !receive {
+            return Ok(());
+        }
+        if (was_opened, was_heard, before) == (lane.opened(), lane.heard(), sent + got) {
+            group.wait(&[Interest { peer, send, receive }], started)?;
+        }
+    }
+}

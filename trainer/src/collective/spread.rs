@@ -1,0 +1,95 @@
+//! Operations in which each pair of ranks moves bytes of its own: gathering a number of each rank, and spreading a buffer
+//! from several holders at once. Not for sums.
+
+use std::time::Instant;
+
+use super::lane::{Interest, Kind, Lane, Operation};
+use super::{CollectiveError, Group};
+
+/// What goes to a peer, and what comes from it.
+struct Stream<'a> {
+    lane: Lane,
+    out: &'a [u8],
+    sent: usize,
+    into: &'a mut [u8],
+    got: usize,
+}
+
+pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Result<Vec<[u64; N]>, CollectiveError> {
+    let own = values.map(u64::to_le);
+    let mut all = vec![own; group.world_size];
+    let (operation, _) = group.begin(Kind::Gather, size_of_val(&all[..]));
+    let (rank, out) = (group.rank, bytemuck::cast_slice(&own));
+    let peers = all.iter_mut().enumerate().filter(|(peer, _)| *peer != rank);
+    let streams = peers.map(|(peer, into)| Stream::new(peer, operation, out, bytemuck::cast_slice_mut(into))).collect();
+    run(group, streams)?;
+    Ok(all.into_iter().map(|values| values.map(u64::from_le)).collect())
+}
+
+pub(super) fn spread(group: &mut Group, holds: &[bool], data: &mut [u8]) -> Result<(), CollectiveError> {
+    let (operation, _) = group.begin(Kind::Spread, data.len());
+    let holders: Vec<usize> = (0..group.world_size).filter(|&rank| holds[rank]).collect();
+    let (total, parts) = (data.len() as u128, holders.len() as u128);
+    // In 128 bits: a large state times many holders.
+    let bound = |part: usize| (total * part as u128 / parts) as usize;
+    let streams = if let Some(part) = holders.iter().position(|&holder| holder == group.rank) {
+        let own = &data[bound(part)..bound(part + 1)];
+        let receivers = (0..group.world_size).filter(|&rank| !holds[rank]);
+        receivers.map(|peer| Stream::new(peer, operation, own, &mut [])).collect()
+    } else {
+        let mut rest = data;
+        let mut streams = Vec::with_capacity(holders.len());
+        for (part, &holder) in holders.iter().enumerate() {
+            let (into, after) = rest.split_at_mut(bound(part + 1) - bound(part));
+            streams.push(Stream::new(holder, operation, &[], into));
+            rest = after;
+        }
+        streams
+    };
+    run(group, streams)
+}
+
+/// Moves everything. The operation's time counts from the last byte: how much there is differs from job to job.
+fn run(group: &mut Group, mut streams: Vec<Stream<'_>>) -> Result<(), CollectiveError> {
+    let mut last = Instant::now();
+    loop {
+        let mut moved = false;
+        for stream in &mut streams {
+            moved |= stream.turn(group)?;
+        }
+        let interests: Vec<Interest> = streams.iter().filter_map(Stream::interest).collect();
+        if interests.is_empty() {
+            return Ok(());
+        }
+        if moved {
+            last = Instant::now();
+        } else {
+            group.wait(&interests, last)?;
+        }
+    }
+}
+
+impl<'a> Stream<'a> {
+    fn new(peer: usize, operation: Operation, out: &'a [u8], into: &'a mut [u8]) -> Stream<'a> {
+        Stream { lane: Lane::new(peer, operation, 0), out, sent: 0, into, got: 0 }
+    }
+
+    fn interest(&self) -> Option<Interest> {
+        let send = !self.lane.opened() || self.sent < self.out.len();
+        let receive = !self.lane.heard() || self.got < self.into.len();
+        (send || receive).then_some(Interest { peer: self.lane.peer, send, receive })
+    }
+
+    /// Sends and receives what the socket takes and has. Whether anything moved.
+    fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
+        let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
+        let before = (self.lane.opened(), self.lane.heard(), self.sent + self.got);
+        if send {
+            self.sent += self.lane.send(group, &self.out[self.sent..])?;
+        }
+        if receive {
+            self.got += self.lane.receive(group, &mut self.into[self.got..])?;
+        }
+        Ok(before != (self.lane.opened(), self.lane.heard(), self.sent + self.got))
+    }
+}

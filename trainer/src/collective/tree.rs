@@ -1,0 +1,96 @@
+//! The one order in which the gradients of logical shards are added, whoever computed them. Not for moving bytes.
+//!
+//! Floating-point addition depends on its order. So the order is fixed for the job: a binary tree over the shards. A
+//! rank owns neighbouring shards and adds what lies under the tree nodes that it owns whole; the rest of the tree is
+//! completed over the ranks' partial sums. Every world size then gives the same bits. The idea of logical workers that
+//! outlive physical ones is EasyScale's (Li et al., SC 2023).
+
+use std::ops::Range;
+
+/// A node of the tree: the sum of shards `first..end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Node {
+    /// The first shard.
+    pub first: u32,
+    /// The shard after the last.
+    pub end: u32,
+}
+
+impl Node {
+    /// The sum of all shards.
+    pub fn root(shards: u32) -> Node {
+        Node { first: 0, end: shards }
+    }
+
+    /// The two nodes that this one adds, left first; none at a single shard.
+    /// The left one spans a power of two, so that ranks of even shares own few whole nodes.
+    pub fn children(self) -> Option<(Node, Node)> {
+        let width = self.end - self.first;
+        if width < 2 {
+            return None;
+        }
+        let middle = self.first + width.next_power_of_two() / 2;
+        Some((Node { first: self.first, end: middle }, Node { first: middle, end: self.end }))
+    }
+}
+
+/// The shards of `rank`. Shares differ by at most one, and are empty for some ranks when there are more ranks than
+/// shards.
+pub fn shards_of(rank: u32, world_size: u32, shards: u32) -> Range<u32> {
+    let at = |rank: u32| (u64::from(shards) * u64::from(rank) / u64::from(world_size)) as u32;
+    at(rank)..at(rank + 1)
+}
+
+/// The widest nodes that lie whole within `range`, left to right: what its owner can add by itself.
+pub fn cover(shards: u32, range: &Range<u32>) -> Vec<Node> {
+    fn collect(node: Node, range: &Range<u32>, found: &mut Vec<Node>) {
+        if node.end <= range.start || range.end <= node.first {
+            return;
+        }
+        match node.children() {
+            Some((left, right)) if node.first < range.start || range.end < node.end => {
+                collect(left, range, found);
+                collect(right, range, found);
+            }
+            _ => found.push(node),
+        }
+    }
+    let mut found = Vec::new();
+    if !range.is_empty() {
+        collect(Node::root(shards), range, &mut found);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranks_tile_the_shards_and_their_nodes_tile_the_ranks(world_size in 1u32..40, shards in 1u32..70) {
+            let nodes: Vec<Node> =
+                (0..world_size).flat_map(|rank| cover(shards, &shards_of(rank, world_size, shards))).collect();
+            let mut next = 0;
+            for node in &nodes {
+                prop_assert_eq!(node.first, next);
+                next = node.end;
+            }
+            prop_assert_eq!(next, shards);
+            let widest = 2 * (shards.ilog2() as usize + 1);
+            for rank in 0..world_size {
+                prop_assert!(cover(shards, &shards_of(rank, world_size, shards)).len() <= widest);
+            }
+        }
+    }
+
+    #[test]
+    fn even_shares_are_one_node_each() {
+        for world_size in [1, 2, 4, 8] {
+            for rank in 0..world_size {
+                assert_eq!(cover(8, &shards_of(rank, world_size, 8)).len(), 1);
+            }
+        }
+    }
+}

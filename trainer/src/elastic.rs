@@ -1,0 +1,152 @@
+//! The front of the library: a model and its data go in, trained parameters come out, whatever happens to the group
+//! meanwhile. Not for how.
+
+use std::io::{self, Write};
+
+use crate::agent::Agent;
+use crate::data::Data;
+use crate::model::Model;
+use crate::settings::{Environment, Settings};
+use crate::state::State;
+use crate::stop::Stop;
+use crate::train::{TrainError, Trainer};
+
+/// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit
+/// for bit, as if nothing had happened.
+///
+/// # A model of one's own
+///
+/// A program defines a [`Model`], which is parameters in a flat slice and a gradient, and [`Data`], which is samples with
+/// numbers. Here a straight line is fitted to points that lie on one:
+///
+/// ```
+/// use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Tensor};
+///
+/// struct Line(Vec<Tensor>);
+///
+/// impl Model for Line {
+///     type Batch = Vec<[f32; 2]>;
+///
+///     fn tensors(&self) -> &[Tensor] {
+///         &self.0
+///     }
+///
+///     fn init(&self, _seed: u64) -> Vec<f32> {
+///         vec![0.0, 0.0]
+///     }
+///
+///     fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+///         gradient.fill(0.0);
+///         let mut loss = 0.0;
+///         for [x, y] in batch {
+///             let error = parameters[0] * *x + parameters[1] - *y;
+///             gradient[0] += 2.0 * error * *x;
+///             gradient[1] += 2.0 * error;
+///             loss += error * error;
+///         }
+///         loss
+///     }
+/// }
+///
+/// struct Points;
+///
+/// impl Data for Points {
+///     type Batch = Vec<[f32; 2]>;
+///
+///     fn samples(&self) -> u64 {
+///         256
+///     }
+///
+///     fn read(&self, samples: &[u64], batch: &mut Vec<[f32; 2]>) {
+///         batch.clear();
+///         batch.extend(samples.iter().map(|&sample| {
+///             let x = sample as f32 / 128.0 - 1.0;
+///             [x, 3.0 * x - 1.0]
+///         }));
+///     }
+/// }
+///
+/// let line = Line(Tensor::sequence([("slope", vec![1]), ("height", vec![1])]));
+/// let environment = Environment::read(|name| std::env::var(name).ok())?;
+/// let settings = Settings { lr: 0.05, ..Settings::default() };
+/// let outcome = Elastic::new(settings, environment).run(&line, &Points)?;
+///
+/// let [slope, height] = outcome.state.parameters() else { unreachable!() };
+/// assert!((slope - 3.0).abs() < 0.01 && (height + 1.0).abs() < 0.01);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Elastically
+///
+/// That program trains alone where it is started by hand. Started by an agent it is one of a group: its [`Environment`]
+/// tells it its place, and the agent's socket the rest.
+///
+/// ```text
+/// elastic-agent --nnodes=1:4 --nproc-per-node=2 … --no-python ./line
+/// ```
+///
+/// Nothing in the model or its data knows of ranks. The step's number fixes its samples, and their cut into
+/// [`Settings::shards`] logical shards, whose gradients are added in one order; ranks merely share the shards. When a
+/// worker is lost the others go on after the step that they hold, and give it to whoever comes; where nobody holds one,
+/// training resumes from the last committed checkpoint in [`Settings::checkpoint_dir`].
+///
+/// To leave in good order when its node is taken away, a program also listens for signals, with [`stop`](Self::stop).
+/// `trainer/examples/line.rs` is such a program, with flags.
+pub struct Elastic<'a> {
+    settings: Settings,
+    environment: Environment,
+    stop: Stop,
+    out: Option<&'a mut dyn Write>,
+}
+
+/// What a finished run has reached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// This worker's rank at the end. What is to be told once, rank 0 tells.
+    pub rank: u32,
+    /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
+    pub state: State,
+}
+
+impl<'a> Elastic<'a> {
+    /// A run with these settings, in the place that the environment tells.
+    pub fn new(settings: Settings, environment: Environment) -> Elastic<'a> {
+        Elastic { settings, environment, stop: Stop::default(), out: None }
+    }
+
+    /// Ends early when this flag is raised. Most programs want [`Stop::on_signals`].
+    pub fn stop(self, stop: Stop) -> Elastic<'a> {
+        Elastic { stop, ..self }
+    }
+
+    /// Where rank 0 prints its progress, in place of standard output.
+    pub fn output(self, out: &'a mut dyn Write) -> Elastic<'a> {
+        Elastic { out: Some(out), ..self }
+    }
+
+    /// Trains until the last step, the first error that no next round can mend, or a stop; tells the agent why when it
+    /// is an error.
+    pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
+        let Elastic { settings, environment, stop, out } = self;
+        let mut stdout = io::stdout();
+        let out: &mut dyn Write = match out {
+            Some(out) => out,
+            None => &mut stdout,
+        };
+        let (mut agent, assignment) = match &environment.agent {
+            None => (None, None),
+            Some(path) => {
+                let (agent, assignment) = Agent::register(path, &environment, &stop)?;
+                (Some(agent), Some(assignment))
+            }
+        };
+        let result = Trainer::new(&settings, &environment, assignment, &mut agent, &stop, model, data)
+            .and_then(|trainer| trainer.train(out));
+        if let (Err(error), Some(agent)) = (&result, &mut agent)
+            && !matches!(error, TrainError::Stopped)
+        {
+            agent.failing(error.class(), &error.to_string());
+        }
+        result
+    }
+}

@@ -1,0 +1,131 @@
+//! The `elastic-trainer` program: flags, signals, exit codes. Not for training itself.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use elastic_trainer::checkpoint::command as checkpoint;
+use elastic_trainer::tasks::{digits, gpt};
+use elastic_trainer::{Elastic, Environment, Outcome, Settings, Stop, TrainError};
+use serde_json::json;
+use tracing::error;
+use tracing_subscriber::EnvFilter;
+
+mod bench;
+
+/// Exit code after a stop signal: 128 and SIGTERM's number, as shells count.
+const STOPPED: u8 = 143;
+
+/// Elastic data-parallel training: the worker that elastic-agent starts
+///
+/// Started by hand it trains alone. Started by elastic-agent it finds its peers by RANK, WORLD_SIZE, MASTER_ADDR and
+/// MASTER_PORT. When its group changes it keeps its process and what it has learned, and shares that with whoever comes;
+/// where nobody holds it any more, training resumes from the checkpoint that the job has committed. The result is the
+/// same, bit for bit, however many workers took part and whenever they came and went.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train a multi-layer perceptron to read hand-written digits
+    ///
+    /// Examples:
+    ///
+    ///   elastic-trainer digits
+    ///
+    ///   elastic-agent --nproc_per_node=2 … elastic-trainer digits --checkpoint-dir=/shared/digits
+    #[command(verbatim_doc_comment)]
+    Digits(Box<digits::Flags>),
+    /// Train a GPT on generated text, whose entropy is known
+    ///
+    /// The text is a Markov source's. The two tokens before say which four may follow, with
+    /// chances 1/2, 1/4, 1/8 and 1/8: nobody can predict better than with a loss of 1.75 bits,
+    /// 1.2130, and a little more by what the first token of a window costs. That sum is printed
+    /// beside the loss.
+    ///
+    /// Examples:
+    ///
+    ///   elastic-trainer gpt
+    ///
+    ///   elastic-agent --nproc_per_node=2 … elastic-trainer gpt --layers=4 --checkpoint-dir=/shared/gpt
+    #[command(verbatim_doc_comment)]
+    Gpt(Box<gpt::Flags>),
+    /// List, verify, export or prune checkpoints
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
+    /// Be a rank of a benchmark of all-reduces
+    #[command(hide = true)]
+    BenchAllreduce,
+}
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    let result = match Arguments::parse().command {
+        Command::Digits(flags) => train_digits(&flags),
+        Command::Gpt(flags) => train_gpt(&flags),
+        Command::Checkpoint(command) => checkpoint::run(&command, &mut io::stdout()).map_err(Into::into),
+        Command::BenchAllreduce => bench::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if matches!(error.downcast_ref(), Some(TrainError::Stopped)) => ExitCode::from(STOPPED),
+        Err(error) => {
+            error!("{error:#}");
+            if let Err(error) = write_error_file(&format!("{error:#}")) {
+                error!("{error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn train_digits(flags: &digits::Flags) -> anyhow::Result<()> {
+    let task = digits::Task::new(flags)?;
+    let outcome = task.train(elastic(&flags.settings)?)?;
+    tell(&outcome, || task.judge(outcome.state.parameters()))
+}
+
+fn train_gpt(flags: &gpt::Flags) -> anyhow::Result<()> {
+    let task = gpt::Task::new(flags)?;
+    let outcome = task.train(elastic(&flags.settings)?)?;
+    tell(&outcome, || task.judge(outcome.state.parameters()))
+}
+
+/// Training in this process's place.
+fn elastic(settings: &Settings) -> anyhow::Result<Elastic<'static>> {
+    let stop = Stop::on_signals().context("cannot listen for signals")?;
+    let environment = Environment::read(|name| std::env::var(name).ok())?;
+    Ok(Elastic::new(settings.clone(), environment).stop(stop))
+}
+
+/// Prints what rank 0 has to say of a trained model.
+fn tell(outcome: &Outcome, judge: impl FnOnce() -> String) -> anyhow::Result<()> {
+    if outcome.rank == 0 {
+        writeln!(io::stdout(), "{}", judge()).context("cannot print")?;
+    }
+    io::stdout().flush().context("cannot print")
+}
+
+/// Says why in the file that torchrun's agents read, in its format.
+fn write_error_file(message: &str) -> anyhow::Result<()> {
+    let Some(path) = std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()) else {
+        return Ok(());
+    };
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let extra = json!({"py_callstack": message, "timestamp": seconds.to_string()});
+    let error = json!({"message": {"message": message, "extraInfo": extra}});
+    std::fs::write(&path, error.to_string())
+        .with_context(|| format!("cannot write TORCHELASTIC_ERROR_FILE {}", path.display()))
+}

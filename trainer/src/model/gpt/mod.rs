@@ -1,0 +1,152 @@
+//! GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): its shape, its parameters and
+//! their first values. The pass through it is in `pass`. Not for text and tokens.
+
+mod pass;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use pass::Tokens;
+
+use super::affine::{Affine, Layout};
+use super::{Model, Tensor};
+use crate::random;
+
+/// How large the network is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Different tokens.
+    pub vocabulary: usize,
+    /// Tokens that it can look back on, the present one included.
+    pub context: usize,
+    /// Blocks of attention and perceptron.
+    pub layers: usize,
+    /// Heads of each attention.
+    pub heads: usize,
+    /// Numbers that stand for a token within.
+    pub width: usize,
+}
+
+impl Size {
+    /// GPT-2 with 124 million parameters.
+    pub const GPT2: Size = Size { vocabulary: 50_257, context: 1024, layers: 12, heads: 12, width: 768 };
+
+    /// Why there can be no such network.
+    pub fn refusal(&self) -> Option<String> {
+        let Size { vocabulary, context, layers, heads, width } = *self;
+        let parts =
+            [("vocabulary", vocabulary), ("context", context), ("layers", layers), ("heads", heads), ("width", width)];
+        if let Some((name, _)) = parts.into_iter().find(|&(_, count)| count == 0) {
+            return Some(format!("{name} is zero"));
+        }
+        (width % heads != 0).then(|| format!("a width of {width} cannot be shared by {heads} heads"))
+    }
+}
+
+/// A network's shape. Its parameters live in a flat slice that the caller keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpt {
+    size: Size,
+    tensors: Vec<Tensor>,
+    places: Places,
+}
+
+/// Where a block's parameters lie.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Block {
+    norm_1: Affine,
+    attention: Affine,
+    attention_out: Affine,
+    norm_2: Affine,
+    up: Affine,
+    down: Affine,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Places {
+    tokens: Range<usize>,
+    positions: Range<usize>,
+    blocks: Vec<Block>,
+    norm: Affine,
+}
+
+impl Gpt {
+    /// A network of this size. The last layer shares its weights with the tokens' embedding.
+    ///
+    /// # Panics
+    /// When [`Size::refusal`] has a reason.
+    pub fn new(size: Size) -> Gpt {
+        assert_eq!(size.refusal(), None, "such a network cannot be");
+        let (mut layout, width) = (Layout::default(), size.width);
+        let tokens = layout.push("transformer.wte.weight".into(), vec![size.vocabulary, width]);
+        let positions = layout.push("transformer.wpe.weight".into(), vec![size.context, width]);
+        let blocks = (0..size.layers).map(|layer| {
+            let mut affine = |name: &str, shape| layout.affine(&format!("transformer.h.{layer}.{name}"), shape);
+            Block {
+                norm_1: affine("ln_1", vec![width]),
+                attention: affine("attn.c_attn", vec![3 * width, width]),
+                attention_out: affine("attn.c_proj", vec![width, width]),
+                norm_2: affine("ln_2", vec![width]),
+                up: affine("mlp.c_fc", vec![4 * width, width]),
+                down: affine("mlp.c_proj", vec![width, 4 * width]),
+            }
+        });
+        let blocks = blocks.collect();
+        let norm = layout.affine("transformer.ln_f", vec![width]);
+        Gpt { size, tensors: layout.tensors(), places: Places { tokens, positions, blocks, norm } }
+    }
+
+    /// Its size.
+    pub fn size(&self) -> Size {
+        self.size
+    }
+}
+
+impl Model for Gpt {
+    type Batch = Tokens;
+
+    /// Its parameters' names and places. Weights of linear layers have a row for each output, as in `torch.nn.Linear`.
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// First parameters for a seed, as GPT-2 has them: weights normal with deviation 0.02, less by the square root of
+    /// twice the number of layers where they lead back into the residual stream; norms 1, biases 0.
+    fn init(&self, seed: u64) -> Vec<f32> {
+        let mut parameters = vec![0.0; self.parameters()];
+        for tensor in &self.tensors {
+            let place = tensor.range.clone();
+            if tensor.decays {
+                let back = tensor.name.ends_with("c_proj.weight");
+                let deviation = if back { 0.02 / (2.0 * self.size.layers as f32).sqrt() } else { 0.02 };
+                for place in place {
+                    parameters[place] = deviation * normal(random::mix(seed) ^ place as u64);
+                }
+            } else if tensor.name.ends_with("weight") {
+                parameters[place].fill(1.0);
+            }
+        }
+        parameters
+    }
+
+    /// Without tokens, zeros.
+    ///
+    /// # Panics
+    /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
+    fn gradient(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) -> f32 {
+        self.pass(parameters, batch, gradient)
+    }
+
+    fn describe(&self) -> String {
+        let Size { vocabulary, context, layers, heads, width } = self.size;
+        format!("--context {context} --layers {layers} --heads {heads} --width {width} --vocabulary {vocabulary}")
+    }
+}
+
+/// A number from the standard normal distribution for this key (Box and Muller, "A note on the generation of random
+/// normal deviates", 1958).
+fn normal(key: u64) -> f32 {
+    let (distance, angle) = (1.0 - random::unit(random::mix(key)), random::unit(random::mix(!key)));
+    (-2.0 * distance.ln()).sqrt() * (std::f32::consts::TAU * angle).cos()
+}

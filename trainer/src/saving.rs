@@ -1,0 +1,245 @@
+//! When a saved checkpoint counts, and what happens when saving fails while training goes on. Not for how one is
+//! written: that is a thread's, [`crate::checkpoint::writer`].
+//!
+//! Durable first, then committed by the agent, and only then may older ones go. A disk that is slow, fills up or hangs
+//! does not stop the training: the last good checkpoint stays, warnings get rarer, and the run ends with an error if its
+//! last state could not be saved. Only that last one is waited for, as long as its caller allows.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use elastic_proto::worker::{Checkpoint, ToWorker};
+use tracing::warn;
+
+use crate::agent::{Agent, AgentError};
+use crate::checkpoint::disk::Disk;
+use crate::checkpoint::manifest::Entry;
+use crate::checkpoint::retention::Retention;
+use crate::checkpoint::snapshot::Snapshot;
+use crate::checkpoint::writer::{Offer, Writer};
+use crate::checkpoint::{CheckpointError, Checkpoints};
+use crate::stop::{GLANCE, Stop};
+
+/// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
+const MOST_PENDING: usize = 4;
+
+/// Attempts to save the last state: the second is for room on the disk, or for a store, that has come back meanwhile.
+const LAST_ATTEMPTS: u32 = 2;
+
+/// How long a checkpoint's folder may take to show that it can be written.
+const PREPARE_TIME: Duration = Duration::from_secs(10);
+
+/// A write that takes longer is suspected to hang.
+const SLOW_TIME: Duration = Duration::from_secs(10);
+
+/// Rank 0's checkpoints on their way to being the job's.
+#[derive(Debug)]
+pub struct Saving {
+    writer: Writer,
+    /// Durable, and not yet answered by the agent.
+    pending: VecDeque<(u64, Checkpoint)>,
+    /// Newest step on disk, and newest step that is committed.
+    saved: u64,
+    committed: u64,
+    /// In a row, and in all.
+    failures: u32,
+    overtaken: u32,
+    last_failure: String,
+}
+
+impl Saving {
+    /// Starts to work in a folder, which must be there or have a parent, after `step` steps that are safe already.
+    /// `tensors` make up the states to save.
+    pub fn start<D: Disk + Send + 'static>(
+        checkpoints: Checkpoints<D>,
+        retention: Retention,
+        tensors: &[Entry],
+        step: u64,
+    ) -> Result<Saving, CheckpointError> {
+        let writer = Writer::start(checkpoints, retention, tensors, PREPARE_TIME)?;
+        let (pending, last_failure) = (VecDeque::new(), String::new());
+        Ok(Saving { writer, pending, saved: step, committed: step, failures: 0, overtaken: 0, last_failure })
+    }
+
+    /// Takes a copy of a snapshot that is newer than all before, to be saved while training goes on: [`follow`] tells
+    /// what becomes of it.
+    ///
+    /// [`follow`]: Self::follow
+    pub fn save(&mut self, snapshot: &Snapshot<'_>) {
+        if snapshot.step <= self.newest() {
+            return;
+        }
+        if self.has_room() {
+            self.offer(snapshot);
+        } else {
+            self.failed(format!("{} commits are unanswered: is the store away?", self.pending.len()));
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending.is_empty() || self.pending.len() + self.writer.under_way() < MOST_PENDING
+    }
+
+    /// Whether there was a frame to copy it to.
+    fn offer(&mut self, snapshot: &Snapshot<'_>) -> bool {
+        let overtaken = match self.writer.offer(snapshot) {
+            Offer::Taken => return true,
+            Offer::NoRoom => return false,
+            Offer::Overtook(step) => step,
+        };
+        self.overtaken += 1;
+        if self.overtaken.is_power_of_two() {
+            let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));
+            warn!(times, "step {overtaken} is not saved, but a newer one: {cause}; --checkpoint-every sets how often");
+        }
+        true
+    }
+
+    /// What is to be said of a write that has been under way for long.
+    fn slowness(&self) -> Option<String> {
+        let writing = self.writer.writing().filter(|writing| writing.since.elapsed() >= SLOW_TIME)?;
+        Some(self.unwritten(writing.step, writing.since.elapsed()))
+    }
+
+    fn unwritten(&self, step: u64, time: Duration) -> String {
+        let (seconds, folder) = (time.as_secs(), self.writer.folder().display());
+        format!("step {step} has been written to {folder} for {seconds} s; does its file system hang?")
+    }
+
+    /// Takes in what has become of the writes since the last look: asks the agent to commit what is durable. Without an
+    /// agent a durable checkpoint is a committed one, and is returned.
+    pub fn follow(&mut self, mut agent: Option<&mut Agent>) -> Result<Vec<Checkpoint>, AgentError> {
+        let mut committed = Vec::new();
+        while let Some(ended) = self.writer.ended() {
+            match ended {
+                Err(error) => self.failed(error.to_string()),
+                Ok(checkpoint) => {
+                    self.saved = self.saved.max(checkpoint.step);
+                    self.failures = 0;
+                    match agent.as_deref_mut() {
+                        None => committed.push(self.settle(checkpoint)),
+                        Some(agent) => self.pending.push_back((agent.commit(&checkpoint)?, checkpoint)),
+                    }
+                }
+            }
+        }
+        Ok(committed)
+    }
+
+    /// Hears the agent's answer to a commit. Returns the checkpoint that is now the job's.
+    pub fn hear(&mut self, message: &ToWorker) -> Option<Checkpoint> {
+        match message {
+            ToWorker::Committed { id, .. } => {
+                let place = self.pending.iter().position(|(pending, _)| pending == id)?;
+                let (_, checkpoint) = self.pending.remove(place)?;
+                // Answers come in order; an older one that is still open was overtaken.
+                self.pending.retain(|(_, other)| other.step > checkpoint.step);
+                (checkpoint.step > self.committed).then(|| self.settle(checkpoint))
+            }
+            ToWorker::Error { id: Some(id), message } => {
+                let place = self.pending.iter().position(|(pending, _)| pending == id)?;
+                let (_, checkpoint) = self.pending.remove(place)?;
+                self.failed(format!("the commit of step {} failed: {message}", checkpoint.step));
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Saves the last snapshot and waits until it is committed and what it made superfluous is gone, for at most `time`
+    /// and no longer than to a stop. Says why if it is not committed.
+    pub fn finish(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        mut agent: Option<&mut Agent>,
+        time: Duration,
+        stop: &Stop,
+        mut on_commit: impl FnMut(&Checkpoint),
+    ) -> Result<(), String> {
+        let deadline = Instant::now() + time;
+        let mut attempts = LAST_ATTEMPTS;
+        loop {
+            let committed = self.follow(agent.as_deref_mut()).map_err(|error| error.to_string())?;
+            committed.iter().for_each(&mut on_commit);
+            let safe = self.committed >= snapshot.step;
+            if !safe && self.newest() < snapshot.step && self.has_room() && attempts > 0 && self.offer(snapshot) {
+                attempts -= 1;
+            }
+            if self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0 {
+                return if safe { Ok(()) } else { Err(self.last_failure.clone()) };
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if stop.is_raised() || left.is_zero() {
+                return if safe { Ok(()) } else { Err(self.overdue(time)) };
+            }
+            let glance = left.min(GLANCE);
+            let message = match agent.as_deref_mut() {
+                Some(agent) if self.writer.is_idle() => agent.next(Instant::now() + glance, stop),
+                Some(agent) => {
+                    self.writer.wait(glance);
+                    agent.poll()
+                }
+                None => {
+                    self.writer.wait(glance);
+                    Ok(None)
+                }
+            };
+            if let Some(message) = message.map_err(|error| error.to_string())?
+                && let Some(checkpoint) = self.hear(&message)
+            {
+                on_commit(&checkpoint);
+            }
+        }
+    }
+
+    fn overdue(&self, time: Duration) -> String {
+        match self.writer.writing() {
+            Some(writing) => self.unwritten(writing.step, writing.since.elapsed()),
+            None => format!("the agent did not commit it within {} s", time.as_secs()),
+        }
+    }
+
+    /// Training resumes after `step`, which is safe already.
+    pub fn resumed(&mut self, step: u64) {
+        self.saved = step;
+        self.committed = step;
+    }
+
+    /// Whether a write is under way or a commit is unanswered.
+    pub fn is_pending(&self) -> bool {
+        !self.pending.is_empty() || self.writer.under_way() > 0
+    }
+
+    /// Waits for a write, for at most `time`, if that is what a commit waits for.
+    pub fn wait(&self, time: Duration) -> bool {
+        let writes = self.pending.is_empty() && self.writer.under_way() > 0;
+        if writes {
+            self.writer.wait(time);
+        }
+        writes
+    }
+
+    /// Newest step that is on disk or on its way there.
+    fn newest(&self) -> u64 {
+        self.saved.max(self.writer.newest().unwrap_or(0))
+    }
+
+    fn settle(&mut self, checkpoint: Checkpoint) -> Checkpoint {
+        self.committed = checkpoint.step;
+        self.writer.prune(checkpoint.clone());
+        checkpoint
+    }
+
+    /// Warns of the first failure in a row, the second, the fourth, the eighth…
+    fn failed(&mut self, cause: String) {
+        self.failures += 1;
+        if self.failures.is_power_of_two() {
+            let (failures, committed) = (self.failures, self.committed);
+            warn!(failures, "{cause}; training goes on, but a restart would go back to step {committed}");
+        }
+        self.last_failure = cause;
+    }
+}

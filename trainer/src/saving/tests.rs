@@ -1,0 +1,137 @@
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use super::*;
+use crate::checkpoint::disk::Host;
+use crate::checkpoint::faulty::{Fault, FaultyDisk, Gate, Gated};
+use crate::checkpoint::manifest::Position;
+use crate::checkpoint::retention::Name;
+
+const NUMBERS: usize = 5000;
+/// Nothing here takes this long.
+const LONG: Duration = Duration::from_secs(60);
+
+fn tensors() -> Vec<Entry> {
+    vec![Entry { name: "a".into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
+}
+
+/// Calls with the state after `step` steps, which is that number again and again.
+fn with_state<T>(step: u64, act: impl FnOnce(&Snapshot<'_>) -> T) -> T {
+    let (tensors, state, data) = (tensors(), vec![step as f32; NUMBERS], Position::default());
+    let snapshot =
+        Snapshot { job: "test", round: 1, world_size: 1, step, settings: "", data, tensors: &tensors, state: &state };
+    act(&snapshot)
+}
+
+fn start<D: Disk + Send + 'static>(disk: D, folder: &Path) -> Saving {
+    let retention = Retention { keep: NonZeroUsize::new(9).unwrap(), every: None };
+    let saving = Saving::start(Checkpoints::new(disk, folder), retention, &tensors(), 0).unwrap();
+    saving.writer.wait(LONG);
+    saving
+}
+
+fn finish(saving: &mut Saving, step: u64, time: Duration) -> Result<Vec<u64>, String> {
+    let mut committed = Vec::new();
+    let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.step);
+    let result = with_state(step, |snapshot| saving.finish(snapshot, None, time, &Stop::default(), on_commit));
+    result.map(|()| committed)
+}
+
+fn wait_until_writing(saving: &Saving, step: u64) {
+    let begun = Instant::now();
+    while saving.writer.writing().is_none_or(|writing| writing.step != step) {
+        assert!(begun.elapsed() < LONG, "step {step} is never written");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_slow_disk_holds_no_step_up_and_gets_the_newest_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    // The folder's trial.
+    gate.open(1);
+    let mut saving = start(Gated(Host, gate.clone()), folder.path());
+    with_state(1, |snapshot| saving.save(snapshot));
+    wait_until_writing(&saving, 1);
+    // When states come that it has no time for, then nobody waits for it: it is this thread that opens the gate
+    for step in 2..=20 {
+        with_state(step, |snapshot| saving.save(snapshot));
+        assert_eq!(saving.follow(None).unwrap(), []);
+    }
+    gate.open(usize::MAX / 2);
+    assert_eq!(finish(&mut saving, 20, LONG).unwrap(), [1, 20]);
+    let found = Checkpoints::new(Host, folder.path()).newest().unwrap();
+    assert_eq!((found.manifest.step, found.state), (20, vec![20.0; NUMBERS]));
+    let names: BTreeSet<String> = Host.list(folder.path()).unwrap().into_iter().collect();
+    assert_eq!(names, [1, 20].map(|step| Name { step, round: 1 }.to_string()).into());
+}
+
+#[test]
+fn what_is_durable_is_not_written_again_before_it_is_heard_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut saving = start(Host, folder.path());
+    with_state(1, |snapshot| saving.save(snapshot));
+    saving.writer.wait(LONG);
+    with_state(1, |snapshot| saving.save(snapshot));
+    assert_eq!((saving.writer.under_way(), saving.writer.is_idle()), (1, true));
+    assert_eq!(saving.follow(None).unwrap().len(), 1);
+}
+
+#[test]
+fn a_disk_that_hangs_holds_up_neither_steps_nor_the_end_and_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let gate = Gate::default();
+    gate.open(3);
+    let mut saving = start(Gated(Host, gate), folder.path());
+    with_state(1, |snapshot| saving.save(snapshot));
+    saving.writer.wait(LONG);
+    for step in 2..9 {
+        with_state(step, |snapshot| saving.save(snapshot));
+    }
+    let begun = Instant::now();
+    let cause = finish(&mut saving, 9, Duration::from_millis(20)).unwrap_err();
+    assert!(cause.contains("does its file system hang") && cause.contains(folder.path().to_str().unwrap()), "{cause}");
+    drop(saving);
+    assert!(begun.elapsed() < LONG / 2);
+    // And what was saved before is still there.
+    assert_eq!(Checkpoints::new(Host, folder.path()).newest().unwrap().manifest.step, 1);
+}
+
+#[test]
+fn a_folder_that_does_not_answer_is_an_error_in_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(Gated(Host, Gate::default()), folder.path());
+    let retention = Retention { keep: NonZeroUsize::MIN, every: None };
+    let error = Writer::start(checkpoints, retention, &tensors(), Duration::from_millis(20)).unwrap_err().to_string();
+    assert!(error.contains("file system hang") && error.contains("--checkpoint-dir"), "{error}");
+}
+
+#[test]
+fn the_last_state_gets_a_second_attempt_but_no_third() {
+    // The trial takes four calls: a list is none.
+    for (fault, works) in [(Fault::Error, true), (Fault::ReadOnly, false)] {
+        let mut disk = FaultyDisk::default();
+        Disk::create_folder(&mut disk, Path::new("/ckpt")).unwrap();
+        disk.fail_after(8, fault);
+        let mut saving = start(disk, Path::new("/ckpt"));
+        match finish(&mut saving, 7, LONG) {
+            Ok(committed) => assert!(works && committed == [7], "{fault:?}: {committed:?}"),
+            Err(cause) => assert!(!works && cause.contains("step 7") && cause.contains("read-only"), "{cause}"),
+        }
+        assert_eq!(saving.failures, if works { 0 } else { LAST_ATTEMPTS });
+    }
+}
+
+#[test]
+fn what_is_saved_again_and_again_is_pruned_as_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let retention = Retention { keep: NonZeroUsize::new(2).unwrap(), every: std::num::NonZeroU64::new(10) };
+    let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, &tensors(), 0).unwrap();
+    for step in (4..40).step_by(4) {
+        finish(&mut saving, step, LONG).unwrap();
+    }
+    let names: BTreeSet<String> = Host.list(folder.path()).unwrap().into_iter().collect();
+    assert_eq!(names, [12, 20, 32, 36].map(|step| Name { step, round: 1 }.to_string()).into());
+}

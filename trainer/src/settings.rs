@@ -1,0 +1,282 @@
+//! The flags of any training, and the environment that an agent gives its worker. Not for acting on them, nor for what
+//! is trained.
+
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, FromArgMatches};
+
+use crate::checkpoint::retention::Retention;
+use crate::collective::Patience;
+use crate::model::{Course, Rate};
+
+/// How to train. A program takes these flags into its own with `#[command(flatten)]`; their text is `--help`'s.
+#[derive(Debug, Clone, Args)]
+pub struct Settings {
+    /// Times to visit every sample
+    #[arg(long, default_value = "40")]
+    pub epochs: NonZeroU64,
+    /// Samples in a step, over all workers: it stays the same when workers come and go
+    #[arg(long, value_name = "SAMPLES", default_value = "64")]
+    pub batch: NonZeroU64,
+    /// Logical shards in a batch. Workers share them, so this bounds how many workers have work; a number with many
+    /// divisors (8, 12, 24) shares evenly
+    #[arg(long, value_name = "COUNT", default_value = "8")]
+    pub shards: NonZeroU32,
+    /// Samples that a worker's thread computes at once, of those that a shard has: bounds its memory. A shard's pieces
+    /// are added in order, so that a run must go on with the same [default: all of a shard]
+    #[arg(long, value_name = "SAMPLES")]
+    pub micro_batch: Option<NonZeroUsize>,
+    /// Learning rate of AdamW
+    #[arg(long, value_name = "RATE", default_value = "0.001", value_parser = positive)]
+    pub lr: f32,
+    /// How the learning rate goes on once it has risen. With cosine a run can only go on with the same --epochs
+    #[arg(long, value_enum, value_name = "COURSE", default_value_t = Course::Constant)]
+    pub schedule: Course,
+    /// Steps in which the learning rate rises evenly: step 1 has --lr / STEPS, step STEPS has --lr
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    pub warmup_steps: u64,
+    /// What a cosine falls to: after step W = --warmup-steps, step s of n has
+    /// lr-min + (lr - lr-min) * (1 + cos(pi * (s - 1 - W) / (n - W))) / 2
+    #[arg(long, value_name = "RATE", default_value = "0", value_parser = not_negative)]
+    pub lr_min: f32,
+    /// Scale down a step's gradient, the mean over all its samples, whose Euclidean norm is above this. The norm is the
+    /// same on all workers, since the gradient is [default: none is]
+    #[arg(long, value_name = "NORM", value_parser = positive)]
+    pub clip: Option<f32>,
+    /// Weight decay of AdamW
+    #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = not_negative)]
+    pub weight_decay: f32,
+    /// Fixes the first parameters and the order of the samples
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Threads that compute in this worker
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    pub threads: NonZeroUsize,
+    /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint_dir: Option<PathBuf>,
+    /// Steps between two checkpoints; a disk that is slower gets fewer. The last step is saved in any case
+    #[arg(long, value_name = "STEPS", default_value = "100")]
+    pub checkpoint_every: NonZeroU64,
+    /// Committed checkpoints to keep: the last so many
+    #[arg(long, value_name = "COUNT", default_value = "2")]
+    pub keep: NonZeroUsize,
+    /// Keep for good, beside them, the first checkpoint in each so many steps
+    #[arg(long, value_name = "STEPS")]
+    pub keep_every: Option<NonZeroU64>,
+    /// Append a line of JSON for each step and each committed checkpoint to this file (rank 0)
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Draw the loss over the steps, and where the group changed, into this SVG file when training ends (rank 0, of what
+    /// its process has seen)
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Give up on a peer that keeps a step waiting for this long; and, where a peer is lost, on a next round that does
+    /// not begin to form for as long
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub peer_timeout: Duration,
+    /// Give up on a round whose workers have not all appeared after this long
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub form_timeout: Duration,
+}
+
+impl Default for Settings {
+    /// As without any flag.
+    fn default() -> Settings {
+        let command = Settings::augment_args(clap::Command::new("defaults").no_binary_name(true));
+        let matches = command.get_matches_from(std::iter::empty::<&str>());
+        Settings::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+}
+
+impl Settings {
+    /// What fixes a step's result in a run of `steps`, given words for the model and for the data: training may only go
+    /// on with the same.
+    pub fn of_a_step(&self, model: &str, data: &str, steps: u64) -> String {
+        let Settings { batch, shards, lr, weight_decay, seed, .. } = self;
+        let mut words = format!("{model} --batch {batch} --shards {shards} --lr {lr} --weight-decay {weight_decay}");
+        if let Some(samples) = self.micro_batch {
+            words += &format!(" --micro-batch {samples}");
+        }
+        if self.warmup_steps > 0 {
+            words += &format!(" --warmup-steps {}", self.warmup_steps);
+        }
+        if self.schedule == Course::Cosine {
+            words += &format!(" --schedule cosine --lr-min {} (over {steps} steps)", self.lr_min);
+        }
+        if let Some(norm) = self.clip {
+            words += &format!(" --clip {norm}");
+        }
+        format!("{words} --seed {seed} {data}")
+    }
+
+    /// The learning rates of a run of `steps`.
+    pub fn rate(&self, steps: u64) -> Rate {
+        let Settings { lr: highest, lr_min: lowest, warmup_steps: warmup, schedule: course, .. } = *self;
+        Rate { highest, lowest, warmup, course, steps }
+    }
+
+    /// Which checkpoints stay.
+    pub fn retention(&self) -> Retention {
+        Retention { keep: self.keep, every: self.keep_every }
+    }
+
+    /// How long to wait for peers.
+    pub fn patience(&self) -> Patience {
+        Patience { form: self.form_timeout, operation: self.peer_timeout }
+    }
+}
+
+fn positive(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&value: &f32| value.is_finite() && value > 0.0).ok_or("must be above 0".to_owned())
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let value = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    value.filter(|time| !time.is_zero()).ok_or("must be a number of seconds above 0".to_owned())
+}
+
+/// The place that the environment gives this process. Without an agent it is alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    /// `RANK`
+    pub rank: u32,
+    /// `WORLD_SIZE`
+    pub world_size: u32,
+    /// `LOCAL_RANK`
+    pub local_rank: u32,
+    /// `MASTER_ADDR`
+    pub master_addr: String,
+    /// `MASTER_PORT`
+    pub master_port: u16,
+    /// `TORCHELASTIC_USE_AGENT_STORE`: a TCPStore is served there by the agent; else rank 0 listens itself.
+    pub agent_store: bool,
+    /// `ELASTIC_ROUND`; torchrun, which does not set it, counts in `TORCHELASTIC_RESTART_COUNT`.
+    pub round: u64,
+    /// `TORCHELASTIC_RUN_ID`
+    pub job: String,
+    /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
+    pub agent: Option<PathBuf>,
+}
+
+/// A variable does not hold what it should.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// Not a number, or too large.
+    #[error("{name} is \"{value}\", which is no number in its range; whoever starts this worker must set it")]
+    Number {
+        /// The variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+    },
+    /// The numbers contradict each other.
+    #[error("RANK is {rank} but WORLD_SIZE is {world_size}; ranks count from 0")]
+    Rank {
+        /// `RANK`
+        rank: u32,
+        /// `WORLD_SIZE`
+        world_size: u32,
+    },
+    /// There are peers, but no way to them.
+    #[error("WORLD_SIZE is {world_size} but {name} is not set; whoever starts this worker must set it")]
+    Missing {
+        /// The variable.
+        name: &'static str,
+        /// `WORLD_SIZE`
+        world_size: u32,
+    },
+}
+
+impl Environment {
+    /// Reads variables through `get`, which is `std::env::var` but in tests. Empty means not set.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Environment, EnvironmentError> {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        fn number<T: std::str::FromStr>(
+            name: &'static str,
+            value: Option<String>,
+            otherwise: T,
+        ) -> Result<T, EnvironmentError> {
+            match value {
+                None => Ok(otherwise),
+                Some(value) => value.parse().map_err(|_| EnvironmentError::Number { name, value }),
+            }
+        }
+        let (rank, world_size) = (number("RANK", get("RANK"), 0)?, number("WORLD_SIZE", get("WORLD_SIZE"), 1)?);
+        if rank >= world_size {
+            return Err(EnvironmentError::Rank { rank, world_size });
+        }
+        for name in ["MASTER_ADDR", "MASTER_PORT"] {
+            if world_size > 1 && get(name).is_none() {
+                return Err(EnvironmentError::Missing { name, world_size });
+            }
+        }
+        let restarts = number("TORCHELASTIC_RESTART_COUNT", get("TORCHELASTIC_RESTART_COUNT"), 0)?;
+        Ok(Environment {
+            rank,
+            world_size,
+            local_rank: number("LOCAL_RANK", get("ELASTIC_LOCAL_RANK").or_else(|| get("LOCAL_RANK")), 0)?,
+            master_addr: get("MASTER_ADDR").unwrap_or_default(),
+            master_port: number("MASTER_PORT", get("MASTER_PORT"), 0)?,
+            agent_store: get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True"),
+            round: number("ELASTIC_ROUND", get("ELASTIC_ROUND"), restarts)?,
+            job: get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
+            agent: get(elastic_proto::worker::SOCKET_ENV).map(PathBuf::from),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, EnvironmentError> {
+        Environment::read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into()))
+    }
+
+    #[test]
+    fn a_step_is_fixed_by_all_that_changes_its_result() {
+        let words = |change: fn(&mut Settings)| {
+            let mut settings = Settings::default();
+            change(&mut settings);
+            settings.of_a_step("--model", "(data)", 70)
+        };
+        let plain = "--model --batch 64 --shards 8 --lr 0.001 --weight-decay 0.01 --seed 0 (data)";
+        assert_eq!(words(|_| ()), plain);
+        assert_eq!(words(|settings| settings.threads = 3.try_into().unwrap()), plain);
+        assert_eq!(words(|settings| settings.epochs = 3.try_into().unwrap()), plain);
+        for (change, said) in [
+            ((|settings| settings.micro_batch = 4.try_into().ok()) as fn(&mut Settings), "--micro-batch 4"),
+            (|settings| settings.warmup_steps = 9, "--warmup-steps 9"),
+            (|settings| settings.schedule = Course::Cosine, "--schedule cosine --lr-min 0 (over 70 steps)"),
+            (|settings| settings.clip = Some(0.5), "--clip 0.5"),
+        ] {
+            assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
+        }
+    }
+
+    #[test]
+    fn without_variables_a_worker_is_alone() {
+        let alone = read(&[("MASTER_ADDR", "")]).unwrap();
+        assert_eq!((alone.rank, alone.world_size, alone.agent), (0, 1, None));
+    }
+
+    #[test]
+    fn wrong_variables_are_named() {
+        for (variables, name) in [
+            (&[("RANK", "first")][..], "RANK is \"first\""),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2 but WORLD_SIZE is 2"),
+            (&[("WORLD_SIZE", "2"), ("MASTER_PORT", "29500")], "MASTER_ADDR is not set"),
+            (&[("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "99999")], "MASTER_PORT is \"99999\""),
+        ] {
+            let error = read(variables).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! All that training changes: parameters, the optimizer's two numbers for each, and the steps done. Not for how they
+//! change.
+
+use crate::checkpoint::manifest::Entry;
+use crate::model::{AdamW, Tensor};
+
+/// The flat state: parameters, then AdamW's means, then its squares.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// The numbers.
+    pub flat: Vec<f32>,
+}
+
+impl State {
+    /// Room for a state that is yet to come.
+    pub fn room(parameters: usize) -> State {
+        State { step: 0, flat: vec![0.0; 3 * parameters] }
+    }
+
+    /// The state before the first step, from first parameters.
+    pub fn new(mut parameters: Vec<f32>) -> State {
+        parameters.resize(3 * parameters.len(), 0.0);
+        State { step: 0, flat: parameters }
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &[f32] {
+        &self.flat[..self.flat.len() / 3]
+    }
+
+    /// CRC-32C of the parameters: equal for equal bits.
+    pub fn checksum(&self) -> u32 {
+        crc32c::crc32c(bytemuck::cast_slice(self.parameters()))
+    }
+
+    /// Does one step along `scale * gradient`.
+    pub fn advance(&mut self, rule: &AdamW, tensors: &[Tensor], gradient: &[f32], scale: f32) {
+        self.step += 1;
+        let count = self.flat.len() / 3;
+        let (parameters, rest) = self.flat.split_at_mut(count);
+        let (mean, square) = rest.split_at_mut(count);
+        rule.step(self.step, tensors, parameters, mean, square, gradient, scale);
+    }
+
+    /// Names for the pieces of the flat state.
+    pub fn entries(tensors: &[Tensor]) -> Vec<Entry> {
+        let parameters = tensors.last().map_or(0, |tensor| tensor.range.end);
+        let section = |number: usize, prefix: &'static str| {
+            tensors.iter().map(move |tensor| Entry {
+                name: format!("{prefix}{}", tensor.name),
+                dtype: "F32".to_owned(),
+                shape: tensor.shape.clone(),
+                offset: ((number * parameters + tensor.range.start) * size_of::<f32>()) as u64,
+                len: (tensor.range.len() * size_of::<f32>()) as u64,
+            })
+        };
+        [(0, ""), (1, "adamw.mean."), (2, "adamw.square.")]
+            .into_iter()
+            .flat_map(|(n, prefix)| section(n, prefix))
+            .collect()
+    }
+}

@@ -1,0 +1,68 @@
+//! A perceptron that reads hand-written digits. Not for the images themselves.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::data::digits::{CLASSES, DataError, PIXELS};
+use crate::data::{Data, Digits};
+use crate::elastic::{Elastic, Outcome};
+use crate::model::{Mlp, Workspace};
+use crate::settings::Settings;
+use crate::train::TrainError;
+
+/// What to train, and how.
+#[derive(Debug, Clone, Args)]
+pub struct Flags {
+    /// Images to train on: lines of 64 pixels and a digit, as CSV or gzipped CSV [default: the UCI digits, built in]
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Train on each image in nine copies: itself, and moved by one pixel in eight directions
+    #[arg(long)]
+    pub shifts: bool,
+    /// Width of each hidden layer, separated by commas
+    #[arg(long, value_name = "WIDTH,…", value_delimiter = ',', default_value = "128")]
+    pub hidden: Vec<NonZeroUsize>,
+    /// How to train it
+    #[command(flatten, next_help_heading = "Training")]
+    pub settings: Settings,
+}
+
+/// The images, and a network for them.
+#[derive(Debug)]
+pub struct Task {
+    digits: Digits,
+    model: Mlp,
+}
+
+impl Task {
+    /// Reads the images.
+    pub fn new(flags: &Flags) -> Result<Task, DataError> {
+        let digits = Digits::load(flags.data.as_deref(), flags.shifts)?;
+        let hidden = flags.hidden.iter().map(|width| width.get());
+        let sizes: Vec<usize> = [PIXELS].into_iter().chain(hidden).chain([CLASSES]).collect();
+        Ok(Task { digits, model: Mlp::new(&sizes) })
+    }
+
+    /// Trains the network.
+    pub fn train(&self, elastic: Elastic<'_>) -> Result<Outcome, TrainError> {
+        elastic.run(&self.model, &self.digits.train)
+    }
+
+    /// Test images that these parameters name correctly, and their number.
+    pub fn count_correct(&self, parameters: &[f32]) -> (u64, u64) {
+        let test = &self.digits.test;
+        let mut batch = Workspace::default();
+        test.read(&(0..test.samples()).collect::<Vec<_>>(), &mut batch);
+        let predicted = self.model.predict(parameters, &mut batch);
+        let correct = predicted.iter().zip(&batch.labels).filter(|(predicted, label)| predicted == label).count();
+        (correct as u64, test.samples())
+    }
+
+    /// How well these parameters read, for people.
+    pub fn judge(&self, parameters: &[f32]) -> String {
+        let (right, all) = self.count_correct(parameters);
+        format!("test accuracy {:.4} ({right} of {all})", right as f64 / all as f64)
+    }
+}

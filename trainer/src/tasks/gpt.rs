@@ -1,0 +1,127 @@
+//! A GPT that learns generated text. Not for the text itself.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+
+use clap::{Args, ValueEnum};
+
+use crate::data::Data;
+use crate::data::markov::{FOLLOWERS, Markov};
+use crate::elastic::{Elastic, Outcome};
+use crate::model::Gpt;
+use crate::model::gpt::{Size, Tokens};
+use crate::settings::Settings;
+use crate::train::TrainError;
+
+/// Tokens that the result is judged by, about.
+const HELD_OUT: usize = 1 << 15;
+
+/// Rows that are judged at once.
+const JUDGED: usize = 1 << 10;
+
+/// What to train, and how.
+#[derive(Debug, Clone, Args)]
+#[command(mut_arg("epochs", |epochs| epochs.default_value("4")))]
+#[command(mut_arg("batch", |batch| batch.default_value("32")))]
+#[command(mut_arg("lr", |lr| lr.default_value("0.003")))]
+pub struct Flags {
+    /// Size of the network; the next five flags change parts of it
+    #[arg(long, value_enum, default_value_t = Preset::Tiny)]
+    pub size: Preset,
+    /// Tokens that it can look back on, and that a window of the corpus has
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<NonZeroUsize>,
+    /// Blocks of attention and perceptron
+    #[arg(long, value_name = "COUNT")]
+    pub layers: Option<NonZeroUsize>,
+    /// Heads of each attention; they share the width evenly
+    #[arg(long, value_name = "COUNT")]
+    pub heads: Option<NonZeroUsize>,
+    /// Numbers that stand for a token within
+    #[arg(long, value_name = "COUNT")]
+    pub width: Option<NonZeroUsize>,
+    /// Different tokens, at least 4
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(FOLLOWERS as i64..))]
+    pub vocabulary: Option<u32>,
+    /// Windows in the corpus, which are the samples of an epoch
+    #[arg(long, value_name = "COUNT", default_value = "4096")]
+    pub windows: NonZeroU64,
+    /// Fixes the text; --seed fixes the first parameters and the order of the windows
+    #[arg(long, value_name = "SEED", default_value_t = 0)]
+    pub corpus_seed: u64,
+    /// How to train it
+    #[command(flatten, next_help_heading = "Training")]
+    pub settings: Settings,
+}
+
+/// A size with a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Preset {
+    /// 0.1 million parameters: 64 tokens of context, 2 layers, 4 heads, width 64, a vocabulary of 64
+    Tiny,
+    /// 124 million parameters, as GPT-2: context 1024, 12 layers, 12 heads, width 768, a vocabulary of 50257
+    Gpt2,
+}
+
+/// The flags ask for a network that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no such GPT: {0}; choose another --width or --heads")]
+pub struct SizeError(String);
+
+/// The corpus, and a network for it.
+#[derive(Debug)]
+pub struct Task {
+    corpus: Markov,
+    model: Gpt,
+}
+
+impl Task {
+    /// Makes the corpus.
+    pub fn new(flags: &Flags) -> Result<Task, SizeError> {
+        let whole = match flags.size {
+            Preset::Tiny => Size { vocabulary: 64, context: 64, layers: 2, heads: 4, width: 64 },
+            Preset::Gpt2 => Size::GPT2,
+        };
+        let part = |flag: Option<NonZeroUsize>, otherwise: usize| flag.map_or(otherwise, NonZeroUsize::get);
+        let size = Size {
+            vocabulary: flags.vocabulary.map_or(whole.vocabulary, |tokens| tokens as usize),
+            context: part(flags.context, whole.context),
+            layers: part(flags.layers, whole.layers),
+            heads: part(flags.heads, whole.heads),
+            width: part(flags.width, whole.width),
+        };
+        if let Some(reason) = size.refusal() {
+            return Err(SizeError(reason));
+        }
+        let corpus = Markov::new(size.vocabulary, size.context, flags.windows.get(), flags.corpus_seed);
+        Ok(Task { corpus, model: Gpt::new(size) })
+    }
+
+    /// Trains the network.
+    pub fn train(&self, elastic: Elastic<'_>) -> Result<Outcome, TrainError> {
+        elastic.run(&self.model, &self.corpus)
+    }
+
+    /// The mean loss of a token in windows that were not trained on, and the number of these windows.
+    pub fn held_out_loss(&self, parameters: &[f32]) -> (f64, u64) {
+        let context = self.model.size().context;
+        let windows = HELD_OUT.div_ceil(context) as u64;
+        let held_out = self.corpus.held_out(windows);
+        let (numbers, mut batch) = ((0..windows).collect::<Vec<_>>(), Tokens::default());
+        let pieces = numbers.chunks((JUDGED / context).max(1)).map(|piece| {
+            held_out.read(piece, &mut batch);
+            f64::from(self.model.loss(parameters, &mut batch))
+        });
+        (pieces.sum::<f64>() / (windows * context as u64) as f64, windows)
+    }
+
+    /// The mean loss that no model can go below.
+    pub fn reachable_loss(&self) -> f64 {
+        self.corpus.reachable_loss().unwrap_or_default()
+    }
+
+    /// How well these parameters predict, for people.
+    pub fn judge(&self, parameters: &[f32]) -> String {
+        let ((loss, windows), reachable) = (self.held_out_loss(parameters), self.reachable_loss());
+        format!("held-out loss {loss:.4} in {windows} windows ({reachable:.4} is reachable)")
+    }
+}

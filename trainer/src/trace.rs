@@ -1,0 +1,129 @@
+//! A record of steps and commits, one JSON object a line, from which anyone can check that each sample was trained on
+//! once and that no step was lost. Not a log for people.
+//!
+//! A step that was done again after a failure appears again, in a later round: the last line for a step is the one that
+//! counts. Samples are named by their places in the epoch's order, `first` to `end` (exclusive).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// The trace cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the trace {}: {cause}; choose another --trace, or leave it out", path.display())]
+pub struct TraceError {
+    path: PathBuf,
+    cause: io::Error,
+}
+
+/// A line of the trace.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event<'a> {
+    /// A worker group begins after this many steps.
+    Begin {
+        /// Its round.
+        round: u64,
+        /// Steps done before.
+        step: u64,
+        /// Its ranks.
+        world_size: u32,
+        /// The process that writes: rank 0's.
+        pid: u32,
+    },
+    /// The parameters have moved.
+    Step {
+        /// In this round.
+        round: u64,
+        /// Counted from 1.
+        step: u64,
+        /// Counted from 0.
+        epoch: u64,
+        /// First place in the epoch's order.
+        first: u64,
+        /// The place after the last.
+        end: u64,
+        /// Mean loss of the step's samples, before the step.
+        loss: f32,
+        /// Ranks that shared it.
+        world_size: u32,
+    },
+    /// A checkpoint is the point to resume from.
+    Committed {
+        /// The round that saved it.
+        round: u64,
+        /// Steps it contains.
+        step: u64,
+        /// Its manifest.
+        path: &'a str,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    event: &'a Event<'a>,
+    /// Wall clock, in milliseconds since 1970. For people: no order follows from it.
+    time_ms: u64,
+}
+
+/// An open trace.
+#[derive(Debug)]
+pub struct Trace {
+    file: File,
+    path: PathBuf,
+    /// The step that was recorded last.
+    last: Option<u64>,
+}
+
+impl Trace {
+    /// Opens a trace, to go on at its end.
+    pub fn open(path: &Path) -> Result<Trace, TraceError> {
+        let open = || {
+            let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
+            let last = last_step(&file)?;
+            Ok((file, last))
+        };
+        let (file, last) = open().map_err(|cause| TraceError { path: path.to_owned(), cause })?;
+        Ok(Trace { file, path: path.to_owned(), last })
+    }
+
+    /// The step that was recorded last, by this process or another.
+    pub fn last(&self) -> Option<u64> {
+        self.last
+    }
+
+    /// Appends a line, in one write.
+    pub fn record(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
+        if let Event::Step { step, .. } = event {
+            self.last = Some(*step);
+        }
+        let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
+        let write = || -> io::Result<()> {
+            let mut line = serde_json::to_vec(&Line { event, time_ms })?;
+            line.push(b'\n');
+            (&self.file).write_all(&line)
+        };
+        write().map_err(|cause| TraceError { path: self.path.clone(), cause })
+    }
+}
+
+/// The step in the last whole line of a step. Its writer may have been killed.
+fn last_step(mut file: &File) -> io::Result<Option<u64>> {
+    /// Holds some hundred lines.
+    const TAIL: u64 = 64 * 1024;
+    #[derive(Deserialize)]
+    struct Step {
+        event: String,
+        step: u64,
+    }
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL)))?;
+    let mut tail = Vec::new();
+    file.take(TAIL).read_to_end(&mut tail)?;
+    let steps = tail.split(|&byte| byte == b'\n').rev().filter_map(|line| serde_json::from_slice::<Step>(line).ok());
+    Ok(steps.into_iter().find(|line| line.event == "step").map(|line| line.step))
+}

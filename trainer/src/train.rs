@@ -1,0 +1,414 @@
+//! The training loop of one worker: resume, step, reduce, save, and go from round to round. Not for what a step
+//! computes, nor for how ranks find each other.
+//!
+//! ```text
+//!            ┌─────────── the next place ◀─── quiesce ◀──┐
+//!            ▼                                           │ a round forms, or a peer is gone
+//!   form the group ─▶ agree on the state ─▶ step, step, step ─▶ finish
+//! ```
+
+mod account;
+mod error;
+mod report;
+mod rounds;
+
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use elastic_proto::worker::{Assignment, Checkpoint, ToWorker};
+use tracing::{info, warn};
+
+pub use error::TrainError;
+
+use crate::agent::Agent;
+use crate::checkpoint::manifest::Position;
+use crate::checkpoint::snapshot::Snapshot;
+use crate::collective::tree::{cover, shards_of};
+use crate::collective::{Group, Place};
+use crate::data::{Batch, Data, Order, Schedule};
+use crate::elastic::Outcome;
+use crate::gradient::{Desk, Task};
+use crate::model::clip::clipped;
+use crate::model::{AdamW, Model, Tensor};
+use crate::plot::{self, Point};
+use crate::saving::Saving;
+use crate::settings::{Environment, Settings};
+use crate::state::State;
+use crate::stop::Stop;
+use crate::trace::{Event, Trace};
+use account::Account;
+use report::Report;
+
+/// The vote that asks for a checkpoint, since a node drains.
+const DRAIN: u32 = 1;
+/// The vote to quiesce after this step, since a round is forming.
+const QUIESCE: u32 = 2;
+/// How long a leaving rank 0 waits for its last commit, and how long a finished one does: by then its peers are done,
+/// and a store that is away may still come back.
+const LEAVE_TIME: Duration = Duration::from_secs(3);
+const FINISH_TIME: Duration = Duration::from_secs(120);
+
+/// One worker.
+pub(crate) struct Trainer<'a, M: Model> {
+    settings: &'a Settings,
+    /// The flags that fix a step, in words.
+    words: String,
+    agent: &'a mut Option<Agent>,
+    stop: &'a Stop,
+    model: &'a M,
+    data: &'a dyn Data<Batch = M::Batch>,
+    order: Order,
+    schedule: Schedule,
+    desks: Vec<Desk<M::Batch>>,
+    state: State,
+    /// Whether `state` is one that training has reached: not room for one, and not one that has come by halves.
+    held: bool,
+    /// How its last step was done, if one was.
+    last: Option<Done>,
+    /// In the present round.
+    place: Place,
+    /// What the agent said of it.
+    assignment: Option<Assignment>,
+    /// The next one.
+    assigned: Option<Assignment>,
+    /// The peers that a farewell is owed to.
+    group: Option<Group>,
+    /// Rank 0's.
+    saving: Option<Saving>,
+    trace: Option<Trace>,
+    account: Account,
+    /// Each step once, as it was done last; kept for a picture alone.
+    seen: Vec<Point>,
+    /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
+    draining: bool,
+}
+
+/// How a step was done.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    round: u64,
+    world_size: u32,
+    loss: f32,
+}
+
+/// How a worker's part in a round ends well.
+enum Ended {
+    /// All steps are done.
+    Finished,
+    /// The ranks have agreed to quiesce.
+    Quiesced,
+}
+
+impl<'a, M: Model> Trainer<'a, M> {
+    pub(crate) fn new(
+        settings: &'a Settings,
+        environment: &Environment,
+        assignment: Option<Assignment>,
+        agent: &'a mut Option<Agent>,
+        stop: &'a Stop,
+        model: &'a M,
+        data: &'a dyn Data<Batch = M::Batch>,
+    ) -> Result<Trainer<'a, M>, TrainError> {
+        check(model, data).map_err(TrainError::Unusable)?;
+        let samples = data.samples();
+        let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
+        let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
+        Ok(Trainer {
+            settings,
+            model,
+            data,
+            place: place(environment, assignment.as_ref(), format!("{words} --epochs {}", settings.epochs)),
+            words,
+            agent,
+            stop,
+            order: Order::new(settings.seed, samples),
+            schedule,
+            desks: (0..settings.threads.get()).map(|_| Desk::default()).collect(),
+            state: State::room(model.parameters()),
+            held: false,
+            last: None,
+            assignment,
+            assigned: None,
+            group: None,
+            saving: None,
+            trace: None,
+            account: Account::new(Instant::now()),
+            seen: Vec::new(),
+            draining: false,
+        })
+    }
+
+    /// Goes from round to round.
+    pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
+        loop {
+            let next = match self.round(out) {
+                Ok(Ended::Finished) => return self.finish(out),
+                Ok(Ended::Quiesced) => self.next_place(None),
+                Err(error) if self.may_pass(&error) => self.next_place(Some(error)),
+                Err(error) => Err(error),
+            };
+            match next {
+                Ok(assignment) => self.take_place(assignment),
+                Err(error) => return Err(self.part(error)),
+            }
+        }
+    }
+
+    /// Takes part in a round.
+    fn round(&mut self, out: &mut dyn Write) -> Result<Ended, TrainError> {
+        let mut group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
+        let ended = self.agree(&mut group).and_then(|()| self.steps(&mut group, out));
+        // After any other error it is dropped without a farewell: the peers shall not wait in vain.
+        if matches!(ended, Ok(_) | Err(TrainError::Stopped)) {
+            self.group = Some(group);
+        }
+        ended
+    }
+
+    fn steps(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Ended, TrainError> {
+        let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
+        let nodes = cover(shards, &shards_of(rank, world_size, shards));
+        let mut sum = vec![0.0; self.model.parameters() + 1];
+        let total = self.schedule.total_steps();
+        let rate = self.settings.rate(total);
+        let mut report = Report::new(self.state.step, self.schedule, self.data, world_size);
+        let mut drain_known = false;
+        let round = self.place.round;
+        self.record(&Event::Begin { round, step: self.state.step, world_size, pid: std::process::id() })?;
+        self.account.begin(Instant::now());
+
+        while self.state.step < total {
+            self.hear()?;
+            if self.stop.is_raised() {
+                return Err(TrainError::Stopped);
+            }
+            let batch = self.schedule.batch_after(self.state.step);
+            let task = Task {
+                model: self.model,
+                parameters: self.state.parameters(),
+                data: self.data,
+                order: &self.order,
+                batch,
+                shards,
+                micro_batch: self.settings.micro_batch,
+            };
+            let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)).collect();
+            let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+            let forming = self.stop.forming_after(round).is_some();
+            let vote = if self.draining { DRAIN } else { 0 } | if forming { QUIESCE } else { 0 };
+            let votes = group.ordered_sum(shards, &slices, &mut sum, vote)?;
+            partials.into_iter().for_each(|partial| self.desks[0].recycle(partial));
+
+            let (gradient, loss) = sum.split_at(self.model.parameters());
+            let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
+            let loss = loss[0] / units;
+            if !loss.is_finite() {
+                return Err(TrainError::Diverged { step: self.state.step + 1 });
+            }
+            let mut scale = 1.0 / units;
+            if let Some(most) = self.settings.clip {
+                scale = clipped(gradient, scale, most);
+            }
+            let rule = AdamW::new(rate.of(self.state.step + 1), self.settings.weight_decay);
+            self.state.advance(&rule, self.model.tensors(), gradient, scale);
+            let step = self.state.step;
+            self.last = Some(Done { round, world_size, loss });
+            self.record_step()?;
+            self.account.stepped(step, Instant::now());
+            self.see(Point { step, loss, round, world_size });
+            if let Some(agent) = self.agent.as_mut() {
+                agent.progress(step, batch.epoch, f64::from(loss), total)?;
+            }
+
+            // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
+            let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
+            self.draining |= drain_begins;
+            if drain_begins || step == total || step.is_multiple_of(self.settings.checkpoint_every.get()) {
+                self.save();
+                self.account.saved(Instant::now());
+            }
+            if rank == 0 && report.is_due() {
+                report.print(out, step, loss)?;
+            }
+            // All ranks learn in the same step that a round is forming, too: this is the boundary.
+            if votes & QUIESCE != 0 {
+                return Ok(Ended::Quiesced);
+            }
+        }
+        Ok(Ended::Finished)
+    }
+
+    /// Ends a run whose steps are done.
+    fn finish(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
+        let step = self.state.step;
+        let stop = self.stop;
+        self.save_last(FINISH_TIME, stop).map_err(|cause| {
+            if stop.is_raised() { TrainError::Stopped } else { TrainError::Unsaved { step, cause } }
+        })?;
+        self.account.saved(Instant::now());
+        if self.place.rank == 0 {
+            writeln!(out, "done: {step} steps, {} epochs", self.settings.epochs)?;
+            writeln!(out, "{}", self.account.summary(Instant::now()))?;
+            self.draw();
+            writeln!(out, "parameters crc32c:{:08x}", self.state.checksum())?;
+        }
+        if let Some(group) = self.group.take() {
+            group.leave();
+        }
+        Ok(Outcome { rank: self.place.rank, state: self.state })
+    }
+
+    /// Keeps a step for the picture, if one is wanted.
+    fn see(&mut self, point: Point) {
+        if self.settings.plot.is_some() {
+            let before = self.seen.partition_point(|seen| seen.step < point.step);
+            self.seen.truncate(before);
+            self.seen.push(point);
+        }
+    }
+
+    /// Draws the picture, if one is wanted. That it cannot be written is no failure: the work is done and saved, and to
+    /// do it again would not help.
+    fn draw(&self) {
+        let Some(path) = &self.settings.plot else { return };
+        if let Err(cause) = fs::write(path, plot::draw(&self.seen, self.data.reachable_loss())) {
+            warn!(path = %path.display(), %cause, "cannot write the plot");
+        }
+    }
+
+    /// Leaves for good, before the last step.
+    fn part(&mut self, error: TrainError) -> TrainError {
+        // A drain's last state is not thrown away, whatever ends the round.
+        if self.draining && self.held && !matches!(error, TrainError::Diverged { .. }) {
+            // A stop that is raised already must not cut this wait short: it is what the commit is for.
+            self.save_last(LEAVE_TIME, &Stop::default())
+                .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
+        }
+        if let Some(group) = self.group.take() {
+            group.leave();
+        }
+        error
+    }
+
+    /// Reads what the agent has said since the last step, and hears what was saved.
+    fn hear(&mut self) -> Result<(), TrainError> {
+        while let Some(message) = self.agent.as_mut().map_or(Ok(None), Agent::poll)? {
+            self.take(&message)?;
+        }
+        self.follow()
+    }
+
+    /// Has what is durable since the last look committed.
+    fn follow(&mut self) -> Result<(), TrainError> {
+        let Some(saving) = &mut self.saving else { return Ok(()) };
+        let committed = saving.follow(self.agent.as_mut())?;
+        committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint))
+    }
+
+    /// Takes in what the agent has said.
+    fn take(&mut self, message: &ToWorker) -> Result<(), TrainError> {
+        match message {
+            ToWorker::Draining { grace_ms } => {
+                info!(grace_ms, "this node drains: a checkpoint follows");
+                self.draining = true;
+                Ok(())
+            }
+            ToWorker::Forming { round, reason, .. } => {
+                info!(round, reason, "a round is forming");
+                Ok(())
+            }
+            ToWorker::Assignment(assignment) => {
+                self.assigned = Some(assignment.clone());
+                Ok(())
+            }
+            message => match self.saving.as_mut().and_then(|saving| saving.hear(message)) {
+                Some(checkpoint) => self.record_commit(&checkpoint),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Has the state saved, if this rank does so, while training goes on. A disk that fails is warned of, no error.
+    fn save(&mut self) {
+        self.with_snapshot(|saving, snapshot, _| saving.save(snapshot));
+    }
+
+    /// Waits until the present state is committed.
+    fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
+        let mut committed = Vec::new();
+        let result = self.with_snapshot(|saving, snapshot, agent| {
+            saving.finish(snapshot, agent, time, stop, |checkpoint| committed.push(checkpoint.clone()))
+        });
+        let recorded = committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint));
+        result.unwrap_or(Ok(())).and(recorded.map_err(|error| error.to_string()))
+    }
+
+    /// What is to be saved of the present state, for the rank that saves.
+    fn with_snapshot<T>(&mut self, act: impl FnOnce(&mut Saving, &Snapshot<'_>, Option<&mut Agent>) -> T) -> Option<T> {
+        let saving = self.saving.as_mut()?;
+        let next = self.schedule.batch_after(self.state.step);
+        let tensors = State::entries(self.model.tensors());
+        let snapshot = Snapshot {
+            job: &self.place.job,
+            round: self.place.round,
+            world_size: self.place.world_size,
+            step: self.state.step,
+            settings: &self.words,
+            data: Position {
+                epoch: next.epoch,
+                cursor: next.first,
+                samples: self.schedule.samples,
+                seed: self.settings.seed,
+                global_batch: self.schedule.batch,
+                shards: self.settings.shards.get(),
+            },
+            tensors: &tensors,
+            state: &self.state.flat,
+        };
+        Some(act(saving, &snapshot, self.agent.as_mut()))
+    }
+
+    fn record_step(&mut self) -> Result<(), TrainError> {
+        let Some(Done { round, world_size, loss }) = self.last else { return Ok(()) };
+        let step = self.state.step;
+        let Batch { epoch, first, end } = self.schedule.batch_after(step - 1);
+        self.record(&Event::Step { round, step, epoch, first, end, loss, world_size })
+    }
+
+    fn record_commit(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        self.record(&Event::Committed { round: checkpoint.round, step: checkpoint.step, path: &checkpoint.path })
+    }
+
+    fn record(&mut self, event: &Event<'_>) -> Result<(), TrainError> {
+        Ok(self.trace.as_mut().map_or(Ok(()), |trace| trace.record(event))?)
+    }
+}
+
+fn place(environment: &Environment, assignment: Option<&Assignment>, settings: String) -> Place {
+    // Round and ranks are the same in both: registering has compared them.
+    let Environment { rank, world_size, round, agent_store, .. } = *environment;
+    let (job, master_addr, master_port) = match assignment {
+        Some(place) => (place.job.clone(), place.master_addr.clone(), place.master_port),
+        None => (environment.job.clone(), environment.master_addr.clone(), environment.master_port),
+    };
+    Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+}
+
+/// What is wrong with a model or its data.
+fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
+    let mut end = 0;
+    for Tensor { name, shape, range, .. } in model.tensors() {
+        if range.start != end || range.len() != shape.iter().product::<usize>() {
+            return Err(format!("tensor {name} of shape {shape:?} lies at {range:?}, after {end} parameters"));
+        }
+        end = range.end;
+    }
+    if end != model.parameters() || end == 0 {
+        return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
+    }
+    match data.samples() {
+        0 => Err("there are no samples".to_owned()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,135 @@
+//! Why training ends early, and whose fault it is. Not for what follows.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use elastic_proto::worker::FailureClass;
+
+use crate::agent::AgentError;
+use crate::checkpoint::CheckpointError;
+use crate::collective::CollectiveError;
+use crate::trace::TraceError;
+
+/// Why training ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The model or its data contradicts itself: a fault in the program that defines them.
+    #[error("the model or its data cannot be trained: {0}")]
+    Unusable(String),
+    /// The peers cannot be worked with.
+    #[error(transparent)]
+    Collective(CollectiveError),
+    /// Checkpoints cannot be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The committed checkpoint cannot be resumed from.
+    #[error(
+        "the job must resume from step {step}, but {cause}; restore that file, or, to begin anew, drop the resume point \
+        once the job has ended: elasticctl drop-checkpoint JOB"
+    )]
+    Resume {
+        /// The committed step.
+        step: u64,
+        /// What is wrong with its checkpoint.
+        cause: CheckpointError,
+    },
+    /// The checkpoint is another run's.
+    #[error(
+        "checkpoint of step {step} was trained with {theirs}; this run has {ours}; use the same flags, or another \
+        --checkpoint-dir"
+    )]
+    OtherSettings {
+        /// Its step.
+        step: u64,
+        /// Its flags.
+        theirs: String,
+        /// The flags of this run.
+        ours: String,
+    },
+    /// The agent cannot be worked with.
+    #[error(transparent)]
+    Agent(AgentError),
+    /// The trace cannot be written.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The picture cannot be written.
+    #[error("cannot write the plot {}: {cause}; choose another --plot, or leave it out", path.display())]
+    Plot {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Nobody reads what is printed.
+    #[error("cannot print: {0}")]
+    Output(#[from] io::Error),
+    /// Ranks that should hold the same do not: a fault in the program or in a machine's memory.
+    #[error(
+        "the ranks that hold step {step} do not hold the same parameters; a machine or a build among them is faulty"
+    )]
+    Split {
+        /// The step.
+        step: u64,
+    },
+    /// A peer's state was damaged on its way.
+    #[error("the state of step {step} came damaged from the peers that hold it")]
+    Damaged {
+        /// The step.
+        step: u64,
+    },
+    /// The peers have left for another round, of which the agent does not tell.
+    #[error("the peers left round {round} for a later one, of which the agent told nothing for {:.1} s", waited.as_secs_f64())]
+    LeftAlone {
+        /// The round they left.
+        round: u64,
+        /// How long the agent was listened to.
+        waited: Duration,
+    },
+    /// Training ended, but its result is not safe.
+    #[error("the state after the last step ({step}) is not saved: {cause}")]
+    Unsaved {
+        /// The last step.
+        step: u64,
+        /// Why.
+        cause: String,
+    },
+    /// The loss is no number.
+    #[error("the loss of step {step} is not finite; lower --lr")]
+    Diverged {
+        /// The step.
+        step: u64,
+    },
+    /// The stop flag was raised.
+    #[error("stopped")]
+    Stopped,
+}
+
+impl From<CollectiveError> for TrainError {
+    fn from(error: CollectiveError) -> TrainError {
+        match error {
+            CollectiveError::Stopped => TrainError::Stopped,
+            error => TrainError::Collective(error),
+        }
+    }
+}
+
+impl From<AgentError> for TrainError {
+    fn from(error: AgentError) -> TrainError {
+        match error {
+            AgentError::Stopped => TrainError::Stopped,
+            error => TrainError::Agent(error),
+        }
+    }
+}
+
+impl TrainError {
+    /// Whose fault it is, as far as this rank can know.
+    pub fn class(&self) -> FailureClass {
+        match self {
+            TrainError::Collective(error) => error.class(),
+            TrainError::Damaged { .. } | TrainError::LeftAlone { .. } => FailureClass::Peer,
+            _ => FailureClass::Own,
+        }
+    }
+}

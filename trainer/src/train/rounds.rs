@@ -1,0 +1,234 @@
+//! From one round to the next in the same process: leaving the peers, waiting for a place, agreeing with new peers on the
+//! state to go on from. Not for steps.
+//!
+//! Whoever survives keeps its state in memory. Ranks may differ by one step: a rank has its step as soon as its own sum
+//! is whole, and a peer may have died before another's was. So on every change the ranks compare the steps that they
+//! hold. The furthest is what all go on from, and those that have it send it to those that do not: laggards, workers
+//! that were started anew, and newcomers. Only where nobody holds a state is one loaded from disk.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use elastic_proto::worker::{Assignment, FailureClass};
+use tracing::{info, warn};
+
+use super::{Done, TrainError, Trainer};
+use crate::checkpoint::disk::Host;
+use crate::checkpoint::{Checkpoints, Loaded};
+use crate::collective::{Group, Place};
+use crate::model::Model;
+use crate::saving::Saving;
+use crate::state::State;
+use crate::stop::GLANCE;
+use crate::trace::Trace;
+
+/// How long rank 0 waits for a write and for commits under way before it quiesces: another may be rank 0 then. A write
+/// that takes longer goes on, in a folder of its round's own, and is committed later if this is rank 0 still.
+const COMMIT_TIME: Duration = Duration::from_millis(500);
+
+/// How often the agent's next word is waited for anew.
+const LISTEN_TIME: Duration = Duration::from_secs(60);
+
+impl<M: Model> Trainer<'_, M> {
+    /// Whether another round can mend this error: there is an agent to tell of it, and the error is about peers. While
+    /// a round is forming, any error of a collective is an echo of what goes on elsewhere.
+    pub(super) fn may_pass(&self, error: &TrainError) -> bool {
+        let forming = self.stop.forming_after(self.place.round).is_some();
+        match error {
+            TrainError::Collective(error) => self.agent.is_some() && (forming || error.class() == FailureClass::Peer),
+            TrainError::Damaged { .. } => self.agent.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Leaves the round, for `cause` or as agreed; quiesces when the next one forms, and waits for a place in it.
+    pub(super) fn next_place(&mut self, cause: Option<TrainError>) -> Result<Assignment, TrainError> {
+        let (round, step) = (self.place.round, self.state.step);
+        if let Some(group) = self.group.take() {
+            group.leave();
+        }
+        match &cause {
+            Some(cause) if self.stop.forming_after(round).is_none() => {
+                warn!("{cause}; this worker waits for the next round, after step {step}");
+            }
+            // Peers leave because a round forms.
+            cause => info!(cause = cause.as_ref().map(tracing::field::display), step, "left round {round}"),
+        }
+        let waited = self.settings.peer_timeout;
+        let deadline = Instant::now() + waited;
+        let forming = loop {
+            if let Some(forming) = self.stop.forming_after(round) {
+                break forming.round;
+            }
+            if !self.listen(deadline)? {
+                return Err(cause.unwrap_or(TrainError::LeftAlone { round, waited }));
+            }
+        };
+        let commits_by = Instant::now() + COMMIT_TIME;
+        while self.saving.as_ref().is_some_and(Saving::is_pending) && Instant::now() < commits_by {
+            if !self.saving.as_ref().is_some_and(|saving| saving.wait(GLANCE)) {
+                self.listen(commits_by)?;
+            }
+            self.follow()?;
+        }
+        if let Some(agent) = self.agent.as_mut() {
+            agent.quiesced(forming, step)?;
+        }
+        info!(step, "quiesced for round {forming}");
+        self.assigned = None;
+        loop {
+            if let Some(assignment) = self.assigned.take() {
+                return Ok(assignment);
+            }
+            self.listen(Instant::now() + LISTEN_TIME)?;
+        }
+    }
+
+    /// Takes in the agent's next word. Whether there was one before the deadline.
+    fn listen(&mut self, deadline: Instant) -> Result<bool, TrainError> {
+        let Some(agent) = self.agent.as_mut() else { return Ok(false) };
+        match agent.next(deadline, self.stop)? {
+            Some(message) => self.take(&message).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Goes on in another place.
+    pub(super) fn take_place(&mut self, assignment: Assignment) {
+        self.place = Place {
+            round: assignment.round,
+            rank: assignment.rank,
+            world_size: assignment.world_size,
+            master_addr: assignment.master_addr.clone(),
+            master_port: assignment.master_port,
+            ..self.place.clone()
+        };
+        self.assignment = Some(assignment);
+        self.draining = false;
+    }
+
+    /// Comes to one state with the peers of a new group.
+    pub(super) fn agree(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        let begun = Instant::now();
+        let committed = self.assignment.as_ref().and_then(|place| place.checkpoint.as_ref()).map_or(0, |it| it.step);
+        self.prepare(committed)?;
+        // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
+        let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
+        let all = group.gather([own])?;
+        let [newest] = all.iter().copied().max().unwrap_or_default();
+        let Some(step) = newest.checked_sub(1) else { return self.begin(group) };
+        let holds: Vec<bool> = all.iter().map(|&held| held == [newest]).collect();
+        let lacking = holds.iter().filter(|&&holds| !holds).count();
+        if lacking > 0 {
+            self.share(group, step, &holds)?;
+        }
+        // Whoever writes the trace may not have been among those that did the step.
+        if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
+            self.record_step()?;
+        }
+        let (round, took) = (self.place.round, begun.elapsed());
+        info!(round, step, lacking, ?took, "goes on from memory");
+        Ok(())
+    }
+
+    /// What rank 0 alone does.
+    fn prepare(&mut self, committed: u64) -> Result<(), TrainError> {
+        let Place { rank, world_size, .. } = self.place;
+        if rank > 0 {
+            (self.saving, self.trace) = (None, None);
+            return Ok(());
+        }
+        if u64::from(world_size) > u64::from(self.settings.shards.get()) {
+            warn!("{world_size} workers share {} shards: some have no work; raise --shards", self.settings.shards);
+        }
+        if let (Some(folder), None) = (&self.settings.checkpoint_dir, &self.saving) {
+            let (checkpoints, tensors) = (Checkpoints::new(Host, folder), State::entries(self.model.tensors()));
+            self.saving = Some(Saving::start(checkpoints, self.settings.retention(), &tensors, committed)?);
+        }
+        if let Some(path) = &self.settings.plot {
+            // Better known now than when the work is done.
+            let opened = OpenOptions::new().create(true).append(true).open(path);
+            opened.map_err(|cause| TrainError::Plot { path: path.clone(), cause })?;
+        }
+        if self.trace.is_none() {
+            self.trace = self.settings.trace.as_deref().map(Trace::open).transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Nobody holds a state: rank 0's from disk is everybody's, or the first one.
+    fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
+        let first = self.model.init(self.settings.seed);
+        if first.len() != self.model.parameters() {
+            let (made, parameters) = (first.len(), self.model.parameters());
+            return Err(TrainError::Unusable(format!("it makes {made} first parameters in place of {parameters}")));
+        }
+        self.state = State::new(first);
+        if self.place.rank == 0
+            && let Some(loaded) = self.load()?
+        {
+            let (step, theirs) = (loaded.manifest.step, loaded.manifest.settings);
+            if theirs != self.words || loaded.state.len() != self.state.flat.len() {
+                return Err(TrainError::OtherSettings { step, theirs, ours: self.words.clone() });
+            }
+            info!(step, "resumed from a checkpoint");
+            self.state = State { step, flat: loaded.state };
+            if let Some(saving) = &mut self.saving {
+                saving.resumed(step);
+            }
+        }
+        let mut step = self.state.step.to_le_bytes();
+        group.broadcast(&mut step)?;
+        let step = u64::from_le_bytes(step);
+        if step > 0 {
+            group.broadcast(bytemuck::cast_slice_mut(&mut self.state.flat))?;
+        }
+        self.state.step = step;
+        self.held = true;
+        self.last = None;
+        Ok(())
+    }
+
+    /// The checkpoint to begin with, if any. With an agent only the committed one will do; without, the newest whole
+    /// one.
+    fn load(&self) -> Result<Option<Loaded>, TrainError> {
+        match self.assignment.as_ref().map(|assignment| &assignment.checkpoint) {
+            None => Ok(self.settings.checkpoint_dir.as_ref().and_then(|dir| Checkpoints::new(Host, dir).newest())),
+            Some(None) => Ok(None),
+            Some(Some(committed)) => {
+                let path = Path::new(&committed.path);
+                let loaded = Checkpoints::new(Host, path).load(path, Some(&committed.digest));
+                loaded.map(Some).map_err(|cause| TrainError::Resume { step: committed.step, cause })
+            }
+        }
+    }
+
+    /// Sends the state of `step` from the ranks that hold it to those that do not.
+    fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<(), TrainError> {
+        let holder = holds[self.place.rank as usize];
+        let checksum = |state: &State| u64::from(crc32c::crc32c(bytemuck::cast_slice(&state.flat)));
+        let own = if holder { checksum(&self.state) } else { 0 };
+        // A round of 0 ranks: the step was done by nobody here, but loaded.
+        let done = self.last.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
+        let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
+        let all = group.gather(told)?;
+        let mut theirs = all.iter().zip(holds).filter(|(_, holds)| **holds).map(|(told, _)| *told);
+        let first = theirs.next();
+        if theirs.any(|told| Some(told) != first) {
+            return Err(TrainError::Split { step });
+        }
+        let [sum, round, world_size, loss] = first.unwrap_or_default();
+        // Until all of it is here it is no state.
+        self.held = holder;
+        group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;
+        if checksum(&self.state) != sum {
+            return Err(TrainError::Damaged { step });
+        }
+        self.state.step = step;
+        self.held = true;
+        let done = Done { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
+        self.last = Some(done).filter(|done| done.world_size > 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+//! An agent that is a thread of the test. Not for workers.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use elastic_proto::worker::{Assignment, Checkpoint, FailureClass, FromWorker, ToWorker};
+use elastic_trainer::Environment;
+
+use crate::worker::{Worker, environment, free_port, wait_for};
+
+/// What an agent says to a commit.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Commits {
+    Granted,
+    Refused,
+    /// As while the store is away.
+    Unanswered,
+}
+
+/// An agent that answers as agents do, and remembers what it was told.
+pub(crate) struct Agent {
+    pub(crate) socket: PathBuf,
+    pub(crate) heard: Arc<Mutex<Vec<FromWorker>>>,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl Agent {
+    /// `resume` is what the job has committed before.
+    pub(crate) fn start(
+        folder: &Path,
+        environment: &Environment,
+        resume: Option<Checkpoint>,
+        commits: Commits,
+    ) -> Agent {
+        let socket = folder.join(format!("agent-{}-{}", environment.round, environment.rank));
+        let listener = UnixListener::bind(&socket).unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let connections = Arc::new(Mutex::new(Vec::new()));
+        let agent = Agent { socket, heard: heard.clone(), connections: connections.clone() };
+        let welcome = ToWorker::Welcome(assignment(environment, resume));
+        // Ends with the worker, or with the test's process where no worker came.
+        thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            connections.lock().unwrap().push(stream.try_clone().unwrap());
+            for line in BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok) {
+                let message: FromWorker = serde_json::from_str(&line).unwrap();
+                let answer = match &message {
+                    FromWorker::Register { .. } => Some(welcome.clone()),
+                    FromWorker::Commit { id, checkpoint } => {
+                        assert!(Path::new(&checkpoint.path).exists(), "durable before it is committed");
+                        match commits {
+                            Commits::Granted => Some(ToWorker::Committed { id: *id, step: checkpoint.step }),
+                            Commits::Refused => {
+                                Some(ToWorker::Error { id: Some(*id), message: "a later round began".to_owned() })
+                            }
+                            Commits::Unanswered => None,
+                        }
+                    }
+                    _ => None,
+                };
+                heard.lock().unwrap().push(message);
+                if let Some(answer) = answer {
+                    // A worker that is gone needs no answer.
+                    let _ = writeln!(&stream, "{}", serde_json::to_string(&answer).unwrap());
+                }
+            }
+        });
+        agent
+    }
+
+    pub(crate) fn say(&self, message: &ToWorker) {
+        let mut stream = &self.connections.lock().unwrap()[0];
+        writeln!(stream, "{}", serde_json::to_string(message).unwrap()).unwrap();
+    }
+
+    pub(crate) fn heard<T>(&self, what: &str, pick: impl Fn(&FromWorker) -> Option<T>) -> T {
+        wait_for(what, || self.heard.lock().unwrap().iter().rev().find_map(&pick))
+    }
+
+    pub(crate) fn forming(&self, round: u64, quiesce: Duration) {
+        let (reason, quiesce_ms) = ("a test asks for it".to_owned(), quiesce.as_millis() as u64);
+        self.say(&ToWorker::Forming { round, reason, quiesce_ms });
+    }
+
+    /// The step after which the worker has quiesced for this round, once it has.
+    pub(crate) fn quiesced(&self, wanted: u64) -> u64 {
+        self.heard("the worker to quiesce", |message| match message {
+            FromWorker::Quiesced { round, step } if *round == wanted => Some(*step),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn last_commit(&self) -> Checkpoint {
+        self.heard("a commit", |message| match message {
+            FromWorker::Commit { checkpoint, .. } => Some(checkpoint.clone()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn step_reached(&self, wanted: u64) -> u64 {
+        self.heard("progress", |message| match message {
+            FromWorker::Progress { step, .. } if *step >= wanted => Some(*step),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn failure(&self) -> (FailureClass, String) {
+        self.heard("the failure", |message| match message {
+            FromWorker::Failing { class, message } => Some((*class, message.clone())),
+            _ => None,
+        })
+    }
+}
+
+/// The place that an environment stands for, each worker on a node of its own.
+pub(crate) fn assignment(environment: &Environment, resume: Option<Checkpoint>) -> Assignment {
+    Assignment {
+        job: environment.job.clone(),
+        round: environment.round,
+        rank: environment.rank,
+        world_size: environment.world_size,
+        group_rank: environment.rank,
+        group_world_size: environment.world_size,
+        master_addr: environment.master_addr.clone(),
+        master_port: environment.master_port,
+        restart_count: 0,
+        checkpoint: resume,
+    }
+}
+
+/// A worker group of which every member has an agent.
+pub(crate) fn start_group(
+    folder: &Path,
+    flags: &str,
+    round: u64,
+    world_size: u32,
+    resume: Option<&Checkpoint>,
+) -> Vec<(Agent, Worker)> {
+    let port = free_port();
+    (0..world_size)
+        .map(|rank| start_member(folder, flags, environment(rank, world_size, round, port), resume))
+        .collect()
+}
+
+/// A worker with an agent.
+pub(crate) fn start_member(
+    folder: &Path,
+    flags: &str,
+    mut environment: Environment,
+    resume: Option<&Checkpoint>,
+) -> (Agent, Worker) {
+    let agent = Agent::start(folder, &environment, resume.cloned(), Commits::Granted);
+    environment.agent = Some(agent.socket.clone());
+    let error_file = folder.join(format!("error-{}-{}.json", environment.round, environment.rank));
+    let worker = Worker::start(flags, &environment, Some(&error_file));
+    (agent, worker)
+}
+
+/// Long enough that no test sees its end.
+pub(crate) const ENDLESS: &str = "--epochs 100000 --hidden 16 --checkpoint-every 10 --keep 50";

@@ -1,0 +1,62 @@
+//! The example of a model of one's own, in groups. Not for the models that come with the trainer.
+
+use elastic_trainer::{Elastic, Model, Settings, Stop, Tensor, TrainError};
+
+use crate::worker::{environment, together};
+use line::{HEIGHT, Line, Points, SLOPE};
+
+#[allow(dead_code)] // Its `main`.
+#[path = "../../examples/line.rs"]
+mod line;
+
+fn settings(epochs: u64) -> Settings {
+    Settings { lr: 0.01, epochs: epochs.try_into().unwrap(), ..Settings::default() }
+}
+
+#[test]
+fn a_model_of_ones_own_trains_to_the_same_bits_in_every_group() {
+    let train = |world_size, epochs, round, folder: Option<&std::path::Path>| {
+        together(world_size, round, |environment| {
+            let settings = Settings { checkpoint_dir: folder.map(Into::into), ..settings(epochs) };
+            let mut nowhere = std::io::sink();
+            Elastic::new(settings, environment).output(&mut nowhere).run(&Line::new(), &Points(4096)).unwrap()
+        })
+    };
+    let alone = train(1, 6, 0, None);
+    let &[slope, height] = alone.parameters() else { panic!("two parameters") };
+    assert!((slope - SLOPE).abs() < 0.1 && (height - HEIGHT).abs() < 0.1, "{slope} {height}");
+    assert!(train(3, 6, 0, None) == alone);
+    // And in a group that changes, from a checkpoint
+    let folder = tempfile::tempdir().unwrap();
+    train(2, 2, 1, Some(folder.path()));
+    assert!(train(3, 6, 2, Some(folder.path())) == alone);
+}
+
+#[test]
+fn a_model_that_contradicts_itself_is_refused() {
+    struct Wrong(Vec<Tensor>, usize);
+    impl Model for Wrong {
+        type Batch = Vec<[f32; 2]>;
+        fn tensors(&self) -> &[Tensor] {
+            &self.0
+        }
+        fn init(&self, _seed: u64) -> Vec<f32> {
+            vec![0.0; self.1]
+        }
+        fn gradient(&self, _: &[f32], _: &mut Vec<[f32; 2]>, _: &mut [f32]) -> f32 {
+            panic!("it must not come to this")
+        }
+    }
+    let gap = Tensor { name: "late".into(), shape: vec![2], range: 1..3, decays: false };
+    for (tensors, first, points, said) in [
+        (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3, after 0 parameters"),
+        (Vec::new(), 0, 9, "its tensors hold 0 numbers"),
+        (Tensor::sequence([("w", vec![2, 2])]), 3, 9, "3 first parameters in place of 4"),
+        (Tensor::sequence([("w", vec![2, 2])]), 4, 0, "there are no samples"),
+    ] {
+        let elastic = Elastic::new(settings(1), environment(0, 1, 0, 0)).stop(Stop::default());
+        let error = elastic.run(&Wrong(tensors, first), &Points(points)).unwrap_err();
+        assert!(matches!(error, TrainError::Unusable(_)), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
+    }
+}

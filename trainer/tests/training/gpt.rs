@@ -1,0 +1,111 @@
+//! The GPT as a command: what it learns, and the promises that hold for it as for the digits. Not for its gradient.
+
+use clap::Parser;
+use elastic_proto::worker::ToWorker;
+use elastic_trainer::tasks::gpt;
+
+use crate::agent::{assignment, start_group, start_member};
+use crate::worker::{environment, free_port, last_step, trace, train};
+
+/// A network that takes a millisecond or two a step.
+const SMALL: &str =
+    "gpt --context 16 --layers 1 --heads 2 --width 16 --vocabulary 16 --windows 200 --batch 24 --shards 6";
+
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    flags: gpt::Flags,
+}
+
+fn task(flags: &str) -> gpt::Task {
+    let words = flags.split_whitespace();
+    gpt::Task::new(&Arguments::parse_from(words).flags).unwrap()
+}
+
+#[test]
+fn it_learns_what_can_be_learned() {
+    let flags = "gpt --context 16 --layers 1 --heads 2 --width 32 --vocabulary 16 --windows 1500 --epochs 10 --lr 0.01";
+    let (learned, task) = (train(flags, 2, 0), task(flags));
+    let ((loss, _), reachable) = (task.held_out_loss(learned.parameters()), task.reachable_loss());
+    // Who looks back on one token only cannot go below 1.70, as counting finds.
+    assert!(loss > reachable - 0.02 && loss < reachable + 0.15, "held-out loss {loss}, {reachable} is reachable");
+}
+
+#[test]
+fn every_world_size_gives_the_same_bits() {
+    let flags = format!("{SMALL} --epochs 2");
+    let alone = train(&flags, 1, 0);
+    for world_size in [2, 3] {
+        assert!(train(&flags, world_size, 0) == alone, "{world_size} workers");
+    }
+    assert!(train(&format!("{flags} --threads 3"), 2, 0) == alone, "threads");
+    assert_ne!(train(&format!("{flags} --corpus-seed 1"), 1, 0).checksum(), alone.checksum());
+}
+
+#[test]
+fn a_changing_group_and_a_checkpoint_lead_to_the_same_bits_with_each_window_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace");
+    let undisturbed = train(&format!("{SMALL} --epochs 100 --checkpoint-every 50"), 1, 0);
+    let flags = format!(
+        "{SMALL} --epochs 100 --checkpoint-every 50 --trace {} --checkpoint-dir {}",
+        path.display(),
+        folder.path().display()
+    );
+    let places = |round, world_size| {
+        let port = free_port();
+        (0..world_size).map(move |rank| environment(rank, world_size, round, port)).collect::<Vec<_>>()
+    };
+
+    // Given two workers; when a third comes, then it gets what they have in memory.
+    let mut group = start_group(folder.path(), &flags, 1, 2, None);
+    group[0].0.step_reached(60);
+    for (agent, _) in &group {
+        agent.forming(2, std::time::Duration::from_secs(40));
+    }
+    let boundary = group[0].0.quiesced(2);
+    let next = places(2, 3);
+    for ((agent, _), place) in group.iter().zip(&next) {
+        agent.say(&ToWorker::Assignment(assignment(place, None)));
+    }
+    group.push(start_member(folder.path(), &flags, next[2].clone(), None));
+    // When all are killed, then the next group resumes from what is committed.
+    group[0].0.step_reached(boundary + 60);
+    let committed = group[0].0.last_commit();
+    for (_, worker) in &group {
+        worker.signal(rustix::process::Signal::KILL);
+    }
+    group.clear();
+    let mut printed = String::new();
+    for (_agent, worker) in start_group(folder.path(), &flags, 3, 2, Some(&committed)) {
+        let (status, out, logged) = worker.end();
+        assert!(status.success(), "{logged}");
+        printed += &out;
+    }
+    assert!(printed.contains(&format!("parameters crc32c:{:08x}", undisturbed.checksum())), "{printed}");
+
+    assert!(printed.contains("held-out loss "), "{printed}");
+
+    // And the steps that count hold each window of an epoch once.
+    let lines = trace(&path);
+    let begins = lines.iter().filter(|line| line["event"] == "begin");
+    let begun: Vec<u64> = begins.map(|line| line["step"].as_u64().unwrap()).collect();
+    assert_eq!(begun, [0, boundary, committed.step]);
+    let mut next = (0, 0);
+    for step in 1..=undisturbed.step {
+        let line = lines.iter().rev().find(|line| line["event"] == "step" && line["step"] == step).unwrap();
+        let [epoch, first, end] = ["epoch", "first", "end"].map(|field| line[field].as_u64().unwrap());
+        assert_eq!((epoch, first), next, "step {step}");
+        next = if end == 200 { (epoch + 1, 0) } else { (epoch, end) };
+    }
+    assert_eq!(next, (100, 0));
+    assert_eq!(last_step(&path, "committed"), Some(undisturbed.step));
+}
+
+#[test]
+fn a_network_that_cannot_be_is_refused() {
+    let flags = Arguments::parse_from(["gpt", "--width", "10", "--heads", "4"]).flags;
+    let error = gpt::Task::new(&flags).unwrap_err().to_string();
+    assert!(error.contains("a width of 10 cannot be shared by 4 heads") && error.contains("--heads"), "{error}");
+    assert!(Arguments::try_parse_from(["gpt", "--vocabulary", "3"]).is_err());
+}

@@ -1,0 +1,185 @@
+//! Workers that go from round to round in the same process: what they hold in memory, and what they give to others. Not
+//! for agents, which are threads of the test here.
+
+use std::path::Path;
+use std::time::Duration;
+
+use elastic_proto::worker::ToWorker;
+use elastic_trainer::Environment;
+
+use crate::agent::{Agent, assignment, start_group, start_member};
+use crate::worker::{Worker, environment, free_port, last_step, trace, train, wait_for};
+
+/// Seconds of training.
+const FLAGS: &str = "--epochs 150 --hidden 32";
+
+/// Time to quiesce that nothing comes near.
+const AMPLE: Duration = Duration::from_secs(40);
+
+fn traced(folder: &Path) -> String {
+    format!("{FLAGS} --trace {}", folder.join("trace").display())
+}
+
+/// The places of a round, by rank.
+fn places(round: u64, world_size: u32) -> Vec<Environment> {
+    let port = free_port();
+    (0..world_size).map(|rank| environment(rank, world_size, round, port)).collect()
+}
+
+fn assign(agent: &Agent, place: &Environment) {
+    agent.say(&ToWorker::Assignment(assignment(place, None)));
+}
+
+/// Waits for all: each must succeed, and what rank 0 printed, which is returned, must be the undisturbed run's.
+fn all_reach_the_undisturbed_end(workers: Vec<Worker>) -> String {
+    let mut printed = String::new();
+    for worker in workers {
+        let (status, out, logged) = worker.end();
+        assert!(status.success(), "{logged}");
+        printed += &out;
+    }
+    let undisturbed = train(FLAGS, 1, 0);
+    assert!(printed.contains(&format!("parameters crc32c:{:08x}", undisturbed.checksum())), "{printed}");
+    printed
+}
+
+/// The step that the group of a round began after.
+fn begun(folder: &Path, round: u64) -> u64 {
+    let lines = trace(&folder.join("trace"));
+    let begin = lines.iter().find(|line| line["event"] == "begin" && line["round"] == round).unwrap();
+    begin["step"].as_u64().unwrap()
+}
+
+#[test]
+fn at_a_planned_change_all_quiesce_after_the_same_step_and_a_newcomer_gets_the_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let plot = folder.path().join("loss.svg");
+    let flags = format!("{} --plot {}", traced(folder.path()), plot.display());
+    let group = start_group(folder.path(), &flags, 1, 3, None);
+    group[0].0.step_reached(20);
+
+    // When one hears that a round is forming, and the others a little later
+    group[1].0.forming(2, AMPLE);
+    let boundary = group[1].0.quiesced(2);
+    group[0].0.forming(2, AMPLE);
+    group[2].0.forming(2, AMPLE);
+    assert_eq!((group[0].0.quiesced(2), group[2].0.quiesced(2)), (boundary, boundary));
+
+    // Then with a newcomer they go on from there
+    let places = places(2, 4);
+    for ((agent, _), place) in group.iter().zip(&places) {
+        assign(agent, place);
+    }
+    let (_newcomers_agent, newcomer) = start_member(folder.path(), &flags, places[3].clone(), None);
+    let (_agents, mut workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    workers.push(newcomer);
+    let printed = all_reach_the_undisturbed_end(workers);
+    assert_eq!(begun(folder.path(), 2), boundary);
+    // And rank 0 tells of it.
+    assert!(printed.contains("s lost to a change of the group\n"), "{printed}");
+    assert!(std::fs::read_to_string(plot).unwrap().contains(">3→4<"));
+}
+
+#[test]
+fn survivors_of_a_kill_lose_no_step_and_give_their_state_to_whoever_takes_the_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = traced(folder.path());
+    // Rank 0 is among the victims: then the state comes from others.
+    let mut group = start_group(folder.path(), &flags, 1, 4, None);
+    for (round, victim) in [(2, 2), (3, 0)] {
+        let reached = last_step(&folder.path().join("trace"), "step").unwrap_or(0);
+        wait_for("some steps", || last_step(&folder.path().join("trace"), "step").filter(|step| *step > reached + 20));
+        group[victim].1.signal(rustix::process::Signal::KILL);
+        let survivors = || (0..4).filter(|rank| *rank != victim).map(|rank| &group[rank].0);
+        survivors().for_each(|agent| agent.forming(round, AMPLE));
+        let furthest = survivors().map(|agent| agent.quiesced(round)).max().unwrap();
+        let places = places(round, 4);
+        for (rank, place) in places.iter().enumerate() {
+            if rank == victim {
+                group[rank] = start_member(folder.path(), &flags, place.clone(), None);
+            } else {
+                assign(&group[rank].0, place);
+            }
+        }
+        wait_for("the next round", || {
+            trace(&folder.path().join("trace")).iter().any(|line| line["round"] == round).then_some(())
+        });
+        assert_eq!(begun(folder.path(), round), furthest);
+    }
+    let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    all_reach_the_undisturbed_end(workers);
+}
+
+#[test]
+fn a_step_that_cannot_end_is_given_up_in_half_the_time_to_quiesce() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = traced(folder.path());
+    let mut group = start_group(folder.path(), &flags, 1, 3, None);
+    group[0].0.step_reached(20);
+    // Given a peer that says nothing, as on a host that is gone
+    let (_agent, silent) = group.pop().unwrap();
+    silent.signal(rustix::process::Signal::STOP);
+    for (agent, _) in &group {
+        agent.forming(2, Duration::from_secs(1));
+    }
+    let places = places(2, 2);
+    for ((agent, _), place) in group.iter().zip(&places) {
+        agent.quiesced(2);
+        assign(agent, place);
+    }
+    let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    all_reach_the_undisturbed_end(workers);
+}
+
+#[test]
+fn a_round_that_never_comes_together_is_left_for_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = traced(folder.path());
+    let group = start_group(folder.path(), &flags, 1, 2, None);
+    group[0].0.step_reached(20);
+    let tell = |round| group.iter().for_each(|(agent, _)| agent.forming(round, AMPLE));
+    tell(2);
+    let steps: Vec<u64> = group.iter().map(|(agent, _)| agent.quiesced(2)).collect();
+    // Given places beside a third worker, which does not appear
+    for ((agent, _), place) in group.iter().zip(&places(2, 3)) {
+        assign(agent, place);
+    }
+    tell(3);
+    assert_eq!(group.iter().map(|(agent, _)| agent.quiesced(3)).collect::<Vec<_>>(), steps);
+    for ((agent, _), place) in group.iter().zip(&places(3, 2)) {
+        assign(agent, place);
+    }
+    let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    all_reach_the_undisturbed_end(workers);
+}
+
+#[test]
+fn nobody_goes_back_behind_the_committed_checkpoint() {
+    // Given a checkpoint of the last step, and a worker that is not as far
+    let folder = tempfile::tempdir().unwrap();
+    let flags = format!("{FLAGS} --checkpoint-every 1000000 --checkpoint-dir {}", folder.path().display());
+    let (agent, worker) = start_group(folder.path(), &flags, 7, 1, None).remove(0);
+    assert!(worker.end().0.success());
+    let committed = agent.last_commit();
+    let (agent, worker) = start_group(folder.path(), &traced(folder.path()), 1, 1, None).remove(0);
+    agent.step_reached(1);
+    agent.forming(2, AMPLE);
+    assert!(agent.quiesced(2) < committed.step);
+    // When its next round resumes from that checkpoint, then so does the worker
+    let place = assignment(&places(2, 1)[0], Some(committed.clone()));
+    agent.say(&ToWorker::Assignment(place));
+    all_reach_the_undisturbed_end(vec![worker]);
+    assert_eq!(begun(folder.path(), 2), committed.step);
+}
+
+#[test]
+fn a_worker_at_rest_ends_when_it_is_told_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let (agent, worker) = start_group(folder.path(), &traced(folder.path()), 1, 1, None).remove(0);
+    agent.step_reached(1);
+    agent.forming(2, AMPLE);
+    let step = agent.quiesced(2);
+    worker.signal(rustix::process::Signal::TERM);
+    assert_eq!(worker.end().0.code(), Some(143));
+    assert_eq!(last_step(&folder.path().join("trace"), "step"), Some(step), "it did nothing more");
+}

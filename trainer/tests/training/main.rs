@@ -1,0 +1,12 @@
+//! Whole training runs: the same bits for every history of workers, each sample once, and the right words to the agent.
+#![allow(clippy::unwrap_used)] // The harness may panic as its tests may.
+
+mod agent;
+mod command;
+mod example;
+mod gpt;
+mod leaving;
+mod live;
+mod results;
+mod saving;
+mod worker;

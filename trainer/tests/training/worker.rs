@@ -1,0 +1,148 @@
+//! Workers: as threads of the test, or as processes of their own. Not for their agents.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use elastic_trainer::state::State;
+use elastic_trainer::tasks::{digits, gpt};
+use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
+use serde_json::Value;
+
+/// Nothing in these tests takes this long.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[derive(Parser)]
+enum Flags {
+    Digits(Box<digits::Flags>),
+    Gpt(Box<gpt::Flags>),
+}
+
+/// Words for a command line; the task is to learn the digits unless they say another.
+fn words(flags: &str) -> Vec<&str> {
+    let words: Vec<&str> = flags.split_whitespace().collect();
+    let named = words.first().is_some_and(|first| !first.starts_with("--"));
+    if named { words } else { ["digits"].into_iter().chain(words).collect() }
+}
+
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u16) -> Environment {
+    let (master_addr, job) = ("127.0.0.1".to_owned(), "test".to_owned());
+    let agent_store = false;
+    Environment { rank, world_size, local_rank: rank, master_addr, master_port, agent_store, round, job, agent: None }
+}
+
+/// Trains in this thread, as flags say.
+pub(crate) fn run(flags: &str, environment: Environment) -> Result<Outcome, TrainError> {
+    let mut nowhere = std::io::sink();
+    match Flags::parse_from(["test"].into_iter().chain(words(flags))) {
+        Flags::Digits(flags) => {
+            let elastic = Elastic::new(flags.settings.clone(), environment).output(&mut nowhere);
+            digits::Task::new(&flags).unwrap().train(elastic)
+        }
+        Flags::Gpt(flags) => {
+            let elastic = Elastic::new(flags.settings.clone(), environment).output(&mut nowhere);
+            gpt::Task::new(&flags).unwrap().train(elastic)
+        }
+    }
+}
+
+/// Trains with as many threads as ranks, and returns what all have reached once they agree on it.
+pub(crate) fn train(flags: &str, world_size: u32, round: u64) -> State {
+    together(world_size, round, |environment| run(flags, environment).unwrap())
+}
+
+/// Runs as many threads as ranks, and returns what all have reached once they agree on it.
+pub(crate) fn together(world_size: u32, round: u64, rank: impl Fn(Environment) -> Outcome + Sync) -> State {
+    let port = free_port();
+    let outcomes: Vec<Outcome> = thread::scope(|scope| {
+        let rank = &rank;
+        let start = |number| scope.spawn(move || rank(environment(number, world_size, round, port)));
+        let threads: Vec<_> = (0..world_size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut states = (0..).zip(outcomes).map(|(rank, outcome)| {
+        assert_eq!(outcome.rank, rank);
+        outcome.state
+    });
+    let first = states.next().unwrap();
+    assert!(states.all(|state| state == first), "the ranks differ");
+    first
+}
+
+/// A process that trains. Dropping it kills it.
+pub(crate) struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Worker {
+    pub(crate) fn start(flags: &str, environment: &Environment, error_file: Option<&Path>) -> Worker {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
+        command.args(words(flags)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .env("RANK", environment.rank.to_string())
+            .env("WORLD_SIZE", environment.world_size.to_string())
+            .env("LOCAL_RANK", environment.local_rank.to_string())
+            .env("MASTER_ADDR", &environment.master_addr)
+            .env("MASTER_PORT", environment.master_port.to_string())
+            .env("ELASTIC_ROUND", environment.round.to_string())
+            .env("TORCHELASTIC_RUN_ID", &environment.job)
+            .env("RUST_LOG", "info");
+        if let Some(socket) = &environment.agent {
+            command.env("ELASTIC_AGENT_SOCKET", socket);
+        }
+        if let Some(path) = error_file {
+            command.env("TORCHELASTIC_ERROR_FILE", path);
+        }
+        Worker(command.spawn().unwrap())
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// Waits for the end: the status, what was printed and what was logged.
+    pub(crate) fn end(mut self) -> (ExitStatus, String, String) {
+        let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
+        let read = |stream: &mut dyn std::io::Read| {
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            text
+        };
+        let printed = read(&mut self.0.stdout.take().unwrap());
+        let logged = read(&mut self.0.stderr.take().unwrap());
+        (status, printed, logged)
+    }
+}
+
+pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(started.elapsed() < DEADLINE, "waited in vain for {what}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub(crate) fn trace(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    // The last line may be cut by a kill.
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
+pub(crate) fn last_step(path: &Path, event: &str) -> Option<u64> {
+    trace(path).iter().rev().find(|line| line["event"] == event).and_then(|line| line["step"].as_u64())
+}
