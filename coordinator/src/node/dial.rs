@@ -68,3 +68,41 @@ pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
     let channel = endpoint.connect_timeout(ANSWER).tcp_nodelay(true).connect().await.ok()?;
     Some(PulseClient::new(channel))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::node::pulse_server::{Front, serve};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_node_that_is_about_to_go_is_asked_until_it_is_gone() -> std::io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let peer = Endpoint { host: "127.0.0.1".to_owned(), port: listener.local_addr()?.port() };
+        let front = Arc::new(Front::default());
+        let server = tokio::spawn(serve(listener, Arc::clone(&front)));
+        let (node, other) = (NodeId::from_text("a:1"), NodeId::from_text("a:2"));
+
+        // While it is here nobody asks twice, and its predecessor is known to be dead.
+        front.introduce(&node);
+        assert!(!is_dead(&peer, &node, PATIENCE).await);
+        assert!(is_dead(&peer, &other, PATIENCE).await);
+
+        // Once its part is over its port vouches for it no more, and its death is seen when the port closes.
+        front.leave();
+        assert!(!is_dead(&peer, &node, Duration::ZERO).await, "an open port confirms no death");
+        let mut asked = tokio::spawn({
+            let (peer, node) = (peer.clone(), node.clone());
+            async move { is_dead(&peer, &node, PATIENCE).await }
+        });
+        assert!(timeout(Duration::from_millis(20), &mut asked).await.is_err(), "it was not asked again");
+        server.abort();
+        assert!(asked.await.is_ok_and(|dead| dead));
+        Ok(())
+    }
+}

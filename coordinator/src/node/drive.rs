@@ -145,6 +145,10 @@ impl<'a> Drive<'a> {
 
     fn member(&mut self, input: MemberInput) {
         let outputs = self.member.step(Time::now(), input);
+        if self.member.is_over() {
+            // Before its stream and its key end, by which others learn that they must ask.
+            self.node.front.leave();
+        }
         for output in outputs {
             self.carry(output);
         }
