@@ -47,7 +47,8 @@ pub fn draw(points: &[Point], reachable: Option<f64>) -> String {
     frame.grid(&mut svg);
     if let Some(loss) = reachable {
         line(&mut svg, "reachable", (LEFT, frame.y(loss)), (WIDTH - RIGHT, frame.y(loss)));
-        text(&mut svg, (WIDTH - RIGHT, frame.y(loss) + 16.0), "end", &format!("{loss:.4} is reachable"));
+        // Where the curve is far above, and apart from the numbers of the steps.
+        text(&mut svg, (LEFT + 6.0, frame.y(loss) - 6.0), "start", &format!("{loss:.4} is reachable"));
     }
     frame.changes(&mut svg, points);
     frame.curve(&mut svg, points);
