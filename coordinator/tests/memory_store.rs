@@ -93,7 +93,7 @@ async fn a_lease_ends_in_time_with_nobody_calling() {
     );
     let gone = update(&mut watcher).await;
     assert!(matches!(&gone, WatchUpdate::Events(events) if matches!(events[..], [Event::Delete { .. }])), "{gone:?}");
-    assert!(since.elapsed() >= Duration::from_secs(1) && since.elapsed() < Duration::from_secs(3));
+    assert!(since.elapsed() >= Duration::from_secs(1) && since.elapsed() < Duration::from_secs(30));
 }
 
 #[tokio::test]

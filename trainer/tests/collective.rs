@@ -220,7 +220,7 @@ fn a_dead_peer_is_named_at_once() {
         for (error, took, _group) in results.into_iter().flatten() {
             assert!(matches!(error, CollectiveError::PeerLost { rank: 2, .. }), "{name}: {error}");
             assert_eq!(error.class(), FailureClass::Peer);
-            assert!(took < Duration::from_secs(2), "{name} took {took:?}");
+            assert!(took < PATIENCE.operation / 2, "{name} took {took:?}");
         }
     }
 }
@@ -241,7 +241,7 @@ fn a_stalled_peer_is_named_after_the_deadline() {
         assert!(!errors.is_empty(), "{name} cannot succeed");
         for (error, took) in errors {
             assert!(matches!(error, CollectiveError::Stalled { .. }), "{name}: {error}");
-            assert!(*took >= Duration::from_millis(300) && *took < Duration::from_secs(3), "{name} took {took:?}");
+            assert!(*took >= Duration::from_millis(300) && *took < Duration::from_secs(10), "{name} took {took:?}");
         }
         if let (Some((CollectiveError::Stalled { ranks, .. }, _)), _) = &results[0] {
             assert!(ranks.contains(&1) || name == "ring", "{name}: rank 0 waits for {ranks:?}");

@@ -241,7 +241,7 @@ mod tests {
         let line = vec![b'x'; OWN_CAPACITY - 1].into_iter().chain([b'\n']).collect::<Vec<u8>>();
         console.log().write_all(&line).unwrap();
         console.log().write_all(b"too much\nby far\n").unwrap();
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 
         // and when the reader goes on, every byte of the workers comes, and a word about what the agent dropped.
         let reader = thread::spawn(move || {

@@ -114,12 +114,12 @@ fn dies_and_leaves_nothing(signal: Signal) {
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
     println!("agent's death to refused connections: {took:?}");
     assert!(pids.into_iter().all(gone));
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
     assert_eq!(TcpStream::connect(("127.0.0.1", port)).unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
 async fn agent_with_a_deadline(mut agent: Agent) {
-    let deadline = Time::now() + Duration::from_millis(500);
+    let deadline = Time::now() + Duration::from_secs(1);
     agent.supervisor.set_deadline(Some(deadline)).unwrap();
     let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
     println!("{pid}");
@@ -148,7 +148,7 @@ fn a_frozen_agents_workers_end_at_the_deadline() {
     rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
     let late: u64 = lines.next().unwrap().unwrap().parse().unwrap();
     println!("killed {late} us after the deadline of a frozen agent");
-    assert!(late < 200_000);
+    assert!(late < 2_000_000);
     assert_eq!(lines.next().unwrap().unwrap(), "end");
     assert!(agent.wait().unwrap().success());
 }
@@ -165,7 +165,7 @@ async fn a_guard_that_is_killed_takes_its_workers_and_strays_along_and_the_agent
         panic!("the guard is lost")
     };
     println!("guard's death to a cleared tree: {:?}", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(10));
     assert!(cause.ends_with("ended by signal 9 (SIGKILL)"), "{cause}");
     assert!(survivors.is_empty());
     assert!(gone(worker) && gone(stray) && gone(guard.as_raw_pid()));

@@ -8,7 +8,10 @@ use rustix::process::Signal;
 
 use crate::scene::{Agent, Scene, gone};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(60);
+
+/// Less than any wait that a fault would lead to, and plenty for what waits for nothing.
+const SOON: Duration = Duration::from_secs(10);
 
 pub(crate) fn scenes() -> Vec<Scene> {
     crate::scenes![alone:
@@ -34,7 +37,7 @@ async fn workers_that_obey_are_gone_in_milliseconds(mut agent: Agent) {
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
     let took = start.elapsed();
     println!("stop of 2 workers: {took:?}");
-    assert!(took < Duration::from_millis(500), "{took:?}");
+    assert!(took < SOON, "{took:?}");
     assert!(pids.into_iter().all(gone));
     for _ in 0..2 {
         assert_eq!(agent.exited().await.exit, Exit::Signal { signal: 15, core_dumped: false });
@@ -48,7 +51,7 @@ async fn a_worker_that_ignores_the_signal_is_killed_after_the_grace(mut agent: A
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, grace).await.unwrap();
     let took = start.elapsed();
-    assert!(took >= grace && took < grace + Duration::from_millis(500), "{took:?}");
+    assert!(took >= grace && took < grace + SOON, "{took:?}");
     assert_eq!(agent.exited().await.exit, Exit::Signal { signal: 9, core_dumped: false });
 }
 
@@ -58,7 +61,7 @@ async fn a_later_stop_shortens_the_grace(mut agent: Agent) {
     let start = Instant::now();
     agent.supervisor.begin_stop(Signal::TERM, LONG).unwrap();
     agent.supervisor.stop_all(Signal::TERM, Duration::from_millis(100)).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < SOON);
 }
 
 async fn a_zero_grace_kills_at_once(mut agent: Agent) {
@@ -79,7 +82,7 @@ async fn strays_in_their_own_sessions_get_the_signal_and_end_with_the_stop(mut a
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
     println!("stop with a stray: {:?}", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < SOON);
     assert!(gone(stray));
 }
 
@@ -90,7 +93,7 @@ async fn strays_that_ignore_the_signal_are_killed_after_the_grace(mut agent: Age
     let grace = Duration::from_millis(300);
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, grace).await.unwrap();
-    assert!(start.elapsed() >= grace && start.elapsed() < grace * 4);
+    assert!(start.elapsed() >= grace && start.elapsed() < grace + SOON);
     assert!(gone(stray));
 }
 
@@ -103,7 +106,7 @@ async fn a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal(mu
     // when all is stopped, then the child has its moment, hears the signal once, and the stop ends with it.
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < SOON);
     assert_eq!(agent.read("saved"), "\n");
     assert_eq!(agent.read("heard"), "heard\n");
 }
@@ -116,7 +119,7 @@ async fn a_stopped_process_is_woken_to_hear_the_signal(mut agent: Agent) {
     }
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < SOON);
     assert_eq!(agent.exited().await.exit.number(), -15);
 }
 

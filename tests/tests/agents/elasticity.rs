@@ -1,19 +1,14 @@
 //! Nodes that come and go as planned, of several sizes, and those that wait beside.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-/// How soon a planned leave is answered with a new round.
-const AT_ONCE: Duration = Duration::from_secs(3);
-
 #[tokio::test]
 async fn a_job_grows_shrinks_and_grows_again() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:3").flag("--max-restarts=0");
+    let job = Job::on(&etcd, "1:3").prompt().flag("--max-restarts=0");
 
     // Given one node at work, when two come, then they are taken in together, behind the first
     let mut a = job.start("a");
@@ -47,7 +42,7 @@ async fn a_job_grows_shrinks_and_grows_again() {
 #[tokio::test]
 async fn nodes_of_one_job_may_differ_in_size() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "3").flag("--max-restarts=1");
+    let job = Job::on(&etcd, "3").prompt().flag("--max-restarts=1");
     let sizes = [("a", 2), ("b", 1), ("c", 3)];
     let mut agents = sizes.map(|(name, size)| job.start_with(name, &[&format!("--nproc-per-node={size}")]));
 
@@ -79,7 +74,7 @@ async fn nodes_of_one_job_may_differ_in_size() {
 #[tokio::test]
 async fn a_spare_waits_takes_over_and_shares_the_result() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=0");
+    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=0");
     let mut a = job.start("a");
     assert_eq!(job.leader(&etcd).await, "a");
     let mut b = job.start("b");

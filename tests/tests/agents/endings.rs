@@ -1,17 +1,12 @@
 //! How jobs end, and what their ids mean afterwards.
 
-use std::time::Duration;
-
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
+use elastic_tests::agents::{AT_ONCE, Job, LEASE, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-
-/// Long enough to read a record and leave.
-const AT_ONCE: Duration = Duration::from_secs(3);
 
 #[tokio::test]
 async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "3").flag("--max-restarts=1");
+    let job = Job::on(&etcd, "3").prompt().flag("--max-restarts=1");
     let mut agents = job.start_all(["a", "b", "c"]);
 
     job.runs(1, 3).await.of("b").exit(3);
@@ -34,7 +29,7 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
 #[tokio::test]
 async fn after_success_a_late_agent_leaves_with_success() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2");
+    let job = Job::on(&etcd, "2").prompt();
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.exit(0);
     assert_eq!(exits(&mut agents).await, [0, 0]);
@@ -100,7 +95,7 @@ async fn a_cluster_killed_as_a_whole_goes_on_with_the_same_flags() {
 #[tokio::test]
 async fn too_few_nodes_for_too_long_end_the_job() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=5").conf("join_timeout", "3s");
+    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=5").conf("join_timeout", "3s");
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
 

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, Round, exits};
+use elastic_tests::agents::{AT_ONCE, Agent, Job, LEASE, LIMIT, Round, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
-
-/// How soon a death on a living host is answered with a new round: no lease is waited for.
-const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// A job of three nodes, running. The first leads.
 async fn three(etcd: &EtcdServer, job: &Job) -> ([Agent; 3], Round) {
@@ -31,7 +28,7 @@ async fn ends_well(job: &Job, agents: &mut [Agent]) {
 #[tokio::test]
 async fn a_killed_agent_comes_back() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=0");
+    let job = Job::on(&etcd, "2:3").prompt().flag("--max-restarts=0");
     let (mut agents, first) = three(&etcd, &job).await;
 
     // When an agent that does not lead is killed, then the others go on at once, in their old order, free of charge
@@ -50,7 +47,7 @@ async fn a_killed_agent_comes_back() {
 #[tokio::test]
 async fn a_killed_leader_comes_back() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2:3").flag("--max-restarts=0");
+    let job = Job::on(&etcd, "2:3").prompt().flag("--max-restarts=0");
     let (mut agents, first) = three(&etcd, &job).await;
 
     agents[0].kill();
@@ -85,7 +82,7 @@ async fn two_agents_killed_at_once_come_back() {
 #[tokio::test]
 async fn a_killed_worker_costs_one_restart_and_its_agent_stays() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "3").flag("--max-restarts=2");
+    let job = Job::on(&etcd, "3").prompt().flag("--max-restarts=2");
     let (mut agents, first) = three(&etcd, &job).await;
 
     first.of("b").kill();
@@ -182,7 +179,7 @@ async fn an_agent_killed_while_etcd_is_away_is_missed_on_its_return() {
 #[tokio::test]
 async fn a_killed_agent_leaves_no_process_behind() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1").flag("--nproc-per-node=2");
+    let job = Job::on(&etcd, "1").prompt().flag("--nproc-per-node=2");
     let script = job.path("worker.sh");
     let job = job.program([script.to_str().unwrap(), "strays"]);
     let mut agent = job.start("a");

@@ -3,16 +3,13 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use elastic_tests::agents::{Agent, Job, LIMIT, exits, json_lines};
+use elastic_tests::agents::{AT_ONCE, Agent, Job, LIMIT, exits, json_lines};
 use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::python::{noted, python};
-
-/// How soon all is done that waits for no timer.
-const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// The exit code of an agent that left as planned.
 const LEFT: i32 = 3;
@@ -71,7 +68,7 @@ async fn is_saving(job: &Job, node: &str) {
 #[tokio::test]
 async fn a_preempted_node_saves_and_the_others_go_on_when_it_has() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:3").flag("--max-restarts=0").flag("--drain-grace=20"));
+    let job = saving(Job::on(&etcd, "1:3").prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
     let mut a = job.start("a");
     assert_eq!(job.leader(&etcd).await, "a");
     let [b, mut c] = job.start_all(["b", "c"]);
@@ -135,7 +132,7 @@ async fn what_a_leaving_worker_commits_after_the_signal_is_resumed_from() {
 #[tokio::test]
 async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "2:3").flag("--max-restarts=0"));
+    let job = saving(Job::on(&etcd, "2:3").prompt().flag("--max-restarts=0"));
     let mut agents = job.start_all(["a", "b", "c"]);
     job.runs(1, 3).await;
     takes(&job, "b", 0.5);
@@ -151,7 +148,7 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
     // When it is started again, then nobody waits for those that said that they had left
     let begun = Instant::now();
     agents = job.start_all(["a", "b", "c"]);
-    let again = job.runs_within(2, 3, AT_ONCE * 2).await;
+    let again = job.runs_within(2, 3, AT_ONCE).await;
     println!("started again → runs: {:?}", begun.elapsed());
     assert_eq!((again.number, again.restarts()), (2, 0));
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
@@ -161,13 +158,13 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
 #[tokio::test]
 async fn who_saves_for_too_long_is_killed_when_the_grace_is_over() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=1"));
+    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=1"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1000.0);
 
     b.signal(Signal::TERM);
-    assert_eq!(job.runs_within(2, 1, AT_ONCE * 2).await.nodes(), ["a"]);
+    assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
     assert_eq!((noted(&job, "signals-b").as_str(), noted(&job, "checkpoint-b").as_str()), ("SIGTERM\n", ""));
     a.signal(Signal::TERM);
@@ -177,7 +174,7 @@ async fn who_saves_for_too_long_is_killed_when_the_grace_is_over() {
 #[tokio::test]
 async fn the_second_signal_means_now() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=1000"));
+    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=1000"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1000.0);
@@ -195,7 +192,7 @@ async fn the_second_signal_means_now() {
 async fn workers_get_the_signal_that_the_agent_got() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (signal, name) in [(Signal::INT, "SIGINT\n"), (Signal::HUP, "SIGHUP\n"), (Signal::QUIT, "SIGQUIT\n")] {
-        let job = saving(Job::on(&etcd, "1").flag("--max-restarts=0"));
+        let job = saving(Job::on(&etcd, "1").prompt().flag("--max-restarts=0"));
         let mut agent = job.start("a");
         job.runs(1, 1).await;
         agent.signal(signal);
@@ -213,7 +210,7 @@ async fn a_node_that_has_no_place_yet_leaves_at_once() {
     };
 
     // Given one that waits for a second node
-    let job = saving(Job::on(&etcd, "2"));
+    let job = saving(Job::on(&etcd, "2").prompt());
     let mut alone = job.start("a");
     eventually("it is known", LIMIT, async || job.record(&etcd, "nodes/a").await).await;
     leaves(&mut alone).await;
@@ -233,14 +230,14 @@ async fn a_node_that_has_no_place_yet_leaves_at_once() {
 #[tokio::test]
 async fn an_operator_drains_a_node_as_a_signal_would() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = saving(Job::on(&etcd, "1:2").flag("--max-restarts=0").flag("--drain-grace=20"));
+    let job = saving(Job::on(&etcd, "1:2").prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
     let [mut a, mut b] = job.start_all(["a", "b"]);
     job.runs(1, 2).await;
     takes(&job, "b", 1.0);
 
     let drained = output("elasticctl", &["--etcd", &etcd.address(), "drain", "job", "b"], LIMIT).await;
     assert!(drained.status.success(), "{drained:?}");
-    assert_eq!(job.runs_within(2, 1, AT_ONCE * 2).await.nodes(), ["a"]);
+    assert_eq!(job.runs_within(2, 1, AT_ONCE).await.nodes(), ["a"]);
     assert_eq!(b.exit(AT_ONCE).await, LEFT);
     assert_eq!(noted(&job, "checkpoint-b"), "1\n");
     let heard = json_lines(&job.path("heard-b"));
@@ -276,7 +273,7 @@ async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
     let tell = |pid: u32, signal| {
         let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
     };
-    let job = |etcd| Job::on(etcd, "1:2").flag("--max-restarts=0").flag("--signals-to-handle=SIGTERM,SIGUSR1");
+    let job = |etcd| Job::on(etcd, "1:2").prompt().flag("--max-restarts=0").flag("--signals-to-handle=SIGTERM,SIGUSR1");
     for (signal, worker_first) in [(Signal::TERM, true), (Signal::TERM, false), (Signal::USR1, true)] {
         // Given workers that end by the signal, and no restarts to spare,
         let job = job(&etcd);

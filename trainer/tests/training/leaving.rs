@@ -40,7 +40,7 @@ fn a_stop_signal_ends_a_worker_at_once_and_writes_nothing() {
     worker.signal(rustix::process::Signal::TERM);
     let (status, _, logged) = worker.end();
     assert_eq!(status.code(), Some(143), "{logged}");
-    assert!(asked.elapsed() < Duration::from_secs(2));
+    assert!(asked.elapsed() < Duration::from_secs(10));
     let saved = std::fs::read_dir(folder.path())
         .unwrap()
         .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("step-"));
