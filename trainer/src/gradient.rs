@@ -65,19 +65,29 @@ impl<M: Model> Task<'_, M> {
         sum
     }
 
+    /// Writes the numbers of a shard's samples, in order.
+    pub(crate) fn samples_of(&self, shard: u32, samples: &mut Vec<u64>) {
+        samples.clear();
+        let places = self.batch.shard(shard, self.shards);
+        samples.extend(places.map(|place| self.order.sample(self.batch.epoch, place)));
+    }
+
+    /// Samples that are computed at once, at most.
+    pub(crate) fn largest_piece(&self) -> usize {
+        self.micro_batch.map_or(usize::MAX, NonZeroUsize::get)
+    }
+
     fn leaf(&self, shard: u32, desk: &mut Desk<M::Batch>) -> Vec<f32> {
         let parameters = self.model.parameters();
         let mut buffer = desk.spare.pop().unwrap_or_default();
         buffer.resize(parameters + 1, 0.0);
-        let places = self.batch.shard(shard, self.shards);
-        if places.is_empty() {
+        self.samples_of(shard, &mut desk.samples);
+        if desk.samples.is_empty() {
             buffer.fill(0.0);
             return buffer;
         }
-        desk.samples.clear();
-        desk.samples.extend(places.map(|place| self.order.sample(self.batch.epoch, place)));
         let Desk { samples, batch, spare } = desk;
-        let mut pieces = samples.chunks(self.micro_batch.map_or(usize::MAX, NonZeroUsize::get));
+        let mut pieces = samples.chunks(self.largest_piece());
         let mut compute = |samples: &[u64], into: &mut [f32]| {
             self.data.read(samples, batch);
             into[parameters] = self.model.gradient(self.parameters, batch, &mut into[..parameters]);

@@ -9,6 +9,7 @@
 //! data         samples, their order, the batch of a step            model       what is trained, its gradient, AdamW
 //! collective   sums and copies between the ranks of a round         checkpoint  saving, committing, loading
 //! agent        the worker's side of the agent's socket              settings    flags, environment
+//! engine       what computes a step: CPUs, or a GPU               cuda, device   GPUs, and which to use
 //! tasks        what the program `elastic-trainer` trains
 //! ```
 //!
@@ -22,8 +23,11 @@ compile_error!("tensors are sent and saved as they lie in memory, which must be 
 pub mod agent;
 pub mod checkpoint;
 pub mod collective;
+pub mod cuda;
 pub mod data;
+pub mod device;
 pub mod elastic;
+mod engine;
 pub mod gradient;
 pub mod model;
 pub mod plot;
@@ -37,7 +41,9 @@ pub mod trace;
 pub mod train;
 
 pub use data::Data;
+pub use device::Device;
 pub use elastic::{Elastic, Outcome};
+pub use engine::DeviceError;
 pub use model::{Model, Tensor};
 pub use settings::{Environment, Settings};
 pub use stop::Stop;

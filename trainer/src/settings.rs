@@ -9,6 +9,8 @@ use clap::{Args, FromArgMatches};
 
 use crate::checkpoint::retention::Retention;
 use crate::collective::Patience;
+use crate::cuda::Surroundings;
+use crate::device::Device;
 use crate::model::{Course, Rate};
 
 /// How to train. A program takes these flags into its own with `#[command(flatten)]`; their text is `--help`'s.
@@ -51,7 +53,11 @@ pub struct Settings {
     /// Fixes the first parameters and the order of the samples
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Threads that compute in this worker
+    /// Where to compute: cpu; cuda, on the GPU whose number is LOCAL_RANK; cuda:N, on GPU N; or auto, on a GPU where
+    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
+    pub device: Device,
+    /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
     /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
@@ -163,6 +169,10 @@ pub struct Environment {
     pub job: String,
     /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
     pub agent: Option<PathBuf>,
+    /// `LOCAL_RANK` as it stands: among the workers that see the same GPUs. With `--virtual-local-rank` each sees one.
+    pub device_rank: u32,
+    /// Where CUDA's libraries may lie.
+    pub cuda: Surroundings,
 }
 
 /// A variable does not hold what it should.
@@ -228,6 +238,8 @@ impl Environment {
             round: number("ELASTIC_ROUND", get("ELASTIC_ROUND"), restarts)?,
             job: get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
             agent: get(elastic_proto::worker::SOCKET_ENV).map(PathBuf::from),
+            device_rank: number("LOCAL_RANK", get("LOCAL_RANK"), 0)?,
+            cuda: Surroundings::read(get),
         })
     }
 }

@@ -28,8 +28,8 @@ use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
-use crate::gradient::{Desk, Task};
-use crate::model::clip::clipped;
+use crate::engine::{self, Engine, Step};
+use crate::gradient::Task;
 use crate::model::{AdamW, Model, Tensor};
 use crate::plot::{self, Point};
 use crate::saving::Saving;
@@ -60,7 +60,8 @@ pub(crate) struct Trainer<'a, M: Model> {
     data: &'a dyn Data<Batch = M::Batch>,
     order: Order,
     schedule: Schedule,
-    desks: Vec<Desk<M::Batch>>,
+    engine: Box<dyn Engine<M> + 'a>,
+    /// Its numbers may be behind the engine's.
     state: State,
     /// Whether `state` is one that training has reached: not room for one, and not one that has come by halves.
     held: bool,
@@ -114,17 +115,25 @@ impl<'a, M: Model> Trainer<'a, M> {
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
+        let device = settings.device;
+        let engine =
+            engine::choose(settings, environment, model).map_err(|cause| TrainError::Device { device, cause })?;
+        // A checkpoint goes on wherever it is; peers must give the same bits.
+        let mut shared = format!("{words} --epochs {}", settings.epochs);
+        if let Some(kind) = engine.kind() {
+            shared += &format!(" {kind}");
+        }
         Ok(Trainer {
             settings,
             model,
             data,
-            place: place(environment, assignment.as_ref(), format!("{words} --epochs {}", settings.epochs)),
+            place: place(environment, assignment.as_ref(), shared),
             words,
             agent,
             stop,
             order: Order::new(settings.seed, samples),
             schedule,
-            desks: (0..settings.threads.get()).map(|_| Desk::default()).collect(),
+            engine,
             state: State::room(model.parameters()),
             held: false,
             last: None,
@@ -193,25 +202,20 @@ impl<'a, M: Model> Trainer<'a, M> {
                 shards,
                 micro_batch: self.settings.micro_batch,
             };
-            let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)).collect();
-            let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+            let partials: Vec<&[f32]> = self.engine.sums(&task, &nodes)?.iter().map(Vec::as_slice).collect();
             let forming = self.stop.forming_after(round).is_some();
             let vote = if self.draining { DRAIN } else { 0 } | if forming { QUIESCE } else { 0 };
-            let votes = group.ordered_sum(shards, &slices, &mut sum, vote)?;
-            partials.into_iter().for_each(|partial| self.desks[0].recycle(partial));
+            let votes = group.ordered_sum(shards, &partials, &mut sum, vote)?;
 
-            let (gradient, loss) = sum.split_at(self.model.parameters());
             let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
-            let loss = loss[0] / units;
+            let loss = sum[self.model.parameters()] / units;
             if !loss.is_finite() {
                 return Err(TrainError::Diverged { step: self.state.step + 1 });
             }
-            let mut scale = 1.0 / units;
-            if let Some(most) = self.settings.clip {
-                scale = clipped(gradient, scale, most);
-            }
             let rule = AdamW::new(rate.of(self.state.step + 1), self.settings.weight_decay);
-            self.state.advance(&rule, self.model.tensors(), gradient, scale);
+            let (tensors, clip) = (self.model.tensors(), self.settings.clip);
+            let along = Step { rule, tensors, sum: &sum, scale: 1.0 / units, clip };
+            self.engine.advance(&mut self.state, &along)?;
             let step = self.state.step;
             self.last = Some(Done { round, world_size, loss });
             self.record_step()?;
@@ -225,7 +229,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
             self.draining |= drain_begins;
             if drain_begins || step == total || step.is_multiple_of(self.settings.checkpoint_every.get()) {
-                self.save();
+                self.save()?;
                 self.account.saved(Instant::now());
             }
             if rank == 0 && report.is_due() {
@@ -247,6 +251,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             if stop.is_raised() { TrainError::Stopped } else { TrainError::Unsaved { step, cause } }
         })?;
         self.account.saved(Instant::now());
+        self.engine.give(&mut self.state)?;
         if self.place.rank == 0 {
             writeln!(out, "done: {step} steps, {} epochs", self.settings.epochs)?;
             writeln!(out, "{}", self.account.summary(Instant::now()))?;
@@ -280,7 +285,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Leaves for good, before the last step.
     fn part(&mut self, error: TrainError) -> TrainError {
         // A drain's last state is not thrown away, whatever ends the round.
-        if self.draining && self.held && !matches!(error, TrainError::Diverged { .. }) {
+        let lost = matches!(error, TrainError::Diverged { .. } | TrainError::Cuda(_));
+        if self.draining && self.held && !lost {
             // A stop that is raised already must not cut this wait short: it is what the commit is for.
             self.save_last(LEAVE_TIME, &Stop::default())
                 .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
@@ -330,8 +336,9 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Has the state saved, if this rank does so, while training goes on. A disk that fails is warned of, no error.
-    fn save(&mut self) {
-        self.with_snapshot(|saving, snapshot, _| saving.save(snapshot));
+    fn save(&mut self) -> Result<(), TrainError> {
+        self.with_snapshot(|saving, snapshot, _| saving.save(snapshot))?;
+        Ok(())
     }
 
     /// Waits until the present state is committed.
@@ -340,13 +347,18 @@ impl<'a, M: Model> Trainer<'a, M> {
         let result = self.with_snapshot(|saving, snapshot, agent| {
             saving.finish(snapshot, agent, time, stop, |checkpoint| committed.push(checkpoint.clone()))
         });
+        let result = result.map_err(|error| error.to_string())?;
         let recorded = committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint));
         result.unwrap_or(Ok(())).and(recorded.map_err(|error| error.to_string()))
     }
 
     /// What is to be saved of the present state, for the rank that saves.
-    fn with_snapshot<T>(&mut self, act: impl FnOnce(&mut Saving, &Snapshot<'_>, Option<&mut Agent>) -> T) -> Option<T> {
-        let saving = self.saving.as_mut()?;
+    fn with_snapshot<T>(
+        &mut self,
+        act: impl FnOnce(&mut Saving, &Snapshot<'_>, Option<&mut Agent>) -> T,
+    ) -> Result<Option<T>, TrainError> {
+        let Some(saving) = self.saving.as_mut() else { return Ok(None) };
+        self.engine.give(&mut self.state)?;
         let next = self.schedule.batch_after(self.state.step);
         let tensors = State::entries(self.model.tensors());
         let snapshot = Snapshot {
@@ -366,7 +378,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             tensors: &tensors,
             state: &self.state.flat,
         };
-        Some(act(saving, &snapshot, self.agent.as_mut()))
+        Ok(Some(act(saving, &snapshot, self.agent.as_mut())))
     }
 
     fn record_step(&mut self) -> Result<(), TrainError> {

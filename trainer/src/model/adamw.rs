@@ -41,12 +41,9 @@ impl AdamW {
         gradient: &[f32],
         scale: f32,
     ) {
-        let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
-        let rate = (f64::from(self.rate) / power(self.beta1)) as f32;
-        let root = power(self.beta2).sqrt() as f32;
+        let (rate, root) = self.corrected(step);
         for tensor in tensors {
-            let range = tensor.range.clone();
-            let keep = if tensor.decays { 1.0 - self.rate * self.decay } else { 1.0 };
+            let (range, keep) = (tensor.range.clone(), self.kept(tensor));
             let (mean, square) = (&mut mean[range.clone()], &mut square[range.clone()]);
             let moved = parameters[range.clone()].iter_mut().zip(&gradient[range]).zip(mean.iter_mut().zip(square));
             Arch::new().dispatch(|| {
@@ -58,6 +55,18 @@ impl AdamW {
                 }
             });
         }
+    }
+
+    /// What the mean is multiplied by in step number `step`, and what the square's root is divided by: both begin at
+    /// zero, and are corrected for that.
+    pub(crate) fn corrected(&self, step: u64) -> (f32, f32) {
+        let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
+        ((f64::from(self.rate) / power(self.beta1)) as f32, power(self.beta2).sqrt() as f32)
+    }
+
+    /// What decay leaves of a tensor.
+    pub(crate) fn kept(&self, tensor: &Tensor) -> f32 {
+        if tensor.decays { 1.0 - self.rate * self.decay } else { 1.0 }
     }
 }
 

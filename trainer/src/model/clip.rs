@@ -6,7 +6,12 @@ const LANES: usize = 8;
 /// By what to multiply a gradient that is to be scaled by `scale`, so that its Euclidean norm is at most `most`: as
 /// `torch.nn.utils.clip_grad_norm_` (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013).
 pub fn clipped(gradient: &[f32], scale: f32, most: f32) -> f32 {
-    let norm = norm(gradient) * f64::from(scale);
+    bounded(norm(gradient), scale, most)
+}
+
+/// The same, of a gradient with this norm.
+pub(crate) fn bounded(norm: f64, scale: f32, most: f32) -> f32 {
+    let norm = norm * f64::from(scale);
     (f64::from(scale) * (f64::from(most) / (norm + 1e-6)).min(1.0)) as f32
 }
 

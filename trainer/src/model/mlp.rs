@@ -1,8 +1,11 @@
 //! A multi-layer perceptron with ReLU between its layers and a softmax cross-entropy loss; forward and backward by
 //! hand. Not for choosing samples, and not for summing the gradients of several shards.
 
+mod gpu;
+
 use super::affine::{Affine, Layout};
 use super::{Model, Tensor};
+use crate::cuda;
 use crate::random;
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
@@ -128,6 +131,10 @@ impl Model for Mlp {
             }
         }
         loss
+    }
+
+    fn on_gpu(&self) -> Option<Box<dyn cuda::Pass<Workspace> + '_>> {
+        Some(Box::new(gpu::Pass::new(self)))
     }
 
     fn describe(&self) -> String {

@@ -24,6 +24,8 @@ use std::ops::Range;
 
 use affine::Layout;
 
+use crate::cuda;
+
 /// What the trainer needs to know of a model.
 ///
 /// Its parameters are a flat slice of `f32` that the trainer keeps. Everything else follows from [`tensors`]:
@@ -47,6 +49,14 @@ pub trait Model: Sync {
     /// Writes into `gradient`, whatever it holds, the derivative of the batch's loss, summed over its samples, and
     /// returns that sum. The trainer divides both. There is at least one sample.
     fn gradient(&self, parameters: &[f32], batch: &mut Self::Batch, gradient: &mut [f32]) -> f32;
+
+    /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. It gives what [`gradient`]
+    /// does, but for rounding.
+    ///
+    /// [`gradient`]: Model::gradient
+    fn on_gpu(&self) -> Option<Box<dyn cuda::Pass<Self::Batch> + '_>> {
+        None
+    }
 
     /// Number of parameters.
     fn parameters(&self) -> usize {

@@ -9,6 +9,9 @@ use elastic_proto::worker::FailureClass;
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
 use crate::collective::CollectiveError;
+use crate::cuda::CudaError;
+use crate::device::Device;
+use crate::engine::DeviceError;
 use crate::trace::TraceError;
 
 /// Why training ended early.
@@ -17,6 +20,17 @@ pub enum TrainError {
     /// The model or its data contradicts itself: a fault in the program that defines them.
     #[error("the model or its data cannot be trained: {0}")]
     Unusable(String),
+    /// The device that was asked for cannot be had.
+    #[error("--device {device} is not possible: {cause}")]
+    Device {
+        /// As asked for.
+        device: Device,
+        /// Why.
+        cause: DeviceError,
+    },
+    /// The GPU failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// The peers cannot be worked with.
     #[error(transparent)]
     Collective(CollectiveError),

@@ -185,6 +185,7 @@ impl<M: Model> Trainer<'_, M> {
             group.broadcast(bytemuck::cast_slice_mut(&mut self.state.flat))?;
         }
         self.state.step = step;
+        self.engine.take(&self.state)?;
         self.held = true;
         self.last = None;
         Ok(())
@@ -207,6 +208,9 @@ impl<M: Model> Trainer<'_, M> {
     /// Sends the state of `step` from the ranks that hold it to those that do not.
     fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<(), TrainError> {
         let holder = holds[self.place.rank as usize];
+        if holder {
+            self.engine.give(&mut self.state)?;
+        }
         let checksum = |state: &State| u64::from(crc32c::crc32c(bytemuck::cast_slice(&state.flat)));
         let own = if holder { checksum(&self.state) } else { 0 };
         // A round of 0 ranks: the step was done by nobody here, but loaded.
@@ -226,6 +230,9 @@ impl<M: Model> Trainer<'_, M> {
             return Err(TrainError::Damaged { step });
         }
         self.state.step = step;
+        if !holder {
+            self.engine.take(&self.state)?;
+        }
         self.held = true;
         let done = Done { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
         self.last = Some(done).filter(|done| done.world_size > 0);

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use elastic_trainer::cuda::Surroundings;
 use elastic_trainer::state::State;
 use elastic_trainer::tasks::{digits, gpt};
 use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
@@ -21,9 +22,11 @@ enum Flags {
     Gpt(Box<gpt::Flags>),
 }
 
-/// Words for a command line; the task is to learn the digits unless they say another.
+/// Words for a command line; the task is to learn the digits unless they say another. On CPUs, so that all workers of
+/// these tests are alike, as threads and as processes, whatever the machine has; unless they say otherwise.
 fn words(flags: &str) -> Vec<&str> {
-    let words: Vec<&str> = flags.split_whitespace().collect();
+    let device: &[&str] = if flags.contains("--device") { &[] } else { &["--device", "cpu"] };
+    let words: Vec<&str> = flags.split_whitespace().chain(device.iter().copied()).collect();
     let named = words.first().is_some_and(|first| !first.starts_with("--"));
     if named { words } else { ["digits"].into_iter().chain(words).collect() }
 }
@@ -35,7 +38,20 @@ pub(crate) fn free_port() -> u16 {
 pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u16) -> Environment {
     let (master_addr, job) = ("127.0.0.1".to_owned(), "test".to_owned());
     let agent_store = false;
-    Environment { rank, world_size, local_rank: rank, master_addr, master_port, agent_store, round, job, agent: None }
+    let (local_rank, device_rank, agent, cuda) = (rank, rank, None, Surroundings::default());
+    Environment {
+        rank,
+        world_size,
+        local_rank,
+        master_addr,
+        master_port,
+        agent_store,
+        round,
+        job,
+        agent,
+        device_rank,
+        cuda,
+    }
 }
 
 /// Trains in this thread, as flags say.
@@ -101,6 +117,12 @@ impl Worker {
             .env("RUST_LOG", "info");
         if let Some(socket) = &environment.agent {
             command.env("ELASTIC_AGENT_SOCKET", socket);
+        }
+        if let Some(folder) = environment.cuda.folders.first() {
+            command.env("ELASTIC_CUDA_LIBRARIES", folder);
+        }
+        if let Some(prefix) = environment.cuda.prefixes.first() {
+            command.env("VIRTUAL_ENV", prefix);
         }
         if let Some(path) = error_file {
             command.env("TORCHELASTIC_ERROR_FILE", path);

@@ -1,0 +1,61 @@
+// Sums in one order each, whatever the device: no atomics. Not for sums between devices.
+
+#define THREADS 256
+
+// The sum of all threads' values, known to thread 0: halves are added to halves. `shared` has room for each thread.
+template <class Number> static __device__ Number sum_of_block(Number value, Number *shared)
+{
+    shared[threadIdx.x] = value;
+    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+            shared[threadIdx.x] += shared[threadIdx.x + half];
+    }
+    return shared[0];
+}
+
+// Adds `more` to `sum`, place by place.
+extern "C" __global__ void add(float *sum, const float *more, long long count)
+{
+    const long long place = (long long)blockIdx.x * THREADS + threadIdx.x;
+    if (place < count)
+        sum[place] += more[place];
+}
+
+// Writes the sum of all rows: the derivative of a bias. A thread adds a column from top to bottom.
+extern "C" __global__ void sum_rows(float *sum, const float *numbers, int rows, int columns)
+{
+    const int column = blockIdx.x * THREADS + threadIdx.x;
+    if (column >= columns)
+        return;
+    float total = 0.0f;
+    for (int row = 0; row < rows; row++)
+        total += numbers[(long long)row * columns + column];
+    sum[column] = total;
+}
+
+// Writes the sum of all numbers. For one block.
+extern "C" __global__ void sum_all(float *sum, const float *numbers, int count)
+{
+    __shared__ float shared[THREADS];
+    float total = 0.0f;
+    for (int place = threadIdx.x; place < count; place += THREADS)
+        total += numbers[place];
+    total = sum_of_block(total, shared);
+    if (threadIdx.x == 0)
+        sum[0] = total;
+}
+
+// Writes a sum of squares for each block; what they sum to is the square of the Euclidean norm. In f64, where the
+// square of no f32 is lost.
+extern "C" __global__ void sum_squares(double *sums, const float *numbers, long long count)
+{
+    __shared__ double shared[THREADS];
+    double total = 0.0;
+    for (long long place = (long long)blockIdx.x * THREADS + threadIdx.x; place < count;
+         place += (long long)gridDim.x * THREADS)
+        total += (double)numbers[place] * (double)numbers[place];
+    total = sum_of_block(total, shared);
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = total;
+}

@@ -1,0 +1,203 @@
+//! A GPU with the kernels on it, its memory and its one stream. Not for what a kernel is called with.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{
+    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, DriverError, ValidAsZeroBits,
+};
+use cudarc::nvrtc::Ptx;
+
+use super::{Compiler, CudaError, Surroundings, libraries};
+
+/// A GPU that is ready to compute.
+#[derive(Debug)]
+pub struct Gpu {
+    number: usize,
+    name: String,
+    arch: String,
+    versions: String,
+    stream: Arc<CudaStream>,
+    pub(super) functions: Functions,
+}
+
+/// The kernels.
+#[derive(Debug)]
+pub(super) struct Functions {
+    pub(super) product: CudaFunction,
+    pub(super) add: CudaFunction,
+    pub(super) sum_rows: CudaFunction,
+    pub(super) sum_all: CudaFunction,
+    pub(super) sum_squares: CudaFunction,
+    pub(super) cross_entropy: CudaFunction,
+    pub(super) adamw: CudaFunction,
+}
+
+impl Gpu {
+    /// How many GPUs there are; why none, if there are none.
+    pub fn count(surroundings: &Surroundings) -> Result<usize, CudaError> {
+        Ok(libraries::driver(surroundings)?.gpus)
+    }
+
+    /// GPU `number`, counted from 0 among those that the driver shows, with all kernels on it.
+    pub fn open(surroundings: &Surroundings, number: usize) -> Result<Gpu, CudaError> {
+        let driver = libraries::driver(surroundings)?;
+        if number >= driver.gpus {
+            return Err(CudaError::NoSuchGpu { wanted: number, count: driver.gpus });
+        }
+        let compiler = Compiler::load(surroundings, Some(&driver))?;
+        let failed = |doing| move |error| failed(number, doing, error);
+        let context = CudaContext::new(number).map_err(failed("start"))?;
+        let name = context.name().map_err(failed("tell its name"))?;
+        let (major, minor) = context.compute_capability().map_err(failed("tell its kind"))?;
+        let arch = format!("sm_{major}{minor}");
+        // SAFETY: there is one stream, which orders all uses of a buffer.
+        unsafe { context.disable_event_tracking() };
+        let stream = context.new_stream().map_err(failed("make a stream"))?;
+
+        let mut modules = Vec::new();
+        for (_, code, names) in compiler.kernels(&arch)? {
+            modules.push((context.load_module(Ptx::from_binary(code)).map_err(failed("load kernels"))?, names));
+        }
+        let function = |name: &str| {
+            let module = modules.iter().find(|(_, names)| names.contains(&name));
+            let module = module.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
+            module.and_then(|(module, _)| module.load_function(name)).map_err(failed("load a kernel"))
+        };
+        let functions = Functions {
+            product: function("product")?,
+            add: function("add")?,
+            sum_rows: function("sum_rows")?,
+            sum_all: function("sum_all")?,
+            sum_squares: function("sum_squares")?,
+            cross_entropy: function("cross_entropy")?,
+            adamw: function("adamw")?,
+        };
+        let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
+        let (driver, nvrtc) = (driver.path.display(), compiler.version());
+        let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
+        Ok(Gpu { number, name, arch: format!("{arch}, NVRTC {nvrtc}"), versions, stream, functions })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number among those that the driver shows.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// What its results depend on: GPUs of one kind, with kernels from one compiler, give the same bits.
+    pub fn kind(&self) -> &str {
+        &self.arch
+    }
+
+    /// The libraries in use, for people.
+    pub fn versions(&self) -> &str {
+        &self.versions
+    }
+
+    /// A buffer of zeros.
+    pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, count: usize) -> Result<CudaSlice<T>, CudaError> {
+        // The driver has no empty buffers.
+        self.stream.alloc_zeros(count.max(1)).map_err(|error| match error {
+            DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
+                CudaError::OutOfMemory { gpu: self.number, bytes: count * size_of::<T>() }
+            }
+            error => self.failed("give memory")(error),
+        })
+    }
+
+    /// Makes all of a buffer zero.
+    pub fn clear(&self, buffer: &mut CudaSlice<f32>) -> Result<(), CudaError> {
+        self.stream.memset_zeros(buffer).map_err(self.failed("clear memory"))
+    }
+
+    /// Copies numbers onto the GPU. The host's may change as soon as this returns.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn upload<T: DeviceRepr>(&self, from: &[T], to: &mut CudaViewMut<'_, T>) -> Result<(), CudaError> {
+        assert_eq!(from.len(), to.len(), "what is copied and the room for it");
+        self.stream.memcpy_htod(from, to).map_err(self.failed("take numbers"))
+    }
+
+    /// Copies numbers from the GPU, once all work that was asked for is done.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn download<T: DeviceRepr>(&self, from: &CudaView<'_, T>, to: &mut [T]) -> Result<(), CudaError> {
+        assert_eq!(from.len(), to.len(), "what is copied and the room for it");
+        self.stream.memcpy_dtoh(from, to).map_err(self.failed("give numbers"))?;
+        self.stream.synchronize().map_err(self.failed("compute"))
+    }
+
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.stream
+    }
+
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> CudaError + use<> {
+        let number = self.number;
+        move |error| failed(number, doing, error)
+    }
+}
+
+fn failed(gpu: usize, doing: &'static str, error: DriverError) -> CudaError {
+    let cause = match error.error_string() {
+        Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
+        Err(_) => format!("{:?}", error.0),
+    };
+    CudaError::Failed { gpu, doing, cause }
+}
+
+/// A buffer that is kept from call to call, so that a step needs no fresh memory.
+#[derive(Debug)]
+pub struct Room<T> {
+    buffer: Option<CudaSlice<T>>,
+    count: usize,
+}
+
+impl<T> Default for Room<T> {
+    fn default() -> Room<T> {
+        Room { buffer: None, count: 0 }
+    }
+}
+
+impl<T: DeviceRepr + ValidAsZeroBits> Room<T> {
+    /// Makes room for so many numbers, which then are anything.
+    pub fn fit(&mut self, gpu: &Gpu, count: usize) -> Result<CudaViewMut<'_, T>, CudaError> {
+        let buffer = match self.buffer.take() {
+            Some(buffer) if buffer.len() >= count => buffer,
+            short => {
+                // Not both at once.
+                drop(short);
+                gpu.zeros(count)?
+            }
+        };
+        self.count = count;
+        Ok(self.buffer.insert(buffer).slice_mut(..count))
+    }
+
+    /// The numbers that there was room made for.
+    ///
+    /// # Panics
+    /// Before the first time.
+    #[allow(clippy::expect_used)] // A fault in the caller.
+    pub fn view(&self) -> CudaView<'_, T> {
+        self.buffer.as_ref().expect(NO_ROOM).slice(..self.count)
+    }
+
+    /// The same, to change them.
+    ///
+    /// # Panics
+    /// Before the first time.
+    #[allow(clippy::expect_used)] // As above.
+    pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
+        self.buffer.as_mut().expect(NO_ROOM).slice_mut(..self.count)
+    }
+}
+
+const NO_ROOM: &str = "room was made before";

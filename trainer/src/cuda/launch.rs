@@ -1,0 +1,240 @@
+//! Each kernel as a function: shapes are checked here, since a kernel checks nothing. Not for what to compute when.
+//!
+//! A launch returns before its work is done. What goes wrong in it is told by a later call.
+#![allow(unsafe_code)]
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+
+use super::CudaError;
+use super::gpu::{Gpu, Room};
+use crate::model::{AdamW, Tensor};
+
+/// Rows and columns of a product that a block computes, and its threads: as in `product.cu`.
+const TILE: usize = 64;
+/// Threads of a block: as in the kernels.
+const THREADS: usize = 256;
+const LOSS_THREADS: u32 = 128;
+/// Blocks that sum squares: a number that does not depend on the GPU, since the order of the sum does on it.
+const SQUARE_BLOCKS: usize = 256;
+/// The most that a grid may have in its second dimension.
+const MOST_ROWS: usize = 65_535 * TILE;
+
+/// A matrix on the GPU, as it lies there or transposed.
+#[derive(Debug)]
+pub struct Matrix<'a> {
+    data: CudaView<'a, f32>,
+    rows: usize,
+    columns: usize,
+    strides: (i64, i64),
+}
+
+impl<'a> Matrix<'a> {
+    /// The matrix whose rows follow each other in `data`.
+    ///
+    /// # Panics
+    /// When `data` does not hold `rows * columns` numbers.
+    pub fn new(data: CudaView<'a, f32>, rows: usize, columns: usize) -> Matrix<'a> {
+        assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
+        Matrix { data, rows, columns, strides: (columns as i64, 1) }
+    }
+
+    /// Its transpose; nothing is moved.
+    pub fn transposed(self) -> Matrix<'a> {
+        let (row, column) = self.strides;
+        Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
+    }
+}
+
+/// What becomes of a product's numbers.
+#[derive(Debug)]
+pub enum After<'a> {
+    /// Nothing.
+    Plain,
+    /// Each column's bias is added.
+    Bias(CudaView<'a, f32>),
+    /// The same, and what is then below zero is zero.
+    BiasRelu(CudaView<'a, f32>),
+    /// It is zero where this matrix, of the product's shape, is not above zero.
+    WherePositive(CudaView<'a, f32>),
+}
+
+impl Gpu {
+    /// Replaces `out` by `left · right`, and by what is to become of that. Equal shapes and contents give equal bits.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn product(
+        &self,
+        out: &mut CudaViewMut<'_, f32>,
+        left: &Matrix<'_>,
+        right: &Matrix<'_>,
+        after: &After<'_>,
+    ) -> Result<(), CudaError> {
+        let (rows, columns, inner) = (left.rows, right.columns, left.columns);
+        assert_eq!(inner, right.rows, "inner dimensions");
+        assert_eq!(out.len(), rows * columns, "size of the product");
+        assert!(
+            rows <= MOST_ROWS && columns.max(inner) <= i32::MAX as usize,
+            "a product of {rows}×{columns} over {inner}"
+        );
+        let (number, more) = match after {
+            After::Plain => (0i32, &left.data),
+            After::Bias(bias) | After::BiasRelu(bias) => {
+                assert_eq!(bias.len(), columns, "a bias for each column");
+                (if matches!(after, After::Bias(_)) { 1 } else { 2 }, bias)
+            }
+            After::WherePositive(mask) => {
+                assert_eq!(mask.len(), rows * columns, "a mask of the product's shape");
+                (3, mask)
+            }
+        };
+        if out.is_empty() {
+            return Ok(());
+        }
+        let size = (rows as i32, columns as i32, inner as i32);
+        let mut launch = self.stream().launch_builder(&self.functions.product);
+        launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
+        launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
+        launch.arg(more).arg(&size.0).arg(&size.1).arg(&size.2).arg(&number);
+        let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
+        // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found in the slices.
+        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
+            .map_err(self.failed("multiply"))?;
+        Ok(())
+    }
+
+    /// Adds `more` to `sum`, place by place.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add(&self, sum: &mut CudaSlice<f32>, more: &CudaSlice<f32>) -> Result<(), CudaError> {
+        assert_eq!(sum.len(), more.len(), "numbers to add");
+        let count = sum.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.add);
+        launch.arg(sum).arg(more).arg(&count);
+        // SAFETY: the arguments are the kernel's, and both buffers have as many numbers.
+        unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("add"))?;
+        Ok(())
+    }
+
+    /// Writes the sum of all rows, as long as `sum`, of `numbers`.
+    ///
+    /// # Panics
+    /// When `numbers` are not whole rows.
+    pub fn sum_rows(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
+        assert!(!sum.is_empty() && numbers.len().is_multiple_of(sum.len()), "whole rows of {}", sum.len());
+        let (rows, columns) = ((numbers.len() / sum.len()) as i32, sum.len() as i32);
+        let mut launch = self.stream().launch_builder(&self.functions.sum_rows);
+        launch.arg(sum).arg(numbers).arg(&rows).arg(&columns);
+        // SAFETY: the arguments are the kernel's, and so many rows and columns are there.
+        unsafe { launch.launch(for_each(columns as usize)) }.map_err(self.failed("sum rows"))?;
+        Ok(())
+    }
+
+    /// Writes the sum of all `numbers` into the one number of `sum`.
+    ///
+    /// # Panics
+    /// When there is room for more than one, or for none.
+    pub fn sum_all(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(sum.len(), 1, "room for one sum");
+        let count = numbers.len() as i32;
+        let mut launch = self.stream().launch_builder(&self.functions.sum_all);
+        launch.arg(sum).arg(numbers).arg(&count);
+        // SAFETY: the arguments are the kernel's, and so many numbers are there.
+        unsafe { launch.launch(for_each(1)) }.map_err(self.failed("sum"))?;
+        Ok(())
+    }
+
+    /// The Euclidean norm, once all work is done. `room` is kept from call to call.
+    pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Room<f64>) -> Result<f64, CudaError> {
+        let mut sums = room.fit(self, SQUARE_BLOCKS)?;
+        let count = numbers.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.sum_squares);
+        launch.arg(&mut sums).arg(numbers).arg(&count);
+        // SAFETY: the arguments are the kernel's; there is a number for each block.
+        unsafe { launch.launch(for_each(SQUARE_BLOCKS * THREADS)) }.map_err(self.failed("take a norm"))?;
+        let mut squares = [0.0; SQUARE_BLOCKS];
+        self.download(&sums.as_view(), &mut squares)?;
+        Ok(squares.iter().sum::<f64>().sqrt())
+    }
+
+    /// Turns rows of `scores` into the derivatives of their losses, and writes these. A row for each of `labels`, which
+    /// the caller has made sure are columns.
+    ///
+    /// # Panics
+    /// When there is not a loss and a row for each label.
+    pub fn cross_entropy(
+        &self,
+        scores: &mut CudaViewMut<'_, f32>,
+        labels: &Labels<'_>,
+        losses: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let rows = labels.numbers.len();
+        assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
+        let classes = labels.classes as i32;
+        let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
+        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
+        let size = LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
+        unsafe { launch.launch(size) }.map_err(self.failed("take losses"))?;
+        Ok(())
+    }
+
+    /// Moves `parameters` by `scale * gradient`, as [`AdamW::step`] does. The three slices of `state` are parameters,
+    /// means and squares; the gradient may go on after them.
+    ///
+    /// # Panics
+    /// When the buffers are shorter than `tensors` describe.
+    pub fn adamw(
+        &self,
+        rule: &AdamW,
+        step: u64,
+        tensors: &[Tensor],
+        state: &mut [CudaSlice<f32>; 3],
+        gradient: &CudaSlice<f32>,
+        scale: f32,
+    ) -> Result<(), CudaError> {
+        let [parameters, mean, square] = state;
+        let (rate, root) = rule.corrected(step);
+        for tensor in tensors {
+            let (count, keep) = (tensor.range.len() as i64, rule.kept(tensor));
+            if count == 0 {
+                continue;
+            }
+            let (mut parameters, gradient) =
+                (parameters.slice_mut(tensor.range.clone()), gradient.slice(tensor.range.clone()));
+            let (mut mean, mut square) = (mean.slice_mut(tensor.range.clone()), square.slice_mut(tensor.range.clone()));
+            let mut launch = self.stream().launch_builder(&self.functions.adamw);
+            launch.arg(&mut parameters).arg(&mut mean).arg(&mut square).arg(&gradient).arg(&count);
+            launch.arg(&scale).arg(&rule.beta1).arg(&rule.beta2).arg(&rate).arg(&keep).arg(&root).arg(&rule.epsilon);
+            // SAFETY: the arguments are the kernel's, and the four slices have `count` numbers.
+            unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("step"))?;
+        }
+        Ok(())
+    }
+}
+
+/// Classes on the GPU, each below their number.
+#[derive(Debug)]
+pub struct Labels<'a> {
+    numbers: CudaView<'a, u32>,
+    classes: usize,
+}
+
+impl<'a> Labels<'a> {
+    /// Copies them there.
+    ///
+    /// # Panics
+    /// When one is no class.
+    pub fn upload(gpu: &Gpu, labels: &[u32], classes: usize, room: &'a mut Room<u32>) -> Result<Labels<'a>, CudaError> {
+        assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
+        gpu.upload(labels, &mut room.fit(gpu, labels.len())?)?;
+        Ok(Labels { numbers: room.view(), classes })
+    }
+}
+
+/// A thread for each of `count`.
+fn for_each(count: usize) -> LaunchConfig {
+    let blocks = count.div_ceil(THREADS).max(1) as u32;
+    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
+}

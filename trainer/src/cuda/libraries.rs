@@ -1,0 +1,261 @@
+//! The NVIDIA driver and NVRTC: found, loaded and looked at before anyone calls into them, since `cudarc` panics where a
+//! library or a function is missing. Not for calling them.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use super::CudaError;
+
+/// Folders, separated by colons, that are looked in first.
+pub(super) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
+
+const DRIVER: &str = "libcuda.so.1";
+const DRIVER_REMEDY: &str = "install the NVIDIA driver";
+const COMPILER_REMEDY: &str = "pip install nvidia-cuda-nvrtc";
+/// Newest first. A driver loads what a compiler of its own CUDA or of an earlier one makes.
+const COMPILERS: [(&str, c_int); 2] = [("libnvrtc.so.13", 13), ("libnvrtc.so.12", 12)];
+/// The oldest driver that will do, in CUDA's way of counting.
+const OLDEST: c_int = 12_000;
+
+/// All functions of the driver that are called, here or by `cudarc` on our behalf.
+const CALLED: [&str; 28] = [
+    "cuInit",
+    "cuDriverGetVersion",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSynchronize",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuMemAlloc_v2",
+    "cuMemAllocAsync",
+    "cuMemFree_v2",
+    "cuMemFreeAsync",
+    "cuMemsetD8Async",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuModuleGetFunction",
+    "cuLaunchKernel",
+    "cuGetErrorString",
+    "cuGetErrorName",
+];
+
+/// What the environment tells of libraries and folders.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// `ELASTIC_CUDA_LIBRARIES`: looked in before the loader's own path.
+    pub folders: Vec<PathBuf>,
+    /// `VIRTUAL_ENV` and `CONDA_PREFIX`: looked in after it.
+    pub prefixes: Vec<PathBuf>,
+    /// Where compiled kernels are kept: `elastic-trainer` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`.
+    pub cache: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Reads variables through `get`.
+    pub fn read(get: impl Fn(&str) -> Option<String>) -> Surroundings {
+        let folders = get(FOLDERS).unwrap_or_default();
+        let path = |name| get(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let cache = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
+        Surroundings {
+            folders: folders.split(':').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect(),
+            prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect(),
+            cache: cache.map(|cache| cache.join("elastic-trainer")),
+        }
+    }
+
+    /// Where a library may lie, best first. A bare name is for the loader.
+    fn places(&self, name: &str) -> Vec<PathBuf> {
+        let mut places: Vec<PathBuf> = self.folders.iter().map(|folder| folder.join(name)).collect();
+        places.push(name.into());
+        for prefix in &self.prefixes {
+            places.push(prefix.join("lib").join(name));
+            for packages in sites(&prefix.join("lib")) {
+                // Wheels of CUDA 13, and of CUDA 12.
+                places.push(packages.join("nvidia/cu13/lib").join(name));
+                places.push(packages.join("nvidia/cuda_nvrtc/lib").join(name));
+            }
+        }
+        places.push(Path::new("/usr/local/cuda/lib64").join(name));
+        places
+    }
+
+    /// The first that is there.
+    fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, CudaError> {
+        for path in self.places(name) {
+            if path.is_absolute() && !path.exists() {
+                continue;
+            }
+            // SAFETY: the driver and NVRTC do nothing but set themselves up when they are loaded.
+            match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+                Ok(library) => return Ok(Some((library, path))),
+                // The loader does not tell apart what is not there and what is broken.
+                Err(_) if path.components().count() == 1 => {}
+                Err(cause) => return Err(CudaError::Unloadable { path, cause: cause.to_string() }),
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The Pythons' folders of packages.
+fn sites(lib: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(lib).into_iter().flatten().flatten();
+    let pythons = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
+    let mut sites: Vec<PathBuf> = pythons.map(|entry| entry.path().join("site-packages")).collect();
+    sites.sort();
+    sites
+}
+
+/// A driver that has been looked at: `cudarc` may be called.
+#[derive(Debug, Clone)]
+pub(super) struct Driver {
+    /// The newest CUDA that it knows, as 1000 times its first number and 10 times its second.
+    pub(super) version: c_int,
+    /// GPUs that it shows.
+    pub(super) gpus: usize,
+    pub(super) path: PathBuf,
+}
+
+/// Finds the driver, once in a process: `cudarc` keeps the first.
+pub(super) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
+    static FOUND: Mutex<Option<Driver>> = Mutex::new(None);
+    let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(driver) = &*found {
+        return Ok(driver.clone());
+    }
+    let Some((library, path)) = surroundings.find(DRIVER)? else {
+        return Err(CudaError::Missing { name: DRIVER, remedy: DRIVER_REMEDY });
+    };
+    let driver = look_at(&library, path)?;
+    // It stays loaded: unloading the driver is not supported by it.
+    std::mem::forget(library);
+    Ok(found.insert(driver).clone())
+}
+
+fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
+    let lacks = |symbol| CudaError::Lacks { path: path.clone(), symbol, remedy: "update the NVIDIA driver" };
+    for symbol in CALLED {
+        // SAFETY: the symbol is looked up, not called.
+        unsafe { library.get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.map_err(|_| lacks(symbol))?;
+    }
+    // SAFETY: this is the signature of both functions below; a code is no Rust enum here, since drivers know codes that
+    // no header has yet.
+    let number =
+        |symbol: &'static str| unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(symbol.as_bytes()) };
+    // SAFETY: as cuda.h declares it.
+    let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit") }.map_err(|_| lacks("cuInit"))?;
+    // `cudarc` asks the loader for libcuda.so. It has to get the same library.
+    // SAFETY: symbols are looked up, not called; a library is there, or this would panic.
+    let same = unsafe {
+        cudarc::driver::sys::is_culib_present()
+            && cudarc::driver::sys::culib()
+                .get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit")
+                .is_ok_and(|it| *it as usize == *init as usize)
+    };
+    if !same {
+        return Err(CudaError::Shadowed { path });
+    }
+    let (mut version, mut gpus) = (0, 0);
+    let version_of = number("cuDriverGetVersion").map_err(|_| lacks("cuDriverGetVersion"))?;
+    let count = number("cuDeviceGetCount").map_err(|_| lacks("cuDeviceGetCount"))?;
+    // SAFETY: both write one number to where they are told.
+    if unsafe { version_of(&mut version) } != 0 || version < OLDEST {
+        return Err(CudaError::OldDriver { version });
+    }
+    // SAFETY: with the only flags there are; the count is asked for after that.
+    let code = unsafe { init(0) };
+    // SAFETY: as above.
+    let code = if code == 0 { unsafe { count(&mut gpus) } } else { code };
+    if code != 0 || gpus < 1 {
+        return Err(CudaError::NoGpu { cause: if code == 0 { "none".to_owned() } else { words(library, code) } });
+    }
+    Ok(Driver { version, gpus: gpus as usize, path })
+}
+
+/// What the driver calls an error.
+fn words(library: &Library, code: c_int) -> String {
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: as cuda.h declares it; the text that it names is a constant of the library.
+    let told = unsafe {
+        library
+            .get::<unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int>(b"cuGetErrorString")
+            .is_ok_and(|ask| ask(code, &mut text) == 0 && !text.is_null())
+    };
+    if !told {
+        return format!("error {code}");
+    }
+    // SAFETY: the driver has just set it to a constant text.
+    unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// The newest NVRTC that is there, and no newer than the driver's CUDA, if there is a driver.
+pub(super) fn compiler(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<(Library, PathBuf), CudaError> {
+    let newest = driver.map_or(c_int::MAX, |driver| driver.version / 1000);
+    let mut too_new = None;
+    for (name, major) in COMPILERS {
+        match surroundings.find(name)? {
+            Some((library, path)) if major <= newest => return Ok((library, path)),
+            Some((_, path)) => too_new = Some(CudaError::NewCompiler { path, driver: newest }),
+            None => {}
+        }
+    }
+    Err(too_new.unwrap_or(CudaError::Missing { name: COMPILERS[0].0, remedy: COMPILER_REMEDY }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn named_folders_come_first_and_wheels_are_found() {
+        let prefix = tempfile::tempdir().unwrap();
+        let python = prefix.path().join("lib/python3.11/site-packages");
+        fs::create_dir_all(&python).unwrap();
+        let root = prefix.path().display().to_string();
+        let surroundings = Surroundings::read(|name| match name {
+            FOLDERS => Some("/one::/two".to_owned()),
+            "VIRTUAL_ENV" => Some(root.clone()),
+            "HOME" => Some("/home/someone".to_owned()),
+            "CONDA_PREFIX" => Some("not absolute".to_owned()),
+            _ => None,
+        });
+        assert_eq!(surroundings.cache.as_deref(), Some(Path::new("/home/someone/.cache/elastic-trainer")));
+        let places = surroundings.places("libnvrtc.so.13");
+        let at = |path: &Path| places.iter().position(|place| place == path);
+        let (one, two) = (at(Path::new("/one/libnvrtc.so.13")), at(Path::new("/two/libnvrtc.so.13")));
+        let (loader, wheel) = (at(Path::new("libnvrtc.so.13")), at(&python.join("nvidia/cu13/lib/libnvrtc.so.13")));
+        assert!(one == Some(0) && two == Some(1) && loader == Some(2) && wheel > loader, "{places:?}");
+    }
+
+    #[test]
+    fn what_is_missing_broken_or_something_else_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let broken = folder.path().join("libnvrtc.so.13");
+        fs::write(&broken, "no library").unwrap();
+        let surroundings = Surroundings { folders: vec![folder.path().into()], ..Surroundings::default() };
+        let error = compiler(&surroundings, None).unwrap_err().to_string();
+        assert!(error.contains("libnvrtc.so.13 cannot be loaded"), "{error}");
+        // Some library, but not the driver.
+        let other = [Path::new("libc.so.6"), Path::new("libm.so.6")].into_iter().find_map(|name| {
+            // SAFETY: the C library is loaded already.
+            unsafe { Library::open(Some(name), RTLD_NOW) }.ok()
+        });
+        let error = look_at(&other.unwrap(), "/somewhere/libcuda.so.1".into()).unwrap_err().to_string();
+        assert!(error.contains("/somewhere/libcuda.so.1 has no cuInit") && error.contains("update"), "{error}");
+    }
+}

@@ -1,0 +1,149 @@
+//! NVIDIA GPUs: their libraries, found when the program runs; the kernels of `trainer/kernels`, compiled for the GPU at
+//! hand; memory and launches. Not for what is trained, nor for other ranks.
+//!
+//! ```text
+//! libraries   the driver and NVRTC: where they lie, and whether they will do
+//! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
+//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
+//! ```
+//!
+//! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
+//! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
+//! bits on GPUs of one kind.
+
+mod cache;
+mod compiler;
+mod gpu;
+mod launch;
+mod libraries;
+
+use std::path::PathBuf;
+
+pub use compiler::Compiler;
+pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+pub use gpu::{Gpu, Room};
+pub use launch::{After, Labels, Matrix};
+pub use libraries::Surroundings;
+
+/// The kernels' sources, and the names of the kernels in each.
+pub const KERNELS: [(&str, &str, &[&str]); 4] = [
+    ("product.cu", include_str!("../../kernels/product.cu"), &["product"]),
+    ("sums.cu", include_str!("../../kernels/sums.cu"), &["add", "sum_rows", "sum_all", "sum_squares"]),
+    ("loss.cu", include_str!("../../kernels/loss.cu"), &["cross_entropy"]),
+    ("adamw.cu", include_str!("../../kernels/adamw.cu"), &["adamw"]),
+];
+
+/// A model's pass on a GPU.
+pub trait Pass<B> {
+    /// Has the GPU write into `gradient` the derivative of the batch's loss, summed over its samples, and that sum into
+    /// the one more number at its end. There is at least one sample.
+    fn gradient(
+        &mut self,
+        gpu: &Gpu,
+        parameters: &CudaSlice<f32>,
+        batch: &B,
+        gradient: &mut CudaSlice<f32>,
+    ) -> Result<(), CudaError>;
+}
+
+/// Why a GPU cannot be used, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// There is no library of this name.
+    #[error("{name} is not to be found; {remedy}, or name the folder that has it in {}", libraries::FOLDERS)]
+    Missing {
+        /// Its name.
+        name: &'static str,
+        /// What brings it.
+        remedy: &'static str,
+    },
+    /// A library is there, but cannot be loaded.
+    #[error("{} cannot be loaded: {cause}", path.display())]
+    Unloadable {
+        /// Where it lies.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// A library is older than its users.
+    #[error("{} has no {symbol}: it is too old, or is not what its name says; {remedy}", path.display())]
+    Lacks {
+        /// Where it lies.
+        path: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Two drivers are on the loader's path.
+    #[error("{} is not the library that the loader finds as libcuda.so; is a folder of CUDA stubs in LD_LIBRARY_PATH?",
+        path.display())]
+    Shadowed {
+        /// The one that was chosen.
+        path: PathBuf,
+    },
+    /// The driver is too old.
+    #[error("the NVIDIA driver knows CUDA {}.{} and 12.0 is needed; update the driver", version / 1000, version / 10 % 100)]
+    OldDriver {
+        /// As the driver tells it.
+        version: i32,
+    },
+    /// The compiler makes what the driver cannot load.
+    #[error(
+        "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install \
+        nvidia-cuda-nvrtc-cu{driver}", path.display()
+    )]
+    NewCompiler {
+        /// Where it lies.
+        path: PathBuf,
+        /// The driver's CUDA: its first number.
+        driver: i32,
+    },
+    /// There is no GPU.
+    #[error("the NVIDIA driver shows no GPU: {cause}; nvidia-smi lists them, CUDA_VISIBLE_DEVICES hides them")]
+    NoGpu {
+        /// What it says.
+        cause: String,
+    },
+    /// There are fewer GPUs.
+    #[error(
+        "there is no GPU {wanted}, but {count}, counted from 0; give this worker another with --device cuda:N, or start \
+        fewer workers on this node"
+    )]
+    NoSuchGpu {
+        /// Its number.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A kernel is not accepted.
+    #[error("NVRTC cannot compile {source_file} for {arch}: {log}")]
+    Compile {
+        /// The kernel's file.
+        source_file: &'static str,
+        /// The kind of GPU.
+        arch: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// There is no room for a buffer.
+    #[error(
+        "GPU {gpu} has no room for {bytes} bytes more; lower --micro-batch, or end what else is on it (nvidia-smi lists it)"
+    )]
+    OutOfMemory {
+        /// Its number.
+        gpu: usize,
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// The driver says no.
+    #[error("GPU {gpu} failed to {doing}: {cause}")]
+    Failed {
+        /// Its number.
+        gpu: usize,
+        /// What it was to do; that an earlier kernel went wrong is told later.
+        doing: &'static str,
+        /// What the driver says.
+        cause: String,
+    },
+}

@@ -1,0 +1,137 @@
+//! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there. Not for the sum over ranks,
+//! for which a rank's partial sums come to the host.
+
+use cudarc::driver::CudaSlice;
+
+use super::{Engine, Step};
+use crate::collective::tree::Node;
+use crate::cuda::{CudaError, Gpu, Pass, Room};
+use crate::gradient::Task;
+use crate::model::Model;
+use crate::model::clip::bounded;
+use crate::state::State;
+
+/// It works on its own copy of the state.
+pub(super) struct OnGpu<'a, M: Model> {
+    gpu: Gpu,
+    pass: Box<dyn Pass<M::Batch> + 'a>,
+    /// Parameters, means, squares.
+    state: [CudaSlice<f32>; 3],
+    /// Whether the loop's numbers are older.
+    ahead: bool,
+    batch: M::Batch,
+    samples: Vec<u64>,
+    /// Gradients that nobody uses.
+    spare: Vec<CudaSlice<f32>>,
+    /// The sum over all ranks.
+    sum: CudaSlice<f32>,
+    sums: Vec<Vec<f32>>,
+    norm: Room<f64>,
+}
+
+impl<'a, M: Model> OnGpu<'a, M> {
+    pub(super) fn new(gpu: Gpu, pass: Box<dyn Pass<M::Batch> + 'a>, count: usize) -> Result<OnGpu<'a, M>, CudaError> {
+        let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
+        let sum = gpu.zeros(count + 1)?;
+        let (batch, samples, spare, sums) = (M::Batch::default(), Vec::new(), Vec::new(), Vec::new());
+        Ok(OnGpu { gpu, pass, state, ahead: false, batch, samples, spare, sum, sums, norm: Room::default() })
+    }
+
+    /// As [`Task::sum_under`], in the same order.
+    fn sum_under(&mut self, task: &Task<'_, M>, node: Node) -> Result<CudaSlice<f32>, CudaError> {
+        let Some((left, right)) = node.children() else { return self.leaf(task, node.first) };
+        let mut sum = self.sum_under(task, left)?;
+        let more = self.sum_under(task, right)?;
+        self.gpu.add(&mut sum, &more)?;
+        self.spare.push(more);
+        Ok(sum)
+    }
+
+    fn leaf(&mut self, task: &Task<'_, M>, shard: u32) -> Result<CudaSlice<f32>, CudaError> {
+        let mut samples = std::mem::take(&mut self.samples);
+        task.samples_of(shard, &mut samples);
+        let mut pieces = samples.chunks(task.largest_piece());
+        let gradient = match pieces.next() {
+            None => {
+                let mut gradient = self.room()?;
+                self.gpu.clear(&mut gradient)?;
+                gradient
+            }
+            Some(piece) => {
+                let mut gradient = self.piece(task, piece)?;
+                for piece in pieces {
+                    let more = self.piece(task, piece)?;
+                    self.gpu.add(&mut gradient, &more)?;
+                    self.spare.push(more);
+                }
+                gradient
+            }
+        };
+        self.samples = samples;
+        Ok(gradient)
+    }
+
+    fn piece(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
+        let mut gradient = self.room()?;
+        task.data.read(samples, &mut self.batch);
+        self.pass.gradient(&self.gpu, &self.state[0], &self.batch, &mut gradient)?;
+        Ok(gradient)
+    }
+
+    /// For a gradient and its loss.
+    fn room(&mut self) -> Result<CudaSlice<f32>, CudaError> {
+        self.spare.pop().map_or_else(|| self.gpu.zeros(self.sum.len()), Ok)
+    }
+}
+
+impl<M: Model> Engine<M> for OnGpu<'_, M> {
+    fn kind(&self) -> Option<String> {
+        Some(format!("(on a GPU: {})", self.gpu.kind()))
+    }
+
+    fn take(&mut self, state: &State) -> Result<(), CudaError> {
+        let count = self.sum.len() - 1;
+        for (numbers, room) in state.flat.chunks_exact(count).zip(&mut self.state) {
+            self.gpu.upload(numbers, &mut room.slice_mut(..count))?;
+        }
+        self.ahead = false;
+        Ok(())
+    }
+
+    fn sums(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<&[Vec<f32>], CudaError> {
+        self.sums.resize_with(nodes.len(), Vec::new);
+        for (number, &node) in nodes.iter().enumerate() {
+            let sum = self.sum_under(task, node)?;
+            self.sums[number].resize(sum.len(), 0.0);
+            self.gpu.download(&sum.as_view(), &mut self.sums[number])?;
+            self.spare.push(sum);
+        }
+        Ok(&self.sums)
+    }
+
+    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
+        let &Step { ref rule, tensors, sum, scale, clip } = step;
+        self.gpu.upload(sum, &mut self.sum.as_view_mut())?;
+        let scale = match clip {
+            None => scale,
+            Some(most) => {
+                let norm = self.gpu.norm(&self.sum.slice(..sum.len() - 1), &mut self.norm)?;
+                bounded(norm, scale, most)
+            }
+        };
+        self.ahead = true;
+        state.step += 1;
+        self.gpu.adamw(rule, state.step, tensors, &mut self.state, &self.sum, scale)
+    }
+
+    fn give(&mut self, state: &mut State) -> Result<(), CudaError> {
+        if !std::mem::take(&mut self.ahead) {
+            return Ok(());
+        }
+        let count = self.sum.len() - 1;
+        for (numbers, room) in state.flat.chunks_exact_mut(count).zip(&self.state) {
+            self.gpu.download(&room.slice(..count), numbers)?;
+        }
+        Ok(())
+    }
+}

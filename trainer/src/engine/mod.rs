@@ -1,0 +1,94 @@
+//! What computes a step: CPUs, or a GPU. Not for which steps there are, nor for the sum over ranks.
+//!
+//! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one from
+//! elsewhere, and gives back when the numbers are needed: for a checkpoint, for a newcomer, at the end. How many steps are
+//! done stands in the loop's state at all times.
+
+mod gpu;
+mod host;
+
+use tracing::info;
+
+use crate::collective::tree::Node;
+use crate::cuda::{CudaError, Gpu};
+use crate::device::Device;
+use crate::gradient::Task;
+use crate::model::{AdamW, Model, Tensor};
+use crate::settings::{Environment, Settings};
+use crate::state::State;
+use gpu::OnGpu;
+use host::OnHost;
+
+/// What computes steps of a model.
+pub(crate) trait Engine<M: Model> {
+    /// What equal bits need besides equal settings, in words; nothing where there is no more.
+    fn kind(&self) -> Option<String>;
+
+    /// Takes a state that has come from elsewhere.
+    fn take(&mut self, state: &State) -> Result<(), CudaError>;
+
+    /// The summed gradient of the shards under each node, and the summed loss in one more number at its end.
+    fn sums(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<&[Vec<f32>], CudaError>;
+
+    /// Does the next step.
+    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError>;
+
+    /// Brings the numbers of the loop's state up to its step.
+    fn give(&mut self, state: &mut State) -> Result<(), CudaError>;
+}
+
+/// How to go on along a gradient.
+pub(crate) struct Step<'a> {
+    pub(crate) rule: AdamW,
+    pub(crate) tensors: &'a [Tensor],
+    /// Summed over all samples, and the summed loss after it.
+    pub(crate) sum: &'a [f32],
+    /// Makes the mean of it.
+    pub(crate) scale: f32,
+    /// The longest that the mean may be.
+    pub(crate) clip: Option<f32>,
+}
+
+/// The device that was asked for cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The model has no pass for it.
+    #[error("this model computes on CPUs alone; leave --device out, or say --device cpu")]
+    HostModel,
+    /// The GPU cannot be used.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+/// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said.
+pub(crate) fn choose<'a, M: Model>(
+    settings: &Settings,
+    environment: &Environment,
+    model: &'a M,
+) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
+    let host = || Box::new(OnHost::new(settings.threads.get()));
+    if settings.device == Device::Cpu {
+        return Ok(host());
+    }
+    match on_gpu(settings, environment, model) {
+        Ok(engine) => Ok(Box::new(engine)),
+        Err(why) if settings.device == Device::Auto => {
+            info!("computes on the CPU: {why}");
+            Ok(host())
+        }
+        Err(why) => Err(why),
+    }
+}
+
+fn on_gpu<'a, M: Model>(
+    settings: &Settings,
+    environment: &Environment,
+    model: &'a M,
+) -> Result<OnGpu<'a, M>, DeviceError> {
+    let pass = model.on_gpu().ok_or(DeviceError::HostModel)?;
+    let gpus = Gpu::count(&environment.cuda)?;
+    let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
+    let gpu = Gpu::open(&environment.cuda, number)?;
+    info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
+    Ok(OnGpu::new(gpu, pass, model.parameters())?)
+}

@@ -1,0 +1,75 @@
+//! The perceptron's pass on a GPU: the same products and the same loss as on the host. Not for what a kernel does.
+
+use cudarc::driver::CudaSlice;
+
+use super::{Mlp, Workspace};
+use crate::cuda::{self, After, CudaError, Gpu, Labels, Matrix, Room};
+
+/// Room for the activations of a batch, on the GPU.
+pub(super) struct Pass<'a> {
+    model: &'a Mlp,
+    inputs: Room<f32>,
+    labels: Room<u32>,
+    classes: Vec<u32>,
+    outputs: Vec<Room<f32>>,
+    losses: Room<f32>,
+    slope: Room<f32>,
+    slope_before: Room<f32>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(model: &'a Mlp) -> Pass<'a> {
+        let outputs = model.layers.iter().map(|_| Room::default()).collect();
+        let (inputs, losses, slope, slope_before) = Default::default();
+        Pass { model, inputs, labels: Room::default(), classes: Vec::new(), outputs, losses, slope, slope_before }
+    }
+}
+
+impl cuda::Pass<Workspace> for Pass<'_> {
+    fn gradient(
+        &mut self,
+        gpu: &Gpu,
+        parameters: &CudaSlice<f32>,
+        batch: &Workspace,
+        gradient: &mut CudaSlice<f32>,
+    ) -> Result<(), CudaError> {
+        let Pass { model, inputs, labels, classes, outputs, losses, slope, slope_before } = self;
+        let (rows, sizes, layers) = (batch.labels.len(), &model.sizes, &model.layers);
+        gpu.upload(&batch.inputs, &mut inputs.fit(gpu, batch.inputs.len())?)?;
+        classes.clear();
+        classes.extend(batch.labels.iter().map(|&label| u32::from(label)));
+        let labels = Labels::upload(gpu, classes, sizes[layers.len()], labels)?;
+
+        let weight =
+            |layer: usize| Matrix::new(parameters.slice(layers[layer].weight.clone()), sizes[layer + 1], sizes[layer]);
+        for layer in 0..layers.len() {
+            let (done, open) = outputs.split_at_mut(layer);
+            let before = Matrix::new(done.last().unwrap_or(inputs).view(), rows, sizes[layer]);
+            let bias = parameters.slice(layers[layer].bias.clone());
+            let last = layer + 1 == layers.len();
+            let after = if last { After::Bias(bias) } else { After::BiasRelu(bias) };
+            // The last layer's scores become the slope in place.
+            let output = if last { &mut *slope } else { &mut open[0] };
+            gpu.product(&mut output.fit(gpu, rows * sizes[layer + 1])?, &before, &weight(layer).transposed(), &after)?;
+        }
+
+        let count = gradient.len();
+        gpu.cross_entropy(&mut slope.view_mut(), &labels, &mut losses.fit(gpu, rows)?)?;
+        gpu.sum_all(&mut gradient.slice_mut(count - 1..), &losses.view())?;
+        for layer in (0..layers.len()).rev() {
+            let before = || if layer == 0 { inputs.view() } else { outputs[layer - 1].view() };
+            let (width, affine) = (sizes[layer + 1], &layers[layer]);
+            let slopes = || Matrix::new(slope.view(), rows, width);
+            let (inputs, mut out) =
+                (Matrix::new(before(), rows, sizes[layer]), gradient.slice_mut(affine.weight.clone()));
+            gpu.product(&mut out, &slopes().transposed(), &inputs, &After::Plain)?;
+            gpu.sum_rows(&mut gradient.slice_mut(affine.bias.clone()), &slope.view())?;
+            if layer > 0 {
+                let mut out = slope_before.fit(gpu, rows * sizes[layer])?;
+                gpu.product(&mut out, &slopes(), &weight(layer), &After::WherePositive(before()))?;
+                std::mem::swap(slope, slope_before);
+            }
+        }
+        Ok(())
+    }
+}

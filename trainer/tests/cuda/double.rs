@@ -1,0 +1,69 @@
+//! The double of the CUDA driver, built with g++ from the kernels' own sources, and the real NVRTC. Not a GPU.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use elastic_trainer::cuda::Surroundings;
+
+/// Set to 1, the tests of kernels run on a real GPU.
+const REAL: &str = "ELASTIC_TEST_GPU";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The virtual environment that has NVRTC.
+pub(crate) fn prefix() -> PathBuf {
+    let prefix = root().parent().unwrap().join(".venv");
+    let found = fs::read_dir(prefix.join("lib"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|python| python.path().join("site-packages/nvidia/cu13/lib/libnvrtc.so.13").exists());
+    assert!(found, "there is no NVRTC in {}: run tests/setup.sh test", prefix.display());
+    prefix
+}
+
+/// A folder with the double in it, which is built if its sources have changed.
+pub(crate) fn driver() -> PathBuf {
+    let sources: Vec<PathBuf> = [root().join("tests/cuda/double"), root().join("kernels")]
+        .iter()
+        .flat_map(|folder| fs::read_dir(folder).unwrap())
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    let newest = sources.iter().map(|path| fs::metadata(path).unwrap().modified().unwrap()).max().unwrap();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-double");
+    let library = folder.join("libcuda.so.1");
+    fs::create_dir_all(&folder).unwrap();
+    // Tests run side by side, and each may be the first.
+    let lock = File::create(folder.join("lock")).unwrap();
+    lock.lock().unwrap();
+    if fs::metadata(&library).and_then(|built| built.modified()).is_ok_and(|built| built > newest) {
+        return folder;
+    }
+    let fresh = folder.join("fresh");
+    let mut command = Command::new("g++");
+    // The fibers' jumps go up and down different stacks, which hardened ones refuse.
+    command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE"]);
+    // `cudarc` asks for this name first.
+    command.arg("-Wl,-soname,libcuda.so").arg("-o").arg(&fresh).arg(root().join("tests/cuda/double/driver.cpp"));
+    let output =
+        command.output().unwrap_or_else(|error| panic!("g++ cannot be run ({error}): run tests/setup.sh test"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::rename(&fresh, &library).unwrap();
+    folder
+}
+
+/// Where a test of kernels finds its libraries: on the double, or on a real GPU if that is asked for.
+pub(crate) fn surroundings() -> Surroundings {
+    if std::env::var(REAL).is_ok_and(|value| value == "1") {
+        return Surroundings::read(|name| std::env::var(name).ok());
+    }
+    Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) }
+}
+
+/// Where the tests keep compiled kernels.
+pub(crate) fn cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-cache")
+}

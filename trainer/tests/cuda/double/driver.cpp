@@ -1,0 +1,237 @@
+// A double of the CUDA driver for tests on machines without a GPU: those functions that the trainer calls, over host
+// memory, with the kernels run by on_cpu.h. What it accepts, a driver may refuse, and the other way round. It is strict
+// where that is cheap: memory begins as NaN and ends at a page that cannot be touched, copies must stay within one
+// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it.
+//
+// FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
+// `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads).
+
+#include "on_cpu.h"
+
+#include "../../../kernels/product.cu"
+#undef THREADS
+#include "../../../kernels/sums.cu"
+#undef THREADS
+#include "../../../kernels/loss.cu"
+#undef THREADS
+#include "../../../kernels/adamw.cu"
+#undef THREADS
+
+#include <cstdint>
+#include <cstring>
+#include <elf.h>
+#include <map>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <tuple>
+#include <unistd.h>
+
+namespace {
+
+enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+
+using Pointer = unsigned long long;
+using Call = std::function<void(void **)>;
+
+// What calls a kernel with the arguments that a launch points to.
+template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_sequence<I...>)
+{
+    return [kernel](void **given) { kernel(*static_cast<std::decay_t<A> *>(given[I])...); };
+}
+template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, std::index_sequence_for<A...>()); }
+
+#define KERNEL(name) {#name, caller(name)}
+const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all),
+                                             KERNEL(sum_squares), KERNEL(cross_entropy), KERNEL(adamw)};
+
+std::mutex whole;
+bool initialized;
+thread_local void *current;
+int context;
+// Where each begins, its bytes, and its mapping.
+std::map<Pointer, std::tuple<size_t, void *, size_t>> allocations;
+size_t allocated;
+long launches;
+// Of a launch: a real driver tells it at a later call, and never works again.
+Result broken = SUCCESS;
+
+long setting(const char *name, long otherwise)
+{
+    const char *all = getenv("FAKE_CUDA");
+    const std::string wanted = std::string(name) + "=";
+    const char *found = all ? strstr(all, wanted.c_str()) : nullptr;
+    return found ? atol(found + wanted.size()) : otherwise;
+}
+
+// What every call within a context begins with.
+Result ready()
+{
+    if (!initialized)
+        return NOT_INITIALIZED;
+    return current ? broken : INVALID_CONTEXT;
+}
+
+bool within(Pointer pointer, size_t bytes)
+{
+    auto found = allocations.upper_bound(pointer);
+    if (found == allocations.begin())
+        return bytes == 0;
+    --found;
+    return pointer + bytes <= found->first + std::get<0>(found->second);
+}
+
+Result allocate(Pointer *pointer, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (bytes == 0)
+        return INVALID_VALUE;
+    if (allocated + bytes > (size_t)setting("memory", 1L << 32))
+        return OUT_OF_MEMORY;
+    const size_t page = sysconf(_SC_PAGESIZE), rounded = (bytes + 15) / 16 * 16, pages = (rounded + page - 1) / page * page;
+    char *mapped = (char *)mmap(nullptr, pages + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    mprotect(mapped + pages, page, PROT_NONE);
+    memset(mapped, 0xff, pages);
+    *pointer = (Pointer)(mapped + pages - rounded);
+    allocations[*pointer] = {bytes, mapped, pages + page};
+    allocated += bytes;
+    return SUCCESS;
+}
+
+Result release(Pointer pointer)
+{
+    std::lock_guard<std::mutex> held(whole);
+    auto found = allocations.find(pointer);
+    if (found == allocations.end())
+        return INVALID_VALUE;
+    auto [bytes, mapped, length] = found->second;
+    munmap(mapped, length);
+    allocated -= bytes;
+    allocations.erase(found);
+    return broken;
+}
+
+Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer other)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (!within(device, bytes) || (other && !within(other, bytes)))
+        return INVALID_VALUE;
+    memcpy(to, from, bytes);
+    return SUCCESS;
+}
+
+struct Module {
+    std::string image;
+};
+
+const char *words(int code)
+{
+    switch (code) {
+    case SUCCESS: return "no error";
+    case OUT_OF_MEMORY: return "out of memory";
+    case NO_DEVICE: return "no CUDA-capable device is detected";
+    case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
+    default: return "an error of the driver's double";
+    }
+}
+
+} // namespace
+
+#define CUDA extern "C" __attribute__((visibility("default"))) int
+
+CUDA cuInit(unsigned) { return initialized = true, setting("devices", 1) > 0 ? SUCCESS : NO_DEVICE; }
+CUDA cuDriverGetVersion(int *version) { return *version = setting("version", 13000), SUCCESS; }
+CUDA cuDeviceGetCount(int *count) { return *count = setting("devices", 1), SUCCESS; }
+CUDA cuDeviceGet(int *device, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= setting("devices", 1))
+        return INVALID_DEVICE;
+    return *device = ordinal, SUCCESS;
+}
+CUDA cuDeviceGetName(char *name, int length, int)
+{
+    return snprintf(name, length, "a double of a GPU, on the CPU"), SUCCESS;
+}
+CUDA cuDeviceGetAttribute(int *value, int attribute, int)
+{
+    // Compute capability 9.0, with memory pools.
+    *value = attribute == 75 ? 9 : attribute == 115 ? 1 : 0;
+    return SUCCESS;
+}
+CUDA cuDevicePrimaryCtxRetain(void **made, int) { return *made = &context, SUCCESS; }
+CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
+CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
+CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
+CUDA cuCtxSynchronize() { return ready(); }
+CUDA cuStreamCreate(void **stream, unsigned) { return *stream = &context, ready(); }
+CUDA cuStreamDestroy_v2(void *) { return ready(); }
+CUDA cuStreamSynchronize(void *) { return ready(); }
+CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes); }
+CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, void *) { return allocate(pointer, bytes); }
+CUDA cuMemFree_v2(Pointer pointer) { return release(pointer); }
+CUDA cuMemFreeAsync(Pointer pointer, void *) { return release(pointer); }
+CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, void *)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (!within(to, bytes))
+        return INVALID_VALUE;
+    return memset((void *)to, value, bytes), SUCCESS;
+}
+CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, void *)
+{
+    return copy((void *)to, from, bytes, to, 0);
+}
+CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *)
+{
+    return copy(to, (void *)from, bytes, from, 0);
+}
+CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *)
+{
+    return copy((void *)to, (void *)from, bytes, to, from);
+}
+CUDA cuModuleLoadData(Module **module, const void *image)
+{
+    if (Result wrong = ready())
+        return wrong;
+    const auto *header = (const Elf64_Ehdr *)image;
+    if (memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_machine != EM_CUDA)
+        return INVALID_IMAGE;
+    const size_t sections = header->e_shoff + (size_t)header->e_shnum * header->e_shentsize;
+    const size_t segments = header->e_phoff + (size_t)header->e_phnum * header->e_phentsize;
+    *module = new Module{std::string((const char *)image, std::max(sections, segments))};
+    return SUCCESS;
+}
+CUDA cuModuleUnload(Module *module) { return delete module, SUCCESS; }
+CUDA cuModuleGetFunction(const Call **function, Module *module, const char *name)
+{
+    const auto found = kernels.find(name);
+    const std::string section = std::string(".text.") + name + '\0';
+    if (found == kernels.end() || module->image.find(section) == std::string::npos)
+        return NOT_FOUND;
+    return *function = &found->second, SUCCESS;
+}
+CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                    unsigned, void *, void **arguments, void **)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    const Index grid = {gx, gy, gz}, block = {bx, by, bz};
+    if (!gx || !gy || !gz || !bx || !by || !bz || gy > 65535 || gz > 65535 || bx * by * bz > 1024)
+        return INVALID_VALUE;
+    if (++launches == setting("fail", 0))
+        return broken = ILLEGAL_ADDRESS, SUCCESS;
+    on_cpu::run(grid, block, [&] { (*function)(arguments); }, setting("backwards", 0));
+    return SUCCESS;
+}
+CUDA cuGetErrorString(int code, const char **text) { return *text = words(code), SUCCESS; }
+CUDA cuGetErrorName(int code, const char **text) { return *text = words(code), SUCCESS; }

@@ -1,0 +1,228 @@
+//! The program `elastic-trainer` on the double of the driver, from its flags to the parameters that it ends with. Not a
+//! word about real GPUs.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use elastic_proto::worker::ToWorker;
+use elastic_trainer::Environment;
+use elastic_trainer::checkpoint::Checkpoints;
+use elastic_trainer::checkpoint::disk::Host;
+use elastic_trainer::cuda::Surroundings;
+use serde_json::Value;
+
+use crate::agent::{assignment, start_member};
+use crate::double::{cache, driver, prefix};
+use crate::worker::{environment, free_port};
+
+/// A few steps are enough, since each is the whole way.
+const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 150 --shards 6 --clip 0.5 --micro-batch 20";
+
+/// A worker on a double that `how` describes.
+fn command(flags: &str, how: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
+    command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
+    command.env("ELASTIC_CUDA_LIBRARIES", driver()).env("VIRTUAL_ENV", prefix());
+    command.env("XDG_CACHE_HOME", cache()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn ended(output: Output) -> (bool, String, String) {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+fn run(flags: &str, how: &str) -> (bool, String, String) {
+    ended(command(flags, how).output().unwrap())
+}
+
+/// What a run prints that ends well.
+fn printed(flags: &str, how: &str) -> String {
+    let (well, printed, logged) = run(flags, how);
+    assert!(well, "{logged}");
+    let on_gpu = logged.contains("computes on GPU 0, a double of a GPU, on the CPU: CUDA 13.0");
+    assert_eq!(on_gpu, !flags.contains("--device cpu"), "{logged}");
+    printed
+}
+
+fn checksum(printed: &str) -> &str {
+    printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
+}
+
+/// Why a run does not end well: one message.
+fn refused(flags: &str, how: &str) -> String {
+    let (well, _, logged) = run(flags, how);
+    assert!(!well, "{flags} {how}");
+    let errors: Vec<&str> = logged.lines().filter(|line| line.contains("ERROR")).collect();
+    assert!(errors.len() == 1 && !logged.contains("panicked"), "{logged}");
+    errors[0].to_owned()
+}
+
+/// A group of workers that train together on GPU 0, and what rank 0 prints.
+fn together(flags: &str, world_size: u32) -> String {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: u32| -> Child {
+        let mut command = command(flags, "devices=1");
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
+        command.env("LOCAL_RANK", rank.to_string()).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.spawn().unwrap()
+    };
+    let workers: Vec<Child> = (0..world_size).map(start).collect();
+    let mut all =
+        workers.into_iter().map(|worker| ended(worker.wait_with_output().unwrap())).map(|(well, printed, logged)| {
+            assert!(well, "{logged}");
+            printed
+        });
+    let first = all.next().unwrap();
+    assert!(all.all(|printed| printed.is_empty()));
+    first
+}
+
+fn losses(trace: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(trace).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["event"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
+}
+
+fn state(folder: &Path) -> Vec<f32> {
+    Checkpoints::new(Host, folder).newest().unwrap().state
+}
+
+#[test]
+fn training_agrees_with_the_hosts_and_goes_on_from_each_others_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let flags = |device: &str, name: &str| {
+        let (trace, checkpoints) = (at(&format!("{name}.trace")), at(name));
+        format!("{SHORT} --device {device} --trace {} --checkpoint-dir {}", trace.display(), checkpoints.display())
+    };
+    printed(&flags("cuda", "gpu"), "");
+    printed(&flags("cpu", "host"), "");
+    let agree = || {
+        let (gpu, host) = (losses(&at("gpu.trace")), losses(&at("host.trace")));
+        assert_eq!(gpu.len(), host.len());
+        assert!(gpu.iter().zip(&host).all(|(gpu, host)| (gpu - host).abs() < 1e-4 * host), "{gpu:?} {host:?}");
+        let (gpu, host) = (state(&at("gpu")), state(&at("host")));
+        let furthest = gpu.iter().zip(&host).map(|(gpu, host)| (gpu - host).abs()).fold(0.0, f32::max);
+        assert!(furthest > 0.0 && furthest < 1e-3, "{furthest}");
+    };
+    agree();
+    // Each goes on where the other has ended.
+    let longer = |device: &str, name: &str| flags(device, name).replace("--epochs 1", "--epochs 2");
+    printed(&longer("cuda", "host"), "");
+    printed(&longer("cpu", "gpu"), "");
+    agree();
+    assert_eq!(losses(&at("gpu.trace")).len(), 2 * 10);
+}
+
+#[test]
+fn every_number_of_workers_and_every_order_of_threads_gives_the_same_bits() {
+    let flags = format!("{SHORT} --device cuda:0");
+    let alone = printed(&flags, "");
+    for world_size in [2, 3] {
+        assert_eq!(checksum(&together(&flags, world_size)), checksum(&alone), "{world_size} workers");
+    }
+    assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
+    assert_ne!(checksum(&printed(&flags.replace("--clip 0.5", ""), "")), checksum(&alone), "without --clip");
+}
+
+#[test]
+fn a_newcomer_gets_the_state_from_a_gpu() {
+    // Given two workers, whose agents are threads of the test
+    let folder = tempfile::tempdir().unwrap();
+    let flags = format!("{SHORT} --epochs 12 --device cuda:0").replacen("--epochs 1 ", "", 1);
+    let places = |round, world_size| -> Vec<Environment> {
+        let cuda = Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) };
+        let port = free_port();
+        let place = |rank| Environment { cuda: cuda.clone(), ..environment(rank, world_size, round, port) };
+        (0..world_size).map(place).collect()
+    };
+    let member = |place: &Environment| start_member(folder.path(), &flags, place.clone(), None);
+    let mut group: Vec<_> = places(1, 2).iter().map(member).collect();
+    // When rank 0 is killed, then the other gives what it holds to a newcomer, which is rank 0 of the next round.
+    group[0].0.step_reached(3);
+    group[0].1.signal(rustix::process::Signal::KILL);
+    group[1].0.forming(2, Duration::from_secs(40));
+    assert!(group[1].0.quiesced(2) >= 3);
+    let next = places(2, 2);
+    group[1].0.say(&ToWorker::Assignment(assignment(&next[1], None)));
+    group[0] = member(&next[0]);
+    let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
+    let ends: Vec<_> = workers.into_iter().map(|worker| worker.end()).collect();
+    assert!(ends.iter().all(|(status, _, _)| status.success()), "{ends:?}");
+    assert!(ends[0].2.contains("goes on from memory") && ends[0].2.contains("lacking=1"), "{ends:?}");
+    assert_eq!(checksum(&ends[0].1), checksum(&printed(&flags, "")));
+}
+
+#[test]
+fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
+    assert!(printed(SHORT, "devices=2").contains("test accuracy"));
+    for (how, why) in [
+        ("devices=0", "shows no GPU: no CUDA-capable device is detected"),
+        ("version=11040", "knows CUDA 11.4 and 12.0 is needed"),
+        ("version=12080", "is of a later CUDA than the NVIDIA driver's 12"),
+    ] {
+        let (well, _, logged) = run(SHORT, how);
+        assert!(well && logged.contains("computes on the CPU") && logged.contains(why), "{logged}");
+        let error = refused(&format!("{SHORT} --device cuda"), how);
+        assert!(error.contains("--device cuda is not possible") && error.contains(why), "{error}");
+    }
+    let error = refused(&format!("{SHORT} --device cuda:2"), "devices=2");
+    assert!(error.contains("there is no GPU 2, but 2"), "{error}");
+    // Without any library at all
+    let mut bare = command(&format!("{SHORT} --device cuda"), "");
+    bare.env_remove("ELASTIC_CUDA_LIBRARIES").env("LD_LIBRARY_PATH", "/nowhere");
+    let (well, _, logged) = ended(bare.output().unwrap());
+    let has_driver = Path::new("/dev/nvidiactl").exists();
+    assert!(
+        has_driver || !well && logged.contains("libcuda.so.1 is not to be found; install the NVIDIA driver"),
+        "{logged}"
+    );
+    // And without a compiler
+    let mut without = command(&format!("{SHORT} --device cuda"), "");
+    without.env("VIRTUAL_ENV", "/nowhere").env_remove("LD_LIBRARY_PATH");
+    let (well, _, logged) = ended(without.output().unwrap());
+    let has_toolkit = Path::new("/usr/local/cuda").exists();
+    assert!(has_toolkit || !well && logged.contains("pip install nvidia-cuda-nvrtc"), "{logged}");
+}
+
+#[test]
+fn a_model_without_a_pass_is_refused_and_stays_on_the_host_by_itself() {
+    let flags = "gpt --epochs 1 --windows 32 --context 8 --layers 1 --heads 1 --width 8 --vocabulary 8";
+    let error = refused(&format!("{flags} --device cuda"), "");
+    assert!(error.contains("--device cuda is not possible: this model computes on CPUs alone"), "{error}");
+    let (well, printed, logged) = run(flags, "");
+    assert!(well && printed.contains("held-out loss") && logged.contains("computes on the CPU"), "{logged}");
+}
+
+#[test]
+fn a_worker_on_another_device_is_refused_by_its_peers() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str, device: &str| {
+        let mut command = command(&format!("{SHORT} --device {device}"), "");
+        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.spawn().unwrap()
+    };
+    let (mut on_host, on_gpu) = (start("0", "cpu"), start("1", "cuda:0"));
+    let (well, _, logged) = ended(on_gpu.wait_with_output().unwrap());
+    // It would wait for another.
+    on_host.kill().unwrap();
+    on_host.wait().unwrap();
+    assert!(
+        !well && logged.contains("refused by rank 0") && logged.contains("(on a GPU: sm_90, NVRTC 13.5)"),
+        "{logged}"
+    );
+}
+
+#[test]
+fn a_gpu_that_fails_ends_the_run_with_one_message() {
+    let flags = format!("{SHORT} --device cuda");
+    let error = refused(&flags, "memory=40000");
+    assert!(error.contains("has no room for") && error.contains("lower --micro-batch"), "{error}");
+    for launch in ["fail=1", "fail=100", "fail=1001"] {
+        let error = refused(&flags, launch);
+        assert!(error.contains("GPU 0 failed to") && error.contains("an illegal memory access"), "{error}");
+    }
+}
