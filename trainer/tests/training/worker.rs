@@ -34,8 +34,18 @@ pub(crate) fn free_port() -> u16 {
 
 pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u16) -> Environment {
     let (master_addr, job) = ("127.0.0.1".to_owned(), "test".to_owned());
-    let agent_store = false;
-    Environment { rank, world_size, local_rank: rank, master_addr, master_port, agent_store, round, job, agent: None }
+    Environment {
+        rank,
+        world_size,
+        local_rank: rank,
+        master_addr,
+        master_port,
+        agent_store: false,
+        round,
+        job,
+        agent: None,
+        record_dir: None,
+    }
 }
 
 /// Trains in this thread, as flags say.
