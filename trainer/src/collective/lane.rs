@@ -193,7 +193,8 @@ impl Group {
         self.recorded = Some(Recorded { sequence, own: transport == "tcp" });
         self.interests.clear();
         for Traffic { sent, received } in &self.traffic {
-            (sent.set(0), received.set(0));
+            sent.set(0);
+            received.set(0);
         }
         now
     }
