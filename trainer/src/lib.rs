@@ -8,6 +8,7 @@
 //! train        the loop: a step, its reduction, its checkpoint; from one round to the next in the same process
 //! data         samples, their order, the batch of a step            model       what is trained, its gradient, AdamW
 //! collective   sums and copies between the ranks of a round         checkpoint  saving, committing, loading
+//! nccl         the same between GPUs; training does not use it yet
 //! agent        the worker's side of the agent's socket              settings    flags, environment
 //! engine       what computes a step: CPUs, or a GPU               cuda, device   GPUs, and which to use
 //! tasks        what the program `elastic-trainer` trains
@@ -30,6 +31,7 @@ pub mod elastic;
 mod engine;
 pub mod gradient;
 pub mod model;
+pub mod nccl;
 pub mod plot;
 pub mod random;
 pub mod saving;

@@ -169,6 +169,9 @@ pub struct Environment {
     pub job: String,
     /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
     pub agent: Option<PathBuf>,
+    /// Where the flight recorder's files go: `ELASTIC_RECORD_DIR`, or the folder of `TORCHELASTIC_ERROR_FILE`, which is
+    /// the worker's own in the agent's logs. None are written without either.
+    pub record_dir: Option<PathBuf>,
     /// `LOCAL_RANK` as it stands: among the workers that see the same GPUs. With `--virtual-local-rank` each sees one.
     pub device_rank: u32,
     /// Where CUDA's libraries may lie.
@@ -238,6 +241,10 @@ impl Environment {
             round: number("ELASTIC_ROUND", get("ELASTIC_ROUND"), restarts)?,
             job: get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
             agent: get(elastic_proto::worker::SOCKET_ENV).map(PathBuf::from),
+            record_dir: get("ELASTIC_RECORD_DIR").map(PathBuf::from).or_else(|| {
+                let error_file = PathBuf::from(get("TORCHELASTIC_ERROR_FILE")?);
+                error_file.parent().map(PathBuf::from)
+            }),
             device_rank: number("LOCAL_RANK", get("LOCAL_RANK"), 0)?,
             cuda: Surroundings::read(get),
         })
@@ -277,6 +284,15 @@ mod tests {
     fn without_variables_a_worker_is_alone() {
         let alone = read(&[("MASTER_ADDR", "")]).unwrap();
         assert_eq!((alone.rank, alone.world_size, alone.agent), (0, 1, None));
+    }
+
+    #[test]
+    fn records_go_to_the_workers_logs_but_where_told_otherwise() {
+        let error_file = ("TORCHELASTIC_ERROR_FILE", "/logs/run/attempt_0/1/error.json");
+        let folder = |variables: &[(&str, &str)]| read(variables).unwrap().record_dir;
+        assert_eq!(folder(&[("TORCHELASTIC_ERROR_FILE", "")]), None);
+        assert_eq!(folder(&[error_file]), Some("/logs/run/attempt_0/1".into()));
+        assert_eq!(folder(&[error_file, ("ELASTIC_RECORD_DIR", "/records")]), Some("/records".into()));
     }
 
     #[test]

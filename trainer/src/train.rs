@@ -24,6 +24,7 @@ pub use error::TrainError;
 use crate::agent::Agent;
 use crate::checkpoint::manifest::Position;
 use crate::checkpoint::snapshot::Snapshot;
+use crate::collective::recorder::Recorder;
 use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
@@ -75,6 +76,8 @@ pub(crate) struct Trainer<'a, M: Model> {
     assigned: Option<Assignment>,
     /// The peers that a farewell is owed to.
     group: Option<Group>,
+    /// What the groups of all rounds have done.
+    recorder: Recorder,
     /// Rank 0's.
     saving: Option<Saving>,
     trace: Option<Trace>,
@@ -140,6 +143,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             assignment,
             assigned: None,
             group: None,
+            recorder: Recorder::new(environment.record_dir.as_deref()),
             saving: None,
             trace: None,
             account: Account::new(Instant::now()),
@@ -151,7 +155,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Goes from round to round.
     pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
         loop {
-            let next = match self.round(out) {
+            let ended = self.round(out);
+            let next = match ended.map_err(|error| self.with_record(error)) {
                 Ok(Ended::Finished) => return self.finish(out),
                 Ok(Ended::Quiesced) => self.next_place(None),
                 Err(error) if self.may_pass(&error) => self.next_place(Some(error)),
@@ -166,7 +171,8 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Takes part in a round.
     fn round(&mut self, out: &mut dyn Write) -> Result<Ended, TrainError> {
-        let mut group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
+        let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
+        let mut group = group.recorded_by(&self.recorder);
         let ended = self.agree(&mut group).and_then(|()| self.steps(&mut group, out));
         // After any other error it is dropped without a farewell: the peers shall not wait in vain.
         if matches!(ended, Ok(_) | Err(TrainError::Stopped)) {

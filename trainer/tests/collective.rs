@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use elastic_proto::worker::FailureClass;
+use elastic_trainer::collective::recorder::Recorder;
 use elastic_trainer::collective::tree::{Node, cover, shards_of};
 use elastic_trainer::collective::{CollectiveError, Group, Patience, Place};
 use elastic_trainer::random::unit;
@@ -245,6 +246,39 @@ fn a_stalled_peer_is_named_after_the_deadline() {
         }
         if let (Some((CollectiveError::Stalled { ranks, .. }, _)), _) = &results[0] {
             assert!(ranks.contains(&1) || name == "ring", "{name}: rank 0 waits for {ranks:?}");
+        }
+    }
+}
+
+#[test]
+fn a_record_names_the_operation_that_was_given_up_and_who_was_waited_for() {
+    let patience = Patience { operation: Duration::from_millis(300), ..PATIENCE };
+    // A dead peer's sockets close, a frozen one's stay.
+    for frozen in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let results = world(3, patience, |group| {
+            let recorder = Recorder::new(Some(folder.path()));
+            let mut group = group.recorded_by(&recorder);
+            group.all_reduce(&mut [1.0; 8]).unwrap();
+            if group.rank() == 2 {
+                return (None, frozen.then_some(group));
+            }
+            let rank = group.rank();
+            let error = group.gather([1]).unwrap_err();
+            let path = recorder.write(&place(rank, 3, 0), &error.to_string()).unwrap().unwrap();
+            (Some((path, error.to_string())), Some(group))
+        });
+        for (rank, (survivor, _)) in results.iter().enumerate() {
+            let Some((path, error)) = survivor else { continue };
+            let record: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+            assert_eq!((&record["rank"], &record["error"]), (&rank.into(), &error.as_str().into()));
+            let [first, last] = &record["operations"].as_array().unwrap()[..] else { panic!("{record}") };
+            assert_eq!((&first["operation"], &first["state"]), (&"pairwise sum".into(), &"done".into()));
+            assert_eq!((&last["operation"], &last["state"]), (&"gathering".into(), &"given up".into()));
+            assert_eq!((&last["number"], &last["round"]), (&2.into(), &3.into()));
+            let peers = last["peers"].as_array().unwrap();
+            let silent = peers.iter().find(|peer| peer["rank"] == 2).unwrap();
+            assert_eq!((&silent["owes"], &silent["received"]), (&true.into(), &0.into()), "{record}");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::RecvFlags;
 
-use super::{CollectiveError, Group};
+use super::{CollectiveError, Group, Recorded, Traffic, recorder};
 use crate::stop::GLANCE;
 
 const HEADER: usize = 24;
@@ -55,17 +55,22 @@ impl Operation {
 
 impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = match self.kind {
-            FAREWELL => return write!(f, "its end"),
-            1 => "pairwise sum",
-            2 => "ring sum",
-            3 => "ordered sum",
-            4 => "broadcast",
-            5 => "gathering",
-            6 => "spreading",
-            _ => "unknown operation",
-        };
-        write!(f, "operation {} ({name} of {} bytes)", self.number, self.bytes)
+        match self.kind {
+            FAREWELL => write!(f, "its end"),
+            kind => write!(f, "operation {} ({} of {} bytes)", self.number, name(kind), self.bytes),
+        }
+    }
+}
+
+fn name(kind: u32) -> &'static str {
+    match kind {
+        1 => "pairwise sum",
+        2 => "ring sum",
+        3 => "ordered sum",
+        4 => "broadcast",
+        5 => "gathering",
+        6 => "spreading",
+        _ => "unknown operation",
     }
 }
 
@@ -113,6 +118,8 @@ impl Lane {
         let taken = again(|| link.write_vectored(&[IoSlice::new(header), IoSlice::new(body)]), self.peer)?;
         let of_header = taken.min(header.len());
         self.header_sent += of_header;
+        let sent = &group.traffic[self.peer].sent;
+        sent.set(sent.get() + taken as u64);
         Ok(taken - of_header)
     }
 
@@ -134,10 +141,12 @@ impl Lane {
         )?;
         let of_header = got.min(missing);
         self.header_got += of_header;
+        let received = &group.traffic[peer].received;
+        received.set(received.get() + got as u64);
         if of_header > 0 && self.heard() {
             let (theirs, word) = Operation::parse(&self.header_in);
             if theirs.kind == FAREWELL {
-                return Err(CollectiveError::PeerLost { rank: peer, cause: "it left".to_owned() });
+                return Err(CollectiveError::PeerLeft { rank: peer });
             }
             if theirs != self.operation {
                 let (theirs, ours) = (theirs.to_string(), self.operation.to_string());
@@ -170,30 +179,39 @@ pub(super) struct Interest {
 }
 
 impl Group {
-    /// Numbers the next operation.
+    /// Numbers the next operation, and records it.
     pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (Operation, Instant) {
+        let now = self.note("tcp", name(kind as u32), bytes as u64);
+        (Operation { number: self.operations, kind: kind as u32, bytes: bytes as u64 }, now)
+    }
+
+    /// Numbers and records an operation.
+    pub(super) fn note(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
         self.operations += 1;
-        (Operation { number: self.operations, kind: kind as u32, bytes: bytes as u64 }, Instant::now())
+        let (round, number, now) = (self.round, self.operations, Instant::now());
+        let sequence = self.recorder.begin(recorder::Operation { round, number, transport, name, bytes }, now);
+        self.recorded = Some(Recorded { sequence, own: transport == "tcp" });
+        self.interests.clear();
+        for Traffic { sent, received } in &self.traffic {
+            sent.set(0);
+            received.set(0);
+        }
+        now
     }
 
     fn link(&self, peer: usize) -> Result<&TcpStream, CollectiveError> {
-        let gone = || CollectiveError::PeerLost { rank: peer, cause: "it left".to_owned() };
+        let gone = || CollectiveError::PeerLeft { rank: peer };
         self.links[peer].as_ref().filter(|_| !self.departed[peer]).ok_or_else(gone)
     }
 
     /// Sleeps until one of `interests` can move bytes. Also fails when any peer dies, even one that this operation does
     /// not speak with: it will be missed soon, and naming it now names the cause.
     pub(super) fn wait(&mut self, interests: &[Interest], started: Instant) -> Result<(), CollectiveError> {
+        self.interests.clear();
+        self.interests.extend_from_slice(interests);
         loop {
-            if self.stop.is_raised() {
-                return Err(CollectiveError::Stopped);
-            }
-            if let Some(forming) =
-                self.stop.forming_after(self.round).filter(|forming| Instant::now() >= forming.give_up)
-            {
-                return Err(CollectiveError::Superseded { round: forming.round });
-            }
-            let left = self.patience.saturating_sub(started.elapsed());
+            self.look_up()?;
+            let left = self.patience.operation.saturating_sub(started.elapsed());
             if left.is_zero() {
                 let mut ranks: Vec<usize> = interests.iter().filter(|i| i.receive).map(|i| i.peer).collect();
                 if ranks.is_empty() {
@@ -205,6 +223,24 @@ impl Group {
                 return Ok(());
             }
         }
+    }
+
+    /// Fails at a stop, and when a step under way has had its time since a later round began to form.
+    fn look_up(&self) -> Result<(), CollectiveError> {
+        if self.stop.is_raised() {
+            return Err(CollectiveError::Stopped);
+        }
+        match self.stop.forming_after(self.round).filter(|forming| Instant::now() >= forming.give_up) {
+            Some(forming) => Err(CollectiveError::Superseded { round: forming.round }),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails where waiting would: at a stop, for a later round, when a peer is dead. For those who wait for something
+    /// else than this group's bytes.
+    pub(crate) fn watch(&mut self) -> Result<(), CollectiveError> {
+        self.look_up()?;
+        self.poll(&[], Duration::ZERO).map(drop)
     }
 
     /// Whether a wanted socket became ready within `time`.

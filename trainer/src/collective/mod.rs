@@ -6,6 +6,7 @@
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
 //! spread      from the ranks that hold the state to those that do not, at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
+//! recorder    the last operations and how far they came, for when one is given up
 //! ```
 //!
 //! Operations are called in the same order with the same sizes on every rank. The first error ends the group: what its
@@ -16,17 +17,21 @@ mod bootstrap;
 mod lane;
 mod ordered;
 mod pairwise;
+pub mod recorder;
 mod ring;
 mod spread;
 pub mod tree;
 
+use std::cell::Cell;
 use std::io;
 use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use elastic_proto::worker::FailureClass;
 
 use crate::stop::Stop;
+use lane::Interest;
+use recorder::{Peer, Recorder};
 
 /// Buffers up to this many bytes are reduced pairwise, in fewer turns; larger ones in a ring, in fewer bytes.
 const PAIRWISE_BYTES: usize = 64 * 1024;
@@ -74,6 +79,12 @@ pub enum CollectiveError {
         rank: usize,
         /// What its socket said.
         cause: String,
+    },
+    /// A peer ended its part as planned while this rank still needed it.
+    #[error("rank {rank} left")]
+    PeerLeft {
+        /// The peer.
+        rank: usize,
     },
     /// Peers are connected but silent.
     #[error("rank {} sent nothing for {:.1} s; it hangs or is cut off (--peer-timeout sets the limit)",
@@ -138,6 +149,20 @@ pub enum CollectiveError {
         /// Why.
         cause: io::Error,
     },
+    /// NCCL or the device below it failed.
+    #[error("NCCL: {cause}")]
+    Nccl {
+        /// What it says.
+        cause: String,
+        /// It says that a peer, or the way to one, is the cause.
+        remote: bool,
+    },
+    /// NCCL keeps a thread in a call that does not end.
+    #[error("NCCL does not come back from {what}; only an end of this process can end that")]
+    Stuck {
+        /// What it was asked for.
+        what: &'static str,
+    },
     /// A later round is forming.
     #[error("round {round} is forming")]
     Superseded {
@@ -154,12 +179,19 @@ impl CollectiveError {
     pub fn class(&self) -> FailureClass {
         match self {
             Self::PeerLost { .. }
+            | Self::PeerLeft { .. }
             | Self::Stalled { .. }
             | Self::Missing { .. }
             | Self::Unreachable { .. }
-            | Self::Superseded { .. } => FailureClass::Peer,
+            | Self::Superseded { .. }
+            | Self::Nccl { remote: true, .. } => FailureClass::Peer,
             _ => FailureClass::Own,
         }
+    }
+
+    /// Whether somebody wanted this: a stop, a later round, a peer that left in good order.
+    pub fn is_planned(&self) -> bool {
+        matches!(self, Self::PeerLeft { .. } | Self::Superseded { .. } | Self::Stopped)
     }
 }
 
@@ -179,9 +211,30 @@ pub struct Group {
     departed: Vec<bool>,
     /// Operations begun. Peers compare it.
     operations: u64,
-    patience: Duration,
+    patience: Patience,
     stop: Stop,
     staging: ordered::Staging,
+    recorder: Recorder,
+    /// The operation under way.
+    recorded: Option<Recorded>,
+    /// What it waited for last.
+    interests: Vec<Interest>,
+    /// Its bytes to and from each peer, by rank.
+    traffic: Vec<Traffic>,
+}
+
+/// An operation in the recorder.
+#[derive(Debug, Clone, Copy)]
+struct Recorded {
+    sequence: u64,
+    /// Whether its bytes go through this group's links: else they are not known.
+    own: bool,
+}
+
+#[derive(Debug, Default)]
+struct Traffic {
+    sent: Cell<u64>,
+    received: Cell<u64>,
 }
 
 impl Group {
@@ -194,12 +247,26 @@ impl Group {
             rank: place.rank as usize,
             world_size: place.world_size as usize,
             departed: vec![false; links.len()],
+            traffic: links.iter().map(|_| Traffic::default()).collect(),
             links,
             operations: 0,
-            patience: patience.operation,
+            patience,
             stop,
             staging: ordered::Staging::default(),
+            recorder: Recorder::default(),
+            recorded: None,
+            interests: Vec::new(),
         })
+    }
+
+    /// Has its operations recorded where those of other rounds are.
+    pub fn recorded_by(self, recorder: &Recorder) -> Group {
+        Group { recorder: recorder.clone(), ..self }
+    }
+
+    /// Waits for its peers as `patience` says from now on.
+    pub fn with_patience(self, patience: Patience) -> Group {
+        Group { patience, ..self }
     }
 
     /// This process's rank.
@@ -215,11 +282,12 @@ impl Group {
     /// Replaces `data` by its sum over all ranks, which is the same in every bit on all of them. The order of the sum
     /// depends on their number: see [`ordered_sum`](Self::ordered_sum) for one that does not.
     pub fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
-        match self.world_size {
+        let result = match self.world_size {
             1 => Ok(()),
             _ if size_of_val(data) <= PAIRWISE_BYTES => pairwise::all_reduce(self, data),
             _ => ring::all_reduce(self, data),
-        }
+        };
+        self.ended(result)
     }
 
     /// Adds the shards' buffers in the order of [`tree`] and writes the sum into `sum`, the same on all ranks and for
@@ -235,17 +303,20 @@ impl Group {
         sum: &mut [f32],
         vote: u32,
     ) -> Result<u32, CollectiveError> {
-        ordered::sum(self, shards, partials, sum, vote)
+        let result = ordered::sum(self, shards, partials, sum, vote);
+        self.ended(result)
     }
 
     /// Copies rank 0's `data` to all ranks. The length must be the same everywhere.
     pub fn broadcast(&mut self, data: &mut [u8]) -> Result<(), CollectiveError> {
-        pairwise::broadcast(self, data)
+        let result = pairwise::broadcast(self, data);
+        self.ended(result)
     }
 
     /// Each rank's `values`, by rank.
     pub fn gather<const N: usize>(&mut self, values: [u64; N]) -> Result<Vec<[u64; N]>, CollectiveError> {
-        spread::gather(self, values)
+        let result = spread::gather(self, values);
+        self.ended(result)
     }
 
     /// Copies `data` from the ranks for which `holds` is set, by rank, and which hold the same, to all others. Each
@@ -254,12 +325,59 @@ impl Group {
     /// # Panics
     /// When no rank holds it.
     pub fn spread(&mut self, holds: &[bool], data: &mut [u8]) -> Result<(), CollectiveError> {
-        spread::spread(self, holds, data)
+        let result = spread::spread(self, holds, data);
+        self.ended(result)
     }
 
     /// Returns when all ranks have called it.
     pub fn barrier(&mut self) -> Result<(), CollectiveError> {
-        if self.world_size > 1 { pairwise::all_reduce(self, &mut [0.0]) } else { Ok(()) }
+        self.all_reduce(&mut [0.0])
+    }
+
+    /// Records how the operation under way ended.
+    pub(crate) fn ended<T>(&mut self, result: Result<T, CollectiveError>) -> Result<T, CollectiveError> {
+        let Some(Recorded { sequence, own }) = self.recorded.take() else { return result };
+        match &result {
+            Ok(_) => self.recorder.done(sequence, Instant::now()),
+            Err(error) => {
+                let peers = if own { self.how_far(error) } else { Vec::new() };
+                self.recorder.give_up(sequence, Instant::now(), peers);
+            }
+        }
+        result
+    }
+
+    /// Numbers and records an operation that another transport does for these ranks.
+    pub(crate) fn begin_beside(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
+        self.note(transport, name, bytes)
+    }
+
+    /// The round.
+    pub(crate) fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// How long peers are waited for.
+    pub(crate) fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// How far the operation under way, which `error` has ended, is with each peer. One that is gone may be noticed
+    /// before anybody is waited for.
+    fn how_far(&self, error: &CollectiveError) -> Vec<Peer> {
+        let gone = match error {
+            CollectiveError::PeerLost { rank, .. } | CollectiveError::PeerLeft { rank } => Some(*rank),
+            _ => None,
+        };
+        let owes = |rank| {
+            gone == Some(rank) || self.interests.iter().any(|interest| interest.peer == rank && interest.receive)
+        };
+        let peers = self.traffic.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let peer = |(rank, traffic): (usize, &Traffic)| {
+            let Traffic { sent, received } = traffic;
+            Peer { rank, received: received.get(), sent: sent.get(), owes: owes(rank) }
+        };
+        peers.map(peer).collect()
     }
 
     /// Leaves as planned: peers that still wait for others are not disturbed. Dropping the group without it looks to

@@ -34,6 +34,14 @@ pub enum TrainError {
     /// The peers cannot be worked with.
     #[error(transparent)]
     Collective(CollectiveError),
+    /// The same, in the middle of an operation.
+    #[error("{cause}; the collectives before it are in {}", record.display())]
+    GivenUp {
+        /// Why.
+        cause: CollectiveError,
+        /// The flight recorder's file.
+        record: PathBuf,
+    },
     /// Checkpoints cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -141,7 +149,7 @@ impl TrainError {
     /// Whose fault it is, as far as this rank can know.
     pub fn class(&self) -> FailureClass {
         match self {
-            TrainError::Collective(error) => error.class(),
+            TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => error.class(),
             TrainError::Damaged { .. } | TrainError::LeftAlone { .. } => FailureClass::Peer,
             _ => FailureClass::Own,
         }

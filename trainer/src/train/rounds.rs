@@ -36,9 +36,28 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn may_pass(&self, error: &TrainError) -> bool {
         let forming = self.stop.forming_after(self.place.round).is_some();
         match error {
-            TrainError::Collective(error) => self.agent.is_some() && (forming || error.class() == FailureClass::Peer),
+            TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => {
+                self.agent.is_some() && (forming || error.class() == FailureClass::Peer)
+            }
             TrainError::Damaged { .. } => self.agent.is_some(),
             _ => false,
+        }
+    }
+
+    /// Keeps what the collectives have done for whoever asks why one was given up. Not while a round forms: why that is
+    /// so, those know who form it.
+    pub(super) fn with_record(&self, error: TrainError) -> TrainError {
+        let TrainError::Collective(cause) = error else { return error };
+        if cause.is_planned() || self.stop.forming_after(self.place.round).is_some() {
+            return TrainError::Collective(cause);
+        }
+        match self.recorder.write(&self.place, &cause.to_string()) {
+            Ok(Some(record)) => TrainError::GivenUp { cause, record },
+            Ok(None) => TrainError::Collective(cause),
+            Err(error) => {
+                warn!(%error, "cannot write what the collectives have done; see ELASTIC_RECORD_DIR");
+                TrainError::Collective(cause)
+            }
         }
     }
 

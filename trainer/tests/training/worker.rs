@@ -37,20 +37,19 @@ pub(crate) fn free_port() -> u16 {
 
 pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u16) -> Environment {
     let (master_addr, job) = ("127.0.0.1".to_owned(), "test".to_owned());
-    let agent_store = false;
-    let (local_rank, device_rank, agent, cuda) = (rank, rank, None, Surroundings::default());
     Environment {
         rank,
         world_size,
-        local_rank,
+        local_rank: rank,
         master_addr,
         master_port,
-        agent_store,
+        agent_store: false,
         round,
         job,
-        agent,
-        device_rank,
-        cuda,
+        agent: None,
+        record_dir: None,
+        device_rank: rank,
+        cuda: Surroundings::default(),
     }
 }
 

@@ -1,0 +1,577 @@
+//! A stand-in for NCCL's library, with the functions that the trainer calls: for tests of what it does when ranks die,
+//! hang and come back. It moves bytes in host memory over loopback between processes; what passes here says nothing of
+//! NCCL or of a GPU.
+//!
+//! Like NCCL's, its communicators do not block: work goes to a thread of the communicator's own, and an operation whose
+//! peer is gone never ends by itself. It is stricter: two threads in one communicator, or a parent that is destroyed
+//! after it has shrunk, end the process. The stream is a pair of counters, see [`Stream`].
+//!
+//! Faults are asked for in the environment, which is read in each call:
+//!
+//! ```text
+//! FAKE_NCCL_VERSION=21602             the version that it says it is
+//! FAKE_NCCL_HANG=ncclAllReduce        what these begin never ends, but by an abort
+//! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
+//! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
+//! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
+//! ```
+#![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
+// A test's stand-in may panic as tests may.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+mod network;
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
+
+use network::{Frame, Id, Mesh};
+
+const SUCCESS: c_int = 0;
+const SYSTEM_ERROR: c_int = 2;
+const INVALID_ARGUMENT: c_int = 4;
+const INVALID_USAGE: c_int = 5;
+const REMOTE_ERROR: c_int = 6;
+const IN_PROGRESS: c_int = 7;
+
+/// What a test passes for a `cudaStream_t`: how many operations were put on it, and how many have ended.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Stream {
+    pub enqueued: AtomicU64,
+    pub ended: AtomicU64,
+}
+
+type Job = Box<dyn FnOnce(&Shared) + Send>;
+
+/// What a communicator's callers and its thread share.
+struct Shared {
+    cancel: AtomicBool,
+    result: AtomicI32,
+    under_way: AtomicUsize,
+    mesh: Mutex<Option<Arc<Mesh>>>,
+}
+
+pub struct Comm {
+    shared: Arc<Shared>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    caller: ThreadId,
+    revoked: bool,
+    shrunk: bool,
+}
+
+impl Comm {
+    fn start() -> Comm {
+        let shared = Arc::new(Shared {
+            cancel: AtomicBool::new(false),
+            result: AtomicI32::new(SUCCESS),
+            under_way: AtomicUsize::new(0),
+            mesh: Mutex::new(None),
+        });
+        let (jobs, inbox) = channel::<Job>();
+        let of_thread = shared.clone();
+        let thread = std::thread::spawn(move || {
+            for job in inbox {
+                job(&of_thread);
+                of_thread.under_way.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        let caller = std::thread::current().id();
+        Comm { shared, jobs: Some(jobs), thread: Some(thread), caller, revoked: false, shrunk: false }
+    }
+
+    fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        self.shared.under_way.fetch_add(1, Ordering::SeqCst);
+        self.jobs.as_ref().unwrap().send(Box::new(job)).unwrap();
+    }
+
+    /// As `submit`; the communicator is busy until it ends with a code.
+    fn submit_long(&self, name: &'static str, job: impl FnOnce(&Shared) -> Result<(), c_int> + Send + 'static) {
+        self.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
+        self.submit(move |shared| {
+            let result = hang(name, shared).and_then(|()| job(shared));
+            shared.result.store(result.err().unwrap_or(SUCCESS), Ordering::SeqCst);
+        });
+    }
+
+    /// Has the thread give up what it is at, and waits until it has.
+    fn cancel(&self) {
+        self.shared.cancel.store(true, Ordering::SeqCst);
+        while self.shared.under_way.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn mesh(&self) -> Option<Arc<Mesh>> {
+        self.shared.mesh.lock().unwrap().clone()
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.cancel();
+        self.jobs = None;
+        let _ = self.thread.take().unwrap().join();
+    }
+}
+
+/// Whether the environment's `variable` lists `name`.
+fn asked(variable: &str, name: &str) -> bool {
+    std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| listed == name))
+}
+
+/// Waits for ever, but for a cancel, if this is to hang.
+fn hang(name: &str, shared: &Shared) -> Result<(), c_int> {
+    while asked("FAKE_NCCL_HANG", name) {
+        if shared.cancel.load(Ordering::SeqCst) {
+            return Err(REMOTE_ERROR);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The faults of every call: one that blocks, and one that fails with a code.
+fn enter(name: &str) -> Result<(), c_int> {
+    while asked("FAKE_NCCL_BLOCK", name) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let failures = std::env::var("FAKE_NCCL_FAIL").unwrap_or_default();
+    let code = failures.split(',').find_map(|failure| failure.strip_prefix(name)?.strip_prefix(':')?.parse().ok());
+    code.map_or(Ok(()), Err)
+}
+
+/// A communicator, in the thread that it belongs to.
+fn open(name: &str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
+    // SAFETY: the caller hands over what an init, shrink or grow has made, and has not ended it.
+    let comm = unsafe { comm.as_mut() }.ok_or(INVALID_ARGUMENT)?;
+    if comm.caller != std::thread::current().id() {
+        eprintln!("fake-nccl: {name} in another thread than the communicator's first call");
+        std::process::abort();
+    }
+    enter(name).map(|()| comm)
+}
+
+fn code(result: Result<c_int, c_int>) -> c_int {
+    result.unwrap_or_else(|code| code)
+}
+
+fn give(made: *mut *mut Comm, comm: Comm) {
+    // SAFETY: the caller's place for a communicator.
+    unsafe { made.write(Box::into_raw(Box::new(comm))) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetVersion(version: *mut c_int) -> c_int {
+    let said = std::env::var("FAKE_NCCL_VERSION").ok().and_then(|version| version.parse().ok());
+    // SAFETY: the caller's place for the number.
+    unsafe { version.write(said.unwrap_or(23_007)) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetErrorString(code: c_int) -> *const c_char {
+    match code {
+        SUCCESS => c"no error".as_ptr(),
+        REMOTE_ERROR => c"remote process exited or there was a network error".as_ptr(),
+        _ => c"an error of the stand-in".as_ptr(),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGetLastError(_comm: *mut Comm) -> *const c_char {
+    c"".as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclGetUniqueId(id: *mut Id) -> c_int {
+    code(enter("ncclGetUniqueId").map(|()| {
+        // SAFETY: the caller's place for an id.
+        unsafe { id.write(network::serve_root()) };
+        SUCCESS
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommInitRankConfig(
+    made: *mut *mut Comm,
+    ranks: c_int,
+    id: Id,
+    rank: c_int,
+    config: *const Config,
+) -> c_int {
+    code(enter("ncclCommInitRankConfig").and_then(|()| check_config(config)).map(|()| {
+        let comm = Comm::start();
+        comm.submit_long("ncclCommInitRankConfig", move |shared| meet(shared, id, rank, ranks));
+        give(made, comm);
+        IN_PROGRESS
+    }))
+}
+
+/// The start of `ncclConfig_t`.
+#[repr(C)]
+pub struct Config {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+}
+
+fn check_config(config: *const Config) -> Result<(), c_int> {
+    // SAFETY: the caller's configuration, or null.
+    let config = unsafe { config.as_ref() }.ok_or(INVALID_ARGUMENT)?;
+    let right = (config.magic, config.version, config.blocking) == (0xcafe_beef, 21_700, 0) && config.size == 48;
+    if right { Ok(()) } else { Err(INVALID_ARGUMENT) }
+}
+
+fn meet(shared: &Shared, id: Id, rank: c_int, ranks: c_int) -> Result<(), c_int> {
+    let mesh = network::meet(id, rank as usize, ranks as usize, &shared.cancel).ok_or(SYSTEM_ERROR)?;
+    *shared.mesh.lock().unwrap() = Some(Arc::new(mesh));
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommShrink(
+    comm: *mut Comm,
+    without: *const c_int,
+    length: c_int,
+    made: *mut *mut Comm,
+    config: *const Config,
+    flags: c_int,
+) -> c_int {
+    code(open("ncclCommShrink", comm).and_then(|parent| {
+        check_config(config)?;
+        let state = parent.shared.result.load(Ordering::SeqCst);
+        // As NCCL: an error that is not cleared fails the shrink.
+        if state != SUCCESS {
+            return Err(state);
+        }
+        if flags != 0 || parent.shared.under_way.load(Ordering::SeqCst) > 0 {
+            return Err(INVALID_USAGE);
+        }
+        // SAFETY: the caller's list is as long as it says.
+        let without = unsafe { std::slice::from_raw_parts(without, length as usize) }.to_vec();
+        let mesh = parent.mesh().ok_or(INVALID_USAGE)?;
+        parent.shrunk = true;
+        let child = Comm::start();
+        child.submit_long("ncclCommShrink", move |shared| {
+            let smaller = mesh.shrink(&without, &shared.cancel).ok_or(REMOTE_ERROR)?;
+            *shared.mesh.lock().unwrap() = Some(Arc::new(smaller));
+            Ok(())
+        });
+        give(made, child);
+        Ok(SUCCESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, flags: c_int) -> c_int {
+    code(open("ncclCommRevoke", comm).and_then(|comm| {
+        if flags != 0 || comm.revoked {
+            return Err(INVALID_ARGUMENT);
+        }
+        comm.revoked = true;
+        comm.cancel();
+        comm.shared.cancel.store(false, Ordering::SeqCst);
+        comm.submit_long("ncclCommRevoke", |_| Ok(()));
+        Ok(IN_PROGRESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetUniqueId(comm: *mut Comm, id: *mut Id) -> c_int {
+    code(open("ncclCommGetUniqueId", comm).map(|_| {
+        // SAFETY: the caller's place for an id.
+        unsafe { id.write(network::serve_root()) };
+        SUCCESS
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGrow(
+    comm: *mut Comm,
+    ranks: c_int,
+    id: *const Id,
+    rank: c_int,
+    made: *mut *mut Comm,
+    config: *const Config,
+) -> c_int {
+    code(enter("ncclCommGrow").and_then(|()| {
+        check_config(config)?;
+        // SAFETY: the caller's id, or null.
+        let id = unsafe { id.as_ref() }.copied();
+        let parent = if comm.is_null() { None } else { Some(open("ncclCommGrow", comm)?) };
+        let mesh = parent.map(|parent| parent.mesh().ok_or(INVALID_USAGE)).transpose()?;
+        if mesh.is_some() != (rank == -1) || (mesh.is_none() && id.is_none()) {
+            return Err(INVALID_ARGUMENT);
+        }
+        let child = Comm::start();
+        child.submit_long("ncclCommGrow", move |shared| {
+            let Some(mesh) = mesh else { return meet(shared, id.unwrap(), rank, ranks) };
+            // The member that has the id tells the others.
+            let all = 0..mesh.ranks();
+            let told = match id {
+                Some(id) => {
+                    let out = all.filter(|&peer| peer != mesh.rank()).map(|peer| (peer, id.0.to_vec())).collect();
+                    mesh.exchange(out, &[], &shared.cancel, false).map(|_| id)
+                }
+                None => mesh
+                    .exchange(Vec::new(), &[(0, 128)], &shared.cancel, false)
+                    .map(|frames| Id(frames[0][..].try_into().unwrap())),
+            };
+            meet(shared, told.ok_or(REMOTE_ERROR)?, mesh.rank() as c_int, ranks)
+        });
+        give(made, child);
+        Ok(IN_PROGRESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, state: *mut c_int) -> c_int {
+    code(open("ncclCommGetAsyncError", comm).map(|comm| {
+        // SAFETY: the caller's place for the code.
+        unsafe { state.write(comm.shared.result.load(Ordering::SeqCst)) };
+        SUCCESS
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, count: *mut c_int) -> c_int {
+    code(open("ncclCommCount", comm).and_then(|comm| {
+        let ranks = comm.mesh().ok_or(INVALID_USAGE)?.ranks();
+        // SAFETY: the caller's place for the number.
+        unsafe { count.write(ranks as c_int) };
+        Ok(SUCCESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> c_int {
+    code(open("ncclCommUserRank", comm).and_then(|comm| {
+        let own = comm.mesh().ok_or(INVALID_USAGE)?.rank();
+        // SAFETY: the caller's place for the number.
+        unsafe { rank.write(own as c_int) };
+        Ok(SUCCESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
+    code(open("ncclCommFinalize", comm).and_then(|comm| {
+        let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
+        comm.submit_long("ncclCommFinalize", move |shared| {
+            let peers: Vec<usize> = (0..mesh.ranks()).filter(|&peer| peer != mesh.rank()).collect();
+            let out = peers.iter().map(|&peer| (peer, Vec::new())).collect();
+            let into: Vec<(usize, usize)> = peers.iter().map(|&peer| (peer, 0)).collect();
+            mesh.exchange(out, &into, &shared.cancel, true).map(drop).ok_or(REMOTE_ERROR)
+        });
+        Ok(IN_PROGRESS)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
+    code(open("ncclCommDestroy", comm).map(|opened| {
+        if opened.shrunk {
+            eprintln!("fake-nccl: a communicator that has shrunk must be aborted, not destroyed");
+            std::process::abort();
+        }
+        // SAFETY: made by `give`, and given back.
+        drop(unsafe { Box::from_raw(comm) });
+        SUCCESS
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_int {
+    code(open("ncclCommAbort", comm).map(|_| {
+        // SAFETY: made by `give`, and given back.
+        drop(unsafe { Box::from_raw(comm) });
+        SUCCESS
+    }))
+}
+
+/// What an operation sends, what it receives, and where that goes.
+struct Transfer {
+    out: Vec<Frame>,
+    into: Vec<(usize, usize)>,
+    place: Box<dyn FnOnce(Vec<Vec<u8>>) + Send>,
+}
+
+fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Transfer) -> Result<c_int, c_int> {
+    let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
+    // SAFETY: the caller's stream, which outlives the communicator.
+    let stream: &'static Stream = unsafe { stream.as_ref() }.ok_or(INVALID_ARGUMENT)?;
+    stream.enqueued.fetch_add(1, Ordering::SeqCst);
+    comm.submit(move |shared| {
+        let Transfer { out, into, place } = transfer;
+        // As a kernel that waits for a peer: a death alone does not end it.
+        let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
+        let received = hang(name, shared).ok().and_then(|()| mesh.exchange(out, &into, &shared.cancel, seen));
+        match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
+            Some(received) => place(received),
+            None if seen => shared.result.store(REMOTE_ERROR, Ordering::SeqCst),
+            None => {}
+        }
+        stream.ended.fetch_add(1, Ordering::SeqCst);
+    });
+    Ok(SUCCESS)
+}
+
+/// The bytes of `count` numbers at an address.
+fn read(from: *const c_void, count: usize) -> Vec<u8> {
+    // SAFETY: the caller's buffer.
+    unsafe { std::slice::from_raw_parts(from.cast::<u8>(), count * 4) }.to_vec()
+}
+
+fn write(to: usize, bytes: &[u8]) {
+    // SAFETY: the caller's buffer, which lives until the operation has ended.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+}
+
+/// Everyone's bytes to everyone, and back by rank.
+fn with_all(comm: &Comm, own: Vec<u8>, place: impl FnOnce(Vec<Vec<u8>>) + Send + 'static) -> Result<Transfer, c_int> {
+    let mesh = comm.mesh().ok_or(INVALID_USAGE)?;
+    let (rank, length) = (mesh.rank(), own.len());
+    let peers: Vec<usize> = (0..mesh.ranks()).filter(|&peer| peer != rank).collect();
+    Ok(Transfer {
+        out: peers.iter().map(|&peer| (peer, own.clone())).collect(),
+        into: peers.iter().map(|&peer| (peer, length)).collect(),
+        place: Box::new(move |mut received| {
+            received.insert(rank, own);
+            place(received);
+        }),
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllReduce(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    _kind: c_int,
+    _sum: c_int,
+    comm: *mut Comm,
+    stream: *const Stream,
+) -> c_int {
+    code(open("ncclAllReduce", comm).and_then(|comm| {
+        let to = to as usize;
+        let transfer = with_all(comm, read(from, count), move |all| {
+            let number = |bytes: &[u8], i: usize| f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
+            let sums = (0..count).flat_map(|i| all.iter().map(|bytes| number(bytes, i)).sum::<f32>().to_le_bytes());
+            write(to, &sums.collect::<Vec<u8>>());
+        })?;
+        launch("ncclAllReduce", comm, stream, transfer)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclAllGather(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    _kind: c_int,
+    comm: *mut Comm,
+    stream: *const Stream,
+) -> c_int {
+    code(open("ncclAllGather", comm).and_then(|comm| {
+        let to = to as usize;
+        let transfer = with_all(comm, read(from, count), move |all| write(to, &all.concat()))?;
+        launch("ncclAllGather", comm, stream, transfer)
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclBroadcast(
+    from: *const c_void,
+    to: *mut c_void,
+    count: usize,
+    _kind: c_int,
+    root: c_int,
+    comm: *mut Comm,
+    stream: *const Stream,
+) -> c_int {
+    code(open("ncclBroadcast", comm).and_then(|comm| {
+        let to = to as usize;
+        let transfer = with_all(comm, read(from, count), move |all| write(to, &all[root as usize]))?;
+        launch("ncclBroadcast", comm, stream, transfer)
+    }))
+}
+
+/// Sends and receives between a group's start and its end.
+#[derive(Default)]
+struct Pending {
+    open: bool,
+    comm: Option<(usize, usize)>,
+    out: Vec<Frame>,
+    into: Vec<(usize, usize)>,
+    places: Vec<usize>,
+}
+
+thread_local! {
+    static PENDING: RefCell<Pending> = RefCell::default();
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupStart() -> c_int {
+    PENDING.with_borrow_mut(|pending| *pending = Pending { open: true, ..Pending::default() });
+    code(enter("ncclGroupStart").map(|()| SUCCESS))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGroupEnd() -> c_int {
+    let Pending { comm, out, into, places, .. } = PENDING.take();
+    let Some((comm, stream)) = comm else { return SUCCESS };
+    code(open("ncclGroupEnd", comm as *mut Comm).and_then(|comm| {
+        let place =
+            move |received: Vec<Vec<u8>>| places.iter().zip(received).for_each(|(&to, bytes)| write(to, &bytes));
+        launch("ncclGroupEnd", comm, stream as *const Stream, Transfer { out, into, place: Box::new(place) })
+    }))
+}
+
+/// Notes a send or a receive of the group that is open.
+fn note(name: &str, comm: *mut Comm, stream: *const Stream, note: impl FnOnce(&mut Pending)) -> c_int {
+    code(open(name, comm).and_then(|_| {
+        PENDING.with_borrow_mut(|pending| {
+            // NCCL takes single ones, too; the trainer has none.
+            if !pending.open {
+                return Err(INVALID_USAGE);
+            }
+            pending.comm = Some((comm as usize, stream as usize));
+            note(pending);
+            Ok(SUCCESS)
+        })
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclSend(
+    from: *const c_void,
+    count: usize,
+    _kind: c_int,
+    peer: c_int,
+    comm: *mut Comm,
+    stream: *const Stream,
+) -> c_int {
+    note("ncclSend", comm, stream, |pending| pending.out.push((peer as usize, read(from, count))))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ncclRecv(
+    to: *mut c_void,
+    count: usize,
+    _kind: c_int,
+    peer: c_int,
+    comm: *mut Comm,
+    stream: *const Stream,
+) -> c_int {
+    note("ncclRecv", comm, stream, |pending| {
+        pending.into.push((peer as usize, count * 4));
+        pending.places.push(to as usize);
+    })
+}

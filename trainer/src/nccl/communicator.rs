@@ -1,0 +1,320 @@
+//! The front: a rank's communicator from round to round. Not for the calls that it takes.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::handle::{Failure, Handle, Operation, Remains};
+use super::library::{Library, REMOTE_ERROR, UniqueId};
+use super::owner::{Answer, Owner};
+use super::recovery::{Held, Standing, Way, decide};
+use super::{Device, Span};
+use crate::collective::{CollectiveError, Group};
+
+/// Time between two looks at the round and its peers while NCCL works.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long NCCL may take beyond an operation's time to come back from what it is in.
+const STUCK_TIME: Duration = Duration::from_secs(10);
+/// How long after an error of NCCL's a peer's connection may take to show that the peer is gone.
+const NAMING_TIME: Duration = Duration::from_millis(500);
+/// The round, and the id that its ranks find each other by.
+const TICKET: usize = 8 + 128;
+
+/// One rank's communicator. It belongs to the round of the group that it was [joined](Self::join) with, and is used with
+/// that group, which watches over the peers meanwhile.
+///
+/// The first error ends it for the round, as it does the group: what the buffers hold is undefined. Nothing of it is
+/// under way any more when the error is returned.
+#[derive(Debug)]
+pub struct Communicator {
+    library: Arc<Library>,
+    owner: Owner,
+    held: Option<Held>,
+    /// NCCL did not come back: nothing in this process can mend that.
+    stuck: bool,
+}
+
+impl Communicator {
+    /// One without peers yet.
+    ///
+    /// # Errors
+    /// There can be no thread for it.
+    pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
+        Ok(Communicator { owner: Owner::start(library.clone(), device)?, library, held: None, stuck: false })
+    }
+
+    /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow.
+    /// Returns which it was. All ranks call it, after they have formed the group.
+    ///
+    /// # Errors
+    /// A peer is gone or late, a later round forms, or NCCL fails.
+    pub fn join(&mut self, group: &mut Group) -> Result<Way, CollectiveError> {
+        let own = Standing { held: self.held, can: self.library.capabilities() };
+        let all: Vec<Standing> = group.gather(own.to_words())?.into_iter().map(Standing::from_words).collect();
+        let mut way = decide(&all);
+        if way != Way::Renew {
+            // In a communicator that grows, rank 0 is one of those who were there.
+            let made = self.keep(group, &way, all[0].held.map(|held| held.round));
+            if let Err(error) = &made {
+                warn!("the communicator cannot be kept ({error}); all ranks make a new one");
+            }
+            // Only where it has worked for all.
+            let worked = group.gather([u64::from(made.is_ok())])?;
+            if worked.contains(&[0]) {
+                way = Way::Renew;
+            }
+        }
+        if way == Way::Renew {
+            self.renew(group)?;
+        }
+        let (round, rank, world_size) = (group.round(), group.rank(), group.world_size());
+        self.held = Some(Held { round, rank, world_size, revoked: false });
+        info!(round, ?way, version = self.library.version(), "NCCL's communicator is made");
+        Ok(way)
+    }
+
+    /// Goes on with the survivors' communicator.
+    fn keep(&mut self, group: &mut Group, way: &Way, newest: Option<u64>) -> Result<(), CollectiveError> {
+        let (held, place) = (self.held.take(), (group.rank(), group.world_size()));
+        match way {
+            Way::Renew => Ok(()),
+            Way::Shrink { without, revoke } => {
+                let revoke = *revoke && held.is_some_and(|held| !held.revoked);
+                let without = without.clone();
+                self.form(group, "shrinking", move |handle, deadline| handle.shrink(&without, revoke, place, deadline))
+            }
+            Way::Grow => {
+                let stays = held.is_some() && held.map(|held| held.round) == newest;
+                if !stays {
+                    // What a joiner has of long ago is of no use.
+                    self.ask(group, "parting", group.patience().form, |handle, _| {
+                        handle.abort();
+                        Ok(())
+                    })?;
+                }
+                let id = self.hand_out(group, Handle::mint_for_joiners)?;
+                // Those who are in it already have it from rank 0.
+                let id = (place.0 == 0 || !stays).then_some(id);
+                self.form(group, "growing", move |handle, deadline| handle.grow(id, place, deadline))
+            }
+        }
+    }
+
+    fn renew(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        self.held = None;
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let id = self.hand_out(group, Handle::mint)?;
+        self.form(group, "joining", move |handle, deadline| handle.init(id, (rank, ranks), deadline))
+    }
+
+    /// Rank 0 makes an id, and all have it. It travels within the round's group, with the round's number.
+    fn hand_out(
+        &mut self,
+        group: &mut Group,
+        mint: impl FnOnce(&mut Handle) -> Result<UniqueId, Failure> + Send + 'static,
+    ) -> Result<UniqueId, CollectiveError> {
+        let mut ticket = [0; TICKET];
+        if group.rank() == 0 {
+            let id = self.ask(group, "minting", group.patience().form, |handle, _| mint(handle))?;
+            ticket = write_ticket(group.round(), &id);
+        }
+        group.broadcast(&mut ticket)?;
+        read_ticket(&ticket, group.round()).map_err(|cause| CollectiveError::Nccl { cause, remote: false })
+    }
+
+    fn form(
+        &mut self,
+        group: &mut Group,
+        name: &'static str,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<(), CollectiveError> {
+        let time = group.patience().form;
+        let started = group.begin_beside("nccl", name, 0);
+        let result = self.ask_since(group, name, started, time, work);
+        group.ended(result)
+    }
+
+    /// Replaces `data` by its sum over all ranks. The order of the sum is NCCL's.
+    ///
+    /// # Errors
+    /// A peer is gone or late, a later round forms, or NCCL fails.
+    pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
+        self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
+    }
+
+    /// Copies the `data` of rank `root` to all ranks.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn broadcast(&mut self, group: &mut Group, data: Span, root: u32) -> Result<(), CollectiveError> {
+        self.run(group, "broadcast", data.bytes(), Operation::Broadcast { data, root })
+    }
+
+    /// Copies each rank's `own` to all ranks, into `all`, by rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Panics
+    /// Where `all` is not as long as everyone's `own`.
+    pub fn all_gather(&mut self, group: &mut Group, own: Span, all: Span) -> Result<(), CollectiveError> {
+        assert_eq!(own.elements * group.world_size() as usize, all.elements, "room for everyone's numbers");
+        self.run(group, "gathering", all.bytes(), Operation::AllGather { own, all })
+    }
+
+    /// Sends to some ranks and receives from some, all at once: to each there is a receive of that length there.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn exchange(
+        &mut self,
+        group: &mut Group,
+        sends: Vec<(u32, Span)>,
+        receives: Vec<(u32, Span)>,
+    ) -> Result<(), CollectiveError> {
+        let bytes = sends.iter().chain(&receives).map(|(_, data)| data.bytes()).sum();
+        self.run(group, "exchange", bytes, Operation::Exchange { sends, receives })
+    }
+
+    fn run(
+        &mut self,
+        group: &mut Group,
+        name: &'static str,
+        bytes: u64,
+        operation: Operation,
+    ) -> Result<(), CollectiveError> {
+        let started = group.begin_beside("nccl", name, bytes);
+        let of_round = self.held.is_some_and(|held| held.round == group.round() && !held.revoked);
+        let result = match of_round || self.stuck {
+            true => {
+                let time = group.patience().operation;
+                self.ask_since(group, name, started, time, move |handle, deadline| handle.run(&operation, deadline))
+            }
+            false => {
+                let cause = format!("there is no communicator of round {}", group.round());
+                Err(CollectiveError::Nccl { cause, remote: false })
+            }
+        };
+        if result.is_err() {
+            self.calm();
+        }
+        group.ended(result)
+    }
+
+    /// Ends what is under way, and keeps of the communicator what the next round can use.
+    fn calm(&mut self) {
+        let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
+        match self.owner.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
+            Some(Ok(Remains::Revoked)) => self.held = Some(Held { revoked: true, ..held }),
+            Some(Ok(Remains::Busy)) | None => self.stuck = true,
+            Some(_) => {}
+        }
+    }
+
+    /// Ends it together with all its ranks, when nothing is left to do. One that is dropped is aborted.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn close(mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        let time = group.patience().operation;
+        self.ask(group, "closing", time, |handle, deadline| handle.close(deadline))
+    }
+
+    fn ask<T: Send + 'static>(
+        &mut self,
+        group: &mut Group,
+        what: &'static str,
+        time: Duration,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, CollectiveError> {
+        self.ask_since(group, what, Instant::now(), time, work)
+    }
+
+    /// Has `work` done, and watches over the round meanwhile.
+    fn ask_since<T: Send + 'static>(
+        &mut self,
+        group: &mut Group,
+        what: &'static str,
+        started: Instant,
+        time: Duration,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, CollectiveError> {
+        if self.stuck {
+            return Err(CollectiveError::Stuck { what: "an earlier call" });
+        }
+        let deadline = started + time;
+        let answer: Answer<T> = self.owner.ask(move |handle| work(handle, deadline));
+        let mut cause = None;
+        loop {
+            match answer.wait(LOOK) {
+                Some(Ok(value)) => return Ok(value),
+                Some(Err(failure)) => return Err(cause.unwrap_or_else(|| explain(failure, group, started))),
+                None if Instant::now() >= deadline + STUCK_TIME => {
+                    self.stuck = true;
+                    return Err(CollectiveError::Stuck { what });
+                }
+                None if cause.is_none() => {
+                    cause = group.watch().err();
+                    if cause.is_some() {
+                        self.owner.interrupt();
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// A failure in the words of the round: where a peer is gone, that is the cause, whatever NCCL made of it.
+fn explain(failure: Failure, group: &mut Group, started: Instant) -> CollectiveError {
+    let (cause, remote) = match failure {
+        Failure::Late => {
+            let ranks = (0..group.world_size() as usize).filter(|&rank| rank != group.rank() as usize).collect();
+            return CollectiveError::Stalled { ranks, waited: started.elapsed() };
+        }
+        Failure::Call { function, code, message } => {
+            let failed = Instant::now();
+            while failed.elapsed() < NAMING_TIME {
+                if let Err(error) = group.watch() {
+                    return error;
+                }
+                std::thread::sleep(LOOK);
+            }
+            (format!("{function} failed with code {code}: {message}"), code == REMOTE_ERROR)
+        }
+        Failure::Device(cause) => (cause, false),
+        Failure::Unfit(cause) => (cause, false),
+        Failure::Interrupted => ("it was given up".to_owned(), false),
+    };
+    CollectiveError::Nccl { cause, remote }
+}
+
+fn write_ticket(round: u64, id: &UniqueId) -> [u8; TICKET] {
+    let mut ticket = [0; TICKET];
+    ticket[..8].copy_from_slice(&round.to_le_bytes());
+    ticket[8..].copy_from_slice(&id.0);
+    ticket
+}
+
+fn read_ticket(ticket: &[u8; TICKET], round: u64) -> Result<UniqueId, String> {
+    let theirs = u64::from_le_bytes(std::array::from_fn(|i| ticket[i]));
+    if theirs != round {
+        return Err(format!("rank 0 gave out an id of round {theirs}, and this is round {round}"));
+    }
+    Ok(UniqueId(std::array::from_fn(|i| ticket[8 + i])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_of_another_round_is_refused() {
+        let ticket = write_ticket(7, &UniqueId([3; 128]));
+        assert_eq!(read_ticket(&ticket, 7).unwrap().0, [3; 128]);
+        let Err(refusal) = read_ticket(&ticket, 8) else { panic!("it was taken") };
+        assert!(refusal.contains("round 7") && refusal.contains("round 8"), "{refusal}");
+    }
+}

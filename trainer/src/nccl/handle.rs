@@ -1,0 +1,367 @@
+//! One communicator of one rank, and every call of NCCL on it. Used in one thread; not for deciding when.
+//!
+//! No call blocks: what NCCL has begun is looked at again and again, until it is done, its time is over, or somebody
+//! outside has raised the flag. Then the communicator is revoked, or aborted where it cannot be.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::ptr::{NonNull, null, null_mut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
+use super::{Device, Span};
+
+/// How long revoking may take, and how long a stream may take to run empty afterwards.
+const CALM_TIME: Duration = Duration::from_secs(5);
+/// Looks without a pause between them: most operations on one host are done by then.
+const EAGER_LOOKS: u32 = 1000;
+const PAUSE: Duration = Duration::from_micros(100);
+
+/// Why a call did not lead to what it should.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// The flag was raised.
+    Interrupted,
+    /// The time is over.
+    Late,
+    /// NCCL says so.
+    Call { function: &'static str, code: c_int, message: String },
+    /// The device says so.
+    Device(String),
+    /// There is no communicator, or not the one that was asked for.
+    Unfit(String),
+}
+
+/// What is left of a communicator whose operation was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Remains {
+    /// Nothing is under way on it; it can still shrink.
+    Revoked,
+    /// It is gone.
+    Nothing,
+    /// It is gone, and yet the device is not done with what was asked of it.
+    Busy,
+}
+
+/// What ranks do together.
+#[derive(Debug, Clone)]
+pub(super) enum Operation {
+    AllReduce { data: Span },
+    Broadcast { data: Span, root: u32 },
+    AllGather { own: Span, all: Span },
+    Exchange { sends: Vec<(u32, Span)>, receives: Vec<(u32, Span)> },
+}
+
+pub(super) struct Handle {
+    library: Arc<Library>,
+    device: Box<dyn Device>,
+    bound: bool,
+    comm: Option<NonNull<std::ffi::c_void>>,
+    /// Raised from outside when what is under way is to be given up.
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Handle {
+    pub(super) fn new(library: Arc<Library>, device: Box<dyn Device>, interrupted: Arc<AtomicBool>) -> Handle {
+        Handle { library, device, bound: false, comm: None, interrupted }
+    }
+
+    /// Makes the device this thread's, once.
+    fn bind(&mut self) -> Result<(), Failure> {
+        if !self.bound {
+            self.device.bind().map_err(Failure::Device)?;
+            self.bound = true;
+        }
+        Ok(())
+    }
+
+    /// What the ranks of a communicator to come find each other by. This process is the one that they find.
+    pub(super) fn mint(&mut self) -> Result<UniqueId, Failure> {
+        self.bind()?;
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: a place for the id.
+        let code = unsafe { (self.functions().get_unique_id)(&raw mut id) };
+        self.check("ncclGetUniqueId", code).map(|()| id)
+    }
+
+    /// As [`mint`](Self::mint), for those who join this communicator.
+    pub(super) fn mint_for_joiners(&mut self) -> Result<UniqueId, Failure> {
+        let (comm, mut id) = (self.comm()?, UniqueId([0; 128]));
+        let mint = self.functions().grow_id.ok_or_else(|| lacks("ncclCommGetUniqueId"))?;
+        // SAFETY: a live communicator, and a place for the id.
+        let code = unsafe { mint(comm, &raw mut id) };
+        self.check("ncclCommGetUniqueId", code).map(|()| id)
+    }
+
+    /// Makes a communicator anew.
+    pub(super) fn init(&mut self, id: UniqueId, place: (u32, u32), deadline: Instant) -> Result<(), Failure> {
+        self.abort();
+        let (rank, ranks) = place;
+        self.make("ncclCommInitRankConfig", None, place, deadline, |functions, _, made, config| {
+            // SAFETY: NCCL writes the new communicator to a place that lives on, and reads the rest before it returns.
+            Ok(unsafe { (functions.init)(made, ranks as c_int, id, rank as c_int, config) })
+        })
+    }
+
+    /// Makes a communicator of those members of this one that are not in `without`, all of whom call this.
+    pub(super) fn shrink(
+        &mut self,
+        without: &[u32],
+        revoke: bool,
+        place: (u32, u32),
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let parent = self.comm()?;
+        if revoke {
+            self.revoke(deadline)?;
+        }
+        // NCCL's thread may read it after the call has returned, as the id of those who grow.
+        let without: &mut [c_int] = without.iter().map(|&rank| rank as c_int).collect::<Vec<_>>().leak();
+        // A revoked parent has nothing under way, and neither has one whose members left in good order.
+        const NOTHING_UNDER_WAY: c_int = 0;
+        self.make("ncclCommShrink", Some(parent), place, deadline, |functions, parent, made, config| {
+            let shrink = functions.shrink.ok_or_else(|| lacks("ncclCommShrink"))?;
+            let (list, length) = (without.as_mut_ptr(), without.len() as c_int);
+            // SAFETY: as for `init`; the list is as long as is said, and stays.
+            Ok(unsafe { shrink(parent, list, length, made, config, NOTHING_UNDER_WAY) })
+        })
+    }
+
+    /// Makes a communicator of this one's members, or, without one, as one who joins theirs. The id is for rank 0 and
+    /// for those who join.
+    pub(super) fn grow(&mut self, id: Option<UniqueId>, place: (u32, u32), deadline: Instant) -> Result<(), Failure> {
+        let parent = self.comm.map(NonNull::as_ptr);
+        let (rank, ranks) = place;
+        // Those who are in it already keep their numbers.
+        let rank = if parent.is_some() { -1 } else { rank as c_int };
+        self.make("ncclCommGrow", parent, place, deadline, |functions, parent, made, config| {
+            let grow = functions.grow.ok_or_else(|| lacks("ncclCommGrow"))?;
+            let id = id.map_or(null(), |id| &raw const *Box::leak(Box::new(id)));
+            // SAFETY: as for `init`; the parent is live or null, and the id stays.
+            Ok(unsafe { grow(parent, ranks as c_int, id, rank, made, config) })
+        })
+    }
+
+    /// Has `call` begin a communicator, waits for it, and puts it in place of its parent.
+    fn make(
+        &mut self,
+        function: &'static str,
+        parent: Option<RawComm>,
+        (rank, ranks): (u32, u32),
+        deadline: Instant,
+        call: impl FnOnce(&Functions, RawComm, *mut RawComm, *mut Config) -> Result<c_int, Failure>,
+    ) -> Result<(), Failure> {
+        self.bind()?;
+        // NCCL's own thread may write there after the call has returned, and after we have given up.
+        let place: *mut RawComm = Box::leak(Box::new(null_mut()));
+        let library = self.library.clone();
+        let code = call(&library.functions, parent.unwrap_or(null_mut()), place, &mut Config::non_blocking())?;
+        // The parent is busy until the child exists.
+        let mut result = match parent {
+            Some(parent) => self.settle(function, parent, code, deadline),
+            None if code == IN_PROGRESS => Ok(()),
+            None => self.check(function, code),
+        };
+        // SAFETY: the place is never freed before it is read here, and NCCL is done with writing it or has not begun.
+        let made = NonNull::new(unsafe { place.read_volatile() });
+        if let Some(made) = made {
+            result = result.and_then(|()| self.settle(function, made.as_ptr(), IN_PROGRESS, deadline));
+            result = result.and_then(|()| self.check_place(made.as_ptr(), rank, ranks));
+        } else if result.is_ok() {
+            result = Err(Failure::Unfit(format!("{function} made no communicator")));
+        }
+        // A parent that has shrunk must be aborted: to destroy it would wait for those that are gone.
+        self.abort();
+        if result.is_ok() {
+            // SAFETY: NCCL is done with it, and so are we.
+            drop(unsafe { Box::from_raw(place) });
+        }
+        self.comm = made;
+        if result.is_err() {
+            self.abort();
+        }
+        result
+    }
+
+    /// Whether a new communicator is what the round says.
+    fn check_place(&self, comm: RawComm, rank: u32, ranks: u32) -> Result<(), Failure> {
+        let (mut own, mut all) = (0, 0);
+        // SAFETY: a live communicator, and places for the numbers.
+        let codes =
+            unsafe { [(self.functions().user_rank)(comm, &raw mut own), (self.functions().count)(comm, &raw mut all)] };
+        codes.into_iter().try_for_each(|code| self.check("ncclCommUserRank", code))?;
+        if (own, all) == (rank as c_int, ranks as c_int) {
+            return Ok(());
+        }
+        Err(Failure::Unfit(format!("NCCL made rank {own} of {all} of rank {rank} of {ranks}")))
+    }
+
+    /// Runs an operation to its end on the device.
+    pub(super) fn run(&mut self, operation: &Operation, deadline: Instant) -> Result<(), Failure> {
+        let comm = self.comm()?;
+        let (function, code) = self.enqueue(comm, operation);
+        self.settle(function, comm, code, deadline)?;
+        self.device.mark().map_err(Failure::Device)?;
+        let mut looks = 0;
+        while !self.device.is_done().map_err(Failure::Device)? {
+            match self.state_of(comm)? {
+                SUCCESS | IN_PROGRESS => self.pause(&mut looks, deadline)?,
+                code => self.check(function, code)?,
+            }
+        }
+        // What came to an end because of an error is no result.
+        match self.state_of(comm)? {
+            IN_PROGRESS => Ok(()),
+            code => self.check(function, code),
+        }
+    }
+
+    fn enqueue(&self, comm: RawComm, operation: &Operation) -> (&'static str, c_int) {
+        use super::library::{FLOAT32, SUM};
+        let (functions, stream): (_, RawStream) = (self.functions(), self.device.stream());
+        // SAFETY: a live communicator, the device's stream, and memory that whoever made the spans vouches for.
+        unsafe {
+            match operation {
+                Operation::AllReduce { data } => {
+                    let (place, count) = (data.pointer(), data.elements);
+                    ("ncclAllReduce", (functions.all_reduce)(place, place, count, FLOAT32, SUM, comm, stream))
+                }
+                Operation::Broadcast { data, root } => {
+                    let (place, count, root) = (data.pointer(), data.elements, *root as c_int);
+                    ("ncclBroadcast", (functions.broadcast)(place, place, count, FLOAT32, root, comm, stream))
+                }
+                Operation::AllGather { own, all } => {
+                    let (from, to, count) = (own.pointer(), all.pointer(), own.elements);
+                    ("ncclAllGather", (functions.all_gather)(from, to, count, FLOAT32, comm, stream))
+                }
+                Operation::Exchange { sends, receives } => {
+                    let mut codes = vec![(functions.group_start)()];
+                    codes.extend(sends.iter().map(|(peer, data)| {
+                        (functions.send)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
+                    }));
+                    codes.extend(receives.iter().map(|(peer, data)| {
+                        (functions.recv)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
+                    }));
+                    codes.push((functions.group_end)());
+                    // The first that is neither done nor under way, else whether anything is under way.
+                    let wrong = codes.iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code));
+                    ("ncclGroupEnd", *wrong.or(codes.iter().max()).unwrap_or(&SUCCESS))
+                }
+            }
+        }
+    }
+
+    /// Ends what is under way and leaves the stream empty. The communicator can shrink afterwards where it can be
+    /// revoked; else it is gone.
+    pub(super) fn calm(&mut self) -> Remains {
+        let deadline = Instant::now() + CALM_TIME;
+        self.interrupted.store(false, Ordering::Relaxed);
+        if self.comm.is_some() && self.revoke(deadline).is_err() {
+            self.abort();
+        }
+        // The operation may be on the stream without a mark behind it. A device that fails does nothing any more.
+        let marked = self.device.mark().is_ok();
+        let mut looks = 0;
+        while marked && !self.device.is_done().unwrap_or(true) {
+            if self.pause(&mut looks, deadline).is_err() {
+                self.abort();
+                return Remains::Busy;
+            }
+        }
+        if self.comm.is_some() { Remains::Revoked } else { Remains::Nothing }
+    }
+
+    fn revoke(&self, deadline: Instant) -> Result<(), Failure> {
+        let comm = self.comm()?;
+        let revoke = self.functions().revoke.ok_or_else(|| lacks("ncclCommRevoke"))?;
+        // SAFETY: a live communicator.
+        let code = unsafe { revoke(comm, 0) };
+        self.settle("ncclCommRevoke", comm, code, deadline)
+    }
+
+    /// Gives the communicator up, if there is one.
+    pub(super) fn abort(&mut self) {
+        if let Some(comm) = self.comm.take() {
+            // SAFETY: a live communicator that nobody uses afterwards. An error leaves nothing to do.
+            unsafe { (self.functions().abort)(comm.as_ptr()) };
+        }
+    }
+
+    /// Ends the communicator as all its members do, in good order; aborts it where that does not work in time.
+    pub(super) fn close(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let comm = self.comm()?;
+        // SAFETY: a live communicator.
+        let code = unsafe { (self.functions().finalize)(comm) };
+        if let Err(failure) = self.settle("ncclCommFinalize", comm, code, deadline) {
+            self.abort();
+            return Err(failure);
+        }
+        self.comm = None;
+        // SAFETY: a live communicator that nobody uses afterwards.
+        let code = unsafe { (self.functions().destroy)(comm) };
+        self.check("ncclCommDestroy", code)
+    }
+
+    /// Waits until what `function` has begun on `comm` is begun well.
+    fn settle(&self, function: &'static str, comm: RawComm, code: c_int, deadline: Instant) -> Result<(), Failure> {
+        let (mut code, mut looks) = (code, 0);
+        while code == IN_PROGRESS {
+            code = self.state_of(comm)?;
+            if code == IN_PROGRESS {
+                self.pause(&mut looks, deadline)?;
+            }
+        }
+        self.check(function, code)
+    }
+
+    fn state_of(&self, comm: RawComm) -> Result<c_int, Failure> {
+        let mut state = SUCCESS;
+        // SAFETY: a live communicator, and a place for the code.
+        let code = unsafe { (self.functions().get_async_error)(comm, &raw mut state) };
+        self.check("ncclCommGetAsyncError", code).map(|()| state)
+    }
+
+    /// Between two looks.
+    fn pause(&self, looks: &mut u32, deadline: Instant) -> Result<(), Failure> {
+        if self.interrupted.load(Ordering::Relaxed) {
+            return Err(Failure::Interrupted);
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::Late);
+        }
+        *looks += 1;
+        if *looks < EAGER_LOOKS {
+            std::thread::yield_now()
+        } else {
+            std::thread::sleep(PAUSE)
+        }
+        Ok(())
+    }
+
+    fn check(&self, function: &'static str, code: c_int) -> Result<(), Failure> {
+        match code {
+            SUCCESS => Ok(()),
+            code => Err(Failure::Call { function, code, message: self.library.explain(code) }),
+        }
+    }
+
+    fn comm(&self) -> Result<RawComm, Failure> {
+        self.comm.map(NonNull::as_ptr).ok_or_else(|| Failure::Unfit("there is no communicator".to_owned()))
+    }
+
+    fn functions(&self) -> &Functions {
+        &self.library.functions
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+fn lacks(function: &str) -> Failure {
+    Failure::Unfit(format!("this NCCL has no {function}"))
+}
