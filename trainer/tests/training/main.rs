@@ -7,6 +7,7 @@ mod example;
 mod gpt;
 mod leaving;
 mod live;
+mod memory;
 mod results;
 mod saving;
 mod worker;
