@@ -230,6 +230,7 @@ impl Group {
             return Report::Ended { round, outcome: Outcome::Failed(failure) };
         }
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
+        socket.of_generation(start.round.generation);
         socket.begin(places.clone());
         self.events.placed(events::Place {
             group_rank: Some(start.rank.group_rank),

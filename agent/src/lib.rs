@@ -26,6 +26,7 @@
 //! | [`identity`] | the node's name, incarnation and lock |
 //! | [`local`] | what a node has of its workers: the group, its socket, its watchdog, its GPUs |
 //! | [`gpu_holders`] | whether this node's GPUs are free of an earlier round's processes |
+//! | [`memory`] | memory of this node that outlives its workers |
 //! | [`master`] | the port that the ranks of a round find each other at |
 //! | [`interfaces`] | the network interface that gloo and NCCL are handed |
 //! | [`network`] | the address peers reach this node at, and ports that are held for it |
@@ -50,6 +51,7 @@ pub mod interfaces;
 pub mod local;
 pub mod logs;
 pub mod master;
+pub mod memory;
 pub mod network;
 pub mod numa;
 pub mod nvml;

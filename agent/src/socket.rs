@@ -2,7 +2,9 @@
 //! workers.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +14,15 @@ use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
 use elastic_coordinator::{barrier, checkpoint};
 use elastic_proto::worker::{Assignment, FailureClass, FromWorker, MAX_LINE, ToWorker};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 
 use crate::backend::{Meeting, Place};
+use crate::memory::{self, Memories};
 
 /// Lines that may wait for a worker which does not read: more than that and it is let go.
 const WAITING: usize = 256;
@@ -81,9 +85,22 @@ struct Shared {
     awareness: Notify,
 }
 
+/// What goes to a worker, and a file beside it.
+#[derive(Clone)]
+struct Line {
+    message: ToWorker,
+    file: Option<Arc<OwnedFd>>,
+}
+
+impl From<ToWorker> for Line {
+    fn from(message: ToWorker) -> Line {
+        Line { message, file: None }
+    }
+}
+
 /// A worker's connection, until it is read to its end.
 struct Connection {
-    line: mpsc::Sender<ToWorker>,
+    line: mpsc::Sender<Line>,
     registered: Option<Registered>,
 }
 
@@ -101,13 +118,15 @@ struct State {
     told: Told,
     /// What they were told of the round that is forming.
     forming: Option<ToWorker>,
+    /// What they have that outlives them.
+    memories: Memories,
     next: u64,
     connections: BTreeMap<u64, Connection>,
 }
 
 impl State {
     /// Those that have registered, and where they are written to.
-    fn registered(&mut self) -> impl Iterator<Item = (&mut Registered, &mpsc::Sender<ToWorker>)> {
+    fn registered(&mut self) -> impl Iterator<Item = (&mut Registered, &mpsc::Sender<Line>)> {
         let all = self.connections.values_mut();
         all.filter_map(|connection| Some((connection.registered.as_mut()?, &connection.line)))
     }
@@ -205,10 +224,16 @@ impl WorkerSocket {
         for (registered, line) in state.registered().filter(|(registered, _)| registered.quiesced) {
             registered.quiesced = false;
             if let Some(place) = places.get(registered.local_rank as usize) {
-                let _ = line.try_send(ToWorker::Assignment(place.clone()));
+                let _ = line.try_send(ToWorker::Assignment(place.clone()).into());
             }
         }
         state.places = places;
+    }
+
+    /// Workers that are started from now on are of this generation of the job: what others have left in memory is not
+    /// theirs.
+    pub fn of_generation(&self, generation: u64) {
+        self.shared.state().memories.begin(generation);
     }
 
     /// A round is forming; workers that know about rounds have this long to quiesce.
@@ -286,7 +311,7 @@ impl WorkerSocket {
     fn tell_all(&self, message: &ToWorker) {
         for connection in self.shared.state().connections.values() {
             // A worker that does not read will be stopped like one that never connected.
-            let _ = connection.line.try_send(message.clone());
+            let _ = connection.line.try_send(message.clone().into());
         }
     }
 }
@@ -315,17 +340,36 @@ async fn converse(stream: UnixStream, shared: Arc<Shared>) {
     shared.awareness.notify_one();
 }
 
-async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<ToWorker>) {
-    while let Some(message) = lines.recv().await {
+async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Line>) {
+    while let Some(Line { message, file }) = lines.recv().await {
         let Ok(mut line) = serde_json::to_vec(&message) else { continue };
         line.push(b'\n');
-        if writer.write_all(&line).await.is_err() {
+        // A file travels with the line's first bytes.
+        let stream: &UnixStream = writer.as_ref();
+        let begun = match &file {
+            Some(file) => stream.async_io(Interest::WRITABLE, || send_with(stream, &line, file)).await,
+            None => Ok(0),
+        };
+        let Ok(begun) = begun else { return };
+        if writer.write_all(&line[begun..]).await.is_err() {
             return;
         }
     }
 }
 
-async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<ToWorker>, shared: &Arc<Shared>) {
+/// Sends some of `bytes`, and the descriptor of `file` beside them.
+fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<usize> {
+    let descriptors = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("there is no room for a descriptor"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
+}
+
+async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
     let mut reader = BufReader::new(reader);
     let mut buffer = Vec::new();
     loop {
@@ -334,7 +378,7 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<ToWorker>, s
             Ok(0) | Err(_) => return,
             Ok(read) if read > MAX_LINE => {
                 let message = format!("a line of over {MAX_LINE} bytes; the connection is closed");
-                let _ = line.send(ToWorker::Error { id: None, message }).await;
+                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
                 return;
             }
             Ok(_) => {}
@@ -343,13 +387,13 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<ToWorker>, s
             Ok(message) => answer(id, message, line, shared).await,
             Err(error) => {
                 let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
-                let _ = line.send(ToWorker::Error { id: None, message }).await;
+                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
             }
         }
     }
 }
 
-async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<ToWorker>, shared: &Arc<Shared>) {
+async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
     let refuse = |id, message: String| ToWorker::Error { id, message };
     let local_rank = || {
         let registered = shared.state().connections.get(&id).and_then(|connection| connection.registered);
@@ -359,7 +403,7 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<ToWorker>, sha
         FromWorker::Register { local_rank, round_aware, .. } => {
             let replies = shared.state().register(id, local_rank, round_aware);
             for reply in replies {
-                let _ = line.send(reply).await;
+                let _ = line.send(reply.into()).await;
             }
             shared.awareness.notify_one();
         }
@@ -392,12 +436,12 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<ToWorker>, sha
                     Ok(()) => ToWorker::BarrierPassed { id },
                     Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
                 };
-                let _ = line.send(reply).await;
+                let _ = line.send(reply.into()).await;
             });
         }
         FromWorker::Commit { id, checkpoint } => {
             let Some(store) = shared.meeting.store().cloned() else {
-                let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned())).await;
+                let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
                 return;
             };
             let (shared, line) = (Arc::clone(shared), line.clone());
@@ -408,12 +452,25 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<ToWorker>, sha
                     Ok(()) => ToWorker::Committed { id, step },
                     Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
                 };
-                let _ = line.send(reply).await;
+                let _ = line.send(reply.into()).await;
             });
+        }
+        FromWorker::Memory { id, bytes } => {
+            let lent = match local_rank() {
+                Some(rank) => {
+                    shared.state().memories.lend(rank, bytes, memory::spare()).map_err(|error| error.to_string())
+                }
+                None => Err("only a worker that has registered can have memory".to_owned()),
+            };
+            let reply = match lent {
+                Ok(file) => Line { message: ToWorker::Memory { id, bytes }, file: Some(file) },
+                Err(message) => refuse(Some(id), message).into(),
+            };
+            let _ = line.send(reply).await;
         }
         FromWorker::Quiesced { .. } => {
             if let Err(message) = shared.state().quiesced(id) {
-                let _ = line.try_send(refuse(None, message.to_owned()));
+                let _ = line.try_send(refuse(None, message.to_owned()).into());
             }
             shared.awareness.notify_one();
         }

@@ -92,6 +92,14 @@ pub enum FromWorker {
         /// What to publish.
         checkpoint: Checkpoint,
     },
+    /// Ask for memory of this node that outlives the worker. Whoever takes this worker's place on the node, in whatever
+    /// round of the job's generation, gets the same memory for the same size, with what was left in it.
+    Memory {
+        /// Chosen by the worker; the answer carries it.
+        id: u64,
+        /// How much.
+        bytes: u64,
+    },
     /// The worker has stopped at a step boundary, or given up a step that a peer has left, and touches nothing until
     /// it gets its next assignment.
     Quiesced {
@@ -170,6 +178,14 @@ pub enum ToWorker {
         id: u64,
         /// Its step.
         step: u64,
+    },
+    /// The memory that was asked for: a file of this size, whose descriptor comes beside this line (`SCM_RIGHTS`). Fresh
+    /// memory is all zeros.
+    Memory {
+        /// The request's id.
+        id: u64,
+        /// Its size.
+        bytes: u64,
     },
     /// A request failed, or a line could not be understood.
     Error {

@@ -1,8 +1,9 @@
-//! What a save costs training, and how fast it gets to disk, beside `dd oflag=direct` of the same size in turns. In the
+//! What a snapshot and a save cost training, and how fast a save gets to disk, beside `dd oflag=direct` of the same size in turns. In the
 //! folder that `ELASTIC_BENCH_DIR` names, or in the build's. Run by `make bench`.
 
 #![allow(clippy::print_stdout)]
 
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,15 +12,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
+use elastic_trainer::checkpoint::frames::Frames;
 use elastic_trainer::checkpoint::manifest::{Entry, Position};
 use elastic_trainer::checkpoint::retention::Retention;
-use elastic_trainer::checkpoint::snapshot::Snapshot;
+use elastic_trainer::checkpoint::snapshot::{Layout, Snapshot};
 use elastic_trainer::checkpoint::writer::{Offer, Writer};
-use elastic_trainer::model::{AdamW, Mlp, Model};
+use elastic_trainer::model::{AdamW, Mlp, Model, Workspace};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;
 /// Writes beside dd's.
 const RACES: u64 = 15;
+/// Samples in a step.
+const BATCH: usize = 64;
 const LONG: Duration = Duration::from_secs(120);
 
 fn main() -> Result<()> {
@@ -30,30 +35,34 @@ fn main() -> Result<()> {
     let bytes = size_of_val(&training.flat[..]);
     let checkpoints = Checkpoints::new(Host, &folder.path().join("checkpoints"));
     let retention = Retention { keep: NonZeroUsize::MIN, every: None };
-    let writer = Writer::start(checkpoints, retention, &training.entries, LONG)?;
+    let layout = Layout::new("bench", "", &training.entries);
+    let memory = File::from(memfd_create("bench", MemfdFlags::CLOEXEC)?);
+    memory.set_len(layout.bytes())?;
+    let (frames, _) = Frames::kept(&layout, &memory)?;
+    let writer = Writer::start(checkpoints, retention, frames, LONG)?;
     writer.wait(LONG);
     println!("a state of {:.0} MB, saved {SAVES} times to {}; milliseconds", bytes as f64 / 1e6, parent.display());
 
+    // Each in turn: a step, one during which the state before it is copied, and a copy that training stands still for.
+    let (mut alone, mut copied, mut waits, mut stands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // Every other save comes while the one before is still being written.
-    let (mut idle, mut busy, mut quiet, mut writing) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for turn in 0..SAVES {
-        quiet.push(training.step());
+        alone.push(training.gradient());
+        training.step();
+        let begun = Instant::now();
+        waits.push(training.save_during_gradient(&writer)?);
+        copied.push(begun.elapsed().as_secs_f64() * 1e3);
+        training.step();
         let overlaps = turn % 2 == 1;
         if overlaps {
-            idle.push(training.save(&writer)?);
-            writing.push(training.step());
-            busy.push(training.save(&writer)?);
-            settle(&writer, 2)?;
-        } else {
-            idle.push(training.save(&writer)?);
-            writing.push(training.step());
-            settle(&writer, 1)?;
+            stands.push(training.save(&writer)?);
         }
+        settle(&writer, 1 + usize::from(overlaps))?;
     }
-    tell("training waits for a save, disk idle", idle);
-    tell("training waits for a save, the one before being written", busy);
-    tell("an optimizer step, nothing being written", quiet);
-    tell("an optimizer step right after a save", writing);
+    tell("a gradient, nothing being copied or written", alone);
+    tell("a gradient during which the state is copied, until the optimizer may start", copied);
+    tell("the optimizer waits for the rest of the copy", waits);
+    tell("a copy between two steps, as of a run's last state", stands);
 
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for _ in 0..RACES {
@@ -79,6 +88,9 @@ struct Training {
     /// Parameters, means, squares.
     flat: Vec<f32>,
     gradient: Vec<f32>,
+    batch: Workspace,
+    /// What the gradient goes to: the optimizer has another, so that numbers stay small.
+    sink: Vec<f32>,
     step: u64,
 }
 
@@ -89,7 +101,32 @@ impl Training {
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
         let entries = elastic_trainer::state::State::entries(model.tensors());
-        Training { model, entries, rule: AdamW::new(1e-4, 0.1), flat, gradient, step: 0 }
+        let batch = Workspace::new(vec![0.5; BATCH * 2048], (0..BATCH).map(|row| (row % 10) as u8).collect());
+        let (rule, sink) = (AdamW::new(1e-4, 0.1), gradient.clone());
+        Training { model, entries, rule, flat, gradient, batch, sink, step: 0 }
+    }
+
+    /// Milliseconds of a gradient.
+    fn gradient(&mut self) -> f64 {
+        let begun = Instant::now();
+        let parameters = &self.flat[..self.sink.len()];
+        self.model.gradient(parameters, &mut self.batch, &mut self.sink);
+        begun.elapsed().as_secs_f64() * 1e3
+    }
+
+    /// Milliseconds from the end of a gradient to that of the copy that was begun with it.
+    fn save_during_gradient(&mut self, writer: &Writer) -> Result<f64> {
+        let Training { model, entries, flat, batch, sink, step, .. } = self;
+        let snapshot = snapshot(*step, entries, flat);
+        let mut room = writer.room(true).context("the writer has no room")?;
+        let done = room.frame.fill_during(&snapshot, || {
+            model.gradient(&flat[..sink.len()], batch, sink);
+            Instant::now()
+        });
+        let waited = done.elapsed().as_secs_f64() * 1e3;
+        let offer = writer.take_in(room);
+        ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
+        Ok(waited)
     }
 
     /// Milliseconds of an optimizer step.
@@ -104,22 +141,18 @@ impl Training {
 
     /// Milliseconds that training waits.
     fn save(&self, writer: &Writer) -> Result<f64> {
-        let snapshot = Snapshot {
-            job: "bench",
-            round: 0,
-            world_size: 1,
-            step: self.step,
-            settings: "",
-            data: Position::default(),
-            tensors: &self.entries,
-            state: &self.flat,
-        };
+        let snapshot = snapshot(self.step, &self.entries, &self.flat);
         let begun = Instant::now();
         let offer = writer.offer(&snapshot);
         let took = begun.elapsed().as_secs_f64() * 1e3;
         ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
         Ok(took)
     }
+}
+
+fn snapshot<'a>(step: u64, tensors: &'a [Entry], state: &'a [f32]) -> Snapshot<'a> {
+    let (data, done) = (Position::default(), None);
+    Snapshot { job: "bench", round: 0, world_size: 1, step, done, settings: "", data, tensors, state }
 }
 
 /// Waits until so many saves are durable, and the last one's predecessors are gone. Seconds to the first of these.

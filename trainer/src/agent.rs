@@ -1,14 +1,18 @@
 //! The worker's side of the agent's socket: JSON lines. A thread of its own reads them, so that a collective operation
 //! which waits for a peer learns that a round is forming. Not for deciding what to say.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use elastic_proto::worker::{Assignment, Checkpoint, FailureClass, FromWorker, MAX_LINE, ToWorker};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use tracing::debug;
 
 use crate::settings::Environment;
@@ -48,11 +52,19 @@ pub enum AgentError {
     Stopped,
 }
 
+/// What the agent has said, and the file that came beside it.
+struct Said {
+    message: ToWorker,
+    file: Option<OwnedFd>,
+}
+
 /// A connection to the agent, registered.
 #[derive(Debug)]
 pub struct Agent {
     socket: UnixStream,
-    inbox: Receiver<Result<ToWorker, io::Error>>,
+    inbox: Receiver<Result<Said, io::Error>>,
+    /// Heard while an answer was waited for.
+    aside: VecDeque<ToWorker>,
     requests: u64,
     last_progress: Option<Instant>,
 }
@@ -68,7 +80,7 @@ impl Agent {
             Ok((socket, inbox))
         };
         let (socket, inbox) = connect().map_err(|cause| AgentError::Connect { path: path.to_owned(), cause })?;
-        let mut agent = Agent { socket, inbox, requests: 0, last_progress: None };
+        let mut agent = Agent { socket, inbox, aside: VecDeque::new(), requests: 0, last_progress: None };
         let local_rank = environment.local_rank;
         agent.say(&FromWorker::Register { local_rank, pid: std::process::id(), round_aware: true })?;
         let deadline = Instant::now() + AGENT_TIME;
@@ -118,10 +130,34 @@ impl Agent {
         }
     }
 
+    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none.
+    pub fn memory(&mut self, bytes: u64, stop: &Stop) -> Result<Result<OwnedFd, String>, AgentError> {
+        self.requests += 1;
+        let asked = self.requests;
+        self.say(&FromWorker::Memory { id: asked, bytes })?;
+        let deadline = Instant::now() + AGENT_TIME;
+        loop {
+            let Some(Said { message, file }) = self.receive(deadline, stop)? else {
+                return Ok(Err(AgentError::Silent.to_string()));
+            };
+            match message {
+                ToWorker::Memory { id, .. } if id == asked => {
+                    return Ok(file.ok_or_else(|| "no descriptor came with it".to_owned()));
+                }
+                // An agent that knows nothing of memory cannot know the request's number.
+                ToWorker::Error { id, message } if id.is_none_or(|id| id == asked) => return Ok(Err(message)),
+                other => self.aside.push_back(other),
+            }
+        }
+    }
+
     /// What the agent has said, if anything; does not wait.
     pub fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
+        if let Some(message) = self.aside.pop_front() {
+            return Ok(Some(message));
+        }
         match self.inbox.try_recv() {
-            Ok(message) => message.map(Some).map_err(AgentError::Lost),
+            Ok(said) => said.map(|said| Some(said.message)).map_err(AgentError::Lost),
             Err(TryRecvError::Empty) => Ok(None),
             Err(TryRecvError::Disconnected) => Err(AgentError::Lost(io::ErrorKind::UnexpectedEof.into())),
         }
@@ -129,13 +165,20 @@ impl Agent {
 
     /// The agent's next message; none at the deadline.
     pub fn next(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<ToWorker>, AgentError> {
+        match self.aside.pop_front() {
+            Some(message) => Ok(Some(message)),
+            None => Ok(self.receive(deadline, stop)?.map(|said| said.message)),
+        }
+    }
+
+    fn receive(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<Said>, AgentError> {
         loop {
             if stop.is_raised() {
                 return Err(AgentError::Stopped);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             match self.inbox.recv_timeout(left.min(GLANCE)) {
-                Ok(message) => return message.map(Some).map_err(AgentError::Lost),
+                Ok(said) => return said.map(Some).map_err(AgentError::Lost),
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
@@ -159,9 +202,30 @@ impl Drop for Agent {
     }
 }
 
+/// A socket's bytes, and apart from them the files that came along.
+struct Incoming {
+    socket: UnixStream,
+    files: VecDeque<OwnedFd>,
+}
+
+impl Read for Incoming {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(buffer)];
+        let received = rustix::net::recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(files) = message {
+                self.files.extend(files);
+            }
+        }
+        Ok(received.bytes)
+    }
+}
+
 /// Reads to the connection's end.
-fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<ToWorker, io::Error>>) {
-    let mut reader = BufReader::new(socket);
+fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Said, io::Error>>) {
+    let mut reader = BufReader::new(Incoming { socket, files: VecDeque::new() });
     let mut line = Vec::new();
     loop {
         line.clear();
@@ -174,7 +238,12 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<ToWorker, io::Er
                     if let ToWorker::Forming { round, quiesce_ms, .. } = &message {
                         stop.forms(*round, Duration::from_millis(*quiesce_ms));
                     }
-                    if outbox.send(Ok(message)).is_err() {
+                    // It comes with the line's first bytes, so that it is here.
+                    let file = match &message {
+                        ToWorker::Memory { .. } => reader.get_mut().files.pop_front(),
+                        _ => None,
+                    };
+                    if outbox.send(Ok(Said { message, file })).is_err() {
                         return;
                     }
                     continue;

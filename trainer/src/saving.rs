@@ -16,10 +16,10 @@ use tracing::warn;
 
 use crate::agent::{Agent, AgentError};
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::manifest::Entry;
+use crate::checkpoint::frames::Frames;
 use crate::checkpoint::retention::Retention;
 use crate::checkpoint::snapshot::Snapshot;
-use crate::checkpoint::writer::{Offer, Writer};
+use crate::checkpoint::writer::{Offer, Room, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
 use crate::stop::{GLANCE, Stop};
 
@@ -52,50 +52,51 @@ pub struct Saving {
 
 impl Saving {
     /// Starts to work in a folder, which must be there or have a parent, after `step` steps that are safe already.
-    /// `tensors` make up the states to save.
     pub fn start<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Retention,
-        tensors: &[Entry],
+        frames: Frames,
         step: u64,
     ) -> Result<Saving, CheckpointError> {
-        let writer = Writer::start(checkpoints, retention, tensors, PREPARE_TIME)?;
+        let writer = Writer::start(checkpoints, retention, frames, PREPARE_TIME)?;
         let (pending, last_failure) = (VecDeque::new(), String::new());
         Ok(Saving { writer, pending, saved: step, committed: step, failures: 0, overtaken: 0, last_failure })
     }
 
-    /// Takes a copy of a snapshot that is newer than all before, to be saved while training goes on: [`follow`] tells
-    /// what becomes of it.
-    ///
-    /// [`follow`]: Self::follow
-    pub fn save(&mut self, snapshot: &Snapshot<'_>) {
-        if snapshot.step <= self.newest() {
-            return;
+    /// A frame to copy a snapshot of `step` to, which is to be saved, or only to be in memory; [`take_in`](Self::take_in)
+    /// follows. None where there is nothing to be done, or nowhere to do it.
+    pub fn room(&mut self, step: u64, write: bool) -> Option<Room> {
+        let write = write && step > self.newest();
+        if write && self.has_room() {
+            return self.writer.room(true);
         }
-        if self.has_room() {
-            self.offer(snapshot);
-        } else {
+        if write {
             self.failed(format!("{} commits are unanswered: is the store away?", self.pending.len()));
         }
+        if self.writer.frames().are_kept() { self.writer.room(false) } else { None }
     }
 
-    fn has_room(&self) -> bool {
-        self.pending.is_empty() || self.pending.len() + self.writer.under_way() < MOST_PENDING
-    }
-
-    /// Whether there was a frame to copy it to.
-    fn offer(&mut self, snapshot: &Snapshot<'_>) -> bool {
-        let overtaken = match self.writer.offer(snapshot) {
-            Offer::Taken => return true,
-            Offer::NoRoom => return false,
-            Offer::Overtook(step) => step,
-        };
+    /// Takes in a frame that was filled, to be saved while training goes on: [`follow`](Self::follow) tells what becomes
+    /// of it.
+    pub fn take_in(&mut self, room: Room) {
+        let Offer::Overtook(overtaken) = self.writer.take_in(room) else { return };
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
             let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));
             warn!(times, "step {overtaken} is not saved, but a newer one: {cause}; --checkpoint-every sets how often");
         }
+    }
+
+    /// Takes a copy of a snapshot, to be saved. Whether there was a frame for it.
+    fn save(&mut self, snapshot: &Snapshot<'_>) -> bool {
+        let Some(mut room) = self.room(snapshot.step, true) else { return false };
+        room.frame.fill(snapshot);
+        self.take_in(room);
         true
+    }
+
+    fn has_room(&self) -> bool {
+        self.pending.is_empty() || self.pending.len() + self.writer.under_way() < MOST_PENDING
     }
 
     /// What is to be said of a write that has been under way for long.
@@ -165,7 +166,7 @@ impl Saving {
             let committed = self.follow(agent.as_deref_mut()).map_err(|error| error.to_string())?;
             committed.iter().for_each(&mut on_commit);
             let safe = self.committed >= snapshot.step;
-            if !safe && self.newest() < snapshot.step && self.has_room() && attempts > 0 && self.offer(snapshot) {
+            if !safe && self.newest() < snapshot.step && self.has_room() && attempts > 0 && self.save(snapshot) {
                 attempts -= 1;
             }
             if self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0 {

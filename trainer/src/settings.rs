@@ -63,6 +63,10 @@ pub struct Settings {
     /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
+    /// Steps between two snapshots of the state in memory of the node's agent, which outlives the workers: where all of
+    /// them die at once, training goes on from there. Takes twice the state's size on each node; 0 for none
+    #[arg(long, value_name = "STEPS", default_value_t = 10)]
+    pub snapshot_every: u64,
     /// Steps between two checkpoints; a disk that is slower gets fewer. The last step is saved in any case
     #[arg(long, value_name = "STEPS", default_value = "100")]
     pub checkpoint_every: NonZeroU64,

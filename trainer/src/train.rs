@@ -8,6 +8,7 @@
 //! ```
 
 mod account;
+mod copies;
 mod error;
 mod report;
 mod rounds;
@@ -22,8 +23,8 @@ use tracing::{info, warn};
 pub use error::TrainError;
 
 use crate::agent::Agent;
-use crate::checkpoint::manifest::Position;
-use crate::checkpoint::snapshot::Snapshot;
+use crate::checkpoint::frames::Frames;
+use crate::checkpoint::snapshot::Done;
 use crate::collective::recorder::Recorder;
 use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
@@ -68,6 +69,17 @@ pub(crate) struct Trainer<'a, M: Model> {
     held: bool,
     /// How its last step was done, if one was.
     last: Option<Done>,
+    /// Whether `state` is what a worker that was here before has left, and no live worker's.
+    rescued: bool,
+    /// Where this worker is on its node.
+    local_rank: u32,
+    /// What the agent keeps copies of the state in, once it was asked; or, on rank 0, memory of its own for them.
+    frames: Option<Frames>,
+    asked_for_memory: bool,
+    /// The last step that was copied.
+    copied: u64,
+    /// The next copy goes to disk, whichever step it is of.
+    save_soon: bool,
     /// In the present round.
     place: Place,
     /// What the agent said of it.
@@ -86,14 +98,6 @@ pub(crate) struct Trainer<'a, M: Model> {
     seen: Vec<Point>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
-}
-
-/// How a step was done.
-#[derive(Debug, Clone, Copy)]
-struct Done {
-    round: u64,
-    world_size: u32,
-    loss: f32,
 }
 
 /// How a worker's part in a round ends well.
@@ -140,6 +144,12 @@ impl<'a, M: Model> Trainer<'a, M> {
             state: State::room(model.parameters()),
             held: false,
             last: None,
+            rescued: false,
+            local_rank: environment.local_rank,
+            frames: None,
+            asked_for_memory: false,
+            copied: 0,
+            save_soon: false,
             assignment,
             assigned: None,
             group: None,
@@ -198,6 +208,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             if self.stop.is_raised() {
                 return Err(TrainError::Stopped);
             }
+            let mut copying = self.begin_copy()?;
             let batch = self.schedule.batch_after(self.state.step);
             let task = Task {
                 model: self.model,
@@ -208,10 +219,14 @@ impl<'a, M: Model> Trainer<'a, M> {
                 shards,
                 micro_batch: self.settings.micro_batch,
             };
-            let partials: Vec<&[f32]> = self.engine.sums(&task, &nodes)?.iter().map(Vec::as_slice).collect();
-            let forming = self.stop.forming_after(round).is_some();
-            let vote = if self.draining { DRAIN } else { 0 } | if forming { QUIESCE } else { 0 };
-            let votes = group.ordered_sum(shards, &partials, &mut sum, vote)?;
+            let votes = copies::during(copying.as_mut(), &self.state.flat, || -> Result<u32, TrainError> {
+                let partials: Vec<&[f32]> = self.engine.sums(&task, &nodes)?.iter().map(Vec::as_slice).collect();
+                let forming = self.stop.forming_after(round).is_some();
+                let vote = if self.draining { DRAIN } else { 0 } | if forming { QUIESCE } else { 0 };
+                Ok(group.ordered_sum(shards, &partials, &mut sum, vote)?)
+            });
+            self.end_copy(copying);
+            let votes = votes?;
 
             let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
             let loss = sum[self.model.parameters()] / units;
@@ -234,10 +249,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
             let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
             self.draining |= drain_begins;
-            if drain_begins || step == total || step.is_multiple_of(self.settings.checkpoint_every.get()) {
-                self.save()?;
-                self.account.saved(Instant::now());
-            }
+            self.save_soon |= drain_begins;
             if rank == 0 && report.is_due() {
                 report.print(out, step, loss)?;
             }
@@ -339,52 +351,6 @@ impl<'a, M: Model> Trainer<'a, M> {
                 None => Ok(()),
             },
         }
-    }
-
-    /// Has the state saved, if this rank does so, while training goes on. A disk that fails is warned of, no error.
-    fn save(&mut self) -> Result<(), TrainError> {
-        self.with_snapshot(|saving, snapshot, _| saving.save(snapshot))?;
-        Ok(())
-    }
-
-    /// Waits until the present state is committed.
-    fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
-        let mut committed = Vec::new();
-        let result = self.with_snapshot(|saving, snapshot, agent| {
-            saving.finish(snapshot, agent, time, stop, |checkpoint| committed.push(checkpoint.clone()))
-        });
-        let result = result.map_err(|error| error.to_string())?;
-        let recorded = committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint));
-        result.unwrap_or(Ok(())).and(recorded.map_err(|error| error.to_string()))
-    }
-
-    /// What is to be saved of the present state, for the rank that saves.
-    fn with_snapshot<T>(
-        &mut self,
-        act: impl FnOnce(&mut Saving, &Snapshot<'_>, Option<&mut Agent>) -> T,
-    ) -> Result<Option<T>, TrainError> {
-        let Some(saving) = self.saving.as_mut() else { return Ok(None) };
-        self.engine.give(&mut self.state)?;
-        let next = self.schedule.batch_after(self.state.step);
-        let tensors = State::entries(self.model.tensors());
-        let snapshot = Snapshot {
-            job: &self.place.job,
-            round: self.place.round,
-            world_size: self.place.world_size,
-            step: self.state.step,
-            settings: &self.words,
-            data: Position {
-                epoch: next.epoch,
-                cursor: next.first,
-                samples: self.schedule.samples,
-                seed: self.settings.seed,
-                global_batch: self.schedule.batch,
-                shards: self.settings.shards.get(),
-            },
-            tensors: &tensors,
-            state: &self.state.flat,
-        };
-        Ok(Some(act(saving, &snapshot, self.agent.as_mut())))
     }
 
     fn record_step(&mut self) -> Result<(), TrainError> {

@@ -49,6 +49,22 @@ fn victims(text: &str) -> Option<u64> {
 
 /// The files that may count for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, best first.
 fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+    let file = |version: Version| if version == Version::V1 { "memory.oom_control" } else { "memory.events" };
+    directories(cgroup, mountinfo).into_iter().map(|(version, directory)| directory.join(file(version))).collect()
+}
+
+/// A version of cgroups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Version {
+    /// A hierarchy for memory alone.
+    V1,
+    /// One for all.
+    V2,
+}
+
+/// The directories that may be the cgroup of a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, as far
+/// as its memory is concerned, best first.
+pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<(Version, PathBuf)> {
     // `hierarchy:controllers:path`; version 2 has no controllers there.
     let path_of = |wanted: &str| {
         cgroup.lines().find_map(|line| {
@@ -59,14 +75,14 @@ fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     };
     let mounts = mountinfo.lines().filter_map(Mount::parse).collect::<Vec<_>>();
     let mut found = Vec::new();
-    for (controller, file) in [("memory", "memory.oom_control"), ("", "memory.events")] {
+    for (controller, version) in [("memory", Version::V1), ("", Version::V2)] {
         let Some(path) = path_of(controller) else { continue };
         for mount in mounts.iter().filter(|mount| mount.controls(controller)) {
             // In a container without a cgroup namespace the path is the host's, and the mount begins below it.
             if let Ok(below) = Path::new(path).strip_prefix(mount.root) {
-                found.push(Path::new(mount.point).join(below).join(file));
+                found.push((version, Path::new(mount.point).components().chain(below.components()).collect()));
             }
-            found.push(Path::new(mount.point).join(file));
+            found.push((version, mount.point.into()));
         }
     }
     found.dedup();

@@ -40,10 +40,10 @@ impl Dice {
 }
 
 /// A worker, by its node and its local rank.
-type Worker = (String, u32);
+pub(crate) type Worker = (String, u32);
 
 /// The job's workers that live.
-fn workers(job: &Job) -> BTreeMap<Worker, i32> {
+pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, i32> {
     let folder = job.path("run").into_os_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let found = processes.filter_map(|process| {

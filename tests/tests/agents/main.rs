@@ -10,6 +10,7 @@ mod flags;
 mod gpus;
 mod hosted;
 mod live;
+mod memory;
 mod mistakes;
 mod networks;
 mod outcome;

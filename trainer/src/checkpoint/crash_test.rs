@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use super::disk::Host;
 use super::faulty::{Fault, FaultyDisk};
 use super::manifest::{Entry, Position};
-use super::snapshot::Snapshot;
+use super::snapshot::{Layout, Snapshot};
 use super::*;
 
 const LENGTH: usize = 700;
@@ -23,9 +23,9 @@ fn save<D: Disk>(checkpoints: &mut Checkpoints<D>, step: u64, round: u64) -> Res
     ];
     let data = Position { epoch: 1, cursor: 7, samples: 100, seed: 3, global_batch: 7, shards: 2 };
     let state = state(step);
-    let snapshot =
-        Snapshot { job: "test", round, world_size: 2, step, settings: "any", data, tensors: &tensors, state: &state };
-    let mut frame = Frame::room(&tensors);
+    let (done, tensors, state) = (None, &tensors, &state);
+    let snapshot = Snapshot { job: "test", round, world_size: 2, step, done, settings: "any", data, tensors, state };
+    let mut frame = Frame::alone(&Layout::new("test", "any", tensors));
     frame.fill(&snapshot);
     checkpoints.save(&frame)
 }

@@ -16,7 +16,9 @@ mod crash_test;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty;
+pub mod frames;
 pub mod manifest;
+mod memory;
 pub mod retention;
 pub mod snapshot;
 mod tensors;
@@ -72,6 +74,9 @@ pub enum CheckpointError {
         /// For how long it was waited for.
         waited: Duration,
     },
+    /// There is no memory for copies of the state.
+    #[error("cannot get memory for snapshots: {0}; a checkpoint takes twice the state's size")]
+    Memory(io::Error),
     /// There is no thread to write with.
     #[error("cannot start the thread that writes checkpoints: {0}")]
     Thread(io::Error),
@@ -189,18 +194,8 @@ impl<D: Disk> Checkpoints<D> {
     fn write(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
         self.discard(folder)?;
         self.disk.create_folder(folder)?;
-        let bytes = frame.pages.bytes();
-        let extent = Extent {
-            file: DATA.to_owned(),
-            file_len: bytes.len() as u64,
-            file_offset: frame.header as u64,
-            offset: 0,
-            len: frame.about.state_bytes,
-            chunk: CHUNK as u64,
-            crc32c: bytes.chunks(CHUNK).map(|chunk| hex(crc32c::crc32c(chunk))).collect(),
-        };
-        self.place(&folder.join(DATA), bytes)?;
-        let manifest = Manifest { extents: vec![extent], ..frame.about.clone() }.encode();
+        self.place(&folder.join(DATA), frame.file.bytes())?;
+        let manifest = frame.about.encode();
         let path = folder.join(MANIFEST);
         self.place(&path, &manifest)?;
         self.disk.sync_folder(folder)?;

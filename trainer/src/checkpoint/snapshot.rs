@@ -1,8 +1,20 @@
-//! Copies of the state that training leaves behind when it goes on. Not for when to take one, nor for writing it.
+//! Copies of the state that training leaves behind when it goes on, and how one lies in memory that outlives the worker.
+//! Not for when to take one, for whose turn it is to be overwritten, nor for writing it to disk.
+//!
+//! ```text
+//! a frame    head: mark, how the last step was done, manifest     (in memory that outlives the worker)
+//!            the file that it becomes: header, flat state
+//! ```
+//!
+//! The mark is taken away before anything else of a frame changes and set when all of it has: a worker may be killed
+//! between any two instructions, and whoever comes after it must not take half a copy for a whole one.
 
-use super::disk::ALIGNMENT;
-use super::manifest::{Entry, FORMAT, Manifest, Position};
-use super::tensors;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
+use super::memory::{Mapping, Pages};
+use super::{CHUNK, DATA, disk::ALIGNMENT, tensors};
 
 /// What is to be saved: the flat state, its names, and where training stands.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +27,8 @@ pub struct Snapshot<'a> {
     pub world_size: u32,
     /// Optimizer steps in the state.
     pub step: u64,
+    /// How the last of them was done, if that is known.
+    pub done: Option<Done>,
     /// What a step computes, in words.
     pub settings: &'a str,
     /// Where the data stands.
@@ -25,83 +39,140 @@ pub struct Snapshot<'a> {
     pub state: &'a [f32],
 }
 
-/// Bytes that start at a multiple of 4 KiB, in pages that are in memory from the start: the first touch of a fresh page
-/// costs many times what copying it does.
-#[derive(Debug)]
-pub(super) struct Pages {
-    memory: Vec<u8>,
-    start: usize,
-    len: usize,
+/// How a step was done.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Done {
+    /// In which round.
+    pub round: u64,
+    /// By how many ranks.
+    pub world_size: u32,
+    /// The mean loss of its samples.
+    pub loss: f32,
 }
 
-impl Pages {
-    pub(super) fn new(len: usize) -> Pages {
-        let mut memory = Vec::with_capacity(len + ALIGNMENT);
-        ask_for_huge_pages(&memory);
-        // Not zero: the kernel gives zeros without giving memory.
-        memory.resize(len + ALIGNMENT, 0xff);
-        let start = memory.as_ptr().align_offset(ALIGNMENT);
-        Pages { memory, start, len }
-    }
+/// Marks a frame as whole; the last byte is the version of this layout.
+const WHOLE: u64 = u64::from_be_bytes(*b"elastic\x01");
 
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.len]
-    }
+/// Where things lie in a head.
+const MARK: usize = 0;
+const LENGTH: usize = 8;
+const ROUND: usize = 16;
+const WORLD_SIZE: usize = 24;
+const LOSS: usize = 32;
+const CHECKSUM: usize = 40;
+const MANIFEST: usize = 48;
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + self.len]
-    }
+/// Copied, and then checksummed, while it is in a core's cache.
+const BITE: usize = 128 << 10;
 
-    /// Makes it `len` bytes long; what was in them is lost.
-    fn refit(&mut self, len: usize) {
-        if self.start + len <= self.memory.len() {
-            self.len = len;
-        } else {
-            *self = Pages::new(len);
-        }
-    }
+/// How much room a snapshot of a run takes.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// What a frame is to say of itself; its numbers are none yet.
+    like: Manifest,
+    head: usize,
+    header: usize,
 }
 
-/// Asks that room which nobody has touched yet be given in large pages, where it is large: copying to many small ones
-/// takes longer, above all in a virtual machine.
-fn ask_for_huge_pages(room: &Vec<u8>) {
-    let skipped = room.as_ptr().align_offset(ALIGNMENT);
-    let whole = room.capacity().saturating_sub(skipped) / ALIGNMENT * ALIGNMENT;
-    // SAFETY: the range lies in the vector's own allocation, and how it is backed changes nothing in it. The kernel may
-    // refuse, which is as good as before.
-    #[allow(unsafe_code)]
-    unsafe {
-        libc::madvise(room.as_ptr().wrapping_add(skipped).cast_mut().cast(), whole, libc::MADV_HUGEPAGE);
+impl Layout {
+    /// For states of these tensors, in a job with these settings.
+    pub fn new(job: &str, settings: &str, tensors: &[Entry]) -> Layout {
+        let header = tensors::header(tensors, None).len();
+        let state_bytes = tensors.iter().map(|tensor| tensor.offset + tensor.len).max().unwrap_or(0);
+        let (most, chunks) = (u64::MAX, (header as u64 + state_bytes).div_ceil(CHUNK as u64));
+        let extent = Extent {
+            file: DATA.to_owned(),
+            file_len: header as u64 + state_bytes,
+            file_offset: header as u64,
+            offset: 0,
+            len: state_bytes,
+            chunk: CHUNK as u64,
+            crc32c: vec![hex(u32::MAX); chunks as usize],
+        };
+        let largest = Manifest {
+            format: FORMAT,
+            job: job.to_owned(),
+            round: most,
+            world_size: u32::MAX,
+            step: most,
+            settings: settings.to_owned(),
+            data: Position {
+                epoch: most,
+                cursor: most,
+                samples: most,
+                seed: most,
+                global_batch: most,
+                shards: u32::MAX,
+            },
+            state_bytes,
+            tensors: tensors.to_vec(),
+            extents: vec![extent],
+            crc32c: String::new(),
+        };
+        let head = (MANIFEST + largest.encode().len()).next_multiple_of(ALIGNMENT);
+        Layout { like: Manifest { step: 0, ..largest }, head, header }
+    }
+
+    fn file(&self) -> usize {
+        self.header + self.like.state_bytes as usize
+    }
+
+    /// Bytes of a frame.
+    pub(super) fn frame(&self) -> usize {
+        (self.head + self.file()).next_multiple_of(ALIGNMENT)
     }
 }
 
 /// A copy of a snapshot, laid out as the file that it becomes.
 #[derive(Debug)]
 pub struct Frame {
-    /// All that the manifest says but where the bytes lie.
+    /// What the checkpoint's manifest says.
     pub(super) about: Manifest,
-    /// The header's length in `pages`; the state follows.
-    pub(super) header: usize,
-    pub(super) pages: Pages,
+    /// What whoever comes after this process is to know.
+    head: Pages,
+    /// The state's place in the file.
+    header: usize,
+    pub(super) file: Pages,
+}
+
+/// Why what lies in memory is no snapshot of this run.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// Nothing was ever put there, or it was cut short.
+    Torn,
+    /// What is wrong with it.
+    Flawed(String),
 }
 
 impl Frame {
-    /// Room for a state of these tensors.
-    pub fn room(tensors: &[Entry]) -> Frame {
-        let header = tensors::header(tensors, None).len();
-        let state = tensors.iter().map(|tensor| tensor.offset + tensor.len).max().unwrap_or(0);
-        Frame { about: Manifest::default(), header, pages: Pages::new(header + state as usize) }
+    /// The frame of this number in memory for several.
+    pub(super) fn at(mapping: &Arc<Mapping>, layout: &Layout, number: usize) -> Frame {
+        let start = number * layout.frame();
+        let (head, file) = (mapping.part(start, layout.head), mapping.part(start + layout.head, layout.file()));
+        Frame { about: layout.like.clone(), head, header: layout.header, file }
     }
 
-    /// Replaces what it holds. Touches no fresh memory if the tensors are those that the room is for.
+    /// A frame in memory of its own.
+    #[cfg(test)]
+    pub(super) fn alone(layout: &Layout) -> Frame {
+        Frame::at(&Arc::new(Mapping::own(layout.frame()).unwrap()), layout, 0)
+    }
+
+    /// Replaces what it holds. Touches no fresh memory once it was populated.
+    ///
+    /// # Panics
+    /// When the snapshot is not one that the layout is for.
     pub fn fill(&mut self, snapshot: &Snapshot<'_>) {
+        self.mark().store(0, Ordering::Relaxed);
+        // Nothing below may come before it.
+        fence(Ordering::SeqCst);
         let header = tensors::header(snapshot.tensors, None);
         let state: &[u8] = bytemuck::cast_slice(snapshot.state);
-        self.pages.refit(header.len() + state.len());
-        let bytes = self.pages.bytes_mut();
+        assert!(header.len() == self.header && header.len() + state.len() == self.file.bytes().len());
+        let bytes = self.file.bytes_mut();
         bytes[..header.len()].copy_from_slice(&header);
-        bytes[header.len()..].copy_from_slice(state);
-        self.header = header.len();
+        let checksums = copied(bytes, header.len(), state);
+        let Manifest { extents, tensors, state_bytes, .. } = std::mem::take(&mut self.about);
         self.about = Manifest {
             format: FORMAT,
             job: snapshot.job.to_owned(),
@@ -110,15 +181,115 @@ impl Frame {
             step: snapshot.step,
             settings: snapshot.settings.to_owned(),
             data: snapshot.data,
-            state_bytes: state.len() as u64,
-            tensors: snapshot.tensors.to_vec(),
-            extents: Vec::new(),
+            state_bytes,
+            tensors,
+            extents: extents.into_iter().map(|extent| Extent { crc32c: checksums.clone(), ..extent }).collect(),
             crc32c: String::new(),
         };
+        let manifest = self.about.encode();
+        let head = self.head.bytes_mut();
+        let done = snapshot.done.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
+        put(head, LENGTH, manifest.len() as u64);
+        put(head, ROUND, done.round);
+        put(head, WORLD_SIZE, u64::from(done.world_size));
+        put(head, LOSS, u64::from(done.loss.to_bits()));
+        put(head, CHECKSUM, u64::from(crc32c::crc32c(&head[LENGTH..CHECKSUM])));
+        head[MANIFEST..MANIFEST + manifest.len()].copy_from_slice(&manifest);
+        self.mark().store(WHOLE, Ordering::Release);
     }
 
-    /// Optimizer steps in it.
+    /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a frame never
+    /// has the states of two steps in it.
+    pub fn fill_during<T>(&mut self, snapshot: &Snapshot<'_>, work: impl FnOnce() -> T) -> T {
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.fill(snapshot));
+            work()
+        })
+    }
+
+    /// Takes up what an earlier process left here, if that is whole and of the run that the layout is for. Reads all of
+    /// it. How its last step was done.
+    pub(super) fn take_up(&mut self) -> Result<Option<Done>, Unfit> {
+        if self.mark().load(Ordering::Acquire) != WHOLE {
+            return Err(Unfit::Torn);
+        }
+        let head = self.head.bytes();
+        let number =
+            |place: usize| head[place..place + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let length = number(LENGTH) as usize;
+        if number(CHECKSUM) != u64::from(crc32c::crc32c(&head[LENGTH..CHECKSUM])) || length > head.len() - MANIFEST {
+            return Err(Unfit::Flawed("its head's checksum does not match".to_owned()));
+        }
+        let about = Manifest::decode(&head[MANIFEST..MANIFEST + length]).map_err(Unfit::Flawed)?;
+        let own = &self.about;
+        for (what, theirs, ours) in [("job", &about.job, &own.job), ("settings", &about.settings, &own.settings)] {
+            if theirs != ours {
+                return Err(Unfit::Flawed(format!(
+                    "it is of another run: its {what} are \"{theirs}\", here \"{ours}\""
+                )));
+            }
+        }
+        let place = |manifest: &Manifest| {
+            let of = |extent: &Extent| (extent.file_len, extent.file_offset, extent.len, extent.chunk);
+            (manifest.tensors.clone(), manifest.extents.iter().map(of).collect::<Vec<_>>())
+        };
+        if place(&about) != place(own) {
+            return Err(Unfit::Flawed("its tensors are others".to_owned()));
+        }
+        let expected = about.extents.iter().flat_map(|extent| &extent.crc32c);
+        if !self.file.bytes().chunks(CHUNK).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
+            return Err(Unfit::Flawed("its bytes are not those that it was made of".to_owned()));
+        }
+        let (world_size, loss) = (number(WORLD_SIZE) as u32, f32::from_bits(number(LOSS) as u32));
+        let done = Done { round: number(ROUND), world_size, loss };
+        self.about = about;
+        Ok(Some(done).filter(|done| done.world_size > 0))
+    }
+
+    /// Has all of its memory be there.
+    pub(super) fn populate(&mut self) {
+        self.head.populate();
+        self.file.populate();
+    }
+
+    /// Optimizer steps in it; 0 where it holds nothing.
     pub fn step(&self) -> u64 {
         self.about.step
     }
+
+    /// The flat state in it.
+    pub(super) fn state(&self) -> &[f32] {
+        bytemuck::cast_slice(&self.file.bytes()[self.header..])
+    }
+
+    fn mark(&self) -> &AtomicU64 {
+        let mark = self.head.bytes()[MARK..].as_ptr().cast::<u64>().cast_mut();
+        // SAFETY: a head begins at a multiple of 4 KiB, so the number is aligned, and it is reached by no other way.
+        #[allow(unsafe_code)]
+        unsafe {
+            AtomicU64::from_ptr(mark)
+        }
+    }
+}
+
+fn put(head: &mut [u8], place: usize, number: u64) {
+    head[place..place + 8].copy_from_slice(&number.to_le_bytes());
+}
+
+/// Copies the state behind a file's header, and returns the checksums of the file's chunks.
+fn copied(file: &mut [u8], header: usize, state: &[u8]) -> Vec<String> {
+    let mut rest = state;
+    let chunks = file.chunks_mut(CHUNK).enumerate().map(|(number, chunk)| {
+        let head = header.saturating_sub(number * CHUNK).min(chunk.len());
+        let (before, into) = chunk.split_at_mut(head);
+        let mut checksum = crc32c::crc32c(before);
+        for bite in into.chunks_mut(BITE) {
+            let (from, more) = rest.split_at(bite.len());
+            bite.copy_from_slice(from);
+            checksum = crc32c::crc32c_append(checksum, bite);
+            rest = more;
+        }
+        hex(checksum)
+    });
+    chunks.collect()
 }

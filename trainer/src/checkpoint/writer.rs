@@ -20,13 +20,10 @@ use elastic_proto::worker::Checkpoint;
 use tracing::info;
 
 use super::disk::Disk;
-use super::manifest::Entry;
+use super::frames::Frames;
 use super::retention::Retention;
 use super::snapshot::{Frame, Snapshot};
 use super::{CheckpointError, Checkpoints};
-
-/// One is written while the other waits.
-const FRAMES: usize = 2;
 
 /// What has become of an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +32,9 @@ pub enum Offer {
     Taken,
     /// It will be written in place of this older step, which will not.
     Overtook(u64),
-    /// There is no room yet: the thread has just been started.
+    /// It is in memory, and will not be written.
+    Kept,
+    /// There is no room: the frames' memory is not there yet, or a disk hangs.
     NoRoom,
 }
 
@@ -44,17 +43,32 @@ pub enum Offer {
 struct Desk {
     /// Whether the folder takes files, once that is known.
     prepared: Option<Result<(), CheckpointError>>,
-    idle: Vec<Frame>,
     queued: Option<Frame>,
     writing: Option<Writing>,
-    /// Frames that exist, wherever they are.
-    frames: usize,
     /// What is committed, if older ones may go for it.
     prune: Option<Checkpoint>,
     pruning: bool,
     ended: VecDeque<Result<Checkpoint, CheckpointError>>,
     /// Nobody offers any more.
     closed: bool,
+}
+
+/// A frame on its way to being filled, and what becomes of it then.
+#[derive(Debug)]
+pub struct Room {
+    /// The frame.
+    pub frame: Frame,
+    /// Whether it will be written.
+    write: bool,
+    /// The step that waited for the disk in it.
+    overtaken: Option<u64>,
+}
+
+impl Room {
+    /// One that is only to be in memory.
+    pub(super) fn to_keep(frame: Frame) -> Room {
+        Room { frame, write: false, overtaken: None }
+    }
 }
 
 /// A write under way.
@@ -88,22 +102,21 @@ impl Shared {
 #[derive(Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
+    frames: Frames,
     folder: PathBuf,
 }
 
 impl Writer {
-    /// Starts the thread, which prepares the folder; waits for that, for at most `patience`. The frames, with room for a
-    /// state of these tensors, are made ready meanwhile and after it.
+    /// Starts the thread, which prepares the folder; waits for that, for at most `patience`.
     pub fn start<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Retention,
-        tensors: &[Entry],
+        frames: Frames,
         patience: Duration,
     ) -> Result<Writer, CheckpointError> {
         let (folder, shared) = (checkpoints.folder().to_owned(), Arc::new(Shared::default()));
-        let writer = Writer { shared: shared.clone(), folder };
-        let tensors = tensors.to_vec();
-        let work = move || run(checkpoints, &retention, &tensors, &shared);
+        let writer = Writer { shared: shared.clone(), frames: frames.clone(), folder };
+        let work = move || run(checkpoints, &retention, &frames, &shared);
         std::thread::Builder::new().name("checkpoints".into()).spawn(work).map_err(CheckpointError::Thread)?;
         let desk = writer.shared.lock();
         let waiting = |desk: &mut Desk| desk.prepared.is_none();
@@ -113,6 +126,11 @@ impl Writer {
         prepared.unwrap_or_else(silent).map(|()| writer)
     }
 
+    /// What it writes from.
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
     /// Where it writes.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -120,29 +138,35 @@ impl Writer {
 
     /// Copies a snapshot, to be written as soon as the disk is done with the one before.
     pub fn offer(&self, snapshot: &Snapshot<'_>) -> Offer {
-        let (free, overtaken) = {
-            let mut desk = self.shared.lock();
-            match desk.idle.pop() {
-                Some(frame) => (Some(frame), None),
-                None => {
-                    let queued = desk.queued.take();
-                    let step = queued.as_ref().map(Frame::step);
-                    (queued, step)
-                }
-            }
-        };
-        // The thread has nothing to do with it meanwhile.
-        let Some(mut frame) = free else { return Offer::NoRoom };
-        frame.fill(snapshot);
-        self.shared.change(|desk| match (desk.queued.replace(frame), overtaken) {
-            (None, None) => Offer::Taken,
-            (None, Some(step)) => Offer::Overtook(step),
-            (Some(older), _) => {
-                let step = older.step();
-                desk.idle.push(older);
-                Offer::Overtook(step)
-            }
-        })
+        let Some(mut room) = self.room(true) else { return Offer::NoRoom };
+        room.frame.fill(snapshot);
+        self.take_in(room)
+    }
+
+    /// A frame to copy a snapshot to. The thread has nothing to do with it until it is [taken in](Self::take_in).
+    pub fn room(&self, write: bool) -> Option<Room> {
+        if let Some(frame) = self.frames.take() {
+            return Some(Room { frame, write, overtaken: None });
+        }
+        // What waits for the disk is written all the same, only newer.
+        let frame = self.shared.lock().queued.take()?;
+        let overtaken = Some(frame.step());
+        Some(Room { frame, write: true, overtaken })
+    }
+
+    /// Takes in a frame that was filled.
+    pub fn take_in(&self, room: Room) -> Offer {
+        let Room { frame, write, overtaken } = room;
+        if !write {
+            self.frames.put(frame);
+            return Offer::Kept;
+        }
+        let older = self.shared.change(|desk| desk.queued.replace(frame));
+        let overtaken = older.as_ref().map(Frame::step).or(overtaken);
+        if let Some(older) = older {
+            self.frames.put(older);
+        }
+        overtaken.map_or(Offer::Taken, Offer::Overtook)
     }
 
     /// The outcome of a write that nobody has heard of yet: it is durable, or why not.
@@ -174,13 +198,16 @@ impl Writer {
         under_way.chain(durable).max()
     }
 
-    /// Whether the thread has nothing to do.
+    /// Whether there is nothing to do, and room.
     pub fn is_idle(&self) -> bool {
-        self.shared.lock().is_idle()
+        self.frames.wait(Duration::ZERO) && self.shared.lock().is_idle()
     }
 
     /// Waits until a write has ended or there is nothing to do, for at most `time`.
     pub fn wait(&self, time: Duration) {
+        let deadline = Instant::now() + time;
+        self.frames.wait(time);
+        let time = deadline.saturating_duration_since(Instant::now());
         let waiting = |desk: &mut Desk| desk.ended.is_empty() && !desk.is_idle();
         // What has become of it is asked for afterwards, whichever it was.
         let _ = self.shared.changed.wait_timeout_while(self.shared.lock(), time, waiting);
@@ -195,8 +222,7 @@ impl Drop for Writer {
 
 impl Desk {
     fn is_idle(&self) -> bool {
-        let done = self.queued.is_none() && self.writing.is_none() && self.prune.is_none() && !self.pruning;
-        done && self.frames == FRAMES
+        self.queued.is_none() && self.writing.is_none() && self.prune.is_none() && !self.pruning
     }
 
     /// What to do next. Room is made before more is written.
@@ -221,19 +247,12 @@ enum Task {
 }
 
 /// The thread.
-fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: &Retention, tensors: &[Entry], shared: &Shared) {
+fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: &Retention, frames: &Frames, shared: &Shared) {
     let prepared = checkpoints.prepare();
     let usable = prepared.is_ok();
     shared.change(|desk| desk.prepared = Some(prepared));
     if !usable {
         return;
-    }
-    for _ in 0..FRAMES {
-        let frame = Frame::room(tensors);
-        shared.change(|desk| {
-            desk.idle.push(frame);
-            desk.frames += 1;
-        });
     }
     loop {
         let task = {
@@ -255,9 +274,9 @@ fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: &Retention, tensors:
             }
             Task::Write(frame) => {
                 let result = checkpoints.save(&frame);
+                frames.put(frame);
                 shared.change(|desk| {
                     desk.writing = None;
-                    desk.idle.push(frame);
                     desk.ended.push_back(result);
                 });
             }

@@ -5,8 +5,9 @@ use std::path::Path;
 use super::*;
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::faulty::{Fault, FaultyDisk, Gate, Gated};
-use crate::checkpoint::manifest::Position;
+use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::retention::Name;
+use crate::checkpoint::snapshot::Layout;
 
 const NUMBERS: usize = 5000;
 /// Nothing here takes this long.
@@ -19,14 +20,18 @@ fn tensors() -> Vec<Entry> {
 /// Calls with the state after `step` steps, which is that number again and again.
 fn with_state<T>(step: u64, act: impl FnOnce(&Snapshot<'_>) -> T) -> T {
     let (tensors, state, data) = (tensors(), vec![step as f32; NUMBERS], Position::default());
-    let snapshot =
-        Snapshot { job: "test", round: 1, world_size: 1, step, settings: "", data, tensors: &tensors, state: &state };
+    let (done, tensors, state) = (None, &tensors, &state);
+    let snapshot = Snapshot { job: "test", round: 1, world_size: 1, step, done, settings: "", data, tensors, state };
     act(&snapshot)
+}
+
+fn frames() -> Frames {
+    Frames::own(&Layout::new("test", "", &tensors())).unwrap()
 }
 
 fn start<D: Disk + Send + 'static>(disk: D, folder: &Path) -> Saving {
     let retention = Retention { keep: NonZeroUsize::new(9).unwrap(), every: None };
-    let saving = Saving::start(Checkpoints::new(disk, folder), retention, &tensors(), 0).unwrap();
+    let saving = Saving::start(Checkpoints::new(disk, folder), retention, frames(), 0).unwrap();
     saving.writer.wait(LONG);
     saving
 }
@@ -104,7 +109,7 @@ fn a_folder_that_does_not_answer_is_an_error_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(Gated(Host, Gate::default()), folder.path());
     let retention = Retention { keep: NonZeroUsize::MIN, every: None };
-    let error = Writer::start(checkpoints, retention, &tensors(), Duration::from_millis(20)).unwrap_err().to_string();
+    let error = Writer::start(checkpoints, retention, frames(), Duration::from_millis(20)).unwrap_err().to_string();
     assert!(error.contains("file system hang") && error.contains("--checkpoint-dir"), "{error}");
 }
 
@@ -128,7 +133,7 @@ fn the_last_state_gets_a_second_attempt_but_no_third() {
 fn what_is_saved_again_and_again_is_pruned_as_told() {
     let folder = tempfile::tempdir().unwrap();
     let retention = Retention { keep: NonZeroUsize::new(2).unwrap(), every: std::num::NonZeroU64::new(10) };
-    let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, &tensors(), 0).unwrap();
+    let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, frames(), 0).unwrap();
     for step in (4..40).step_by(4) {
         finish(&mut saving, step, LONG).unwrap();
     }

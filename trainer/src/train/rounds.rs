@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
-use super::{Done, TrainError, Trainer};
+use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
+use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::{Checkpoints, Loaded};
 use crate::collective::{Group, Place};
 use crate::model::Model;
@@ -134,10 +135,12 @@ impl<M: Model> Trainer<'_, M> {
         self.prepare(committed)?;
         // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
-        let all = group.gather([own])?;
-        let [newest] = all.iter().copied().max().unwrap_or_default();
+        let all = group.gather([own, u64::from(self.rescued)])?;
+        self.rescued = false;
+        let newest = all.iter().map(|[held, _]| *held).max().unwrap_or_default();
         let Some(step) = newest.checked_sub(1) else { return self.begin(group) };
-        let holds: Vec<bool> = all.iter().map(|&held| held == [newest]).collect();
+        let holds: Vec<bool> = all.iter().map(|[held, _]| *held == newest).collect();
+        let only_rescued = all.iter().all(|[held, rescued]| *held != newest || *rescued > 0);
         let lacking = holds.iter().filter(|&&holds| !holds).count();
         if lacking > 0 {
             self.share(group, step, &holds)?;
@@ -146,25 +149,28 @@ impl<M: Model> Trainer<'_, M> {
         if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
             self.record_step()?;
         }
+        if only_rescued && step > committed {
+            // All workers had died, and it is nowhere else.
+            self.save_soon = true;
+        }
         let (round, took) = (self.place.round, begun.elapsed());
         info!(round, step, lacking, ?took, "goes on from memory");
         Ok(())
     }
 
-    /// What rank 0 alone does.
+    /// Makes ready what a rank needs beside its state: rank 0 most of all.
     fn prepare(&mut self, committed: u64) -> Result<(), TrainError> {
+        self.find_memory()?;
         let Place { rank, world_size, .. } = self.place;
         if rank > 0 {
-            (self.saving, self.trace) = (None, None);
+            self.end_saving();
+            self.trace = None;
             return Ok(());
         }
         if u64::from(world_size) > u64::from(self.settings.shards.get()) {
             warn!("{world_size} workers share {} shards: some have no work; raise --shards", self.settings.shards);
         }
-        if let (Some(folder), None) = (&self.settings.checkpoint_dir, &self.saving) {
-            let (checkpoints, tensors) = (Checkpoints::new(Host, folder), State::entries(self.model.tensors()));
-            self.saving = Some(Saving::start(checkpoints, self.settings.retention(), &tensors, committed)?);
-        }
+        self.begin_saving(committed)?;
         if let Some(path) = &self.settings.plot {
             // Better known now than when the work is done.
             let opened = OpenOptions::new().create(true).append(true).open(path);
@@ -236,12 +242,15 @@ impl<M: Model> Trainer<'_, M> {
         let done = self.last.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
         let all = group.gather(told)?;
-        let mut theirs = all.iter().zip(holds).filter(|(_, holds)| **holds).map(|(told, _)| *told);
-        let first = theirs.next();
-        if theirs.any(|told| Some(told) != first) {
+        let theirs: Vec<_> = all.iter().zip(holds).filter(|(_, holds)| **holds).map(|(told, _)| *told).collect();
+        // One may have loaded what another has done, so that they may know differently how it was done.
+        let Some(&[sum, round, world_size, loss]) = theirs.iter().max_by_key(|[_, _, world_size, _]| *world_size > 0)
+        else {
+            return Err(TrainError::Damaged { step });
+        };
+        if theirs.iter().any(|[theirs, ..]| *theirs != sum) {
             return Err(TrainError::Split { step });
         }
-        let [sum, round, world_size, loss] = first.unwrap_or_default();
         // Until all of it is here it is no state.
         self.held = holder;
         group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;

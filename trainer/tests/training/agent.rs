@@ -1,6 +1,9 @@
 //! An agent that is a thread of the test. Not for workers.
 
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -9,6 +12,7 @@ use std::time::Duration;
 
 use elastic_proto::worker::{Assignment, Checkpoint, FailureClass, FromWorker, ToWorker};
 use elastic_trainer::Environment;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::worker::{Worker, environment, free_port, wait_for};
 
@@ -36,6 +40,17 @@ impl Agent {
         resume: Option<Checkpoint>,
         commits: Commits,
     ) -> Agent {
+        Agent::with_memory(folder, environment, resume, commits, None)
+    }
+
+    /// One that lends a file in memory, whatever size is asked for; else none can be had.
+    pub(crate) fn with_memory(
+        folder: &Path,
+        environment: &Environment,
+        resume: Option<Checkpoint>,
+        commits: Commits,
+        memory: Option<File>,
+    ) -> Agent {
         let socket = folder.join(format!("agent-{}-{}", environment.round, environment.rank));
         let listener = UnixListener::bind(&socket).unwrap();
         let heard = Arc::new(Mutex::new(Vec::new()));
@@ -60,6 +75,14 @@ impl Agent {
                             Commits::Unanswered => None,
                         }
                     }
+                    FromWorker::Memory { id, bytes } => match &memory {
+                        Some(memory) => {
+                            memory.set_len(*bytes).unwrap();
+                            send_with(&stream, &ToWorker::Memory { id: *id, bytes: *bytes }, memory);
+                            None
+                        }
+                        None => Some(ToWorker::Error { id: Some(*id), message: "there is no memory to spare".into() }),
+                    },
                     _ => None,
                 };
                 heard.lock().unwrap().push(message);
@@ -114,6 +137,17 @@ impl Agent {
             _ => None,
         })
     }
+}
+
+/// Says something, and sends a file beside it.
+fn send_with(stream: &UnixStream, message: &ToWorker, file: &File) {
+    let line = format!("{}\n", serde_json::to_string(message).unwrap());
+    let descriptors = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = sendmsg(stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL).unwrap();
+    assert_eq!(sent, line.len());
 }
 
 /// The place that an environment stands for, each worker on a node of its own.

@@ -7,6 +7,7 @@ mod example;
 mod gpt;
 mod leaving;
 mod live;
+mod memory;
 mod record;
 mod results;
 mod saving;

@@ -1,0 +1,251 @@
+//! The two frames that snapshots are copied to, and whose turn it is: the older one's, so that the newest whole snapshot
+//! is never the one that is overwritten. Not for how a frame lies in memory, nor for writing one to disk.
+//!
+//! In memory of the agent's they outlive this process: one that takes its place on the node goes on from there.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::memory::Mapping;
+use super::snapshot::{Done, Frame, Layout, Unfit};
+use super::writer::Room;
+
+/// One is written to disk, or is the newest whole one, while the other is filled.
+const FRAMES: usize = 2;
+
+/// Both frames. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Frames {
+    shared: Arc<Shared>,
+    kept: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    room: Mutex<Idle>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    idle: Vec<Frame>,
+    /// Frames whose memory is there.
+    ready: usize,
+}
+
+/// What an earlier process left.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rescued {
+    /// Optimizer steps in it.
+    pub step: u64,
+    /// The flat state.
+    pub state: Vec<f32>,
+    /// How its last step was done, if that is known.
+    pub done: Option<Done>,
+}
+
+impl Layout {
+    /// Bytes for all frames.
+    pub fn bytes(&self) -> u64 {
+        (FRAMES * self.frame()) as u64
+    }
+}
+
+impl Frames {
+    /// Frames that end with this process. Their memory is made ready by a thread.
+    pub fn own(layout: &Layout) -> io::Result<Frames> {
+        let mapping = Arc::new(Mapping::own(FRAMES * layout.frame())?);
+        Frames::make_ready((0..FRAMES).map(|number| Frame::at(&mapping, layout, number)).collect(), false)
+    }
+
+    /// Frames in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
+    /// that is left in it.
+    pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(Frames, Option<Rescued>)> {
+        // To touch what lies behind its end would be death.
+        if (rustix::fs::fstat(&file)?.st_size as u64) < layout.bytes() {
+            return Err(io::Error::other("the file is shorter than it should be"));
+        }
+        let mapping = Arc::new(Mapping::of(file.as_fd(), FRAMES * layout.frame())?);
+        let mut frames: Vec<Frame> = (0..FRAMES).map(|number| Frame::at(&mapping, layout, number)).collect();
+        let mut newest: Option<Rescued> = None;
+        for frame in &mut frames {
+            match frame.take_up() {
+                Ok(done) if newest.as_ref().is_none_or(|newest| newest.step < frame.step()) => {
+                    newest = Some(Rescued { step: frame.step(), state: frame.state().to_vec(), done });
+                }
+                Ok(_) | Err(Unfit::Torn) => {}
+                Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in the agent's memory: {cause}"),
+            }
+        }
+        Ok((Frames::make_ready(frames, true)?, newest))
+    }
+
+    fn make_ready(frames: Vec<Frame>, kept: bool) -> io::Result<Frames> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let work = move || {
+            for mut frame in frames {
+                frame.populate();
+                let mut room = theirs.lock();
+                room.idle.push(frame);
+                room.ready += 1;
+                drop(room);
+                theirs.changed.notify_all();
+            }
+        };
+        std::thread::Builder::new().name("frames".into()).spawn(work)?;
+        Ok(Frames { shared, kept })
+    }
+
+    /// Whether they outlive this process.
+    pub fn are_kept(&self) -> bool {
+        self.kept
+    }
+
+    /// An idle frame to copy a snapshot to, which will only be in memory; [`put`](Self::put) it back.
+    pub fn room(&self) -> Option<Room> {
+        self.take().map(Room::to_keep)
+    }
+
+    /// Takes the idle frame with the older snapshot.
+    pub(super) fn take(&self) -> Option<Frame> {
+        let mut room = self.shared.lock();
+        let (oldest, _) = room.idle.iter().enumerate().min_by_key(|(_, frame)| frame.step())?;
+        Some(room.idle.swap_remove(oldest))
+    }
+
+    /// Gives a frame back.
+    pub fn put(&self, frame: Frame) {
+        self.shared.lock().idle.push(frame);
+    }
+
+    /// Waits until the memory of all is there, for at most `time`. Whether it is.
+    pub fn wait(&self, time: Duration) -> bool {
+        let waiting = |room: &mut Idle| room.ready < FRAMES;
+        let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), time, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0.ready == FRAMES
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::super::manifest::{Entry, Position};
+    use super::super::snapshot::Snapshot;
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// More than one chunk's.
+    const NUMBERS: usize = 3 << 20;
+
+    fn tensors(name: &str) -> Vec<Entry> {
+        vec![Entry { name: name.into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
+    }
+
+    fn layout(job: &str, settings: &str) -> Layout {
+        Layout::new(job, settings, &tensors("a"))
+    }
+
+    fn keep(frames: &Frames, step: u64) {
+        let (tensors, state, data) = (tensors("a"), vec![step as f32; NUMBERS], Position::default());
+        let done = Some(Done { round: 3, world_size: 2, loss: 0.1 + step as f32 }).filter(|_| step != 5);
+        let (tensors, state) = (&tensors, &state);
+        let snapshot =
+            Snapshot { job: "job", round: 4, world_size: 2, step, done, settings: "--flags", data, tensors, state };
+        assert!(frames.wait(LONG));
+        let mut room = frames.room().unwrap();
+        room.frame.fill(&snapshot);
+        frames.put(room.frame);
+    }
+
+    fn memory(layout: &Layout) -> File {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(layout.bytes()).unwrap();
+        file
+    }
+
+    /// What a successor finds.
+    fn found(layout: &Layout, memory: &File) -> Option<u64> {
+        let (_, rescued) = Frames::kept(layout, memory).unwrap();
+        rescued.map(|rescued| {
+            assert!(rescued.state == vec![rescued.step as f32; NUMBERS], "step {}", rescued.step);
+            let done = Done { round: 3, world_size: 2, loss: 0.1 + rescued.step as f32 };
+            assert_eq!(rescued.done, Some(done).filter(|_| rescued.step != 5));
+            rescued.step
+        })
+    }
+
+    #[test]
+    fn a_successor_finds_the_newest_whole_snapshot_and_overwrites_the_other_first() {
+        let layout = layout("job", "--flags");
+        let memory = memory(&layout);
+        assert_eq!(found(&layout, &memory), None);
+        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
+        for step in [2, 5, 9] {
+            keep(&frames, step);
+            assert_eq!(found(&layout, &memory), Some(step));
+        }
+        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
+        frames.wait(LONG);
+        assert_eq!(frames.take().unwrap().step(), 5);
+        assert_eq!(frames.take().unwrap().step(), 9);
+    }
+
+    #[test]
+    fn a_copy_that_was_cut_short_or_changed_anywhere_is_not_taken() {
+        let layout = layout("job", "--flags");
+        let memory = memory(&layout);
+        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
+        keep(&frames, 5);
+        keep(&frames, 9);
+        let half = layout.bytes() / 2;
+        let newest = (0..2).map(|frame| frame * half).find(|&start| {
+            let mut mark = [0; 8];
+            memory.read_exact_at(&mut mark, start).unwrap();
+            memory.write_all_at(&[0; 8], start).unwrap();
+            let is_newest = found(&layout, &memory) == Some(5);
+            memory.write_all_at(&mark, start).unwrap();
+            is_newest
+        });
+        let newest = newest.expect("without its mark the newest is none");
+        assert_eq!(found(&layout, &memory), Some(9));
+        // Every part of a head, the manifest, and the first and last bytes of the state's chunks
+        let state = half - 4 * NUMBERS as u64;
+        let places = (8..48).chain([48, 60, 500, state, state + 1, half / 2, (8 << 20) + 4096, half - 4097]);
+        for place in places {
+            let mut byte = [0];
+            memory.read_exact_at(&mut byte, newest + place).unwrap();
+            memory.write_all_at(&[byte[0] ^ 0x10], newest + place).unwrap();
+            assert_eq!(found(&layout, &memory), Some(5), "byte {place}");
+            memory.write_all_at(&byte, newest + place).unwrap();
+        }
+        assert_eq!(found(&layout, &memory), Some(9));
+    }
+
+    #[test]
+    fn another_runs_snapshots_are_not_taken() {
+        let own = layout("job", "--flags");
+        let memory = memory(&own);
+        let (frames, _) = Frames::kept(&own, &memory).unwrap();
+        keep(&frames, 5);
+        for other in [layout("jab", "--flags"), layout("job", "--flogs"), Layout::new("job", "--flags", &tensors("b"))]
+        {
+            assert_eq!(found(&other, &memory), None);
+        }
+        assert_eq!(found(&own, &memory), Some(5));
+    }
+}

@@ -1,0 +1,173 @@
+//! Copies of the state: to the agent's memory, which outlives this worker, and from there to disk. Not for when a
+//! checkpoint counts: that is [`crate::saving`]'s.
+//!
+//! A copy is made while the next step's gradient is computed: the state stands still until the optimizer changes it,
+//! which waits for what is not copied yet.
+//!
+//! One worker of each node keeps snapshots in its agent's memory, the first: all hold the same state, and nodes fail as
+//! a whole. Rank 0 is one of them, and writes every so many to disk.
+
+use std::time::Duration;
+
+use elastic_proto::worker::Checkpoint;
+use tracing::{info, warn};
+
+use super::{TrainError, Trainer};
+use crate::checkpoint::CheckpointError;
+use crate::checkpoint::Checkpoints;
+use crate::checkpoint::disk::Host;
+use crate::checkpoint::frames::{Frames, Rescued};
+use crate::checkpoint::manifest::{Entry, Position};
+use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
+use crate::checkpoint::writer::Room;
+use crate::model::Model;
+use crate::saving::Saving;
+use crate::state::State;
+use crate::stop::Stop;
+
+/// A copy on its way.
+pub(super) struct Copying {
+    room: Room,
+    about: About,
+}
+
+/// What a snapshot says of a state.
+struct About {
+    job: String,
+    round: u64,
+    world_size: u32,
+    step: u64,
+    done: Option<Done>,
+    settings: String,
+    data: Position,
+    tensors: Vec<Entry>,
+}
+
+impl About {
+    fn of<'a>(&'a self, state: &'a [f32]) -> Snapshot<'a> {
+        let About { job, round, world_size, step, done, settings, data, tensors } = self;
+        let (round, world_size, step, done, data) = (*round, *world_size, *step, *done, *data);
+        Snapshot { job, round, world_size, step, done, settings, data, tensors, state }
+    }
+}
+
+/// Does `work`, which does not change the state, and makes the copy meanwhile.
+pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl FnOnce() -> T) -> T {
+    match copying {
+        Some(Copying { room, about }) => room.frame.fill_during(&about.of(state), work),
+        None => work(),
+    }
+}
+
+impl<M: Model> Trainer<'_, M> {
+    /// Asks the agent, once, for memory that outlives this worker, and takes up what one that was here before has left
+    /// there. Without it, all goes on as well, but for what a death of all workers costs.
+    pub(super) fn find_memory(&mut self) -> Result<(), TrainError> {
+        let asks = self.local_rank == 0 && self.settings.snapshot_every > 0;
+        let Some(agent) = self.agent.as_mut().filter(|_| asks && !self.asked_for_memory) else { return Ok(()) };
+        self.asked_for_memory = true;
+        let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
+        let file = agent.memory(layout.bytes(), self.stop)?;
+        let kept = file.and_then(|file| Frames::kept(&layout, file).map_err(|error| error.to_string()));
+        match kept {
+            Ok((frames, rescued)) => {
+                self.frames = Some(frames);
+                if let Some(Rescued { step, state, done }) = rescued.filter(|_| !self.held) {
+                    info!(step, "found a snapshot in the agent's memory");
+                    self.state = State { step, flat: state };
+                    self.engine.take(&self.state)?;
+                    (self.held, self.last, self.rescued) = (true, done, true);
+                }
+            }
+            Err(cause) => warn!(
+                "the agent keeps no snapshots: {cause}; training goes on, but where all workers die at once it resumes \
+                 from a checkpoint"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Begins to save, on the rank that does: after `committed` steps.
+    pub(super) fn begin_saving(&mut self, committed: u64) -> Result<(), TrainError> {
+        let Some(folder) = self.settings.checkpoint_dir.as_ref().filter(|_| self.saving.is_none()) else {
+            return Ok(());
+        };
+        let frames = match &self.frames {
+            Some(frames) => frames.clone(),
+            None => {
+                let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
+                self.frames.insert(Frames::own(&layout).map_err(CheckpointError::Memory)?).clone()
+            }
+        };
+        let checkpoints = Checkpoints::new(Host, folder);
+        self.saving = Some(Saving::start(checkpoints, self.settings.retention(), frames, committed)?);
+        Ok(())
+    }
+
+    /// Ends saving, on a rank that has no part in it any more.
+    pub(super) fn end_saving(&mut self) {
+        self.saving = None;
+        self.frames = self.frames.take().filter(Frames::are_kept);
+    }
+
+    /// Where a copy of the present state is due, and there is a frame for it, the beginning of one. What is to be on disk
+    /// is on rank 0 alone; a disk that fails is warned of, no error.
+    pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
+        let (step, every) = (self.state.step, self.settings.snapshot_every);
+        let write = self.save_soon || step.is_multiple_of(self.settings.checkpoint_every.get());
+        if step == 0 || step == self.copied || !(write || every > 0 && step.is_multiple_of(every)) {
+            return Ok(None);
+        }
+        let frames = self.frames.as_ref().filter(|frames| frames.are_kept());
+        let room = match &mut self.saving {
+            Some(saving) => saving.room(step, write),
+            None => frames.and_then(Frames::room),
+        };
+        let Some(room) = room else { return Ok(None) };
+        self.engine.give(&mut self.state)?;
+        (self.copied, self.save_soon) = (step, false);
+        Ok(Some(Copying { room, about: self.about() }))
+    }
+
+    /// Takes in a copy that was made.
+    pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
+        match (copying, &mut self.saving, &self.frames) {
+            (Some(Copying { room, .. }), Some(saving), _) => drop(saving.take_in(room)),
+            (Some(Copying { room, .. }), None, Some(frames)) => frames.put(room.frame),
+            _ => {}
+        }
+    }
+
+    /// Waits until the present state is committed.
+    pub(super) fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
+        self.engine.give(&mut self.state).map_err(|error| error.to_string())?;
+        let about = self.about();
+        let Some(saving) = &mut self.saving else { return Ok(()) };
+        let mut committed = Vec::new();
+        let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.clone());
+        let result = saving.finish(&about.of(&self.state.flat), self.agent.as_mut(), time, stop, on_commit);
+        let recorded = committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint));
+        result.and(recorded.map_err(|error| error.to_string()))
+    }
+
+    fn about(&self) -> About {
+        let next = self.schedule.batch_after(self.state.step);
+        About {
+            job: self.place.job.clone(),
+            round: self.place.round,
+            world_size: self.place.world_size,
+            step: self.state.step,
+            done: self.last,
+            settings: self.words.clone(),
+            data: Position {
+                epoch: next.epoch,
+                cursor: next.first,
+                samples: self.schedule.samples,
+                seed: self.settings.seed,
+                global_batch: self.schedule.batch,
+                shards: self.settings.shards.get(),
+            },
+            tensors: State::entries(self.model.tensors()),
+        }
+    }
+}
