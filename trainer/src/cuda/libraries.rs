@@ -97,14 +97,15 @@ impl Surroundings {
     /// The first that is there.
     fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, CudaError> {
         for path in self.places(name) {
-            if path.is_absolute() && !path.exists() {
+            let for_the_loader = path.components().count() == 1;
+            if !for_the_loader && !path.exists() {
                 continue;
             }
             // SAFETY: the driver and NVRTC do nothing but set themselves up when they are loaded.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(Some((library, path))),
                 // The loader does not tell apart what is not there and what is broken.
-                Err(_) if path.components().count() == 1 => {}
+                Err(_) if for_the_loader => {}
                 Err(cause) => return Err(CudaError::Unloadable { path, cause: cause.to_string() }),
             }
         }
