@@ -14,7 +14,8 @@ use super::CudaError;
 /// Folders, separated by colons, that are looked in first.
 pub(super) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
 
-const DRIVER: &str = "libcuda.so.1";
+/// The driver.
+pub(super) const DRIVER: &str = "libcuda.so.1";
 const DRIVER_REMEDY: &str = "install the NVIDIA driver";
 const COMPILER_REMEDY: &str = "pip install nvidia-cuda-nvrtc";
 /// Newest first. A driver loads what a compiler of its own CUDA or of an earlier one makes.

@@ -162,3 +162,10 @@ pub enum CudaError {
         cause: String,
     },
 }
+
+impl CudaError {
+    /// Whether there is a GPU, which then lies idle: not where there is simply none.
+    pub(crate) fn is_of_a_gpu(&self) -> bool {
+        !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: libraries::DRIVER, .. })
+    }
+}

@@ -161,13 +161,14 @@ fn a_newcomer_gets_the_state_from_a_gpu() {
 #[test]
 fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
     assert!(printed(SHORT, "devices=2").contains("test accuracy"));
-    for (how, why) in [
-        ("devices=0", "shows no GPU: no CUDA-capable device is detected"),
-        ("version=11040", "knows CUDA 11.4 and 12.0 is needed"),
-        ("version=12080", "is of a later CUDA than the NVIDIA driver's 12"),
+    for (how, level, why) in [
+        ("devices=0", "INFO", "shows no GPU: no CUDA-capable device is detected"),
+        // One that lies idle
+        ("version=11040", "WARN", "knows CUDA 11.4 and 12.0 is needed"),
+        ("version=12080", "WARN", "is of a later CUDA than the NVIDIA driver's 12"),
     ] {
         let (well, _, logged) = run(SHORT, how);
-        assert!(well && logged.contains("computes on the CPU") && logged.contains(why), "{logged}");
+        assert!(well && logged.contains(&format!("{level} computes on the CPU")) && logged.contains(why), "{logged}");
         let error = refused(&format!("{SHORT} --device cuda"), how);
         assert!(error.contains("--device cuda is not possible") && error.contains(why), "{error}");
     }
