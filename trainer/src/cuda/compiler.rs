@@ -12,7 +12,7 @@ use tracing::warn;
 
 use super::cache::Cache;
 use super::libraries::{self, Driver, Surroundings};
-use super::{CudaError, KERNELS};
+use super::{CudaError, SOURCES, Source};
 
 type Program = *mut c_void;
 type Create =
@@ -20,6 +20,15 @@ type Create =
 type Compile = unsafe extern "C" fn(Program, c_int, *const *const c_char) -> c_int;
 type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
+
+/// A file of kernels, compiled.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Compiled {
+    /// Where from.
+    pub source: Source,
+    /// Code for one kind of GPU: a cubin.
+    pub code: Vec<u8>,
+}
 
 /// NVRTC, loaded.
 #[derive(Debug)]
@@ -85,16 +94,16 @@ impl Compiler {
         &self.path
     }
 
-    /// All kernels' code for a kind of GPU such as `sm_90`: for each file its name, its code and the kernels in it. Taken
-    /// from the cache where it is there.
-    pub fn kernels(&self, arch: &str) -> Result<Vec<(&'static str, Vec<u8>, &'static [&'static str])>, CudaError> {
-        let compiled = KERNELS.iter().map(|&(file, source, names)| {
+    /// All kernels for a kind of GPU such as `sm_90`, from the cache where they are there.
+    pub fn kernels(&self, arch: &str) -> Result<Vec<Compiled>, CudaError> {
+        let compiled = SOURCES.map(|source| {
+            let Source { file, text, .. } = source;
             let options = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
-            let key = format!("NVRTC {} {} {file}\n{source}", self.version(), options.join(" "));
+            let key = format!("NVRTC {} {} {file}\n{text}", self.version(), options.join(" "));
             if let Some(code) = self.cache.get(&key) {
-                return Ok((file, code, names));
+                return Ok(Compiled { source, code });
             }
-            let code = self.run(file, source, &options).map_err(|log| CudaError::Compile {
+            let code = self.run(file, text, &options).map_err(|log| CudaError::Compile {
                 source_file: file,
                 arch: arch.to_owned(),
                 log,
@@ -102,9 +111,9 @@ impl Compiler {
             if let Err(error) = self.cache.put(&key, &code) {
                 warn!("{error}; kernels are compiled anew at each start, which takes about a second");
             }
-            Ok((file, code, names))
+            Ok(Compiled { source, code })
         });
-        compiled.collect()
+        compiled.into_iter().collect()
     }
 
     /// The code, or what the compiler says.

@@ -9,14 +9,14 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
-use super::{Compiler, CudaError, Surroundings, libraries};
+use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
 pub struct Gpu {
     number: usize,
     name: String,
-    arch: String,
+    kind: String,
     versions: String,
     stream: Arc<CudaStream>,
     pub(super) functions: Functions,
@@ -57,8 +57,9 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("make a stream"))?;
 
         let mut modules = Vec::new();
-        for (_, code, names) in compiler.kernels(&arch)? {
-            modules.push((context.load_module(Ptx::from_binary(code)).map_err(failed("load kernels"))?, names));
+        for Compiled { source, code } in compiler.kernels(&arch)? {
+            modules
+                .push((context.load_module(Ptx::from_binary(code)).map_err(failed("load kernels"))?, source.kernels));
         }
         let function = |name: &str| {
             let module = modules.iter().find(|(_, names)| names.contains(&name));
@@ -77,7 +78,7 @@ impl Gpu {
         let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
         let (driver, nvrtc) = (driver.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        Ok(Gpu { number, name, arch: format!("{arch}, NVRTC {nvrtc}"), versions, stream, functions })
+        Ok(Gpu { number, name, kind: format!("{arch}, NVRTC {nvrtc}"), versions, stream, functions })
     }
 
     /// What it is called.
@@ -92,7 +93,7 @@ impl Gpu {
 
     /// What its results depend on: GPUs of one kind, with kernels from one compiler, give the same bits.
     pub fn kind(&self) -> &str {
-        &self.arch
+        &self.kind
     }
 
     /// The libraries in use, for people.

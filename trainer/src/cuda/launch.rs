@@ -73,10 +73,7 @@ impl Gpu {
         let (rows, columns, inner) = (left.rows, right.columns, left.columns);
         assert_eq!(inner, right.rows, "inner dimensions");
         assert_eq!(out.len(), rows * columns, "size of the product");
-        assert!(
-            rows <= MOST_ROWS && columns.max(inner) <= i32::MAX as usize,
-            "a product of {rows}×{columns} over {inner}"
-        );
+        assert!(rows <= MOST_ROWS, "a product of {rows} rows");
         let (number, more) = match after {
             After::Plain => (0i32, &left.data),
             After::Bias(bias) | After::BiasRelu(bias) => {
@@ -91,7 +88,7 @@ impl Gpu {
         if out.is_empty() {
             return Ok(());
         }
-        let size = (rows as i32, columns as i32, inner as i32);
+        let size = (whole(rows), whole(columns), whole(inner));
         let mut launch = self.stream().launch_builder(&self.functions.product);
         launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
@@ -123,7 +120,7 @@ impl Gpu {
     /// When `numbers` are not whole rows.
     pub fn sum_rows(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert!(!sum.is_empty() && numbers.len().is_multiple_of(sum.len()), "whole rows of {}", sum.len());
-        let (rows, columns) = ((numbers.len() / sum.len()) as i32, sum.len() as i32);
+        let (rows, columns) = (whole(numbers.len() / sum.len()), whole(sum.len()));
         let mut launch = self.stream().launch_builder(&self.functions.sum_rows);
         launch.arg(sum).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's, and so many rows and columns are there.
@@ -137,7 +134,7 @@ impl Gpu {
     /// When there is room for more than one, or for none.
     pub fn sum_all(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), 1, "room for one sum");
-        let count = numbers.len() as i32;
+        let count = whole(numbers.len());
         let mut launch = self.stream().launch_builder(&self.functions.sum_all);
         launch.arg(sum).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's, and so many numbers are there.
@@ -171,10 +168,11 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let rows = labels.numbers.len();
         assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
-        let classes = labels.classes as i32;
+        let classes = whole(labels.classes);
         let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
         launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
-        let size = LaunchConfig { grid_dim: (rows as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
+        let size =
+            LaunchConfig { grid_dim: (whole(rows) as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
         unsafe { launch.launch(size) }.map_err(self.failed("take losses"))?;
         Ok(())
@@ -231,6 +229,15 @@ impl<'a> Labels<'a> {
         gpu.upload(labels, &mut room.fit(gpu, labels.len())?)?;
         Ok(Labels { numbers: room.view(), classes })
     }
+}
+
+/// As a kernel counts rows and columns.
+///
+/// # Panics
+/// From two billion on.
+fn whole(count: usize) -> i32 {
+    assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
+    count as i32
 }
 
 /// A thread for each of `count`.

@@ -14,7 +14,8 @@ use super::CudaError;
 /// Folders, separated by colons, that are looked in first.
 pub(super) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
 
-const DRIVER: &str = "libcuda.so.1";
+/// The driver.
+pub(super) const DRIVER: &str = "libcuda.so.1";
 const DRIVER_REMEDY: &str = "install the NVIDIA driver";
 const COMPILER_REMEDY: &str = "pip install nvidia-cuda-nvrtc";
 /// Newest first. A driver loads what a compiler of its own CUDA or of an earlier one makes.
@@ -97,14 +98,15 @@ impl Surroundings {
     /// The first that is there.
     fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, CudaError> {
         for path in self.places(name) {
-            if path.is_absolute() && !path.exists() {
+            let for_the_loader = path.components().count() == 1;
+            if !for_the_loader && !path.exists() {
                 continue;
             }
             // SAFETY: the driver and NVRTC do nothing but set themselves up when they are loaded.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(Some((library, path))),
                 // The loader does not tell apart what is not there and what is broken.
-                Err(_) if path.components().count() == 1 => {}
+                Err(_) if for_the_loader => {}
                 Err(cause) => return Err(CudaError::Unloadable { path, cause: cause.to_string() }),
             }
         }

@@ -19,18 +19,33 @@ mod libraries;
 
 use std::path::PathBuf;
 
-pub use compiler::Compiler;
+pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use launch::{After, Labels, Matrix};
 pub use libraries::Surroundings;
 
-/// The kernels' sources, and the names of the kernels in each.
-pub const KERNELS: [(&str, &str, &[&str]); 4] = [
-    ("product.cu", include_str!("../../kernels/product.cu"), &["product"]),
-    ("sums.cu", include_str!("../../kernels/sums.cu"), &["add", "sum_rows", "sum_all", "sum_squares"]),
-    ("loss.cu", include_str!("../../kernels/loss.cu"), &["cross_entropy"]),
-    ("adamw.cu", include_str!("../../kernels/adamw.cu"), &["adamw"]),
+/// A file of kernels.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Source {
+    /// Its name.
+    pub file: &'static str,
+    /// CUDA C++, which includes nothing.
+    pub text: &'static str,
+    /// The kernels in it.
+    pub kernels: &'static [&'static str],
+}
+
+/// All kernels.
+pub const SOURCES: [Source; 4] = [
+    Source { file: "product.cu", text: include_str!("../../kernels/product.cu"), kernels: &["product"] },
+    Source {
+        file: "sums.cu",
+        text: include_str!("../../kernels/sums.cu"),
+        kernels: &["add", "sum_rows", "sum_all", "sum_squares"],
+    },
+    Source { file: "loss.cu", text: include_str!("../../kernels/loss.cu"), kernels: &["cross_entropy"] },
+    Source { file: "adamw.cu", text: include_str!("../../kernels/adamw.cu"), kernels: &["adamw"] },
 ];
 
 /// A model's pass on a GPU.
@@ -146,4 +161,11 @@ pub enum CudaError {
         /// What the driver says.
         cause: String,
     },
+}
+
+impl CudaError {
+    /// Whether there is a GPU, which then lies idle: not where there is simply none.
+    pub(crate) fn is_of_a_gpu(&self) -> bool {
+        !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: libraries::DRIVER, .. })
+    }
 }

@@ -7,7 +7,7 @@
 mod gpu;
 mod host;
 
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::collective::tree::Node;
 use crate::cuda::{CudaError, Gpu};
@@ -53,7 +53,7 @@ pub(crate) struct Step<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The model has no pass for it.
-    #[error("this model computes on CPUs alone; leave --device out, or say --device cpu")]
+    #[error("this model computes on CPUs alone")]
     HostModel,
     /// The GPU cannot be used.
     #[error(transparent)]
@@ -73,7 +73,10 @@ pub(crate) fn choose<'a, M: Model>(
     match on_gpu(settings, environment, model) {
         Ok(engine) => Ok(Box::new(engine)),
         Err(why) if settings.device == Device::Auto => {
-            info!("computes on the CPU: {why}");
+            match &why {
+                DeviceError::Cuda(error) if error.is_of_a_gpu() => warn!("computes on the CPU: {why}"),
+                _ => info!("computes on the CPU: {why}"),
+            }
             Ok(host())
         }
         Err(why) => Err(why),

@@ -21,7 +21,7 @@ pub enum TrainError {
     #[error("the model or its data cannot be trained: {0}")]
     Unusable(String),
     /// The device that was asked for cannot be had.
-    #[error("--device {device} is not possible: {cause}")]
+    #[error("--device {device} is not possible: {cause}; with --device auto it would be the CPU")]
     Device {
         /// As asked for.
         device: Device,

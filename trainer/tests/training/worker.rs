@@ -123,6 +123,9 @@ impl Worker {
         if let Some(prefix) = environment.cuda.prefixes.first() {
             command.env("VIRTUAL_ENV", prefix);
         }
+        if let Some(cache) = &environment.cuda.cache {
+            command.env("XDG_CACHE_HOME", cache);
+        }
         if let Some(path) = error_file {
             command.env("TORCHELASTIC_ERROR_FILE", path);
         }
