@@ -12,8 +12,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use elastic_trainer::collective::recorder::Recorder;
+use elastic_trainer::collective::tree::{cover, shards_of};
 use elastic_trainer::collective::{Group, Patience, Place};
-use elastic_trainer::nccl::{Communicator, Device, Library, Span};
+use elastic_trainer::nccl::{Added, Communicator, Device, Library, Span};
+use elastic_trainer::random::unit;
 use elastic_trainer::stop::Stop;
 
 /// Nothing here takes this long.
@@ -50,6 +52,15 @@ impl Device for Host {
     }
     fn mark(&mut self) -> Result<(), String> {
         self.mark = self.counters.enqueued.load(Ordering::SeqCst);
+        Ok(())
+    }
+    fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
+        // SAFETY: the communicator adds only in the spans that it was given, one addition at a time.
+        let slice = |span: Span| unsafe { std::slice::from_raw_parts(span.address() as *const f32, span.elements()) };
+        let (left, right) = (slice(left), right.map(slice));
+        let sum: Vec<f32> = (0..into.elements()).map(|i| right.map_or(left[i], |right| left[i] + right[i])).collect();
+        // SAFETY: as above; nothing else of them is read any more.
+        unsafe { std::ptr::copy_nonoverlapping(sum.as_ptr(), into.address() as *mut f32, sum.len()) };
         Ok(())
     }
     fn is_done(&mut self) -> Result<bool, String> {
@@ -122,6 +133,7 @@ impl Rank {
                 if data.iter().enumerate().all(right) { Ok("right".to_owned()) } else { Err("wrong sums".to_owned()) }
             }
             "others" => self.other_operations().map(|()| "right".to_owned()),
+            "ordered" => self.ordered_sums().map(|()| "right".to_owned()),
             "leave" => {
                 let mut group = self.group.take().unwrap();
                 let device = Box::new(host());
@@ -133,6 +145,35 @@ impl Rank {
             }
             other => panic!("`{other}` is no task"),
         }
+    }
+
+    /// The ordered sum, whose bits must be those of the same sum over TCP.
+    fn ordered_sums(&mut self) -> Result<(), String> {
+        let group = self.group.as_mut().unwrap();
+        let (rank, ranks) = (group.rank(), group.world_size());
+        for (shards, length) in [(8, 10_001), (5, 3), (1, 100), (7, 1), (12, 70_000)] {
+            let nodes = cover(shards, &shards_of(rank, ranks, shards));
+            let number = |seed: u32, i: usize| unit((u64::from(seed) << 32) + i as u64) - 0.5;
+            let mut partials: Vec<Vec<f32>> =
+                nodes.iter().map(|node| (0..length).map(|i| number(node.first, i)).collect()).collect();
+            let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+            let mut expected = vec![0.0; length];
+            group.ordered_sum(shards, &slices, &mut expected, 0).map_err(|error| error.to_string())?;
+
+            let mut sum = vec![0.0; length];
+            let mut staging = vec![0.0; Communicator::staging_elements(group, shards, length)];
+            // SAFETY: the numbers outlive the call.
+            let span = |data: &mut [f32]| unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
+            let spans: Vec<Span> = partials.iter_mut().map(|partial| span(partial)).collect();
+            let (into, room) = (span(&mut sum), span(&mut staging));
+            let result = self.communicator.ordered_sum(group, shards, &spans, into, room);
+            result.map_err(|error| error.to_string())?;
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            if bits(&sum) != bits(&expected) {
+                return Err(format!("other bits in {shards} shards of {length}"));
+            }
+        }
+        Ok(())
     }
 
     fn other_operations(&mut self) -> Result<(), String> {
@@ -310,6 +351,7 @@ fn groups_of_every_size_sum_and_copy() {
         every(&join(&mut present, ranks as u64, LONG), way);
         every(&all(&mut present, "sum"), "right");
         every(&all(&mut present, "others"), "right");
+        every(&all(&mut present, "ordered"), "right");
     }
     every(&all(&mut processes.each_mut(), "leave"), "left");
 }
