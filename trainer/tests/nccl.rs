@@ -414,7 +414,7 @@ fn a_rank_that_hangs_is_given_up_after_the_deadline() {
     survivors.iter_mut().for_each(|process| process.begin("sum"));
     for survivor in &mut survivors {
         let answer = survivor.answer();
-        assert!(answer.contains("sent nothing for 2."), "{answer}");
+        assert!(answer.contains("sent nothing for"), "{answer}");
     }
     let record = std::fs::read(folder.path().join("collectives-round-1-rank-0.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -453,7 +453,7 @@ fn a_communicator_that_is_never_made_is_given_up() {
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG ncclCommInitRankConfig"), "set");
     let answers = join(&mut processes.each_mut(), 1, Duration::from_secs(1));
     // Whoever gives up first is gone for the other.
-    let given_up = |answer: &String| answer.contains("sent nothing for 1.") || answer.contains("lost rank");
+    let given_up = |answer: &String| answer.contains("sent nothing for") || answer.contains("lost rank");
     assert!(answers.iter().all(given_up), "{answers:?}");
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG"), "set");
     every(&join(&mut processes.each_mut(), 2, LONG), "Renew");
@@ -481,24 +481,26 @@ fn whoever_comes_joins_those_who_are_there() {
 
 #[test]
 fn a_round_that_forms_ends_a_sum_that_has_had_its_time() {
-    let mut processes: [Process; 2] = start(&fake());
+    let mut processes: [Process; 3] = start(&fake());
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
-    assert_eq!(processes[0].ask("forming 2 400"), "set");
-    // The other one never begins.
+    let [mut a, mut b, c] = processes;
+    assert_eq!(a.ask("forming 2 400"), "set");
+    // The others never begin: for them nothing has failed.
     let begun = Instant::now();
-    assert_eq!(processes[0].ask("sum"), "error: round 2 is forming");
+    assert_eq!(a.ask("sum"), "error: round 2 is forming");
     assert!(begun.elapsed() < LONG / 3);
-    every(&join(&mut processes.each_mut(), 2, LONG), "Renew");
-    every(&all(&mut processes.each_mut(), "sum"), "right");
+    drop(c);
+    every(&join(&mut [&mut a, &mut b], 2, LONG), "Shrink { without: [2], revoke: true }");
+    every(&all(&mut [&mut a, &mut b], "sum"), "right");
 }
 
 #[test]
 fn a_call_that_never_returns_is_reported() {
     let mut processes: [Process; 2] = start(&fake());
-    every(&join(&mut processes.each_mut(), 1, Duration::from_secs(1)), "Renew");
+    every(&join(&mut processes.each_mut(), 1, Duration::from_secs(2)), "Renew");
     assert_eq!(processes[0].ask("set FAKE_NCCL_BLOCK ncclAllReduce"), "set");
     let answers = all(&mut processes.each_mut(), "sum");
     assert!(answers[0].contains("NCCL does not come back from sum"), "{answers:?}");
-    assert!(answers[1].contains("sent nothing for 1."), "{answers:?}");
+    assert!(answers[1].contains("sent nothing for"), "{answers:?}");
     assert!(processes[0].ask("sum").contains("NCCL does not come back from an earlier call"));
 }
