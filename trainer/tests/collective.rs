@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -256,10 +257,13 @@ fn a_record_names_the_operation_that_was_given_up_and_who_was_waited_for() {
     // A dead peer's sockets close, a frozen one's stay.
     for frozen in [false, true] {
         let folder = tempfile::tempdir().unwrap();
-        let results = world(3, patience, |group| {
+        let all_have_summed = Barrier::new(3);
+        let results = world(3, PATIENCE, |group| {
             let recorder = Recorder::new(Some(folder.path()));
             let mut group = group.recorded_by(&recorder);
             group.all_reduce(&mut [1.0; 8]).unwrap();
+            all_have_summed.wait();
+            let mut group = group.with_patience(patience);
             if group.rank() == 2 {
                 return (None, frozen.then_some(group));
             }

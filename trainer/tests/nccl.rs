@@ -12,8 +12,10 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use elastic_trainer::collective::recorder::Recorder;
+use elastic_trainer::collective::tree::{cover, shards_of};
 use elastic_trainer::collective::{Group, Patience, Place};
-use elastic_trainer::nccl::{Communicator, Device, Library, Span};
+use elastic_trainer::nccl::{Added, Communicator, Device, Library, Span};
+use elastic_trainer::random::unit;
 use elastic_trainer::stop::Stop;
 
 /// Nothing here takes this long.
@@ -50,6 +52,15 @@ impl Device for Host {
     }
     fn mark(&mut self) -> Result<(), String> {
         self.mark = self.counters.enqueued.load(Ordering::SeqCst);
+        Ok(())
+    }
+    fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
+        // SAFETY: the communicator adds only in the spans that it was given, one addition at a time.
+        let slice = |span: Span| unsafe { std::slice::from_raw_parts(span.address() as *const f32, span.elements()) };
+        let (left, right) = (slice(left), right.map(slice));
+        let sum: Vec<f32> = (0..into.elements()).map(|i| right.map_or(left[i], |right| left[i] + right[i])).collect();
+        // SAFETY: as above; nothing else of them is read any more.
+        unsafe { std::ptr::copy_nonoverlapping(sum.as_ptr(), into.address() as *mut f32, sum.len()) };
         Ok(())
     }
     fn is_done(&mut self) -> Result<bool, String> {
@@ -122,6 +133,7 @@ impl Rank {
                 if data.iter().enumerate().all(right) { Ok("right".to_owned()) } else { Err("wrong sums".to_owned()) }
             }
             "others" => self.other_operations().map(|()| "right".to_owned()),
+            "ordered" => self.ordered_sums().map(|()| "right".to_owned()),
             "leave" => {
                 let mut group = self.group.take().unwrap();
                 let device = Box::new(host());
@@ -133,6 +145,35 @@ impl Rank {
             }
             other => panic!("`{other}` is no task"),
         }
+    }
+
+    /// The ordered sum, whose bits must be those of the same sum over TCP.
+    fn ordered_sums(&mut self) -> Result<(), String> {
+        let group = self.group.as_mut().unwrap();
+        let (rank, ranks) = (group.rank(), group.world_size());
+        for (shards, length) in [(8, 10_001), (5, 3), (1, 100), (7, 1), (12, 70_000)] {
+            let nodes = cover(shards, &shards_of(rank, ranks, shards));
+            let number = |seed: u32, i: usize| unit((u64::from(seed) << 32) + i as u64) - 0.5;
+            let mut partials: Vec<Vec<f32>> =
+                nodes.iter().map(|node| (0..length).map(|i| number(node.first, i)).collect()).collect();
+            let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+            let mut expected = vec![0.0; length];
+            group.ordered_sum(shards, &slices, &mut expected, 0).map_err(|error| error.to_string())?;
+
+            let mut sum = vec![0.0; length];
+            let mut staging = vec![0.0; Communicator::staging_elements(group, shards, length)];
+            // SAFETY: the numbers outlive the call.
+            let span = |data: &mut [f32]| unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
+            let spans: Vec<Span> = partials.iter_mut().map(|partial| span(partial)).collect();
+            let (into, room) = (span(&mut sum), span(&mut staging));
+            let result = self.communicator.ordered_sum(group, shards, &spans, into, room);
+            result.map_err(|error| error.to_string())?;
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            if bits(&sum) != bits(&expected) {
+                return Err(format!("other bits in {shards} shards of {length}"));
+            }
+        }
+        Ok(())
     }
 
     fn other_operations(&mut self) -> Result<(), String> {
@@ -310,6 +351,7 @@ fn groups_of_every_size_sum_and_copy() {
         every(&join(&mut present, ranks as u64, LONG), way);
         every(&all(&mut present, "sum"), "right");
         every(&all(&mut present, "others"), "right");
+        every(&all(&mut present, "ordered"), "right");
     }
     every(&all(&mut processes.each_mut(), "leave"), "left");
 }
@@ -372,7 +414,7 @@ fn a_rank_that_hangs_is_given_up_after_the_deadline() {
     survivors.iter_mut().for_each(|process| process.begin("sum"));
     for survivor in &mut survivors {
         let answer = survivor.answer();
-        assert!(answer.contains("sent nothing for 2."), "{answer}");
+        assert!(answer.contains("sent nothing for"), "{answer}");
     }
     let record = std::fs::read(folder.path().join("collectives-round-1-rank-0.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -411,7 +453,7 @@ fn a_communicator_that_is_never_made_is_given_up() {
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG ncclCommInitRankConfig"), "set");
     let answers = join(&mut processes.each_mut(), 1, Duration::from_secs(1));
     // Whoever gives up first is gone for the other.
-    let given_up = |answer: &String| answer.contains("sent nothing for 1.") || answer.contains("lost rank");
+    let given_up = |answer: &String| answer.contains("sent nothing for") || answer.contains("lost rank");
     assert!(answers.iter().all(given_up), "{answers:?}");
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG"), "set");
     every(&join(&mut processes.each_mut(), 2, LONG), "Renew");
@@ -439,24 +481,26 @@ fn whoever_comes_joins_those_who_are_there() {
 
 #[test]
 fn a_round_that_forms_ends_a_sum_that_has_had_its_time() {
-    let mut processes: [Process; 2] = start(&fake());
+    let mut processes: [Process; 3] = start(&fake());
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
-    assert_eq!(processes[0].ask("forming 2 400"), "set");
-    // The other one never begins.
+    let [mut a, mut b, c] = processes;
+    assert_eq!(a.ask("forming 2 400"), "set");
+    // The others never begin: for them nothing has failed.
     let begun = Instant::now();
-    assert_eq!(processes[0].ask("sum"), "error: round 2 is forming");
+    assert_eq!(a.ask("sum"), "error: round 2 is forming");
     assert!(begun.elapsed() < LONG / 3);
-    every(&join(&mut processes.each_mut(), 2, LONG), "Renew");
-    every(&all(&mut processes.each_mut(), "sum"), "right");
+    drop(c);
+    every(&join(&mut [&mut a, &mut b], 2, LONG), "Shrink { without: [2], revoke: true }");
+    every(&all(&mut [&mut a, &mut b], "sum"), "right");
 }
 
 #[test]
 fn a_call_that_never_returns_is_reported() {
     let mut processes: [Process; 2] = start(&fake());
-    every(&join(&mut processes.each_mut(), 1, Duration::from_secs(1)), "Renew");
+    every(&join(&mut processes.each_mut(), 1, Duration::from_secs(2)), "Renew");
     assert_eq!(processes[0].ask("set FAKE_NCCL_BLOCK ncclAllReduce"), "set");
     let answers = all(&mut processes.each_mut(), "sum");
     assert!(answers[0].contains("NCCL does not come back from sum"), "{answers:?}");
-    assert!(answers[1].contains("sent nothing for 1."), "{answers:?}");
+    assert!(answers[1].contains("sent nothing for"), "{answers:?}");
     assert!(processes[0].ask("sum").contains("NCCL does not come back from an earlier call"));
 }

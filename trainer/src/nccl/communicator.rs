@@ -8,6 +8,7 @@ use tracing::{info, warn};
 
 use super::handle::{Failure, Handle, Operation, Remains};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
+use super::ordered::{self, Moves};
 use super::owner::{Answer, Owner};
 use super::recovery::{Held, Standing, Way, decide};
 use super::{Device, Span};
@@ -175,7 +176,33 @@ impl Communicator {
         receives: Vec<(u32, Span)>,
     ) -> Result<(), CollectiveError> {
         let bytes = sends.iter().chain(&receives).map(|(_, data)| data.bytes()).sum();
-        self.run(group, "exchange", bytes, Operation::Exchange { sends, receives })
+        self.run(group, "exchange", bytes, Operation::Exchange(Moves { sends, receives }))
+    }
+
+    /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](crate::collective::tree): the same bits
+    /// for every number of ranks. `partials` are the sums of this rank's [`cover`](crate::collective::tree::cover), in its
+    /// order; `staging` has room for [`staging_elements`](Self::staging_elements). The device adds.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Panics
+    /// When `partials` do not fit the rank's cover or the length of `sum`, or `staging` is too small.
+    pub fn ordered_sum(
+        &mut self,
+        group: &mut Group,
+        shards: u32,
+        partials: &[Span],
+        sum: Span,
+        staging: Span,
+    ) -> Result<(), CollectiveError> {
+        let plan = ordered::plan(shards, group.rank(), group.world_size(), partials, sum, staging);
+        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(plan))
+    }
+
+    /// How many numbers of other ranks this one holds during an ordered sum of `elements`.
+    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
+        ordered::staging_elements(shards, group.rank(), group.world_size(), elements)
     }
 
     fn run(
@@ -190,7 +217,7 @@ impl Communicator {
         let result = match of_round || self.stuck {
             true => {
                 let time = group.patience().operation;
-                self.ask_since(group, name, started, time, move |handle, deadline| handle.run(&operation, deadline))
+                self.ask_since(group, name, started, time, move |handle, deadline| handle.run(operation, deadline))
             }
             false => {
                 let cause = format!("there is no communicator of round {}", group.round());

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
+use super::ordered::{Moves, Plan};
 use super::{Device, Span};
 
 /// How long revoking may take, and how long a stream may take to run empty afterwards.
@@ -51,7 +52,8 @@ pub(super) enum Operation {
     AllReduce { data: Span },
     Broadcast { data: Span, root: u32 },
     AllGather { own: Span, all: Span },
-    Exchange { sends: Vec<(u32, Span)>, receives: Vec<(u32, Span)> },
+    Exchange(Moves),
+    OrderedSum(Plan),
 }
 
 pub(super) struct Handle {
@@ -199,7 +201,17 @@ impl Handle {
     }
 
     /// Runs an operation to its end on the device.
-    pub(super) fn run(&mut self, operation: &Operation, deadline: Instant) -> Result<(), Failure> {
+    pub(super) fn run(&mut self, operation: Operation, deadline: Instant) -> Result<(), Failure> {
+        let Operation::OrderedSum(Plan { partials, adds, finished }) = operation else {
+            return self.call(&operation, deadline);
+        };
+        // Stage after stage: a peer that is lost is then seen in the one that it is missed in.
+        self.call(&Operation::Exchange(partials), deadline)?;
+        adds.into_iter().try_for_each(|added| self.device.add(added)).map_err(Failure::Device)?;
+        self.call(&Operation::Exchange(finished), deadline)
+    }
+
+    fn call(&mut self, operation: &Operation, deadline: Instant) -> Result<(), Failure> {
         let comm = self.comm()?;
         let (function, code) = self.enqueue(comm, operation);
         self.settle(function, comm, code, deadline)?;
@@ -236,7 +248,7 @@ impl Handle {
                     let (from, to, count) = (own.pointer(), all.pointer(), own.elements);
                     ("ncclAllGather", (functions.all_gather)(from, to, count, FLOAT32, comm, stream))
                 }
-                Operation::Exchange { sends, receives } => {
+                Operation::Exchange(Moves { sends, receives }) => {
                     let mut codes = vec![(functions.group_start)()];
                     codes.extend(sends.iter().map(|(peer, data)| {
                         (functions.send)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
@@ -249,6 +261,7 @@ impl Handle {
                     let wrong = codes.iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code));
                     ("ncclGroupEnd", *wrong.or(codes.iter().max()).unwrap_or(&SUCCESS))
                 }
+                Operation::OrderedSum(_) => unreachable!("it is run in stages"),
             }
         }
     }

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! library        the shared library: found, loaded, asked which functions it has
+//! ordered        the sum in the order of the shards, as steps
 //! recovery       from the old members to the new ones: shrink, grow, or anew. Decides, calls nothing
 //! handle         one communicator: every call of NCCL, in one thread        owner   that thread
 //! communicator   the front: joins each round's group, runs operations, gives up on them
@@ -19,6 +20,7 @@
 mod communicator;
 mod handle;
 mod library;
+mod ordered;
 mod owner;
 pub mod recovery;
 
@@ -38,8 +40,22 @@ pub trait Device: Send + 'static {
     /// Marks the end of what is on the stream, as by recording an event.
     fn mark(&mut self) -> Result<(), String>;
 
+    /// Has the stream do this.
+    fn add(&mut self, added: Added) -> Result<(), String>;
+
     /// Whether all before the last mark is done. Must not block: a stream with a dead peer's operation never ends.
     fn is_done(&mut self) -> Result<bool, String>;
+}
+
+/// A sum of two, number by number, or a copy where there is but one. What it is written into may be one of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Added {
+    /// The one that comes first in the order.
+    pub left: Span,
+    /// The other, as long.
+    pub right: Option<Span>,
+    /// Where the result goes, as long.
+    pub into: Span,
 }
 
 /// Numbers in the memory of the device.
@@ -63,6 +79,16 @@ impl Span {
     /// How many numbers.
     pub fn elements(self) -> usize {
         self.elements
+    }
+
+    /// Where they begin.
+    pub fn address(self) -> usize {
+        self.address
+    }
+
+    fn part(self, range: std::ops::Range<usize>) -> Span {
+        assert!(range.start <= range.end && range.end <= self.elements, "a part of it");
+        Span { address: self.address + range.start * size_of::<f32>(), elements: range.len() }
     }
 
     fn bytes(self) -> u64 {
