@@ -456,10 +456,9 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
             });
         }
         FromWorker::Memory { id, bytes } => {
+            let spare = memory::spare();
             let lent = match local_rank() {
-                Some(rank) => {
-                    shared.state().memories.lend(rank, bytes, memory::spare()).map_err(|error| error.to_string())
-                }
+                Some(rank) => shared.state().memories.lend(rank, bytes, spare).map_err(|error| error.to_string()),
                 None => Err("only a worker that has registered can have memory".to_owned()),
             };
             let reply = match lent {

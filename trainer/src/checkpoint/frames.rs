@@ -111,9 +111,13 @@ impl Frames {
         self.take().map(Room::to_keep)
     }
 
-    /// Takes the idle frame with the older snapshot.
+    /// Takes the idle frame with the older snapshot, once the memory of all is there: until then the older one may be
+    /// missing.
     pub(super) fn take(&self) -> Option<Frame> {
         let mut room = self.shared.lock();
+        if room.ready < FRAMES {
+            return None;
+        }
         let (oldest, _) = room.idle.iter().enumerate().min_by_key(|(_, frame)| frame.step())?;
         Some(room.idle.swap_remove(oldest))
     }

@@ -132,7 +132,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Takes in a copy that was made.
     pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
         match (copying, &mut self.saving, &self.frames) {
-            (Some(Copying { room, .. }), Some(saving), _) => drop(saving.take_in(room)),
+            (Some(Copying { room, .. }), Some(saving), _) => saving.take_in(room),
             (Some(Copying { room, .. }), None, Some(frames)) => frames.put(room.frame),
             _ => {}
         }
