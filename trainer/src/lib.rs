@@ -36,6 +36,7 @@ pub mod plot;
 pub mod random;
 pub mod saving;
 pub mod settings;
+mod site_packages;
 pub mod state;
 pub mod stop;
 pub mod tasks;

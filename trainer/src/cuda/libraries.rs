@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use super::CudaError;
+use crate::site_packages::{ENVIRONMENTS, site_packages};
 
 /// Folders, separated by colons, that are looked in first.
 pub(super) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
@@ -74,7 +74,7 @@ impl Surroundings {
         let cache = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
         Surroundings {
             folders: folders.split(':').filter(|folder| !folder.is_empty()).map(PathBuf::from).collect(),
-            prefixes: ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect(),
+            prefixes: ENVIRONMENTS.into_iter().filter_map(path).collect(),
             cache: cache.map(|cache| cache.join("elastic-trainer")),
         }
     }
@@ -85,7 +85,7 @@ impl Surroundings {
         places.push(name.into());
         for prefix in &self.prefixes {
             places.push(prefix.join("lib").join(name));
-            for packages in sites(&prefix.join("lib")) {
+            for packages in site_packages(prefix) {
                 // Wheels of CUDA 13, and of CUDA 12.
                 places.push(packages.join("nvidia/cu13/lib").join(name));
                 places.push(packages.join("nvidia/cuda_nvrtc/lib").join(name));
@@ -112,15 +112,6 @@ impl Surroundings {
         }
         Ok(None)
     }
-}
-
-/// The Pythons' folders of packages.
-fn sites(lib: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(lib).into_iter().flatten().flatten();
-    let pythons = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
-    let mut sites: Vec<PathBuf> = pythons.map(|entry| entry.path().join("site-packages")).collect();
-    sites.sort();
-    sites
 }
 
 /// A driver that has been looked at: `cudarc` may be called.
@@ -221,6 +212,8 @@ pub(super) fn compiler(surroundings: &Surroundings, driver: Option<&Driver>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -5,13 +5,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
 use super::recovery::Capabilities;
+use crate::site_packages::{ENVIRONMENTS, site_packages};
 
 /// The oldest version that will do: 2.17 has the configuration that is handed over here.
 const OLDEST: c_int = 21_700;
@@ -272,12 +272,9 @@ impl Library {
 /// Where Python's packages may have put it, as `nvidia-nccl-cu12` and `nvidia-nccl-cu13` do.
 fn wheels(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for root in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(&variable) {
-        let versions = fs::read_dir(Path::new(&root).join("lib")).into_iter().flatten().flatten();
-        let mut pythons: Vec<PathBuf> = versions.map(|entry| entry.path()).collect();
-        pythons.retain(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3")));
-        pythons.sort();
-        found.extend(pythons.into_iter().map(|python| python.join("site-packages/nvidia/nccl/lib/libnccl.so.2")));
+    for prefix in ENVIRONMENTS.into_iter().filter_map(&variable) {
+        let folders = site_packages(Path::new(&prefix));
+        found.extend(folders.into_iter().map(|packages| packages.join("nvidia/nccl/lib/libnccl.so.2")));
     }
     // …/site-packages/nvidia/cu13/lib has its neighbour at …/site-packages/nvidia/nccl/lib.
     let paths = variable("LD_LIBRARY_PATH").unwrap_or_default();
@@ -288,6 +285,8 @@ fn wheels(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
