@@ -30,7 +30,7 @@ use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
-use crate::engine::{self, Engine, Step};
+use crate::engine::{self, Engine, Ranks, Reduced, Step};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, Tensor};
 use crate::plot::{self, Point};
@@ -194,7 +194,6 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn steps(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Ended, TrainError> {
         let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
-        let mut sum = vec![0.0; self.model.parameters() + 1];
         let total = self.schedule.total_steps();
         let rate = self.settings.rate(total);
         let mut report = Report::new(self.state.step, self.schedule, self.data, world_size);
@@ -219,24 +218,25 @@ impl<'a, M: Model> Trainer<'a, M> {
                 shards,
                 micro_batch: self.settings.micro_batch,
             };
-            let votes = copies::during(copying.as_mut(), &self.state.flat, || -> Result<u32, TrainError> {
-                let partials: Vec<&[f32]> = self.engine.sums(&task, &nodes)?.iter().map(Vec::as_slice).collect();
-                let forming = self.stop.forming_after(round).is_some();
-                let vote = if self.draining { DRAIN } else { 0 } | if forming { QUIESCE } else { 0 };
-                Ok(group.ordered_sum(shards, &partials, &mut sum, vote)?)
+            let reduced = copies::during(copying.as_mut(), &self.state.flat, || {
+                let vote = &mut || {
+                    let forming = self.stop.forming_after(round).is_some();
+                    let draining = if self.draining { DRAIN } else { 0 };
+                    draining | if forming { QUIESCE } else { 0 }
+                };
+                self.engine.reduce(&task, Ranks { group, nodes: &nodes, vote })
             });
             self.end_copy(copying);
-            let votes = votes?;
+            let Reduced { loss, votes } = reduced?;
 
             let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
-            let loss = sum[self.model.parameters()] / units;
+            let loss = loss / units;
             if !loss.is_finite() {
                 return Err(TrainError::Diverged { step: self.state.step + 1 });
             }
             let rule = AdamW::new(rate.of(self.state.step + 1), self.settings.weight_decay);
             let (tensors, clip) = (self.model.tensors(), self.settings.clip);
-            let along = Step { rule, tensors, sum: &sum, scale: 1.0 / units, clip };
-            self.engine.advance(&mut self.state, &along)?;
+            self.engine.advance(&mut self.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
             let step = self.state.step;
             self.last = Some(Done { round, world_size, loss });
             self.record_step()?;

@@ -1,9 +1,9 @@
-//! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there. Not for the sum over ranks,
-//! for which a rank's partial sums come to the host.
+//! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there. For the sum over ranks a
+//! rank's partial sums come to the host.
 
 use cudarc::driver::CudaSlice;
 
-use super::{Engine, Step};
+use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::collective::tree::Node;
 use crate::cuda::{CudaError, Gpu, Pass, Room};
 use crate::gradient::Task;
@@ -25,7 +25,9 @@ pub(super) struct OnGpu<'a, M: Model> {
     spare: Vec<CudaSlice<f32>>,
     /// The sum over all ranks.
     sum: CudaSlice<f32>,
-    sums: Vec<Vec<f32>>,
+    /// The same, and what was summed, on the host.
+    host_sum: Vec<f32>,
+    partials: Vec<Vec<f32>>,
     norm: Room<f64>,
 }
 
@@ -33,8 +35,9 @@ impl<'a, M: Model> OnGpu<'a, M> {
     pub(super) fn new(gpu: Gpu, pass: Box<dyn Pass<M::Batch> + 'a>, count: usize) -> Result<OnGpu<'a, M>, CudaError> {
         let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
         let sum = gpu.zeros(count + 1)?;
-        let (batch, samples, spare, sums) = (M::Batch::default(), Vec::new(), Vec::new(), Vec::new());
-        Ok(OnGpu { gpu, pass, state, ahead: false, batch, samples, spare, sum, sums, norm: Room::default() })
+        let (batch, samples, spare) = (M::Batch::default(), Vec::new(), Vec::new());
+        let (host_sum, partials, norm) = (vec![0.0; count + 1], Vec::new(), Room::default());
+        Ok(OnGpu { gpu, pass, state, ahead: false, batch, samples, spare, sum, host_sum, partials, norm })
     }
 
     /// As [`Task::sum_under`], in the same order.
@@ -98,24 +101,26 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(())
     }
 
-    fn sums(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<&[Vec<f32>], CudaError> {
-        self.sums.resize_with(nodes.len(), Vec::new);
+    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        self.partials.resize_with(nodes.len(), || vec![0.0; self.host_sum.len()]);
         for (number, &node) in nodes.iter().enumerate() {
             let sum = self.sum_under(task, node)?;
-            self.sums[number].resize(sum.len(), 0.0);
-            self.gpu.download(&sum.as_view(), &mut self.sums[number])?;
+            self.gpu.download(&sum.as_view(), &mut self.partials[number])?;
             self.spare.push(sum);
         }
-        Ok(&self.sums)
+        let partials: Vec<&[f32]> = self.partials.iter().map(Vec::as_slice).collect();
+        let votes = group.ordered_sum(task.shards, &partials, &mut self.host_sum, vote())?;
+        self.gpu.upload(&self.host_sum, &mut self.sum.as_view_mut())?;
+        Ok(Reduced { loss: self.host_sum[self.host_sum.len() - 1], votes })
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
-        let &Step { ref rule, tensors, sum, scale, clip } = step;
-        self.gpu.upload(sum, &mut self.sum.as_view_mut())?;
+        let &Step { ref rule, tensors, scale, clip } = step;
         let scale = match clip {
             None => scale,
             Some(most) => {
-                let norm = self.gpu.norm(&self.sum.slice(..sum.len() - 1), &mut self.norm)?;
+                let norm = self.gpu.norm(&self.sum.slice(..self.sum.len() - 1), &mut self.norm)?;
                 bounded(norm, scale, most)
             }
         };

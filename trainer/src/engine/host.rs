@@ -1,7 +1,6 @@
 //! Steps on this machine's CPUs, on as many threads as are asked for. Not for GPUs.
 
-use super::{Engine, Step};
-use crate::collective::tree::Node;
+use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::cuda::CudaError;
 use crate::gradient::{Desk, Task};
 use crate::model::Model;
@@ -11,12 +10,13 @@ use crate::state::State;
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
     desks: Vec<Desk<M::Batch>>,
-    sums: Vec<Vec<f32>>,
+    /// The gradient's sum over all ranks, and the loss.
+    sum: Vec<f32>,
 }
 
 impl<M: Model> OnHost<M> {
-    pub(super) fn new(threads: usize) -> OnHost<M> {
-        OnHost { desks: (0..threads).map(|_| Desk::default()).collect(), sums: Vec::new() }
+    pub(super) fn new(threads: usize, count: usize) -> OnHost<M> {
+        OnHost { desks: (0..threads).map(|_| Desk::default()).collect(), sum: vec![0.0; count + 1] }
     }
 }
 
@@ -29,15 +29,18 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(())
     }
 
-    fn sums(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<&[Vec<f32>], CudaError> {
-        self.sums.drain(..).for_each(|sum| self.desks[0].recycle(sum));
-        self.sums.extend(nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)));
-        Ok(&self.sums)
+    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)).collect();
+        let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+        let votes = group.ordered_sum(task.shards, &slices, &mut self.sum, vote())?;
+        partials.into_iter().for_each(|partial| self.desks[0].recycle(partial));
+        Ok(Reduced { loss: self.sum[self.sum.len() - 1], votes })
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
-        let &Step { ref rule, tensors, sum, scale, clip } = step;
-        let gradient = &sum[..sum.len() - 1];
+        let &Step { ref rule, tensors, scale, clip } = step;
+        let gradient = &self.sum[..self.sum.len() - 1];
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
         state.advance(rule, tensors, gradient, scale);
         Ok(())

@@ -1,4 +1,5 @@
-//! What computes a step: CPUs, or a GPU. Not for which steps there are, nor for the sum over ranks.
+//! What computes a step: CPUs, or a GPU; and has its gradient summed over the ranks, where that is. Not for which steps
+//! there are, nor for how ranks find each other.
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one from
 //! elsewhere, and gives back when the numbers are needed: for a checkpoint, for a newcomer, at the end. How many steps are
@@ -10,6 +11,7 @@ mod host;
 use tracing::{info, warn};
 
 use crate::collective::tree::Node;
+use crate::collective::{CollectiveError, Group};
 use crate::cuda::{CudaError, Gpu};
 use crate::device::Device;
 use crate::gradient::Task;
@@ -27,22 +29,47 @@ pub(crate) trait Engine<M: Model> {
     /// Takes a state that has come from elsewhere.
     fn take(&mut self, state: &State) -> Result<(), CudaError>;
 
-    /// The summed gradient of the shards under each node, and the summed loss in one more number at its end.
-    fn sums(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<&[Vec<f32>], CudaError>;
+    /// Sums the gradient of a step over all its shards, in the order of the tree, and keeps the sum for
+    /// [`advance`](Self::advance).
+    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
-    /// Does the next step.
+    /// Does the step whose gradient was summed.
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError>;
 
     /// Brings the numbers of the loop's state up to its step.
     fn give(&mut self, state: &mut State) -> Result<(), CudaError>;
 }
 
+/// The ranks that share a step, and this one's part in it.
+pub(crate) struct Ranks<'a> {
+    pub(crate) group: &'a mut Group,
+    /// The nodes of the tree that this rank has whole.
+    pub(crate) nodes: &'a [Node],
+    /// What it tells the others, asked for as late as can be.
+    pub(crate) vote: &'a mut dyn FnMut() -> u32,
+}
+
+/// What all ranks know of a step once its gradient is summed.
+pub(crate) struct Reduced {
+    /// The loss, summed over all samples.
+    pub(crate) loss: f32,
+    /// Each bit that any rank has set.
+    pub(crate) votes: u32,
+}
+
+/// A step cannot be computed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EngineError {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}
+
 /// How to go on along a gradient.
 pub(crate) struct Step<'a> {
     pub(crate) rule: AdamW,
     pub(crate) tensors: &'a [Tensor],
-    /// Summed over all samples, and the summed loss after it.
-    pub(crate) sum: &'a [f32],
     /// Makes the mean of it.
     pub(crate) scale: f32,
     /// The longest that the mean may be.
@@ -66,7 +93,7 @@ pub(crate) fn choose<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
-    let host = || Box::new(OnHost::new(settings.threads.get()));
+    let host = || Box::new(OnHost::new(settings.threads.get(), model.parameters()));
     if settings.device == Device::Cpu {
         return Ok(host());
     }

@@ -11,7 +11,7 @@ use crate::checkpoint::CheckpointError;
 use crate::collective::CollectiveError;
 use crate::cuda::CudaError;
 use crate::device::Device;
-use crate::engine::DeviceError;
+use crate::engine::{DeviceError, EngineError};
 use crate::trace::TraceError;
 
 /// Why training ended early.
@@ -132,6 +132,15 @@ impl From<CollectiveError> for TrainError {
         match error {
             CollectiveError::Stopped => TrainError::Stopped,
             error => TrainError::Collective(error),
+        }
+    }
+}
+
+impl From<EngineError> for TrainError {
+    fn from(error: EngineError) -> TrainError {
+        match error {
+            EngineError::Cuda(error) => error.into(),
+            EngineError::Collective(error) => error.into(),
         }
     }
 }
