@@ -39,6 +39,7 @@ use crate::part::Part;
 use crate::signals::{Handled, Signals};
 use crate::slots;
 use crate::socket::WorkerSocket;
+use crate::warm_up::warm_up;
 use crate::watchdog::{TimerFile, Watchdog};
 
 /// Longest that an agent which serves the store waits for the others to leave.
@@ -204,7 +205,14 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
         resting: None,
     };
     let end = tokio::select! {
-        end = take_part(part, record, spec, &keys, &mut local, &mut signals) => end?,
+        end = async {
+            if let Some(limit) = options.warm_up
+                && let Some(caught) = warm_up(&mut local, slots, limit, spec.timings.stop_grace, &mut signals).await?
+            {
+                return Ok(left_early(caught));
+            }
+            take_part(part, record, spec, &keys, &mut local, &mut signals).await
+        } => end?,
         () = backend.host_gone(every) => End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name)),
     };
     local.group.conclude(reason(&end));

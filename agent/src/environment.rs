@@ -1,10 +1,11 @@
 //! The workers' environment: torchrun's variables (torch 2.15, and the names older ones read) and ours. Not for the
 //! agent's own variables, which every worker inherits beneath these.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
 
-use elastic_proto::worker::{Assignment, SOCKET_ENV};
+use elastic_proto::worker::{Assignment, SOCKET_ENV, WARM_UP_ENV};
 
 /// Number of the round that a worker was started in.
 pub const ROUND_ENV: &str = "ELASTIC_ROUND";
@@ -87,6 +88,26 @@ pub fn worker_env(
         env.push((OMP, "1".into()));
     }
     env.into_iter().map(|(name, value)| (name.into(), value)).collect()
+}
+
+/// Variables that tell a place in a round.
+const PLACE: [&str; 10] = [
+    "RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    ROUND_ENV,
+];
+
+/// Makes an environment one of a worker that has no place yet, and hears of it from the agent.
+pub fn without_place(env: &mut BTreeMap<OsString, OsString>) {
+    env.retain(|name, _| !PLACE.iter().any(|known| name == known));
+    env.insert(WARM_UP_ENV.into(), "1".into());
 }
 
 const OMP: &str = "OMP_NUM_THREADS";

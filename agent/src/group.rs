@@ -1,5 +1,7 @@
 //! The local worker group: starting it in a round, judging its end, stopping it. Not for deciding when.
 
+mod spawn;
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::command::WorkerCommand;
 use crate::cpus::CpuSet;
-use crate::environment::{LocalPlace, NodeFacts, own_device, worker_env};
+use crate::environment::LocalPlace;
 use crate::events::{self, Events};
 use crate::guard::{Exit, Guard};
 use crate::health::{GroupState, WorkerState};
@@ -28,7 +30,7 @@ use crate::outcome::recorded::Recorded;
 use crate::signals::{self, Handled};
 use crate::socket::WorkerSocket;
 use crate::watchdog::{Verdict, Watched};
-use crate::workers::{Event, Exited, SpawnError, Supervisor, SupervisorError, WorkerSpec};
+use crate::workers::{Event, Exited, SpawnError, Supervisor, SupervisorError};
 
 /// How long what a dead worker left is waited for: its last lines, its last words on the socket, its error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
@@ -74,6 +76,8 @@ struct Running {
     role_world_size: u32,
     logs: WorkerLogs,
     exit: Option<Exit>,
+    /// It has a place: it was not started ahead of its round, or that round has come.
+    placed: bool,
 }
 
 impl Running {
@@ -216,8 +220,8 @@ impl Group {
         self.judged = true;
     }
 
-    /// Starts the workers of a place; those that have quiesced take theirs as they are. What goes wrong is reported as
-    /// their failure.
+    /// Starts the workers of a place; those that have quiesced, or were started ahead, take theirs as they are. What goes
+    /// wrong is reported as their failure.
     pub async fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Report {
         let round = start.round.number;
         self.round = round;
@@ -237,9 +241,6 @@ impl Group {
             group_world_size: Some(start.round.group_world_size),
             restarts: start.round.restarts,
         });
-        let inherited: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-        let lookup = |name: &str| std::env::var_os(name);
-        let signals = self.setup.signals.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let attempt = self.logs.begin_attempt(start.round.restarts, round);
         self.victims = self.counters.read();
         for (local_rank, assignment) in (0u32..).zip(&places) {
@@ -248,6 +249,9 @@ impl Group {
             if let Some(worker) = self.workers.get_mut(&local_rank) {
                 tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
                 (worker.rank, worker.role_rank, worker.role_world_size) = (assignment.rank, role_rank, role_world_size);
+                if !std::mem::replace(&mut worker.placed, true) {
+                    self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+                }
                 continue;
             }
             if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
@@ -262,31 +266,15 @@ impl Group {
                 role_rank_base: start.rank.role_rank_base,
                 role_world_size,
             };
-            let facts = NodeFacts {
-                node: &self.setup.node,
-                socket: socket.path(),
-                max_restarts: self.setup.max_restarts,
-                agent_store: self.master.is_agent(),
-                signals: &signals,
+            let spec = match self.spec(assignment, &place, logs.error_file(), stdio, socket) {
+                Ok(spec) => spec,
+                Err(error) => return self.unstarted(local_rank, assignment, &error.to_string()),
             };
-            let mut env = inherited.clone();
-            env.extend(worker_env(assignment, &place, &facts, logs.error_file(), &lookup));
-            if self.setup.virtual_local_rank {
-                match own_device(local_rank, &lookup) {
-                    Ok(device) => env.extend(device),
-                    Err(error) => return self.unstarted(local_rank, assignment, &error.to_string()),
-                }
-            }
-            env.extend(self.setup.env.iter().map(|(name, value)| ((*name).into(), value.clone())));
-            let mut argv = vec![self.setup.command.program.clone().into_os_string()];
-            argv.extend(self.setup.command.args(local_rank, assignment.rank));
-            let cpus = self.setup.cpus.get(local_rank as usize).cloned().unwrap_or_default();
-            let spec = WorkerSpec { local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus };
             match self.supervisor.spawn(spec).await {
                 Ok(pid) => {
                     tracing::info!(round, rank = assignment.rank, local_rank, pid, "worker started");
                     let rank = assignment.rank;
-                    let worker = Running { pid, rank, role_rank, role_world_size, logs, exit: None };
+                    let worker = Running { pid, rank, role_rank, role_world_size, logs, exit: None, placed: true };
                     self.events.worker(events::State::Start, &worker.subject(local_rank, None));
                     self.workers.insert(local_rank, worker);
                 }
@@ -403,7 +391,9 @@ impl Group {
         let subject = self.note(exited)?.subject(exited.local_rank, None);
         let (rank, pid) = (subject.rank, subject.pid);
         if self.stopping || self.judged {
-            self.events.worker(events::State::Terminated, &subject);
+            if self.workers.get(&exited.local_rank).is_some_and(|worker| worker.placed) {
+                self.events.worker(events::State::Terminated, &subject);
+            }
             return None;
         }
         let round = self.round;

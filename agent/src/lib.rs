@@ -62,5 +62,6 @@ pub mod slots;
 pub mod socket;
 pub mod tcp_store;
 pub mod template;
+pub mod warm_up;
 pub mod watchdog;
 pub mod workers;

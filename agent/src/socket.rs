@@ -109,12 +109,16 @@ struct Registered {
     local_rank: u32,
     aware: bool,
     quiesced: bool,
+    /// It has heard its first place.
+    welcomed: bool,
 }
 
 #[derive(Default)]
 struct State {
     /// Places of this node's workers, by local rank; empty while none run.
     places: Vec<Assignment>,
+    /// They were started before they had places.
+    ahead: bool,
     told: Told,
     /// What they were told of the round that is forming.
     forming: Option<ToWorker>,
@@ -133,15 +137,18 @@ impl State {
 
     /// A worker registers on a connection: what it is told.
     fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
-        let Some(place) = self.places.get(local_rank as usize).cloned() else {
+        let place = self.places.get(local_rank as usize).cloned();
+        if place.is_none() && !self.ahead {
             let message = format!("no worker of this node has local rank {local_rank} just now");
             return vec![ToWorker::Error { id: None, message }];
-        };
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.registered = Some(Registered { local_rank, aware, quiesced: false });
         }
-        // It comes too late for its round.
-        std::iter::once(ToWorker::Welcome(place)).chain(self.forming.clone()).collect()
+        let welcomed = place.is_some();
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.registered = Some(Registered { local_rank, aware, quiesced: aware && !welcomed, welcomed });
+        }
+        // It may come too late for its round.
+        let forming = self.forming.clone().filter(|_| welcomed);
+        place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
     }
 
     /// The worker of a connection says that it has quiesced.
@@ -216,15 +223,22 @@ impl WorkerSocket {
         &self.path
     }
 
-    /// Workers run in these places from now on: those that quiesced are told theirs. What was told before is forgotten.
+    /// Workers are started that have no places yet: one that registers is at rest until it has.
+    pub fn ahead(&self) {
+        self.shared.state().ahead = true;
+    }
+
+    /// Workers run in these places from now on: those at rest are told theirs. What was told before is forgotten.
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
-        state.forming = None;
+        (state.forming, state.ahead) = (None, false);
         for (registered, line) in state.registered().filter(|(registered, _)| registered.quiesced) {
             registered.quiesced = false;
             if let Some(place) = places.get(registered.local_rank as usize) {
-                let _ = line.try_send(ToWorker::Assignment(place.clone()).into());
+                let known = std::mem::replace(&mut registered.welcomed, true);
+                let told = if known { ToWorker::Assignment } else { ToWorker::Welcome };
+                let _ = line.try_send(told(place.clone()).into());
             }
         }
         state.places = places;

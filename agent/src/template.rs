@@ -7,7 +7,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 /// Replaces `$name` and `${name}` where `value` knows the name, and `$$` by `$`; everything else stays as it is.
 ///
 /// The rules are those of Python's `string.Template.safe_substitute`, which torchrun applies to every argument.
-pub fn substitute(template: &OsStr, value: impl Fn(&str) -> Option<String>) -> OsString {
+pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String>) -> OsString {
     let mut rest = template.as_bytes();
     let mut result = Vec::with_capacity(rest.len());
     while let Some(dollar) = rest.iter().position(|byte| *byte == b'$') {
@@ -38,6 +38,16 @@ pub fn substitute(template: &OsStr, value: impl Fn(&str) -> Option<String>) -> O
     }
     result.extend_from_slice(rest);
     OsString::from_vec(result)
+}
+
+/// Whether a name stands for something in it.
+pub fn mentions(template: &OsStr, name: &str) -> bool {
+    let mut found = false;
+    substitute(template, |other| {
+        found |= other == name;
+        None
+    });
+    found
 }
 
 /// The identifier that `bytes` begins with; may be empty.

@@ -21,6 +21,10 @@ use serde::{Deserialize, Serialize};
 /// Environment variable that names the socket's path.
 pub const SOCKET_ENV: &str = "ELASTIC_AGENT_SOCKET";
 
+/// Environment variable that is `1` for a worker which is started before its place is known. It registers once it is
+/// ready to work, and waits for its `welcome`, however long that takes.
+pub const WARM_UP_ENV: &str = "ELASTIC_WARM_UP";
+
 /// Longest line either side may send, the newline included, in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
 

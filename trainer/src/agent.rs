@@ -70,7 +70,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects, registers, and returns this worker's place.
+    /// Connects, registers, and returns this worker's place. One that was started ahead of its round waits for it, for as
+    /// long as that takes.
     pub fn register(path: &Path, environment: &Environment, stop: &Stop) -> Result<(Agent, Assignment), AgentError> {
         let connect = || {
             let socket = UnixStream::connect(path)?;
@@ -85,12 +86,14 @@ impl Agent {
         agent.say(&FromWorker::Register { local_rank, pid: std::process::id(), round_aware: true })?;
         let deadline = Instant::now() + AGENT_TIME;
         loop {
-            match agent.next(deadline, stop)? {
+            let until = if environment.warm_up { Instant::now() + AGENT_TIME } else { deadline };
+            match agent.next(until, stop)? {
+                None if environment.warm_up => {}
                 None => return Err(AgentError::Silent),
                 Some(ToWorker::Error { message, .. }) => return Err(AgentError::Refused(message)),
                 Some(ToWorker::Welcome(place)) => {
                     let told = (environment.round, environment.rank, environment.world_size);
-                    if (place.round, place.rank, place.world_size) == told {
+                    if environment.warm_up || (place.round, place.rank, place.world_size) == told {
                         return Ok((agent, place));
                     }
                     return Err(AgentError::Disagrees(Box::new(place), Box::new(environment.clone())));

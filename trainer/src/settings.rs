@@ -173,6 +173,8 @@ pub struct Environment {
     pub job: String,
     /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
     pub agent: Option<PathBuf>,
+    /// `ELASTIC_WARM_UP`: there is no place yet. The agent tells it, and what stands here of it means nothing.
+    pub warm_up: bool,
     /// Where the flight recorder's files go: `ELASTIC_RECORD_DIR`, or the folder of `TORCHELASTIC_ERROR_FILE`, which is
     /// the worker's own in the agent's logs. None are written without either.
     pub record_dir: Option<PathBuf>,
@@ -245,6 +247,7 @@ impl Environment {
             round: number("ELASTIC_ROUND", get("ELASTIC_ROUND"), restarts)?,
             job: get("TORCHELASTIC_RUN_ID").unwrap_or_default(),
             agent: get(elastic_proto::worker::SOCKET_ENV).map(PathBuf::from),
+            warm_up: get(elastic_proto::worker::WARM_UP_ENV).is_some_and(|value| value == "1"),
             record_dir: get("ELASTIC_RECORD_DIR").map(PathBuf::from).or_else(|| {
                 let error_file = PathBuf::from(get("TORCHELASTIC_ERROR_FILE")?);
                 error_file.parent().map(PathBuf::from)

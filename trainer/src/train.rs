@@ -370,13 +370,17 @@ impl<'a, M: Model> Trainer<'a, M> {
 }
 
 fn place(environment: &Environment, assignment: Option<&Assignment>, settings: String) -> Place {
-    // Round and ranks are the same in both: registering has compared them.
-    let Environment { rank, world_size, round, agent_store, .. } = *environment;
-    let (job, master_addr, master_port) = match assignment {
-        Some(place) => (place.job.clone(), place.master_addr.clone(), place.master_port),
-        None => (environment.job.clone(), environment.master_addr.clone(), environment.master_port),
-    };
-    Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+    let agent_store = environment.agent_store;
+    match assignment.cloned() {
+        Some(Assignment { job, round, rank, world_size, master_addr, master_port, .. }) => {
+            Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+        }
+        None => {
+            let Environment { rank, world_size, round, master_port, .. } = *environment;
+            let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
+            Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+        }
+    }
 }
 
 /// What is wrong with a model or its data.

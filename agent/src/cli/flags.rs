@@ -112,6 +112,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT))
         .arg(value("signals-to-handle", "NAME,…", help::SIGNALS))
         .arg(value("drain-grace", "TIME", help::DRAIN_GRACE))
+        .arg(value("warm-up", "TIME", help::WARM_UP))
         .arg(value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT))
         .arg(value("health-port", "PORT", help::HEALTH_PORT))
         .arg(value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL))

@@ -97,6 +97,9 @@ pub(super) const SIGNALS: &str = "Signals that make the agent leave, and that it
      [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]";
 pub(super) const DRAIN_GRACE: &str = "The same for workers of a node that leaves (SIGTERM, elasticctl drain), which \
      may want to save more; the others wait for them [default: as --shutdown-timeout]";
+pub(super) const WARM_UP: &str = "Start the workers before this node joins, so that the others do not wait for what they \
+     load, and wait for so long until they are ready: for workers that know about rounds, as elastic-trainer does \
+     [default: they start in their round]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker that gives no sign of progress for so long hangs, and fails: neither \
      a new step told over its socket, nor output to files, nor a timer. Its stacks are kept [default: no limit]";
 pub(super) const HEALTH_PORT: &str = "Tell health over HTTP on this port: /live, /ready, and / for JSON. Also \

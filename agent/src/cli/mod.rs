@@ -16,7 +16,7 @@ mod values;
 mod watch;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use crate::master::StoreHost;
 use crate::numa::Affinity;
 use crate::outcome::report::ReportForm;
 use crate::signals::{self, Handled};
+use crate::template;
 
 pub use conf::{Credentials, Tls};
 pub use dialect::Dialect;
@@ -153,6 +154,8 @@ pub struct Options {
     pub logs: LogOptions,
     /// What is printed at the end.
     pub report: ReportForm,
+    /// Start workers before the node joins, and wait for so long until they are ready.
+    pub warm_up: Option<Duration>,
     /// What is watched for hangs.
     pub watch: WatchOptions,
     /// `--local-addr`.
@@ -241,6 +244,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     without_effect(settings)?;
     let logs = logs::logs(settings)?;
     let watch = watch::read(settings, &logs, &mut warnings)?;
+    let program = program(settings)?;
     let options = Options {
         dialect: settings.dialect,
         job,
@@ -266,6 +270,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         virtual_local_rank: settings.switch("virtual-local-rank")?,
         signals: handled,
         events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
+        warm_up: warm_up(settings, &logs, &program)?,
         logs,
         watch,
         report: logs::report(settings)?,
@@ -273,13 +278,24 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         peer_port: settings.parsed("peer-port", values::port)?.unwrap_or(0),
         log_level: log_level(settings, &mut warnings)?,
         json_logs: settings.switch("json-logs")?,
-        program: program(settings)?,
+        program,
         warnings,
     };
     match options.spec().check() {
         Ok(()) => Ok(options),
         Err(error) => Err(Refusal::new(error.to_string(), "see elastic-agent --help").of("--rdzv-conf")),
     }
+}
+
+fn warm_up(settings: &Settings<'_>, logs: &LogOptions, program: &Program) -> Result<Option<Duration>, UsageError> {
+    let limit = settings.parsed("warm-up", values::duration)?.filter(|limit| !limit.is_zero());
+    let knows_rank = |text: &OsStr| template::mentions(text, "rank");
+    let prefix = logs.prefix.as_deref().map(OsStr::new);
+    if limit.is_some() && program.args.iter().map(OsString::as_os_str).chain(prefix).any(knows_rank) {
+        let cause = "a worker that starts before its round has no rank yet, and ${rank} is asked for";
+        return Err(Refusal::new(cause, "use ${local_rank}, or leave one of them out").of("--warm-up"));
+    }
+    Ok(limit)
 }
 
 fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {

@@ -113,7 +113,9 @@ impl Story {
 
     fn start(&mut self, node: &'static str) {
         let slots = NODES.iter().find(|(name, _)| *name == node).unwrap().1;
-        let agent = self.job.start_with(node, &[&format!("--nproc-per-node={slots}")]);
+        let slots = format!("--nproc-per-node={slots}");
+        let ahead: &[&str] = if self.dice.below(2) == 0 { &["--warm-up=60"] } else { &[] };
+        let agent = self.job.start_with(node, &[&[slots.as_str()], ahead].concat());
         self.agents.insert(node, agent);
     }
 

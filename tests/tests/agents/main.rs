@@ -20,5 +20,6 @@ mod quiescing;
 mod socket;
 mod static_nodes;
 mod training;
+mod warm_up;
 mod watchdog;
 mod workers_store;

@@ -12,11 +12,13 @@ use serde_json::Value;
 
 /// Notes each place that it gets. Whether it knows about rounds, and whether it then quiesces, is a matter of files.
 const WORKER: &str = r#"
-import json, os, pathlib, signal, socket, sys, threading
+import json, os, pathlib, signal, socket, sys, threading, time
 folder, node, local_rank = pathlib.Path(sys.argv[1]), os.environ["ELASTIC_NODE"], int(os.environ["ELASTIC_LOCAL_RANK"])
 def told(what): return (folder / f"{what}-{node}-{local_rank}").exists()
 def note(name, **what):
     with open(folder / name, "a") as file: file.write(json.dumps(what) + "\n")
+note("started", node=node, local_rank=local_rank, pid=os.getpid(),
+    **{name: os.environ.get(name) for name in ("RANK", "MASTER_PORT", "ELASTIC_ROUND", "ELASTIC_WARM_UP")})
 def stopped(*_):
     note("stopped", node=node, local_rank=local_rank, pid=os.getpid())
     os._exit(1)
@@ -31,18 +33,21 @@ def listen():
             del message["type"]
             note("places", node=node, local_rank=local_rank, pid=os.getpid(), **message)
         elif message["type"] == "forming" and not told("unaware") and not told("stubborn"):
+            note("forming", node=node, at=time.monotonic_ns())
             say(type="quiesced", round=message["round"], step=7)
         elif message["type"] == "error":
             note("errors", message=message["message"])
 threading.Thread(target=listen, daemon=True).start()
 if told("hasty"): say(type="quiesced", round=1, step=0)
+while told("slow") and not (folder / "go").exists(): time.sleep(0.02)
+note("ready", node=node, at=time.monotonic_ns())
 say(type="register", local_rank=local_rank, pid=os.getpid(), round_aware=not told("unaware"))
 if told("hasty"): say(type="quiesced", round=1, step=0)
 done = threading.Event()
 while not (folder / "done").exists(): done.wait(0.02)
 "#;
 
-fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
+pub(crate) fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
     let job = Job::on(etcd, nnodes).flag("--max-restarts=3");
     let script = job.path("worker.py");
     std::fs::write(&script, WORKER).unwrap();
@@ -50,19 +55,19 @@ fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
     job.program(["python3".to_owned(), script.display().to_string(), folder])
 }
 
-fn touch(job: &Job, name: &str) {
+pub(crate) fn touch(job: &Job, name: &str) {
     std::fs::write(job.path(name), "").unwrap();
 }
 
 /// A worker by node and local rank.
-type Worker = (String, u64);
+pub(crate) type Worker = (String, u64);
 
-fn pid(line: &Value) -> i32 {
+pub(crate) fn pid(line: &Value) -> i32 {
     i32::try_from(line["pid"].as_i64().unwrap()).unwrap()
 }
 
 /// The places of a round later than `after`, of a world of this size, once all have theirs.
-async fn places(job: &Job, after: u64, world_size: u64) -> BTreeMap<Worker, Value> {
+pub(crate) async fn places(job: &Job, after: u64, world_size: u64) -> BTreeMap<Worker, Value> {
     eventually(&format!("a world of {world_size} after round {after}"), LIMIT, async || {
         let lines = json_lines(&job.path("places"));
         let newest = lines.iter().filter_map(|line| line["round"].as_u64()).max().filter(|round| *round > after)?;
@@ -74,11 +79,11 @@ async fn places(job: &Job, after: u64, world_size: u64) -> BTreeMap<Worker, Valu
     .await
 }
 
-fn of<'a>(places: &'a BTreeMap<Worker, Value>, node: &str, local_rank: u64) -> &'a Value {
+pub(crate) fn of<'a>(places: &'a BTreeMap<Worker, Value>, node: &str, local_rank: u64) -> &'a Value {
     &places[&(node.to_owned(), local_rank)]
 }
 
-fn round(places: &BTreeMap<Worker, Value>) -> u64 {
+pub(crate) fn round(places: &BTreeMap<Worker, Value>) -> u64 {
     places.values().next().unwrap()["round"].as_u64().unwrap()
 }
 

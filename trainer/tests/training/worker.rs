@@ -47,6 +47,7 @@ pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u
         round,
         job,
         agent: None,
+        warm_up: false,
         record_dir: None,
         device_rank: rank,
         cuda: Surroundings::default(),

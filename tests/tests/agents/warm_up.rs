@@ -1,0 +1,119 @@
+//! `--warm-up`: workers that are started before their node joins. Not for what they do with the time.
+
+use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::quiescing::{job_on, of, pid, places, round, touch};
+
+/// What the worker noted when it started, by node.
+fn started(job: &Job, node: &str) -> Vec<Value> {
+    json_lines(&job.path("started")).into_iter().filter(|line| line["node"] == node).collect()
+}
+
+#[tokio::test]
+async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2");
+    touch(&job, "slow-b-0");
+    let mut a = job.start("a");
+    let alone = places(&job, 0, 1).await;
+    let mut b = job.start_with("b", &["--warm-up=60"]);
+    let early = eventually("b's worker runs", LIMIT, async || started(&job, "b").pop()).await;
+    for unknown in ["RANK", "MASTER_PORT", "ELASTIC_ROUND"] {
+        assert!(early[unknown].is_null(), "{unknown} is {}", early[unknown]);
+    }
+    assert_eq!(early["ELASTIC_WARM_UP"], "1");
+    touch(&job, "go");
+    let both = places(&job, round(&alone), 2).await;
+    assert_eq!(pid(of(&both, "b", 0)), pid(&early), "the same process got the place");
+    assert_eq!(of(&both, "b", 0)["rank"], 1);
+    let at = |name: &str, node: &str| {
+        let line = json_lines(&job.path(name)).into_iter().find(|line| line["node"] == node).unwrap();
+        line["at"].as_u64().unwrap()
+    };
+    assert!(at("ready", "b") < at("forming", "a"), "a was disturbed before b could work");
+    assert!(started(&job, "a")[0]["ELASTIC_WARM_UP"].is_null());
+
+    // It then is a worker as any other: when the group changes it goes on.
+    a.signal(Signal::TERM);
+    let left = places(&job, round(&both), 1).await;
+    assert_eq!(pid(of(&left, "b", 0)), pid(&early));
+    touch(&job, "done");
+    exits([&mut a]).await;
+    assert_eq!(exits([&mut b]).await, [0]);
+    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_worker_that_dies_warm_is_started_anew_in_its_round_and_costs_nothing() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2").flag("--warm-up=60").flag("--max-restarts=0");
+    let mut a = job.start("a");
+    a.says("the workers are warm", LIMIT).await;
+    let first = started(&job, "a").pop().unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid(&first)).unwrap(), Signal::KILL).unwrap();
+    eventually("it is gone", LIMIT, async || {
+        (!std::path::Path::new(&format!("/proc/{}/exe", pid(&first))).exists()).then_some(())
+    })
+    .await;
+    let mut b = job.start("b");
+    let both = places(&job, 0, 2).await;
+    assert_ne!(pid(of(&both, "a", 0)), pid(&first));
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn workers_that_need_their_place_get_it_when_they_start() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    // Does not know about rounds, but registers.
+    let job = job_on(&etcd, "1").flag("--warm-up=60");
+    touch(&job, "unaware-a-0");
+    let mut a = job.start("a");
+    let alone = places(&job, 0, 1).await;
+    a.says("the workers cannot warm up: one has not registered as round-aware", LIMIT).await;
+    let pids: Vec<i32> = started(&job, "a").iter().map(pid).collect();
+    assert_eq!(pids.len(), 2);
+    assert_eq!(pid(of(&alone, "a", 0)), pids[1]);
+    touch(&job, "done");
+    assert_eq!(exits([&mut a]).await, [0]);
+
+    // Ends without a rank.
+    let job = Job::on(&etcd, "1").flag("--warm-up=60").flag("--max-restarts=0");
+    let job = job.program(["sh", "-c", "test -n \"$RANK\""]);
+    let mut a = job.start("a");
+    assert_eq!(exits([&mut a]).await, [0]);
+    assert!(a.output().contains("the workers cannot warm up: one has ended"), "{}", a.output());
+
+    // Never says anything.
+    let job = Job::on(&etcd, "1").flag("--warm-up=200ms").flag("--max-restarts=0");
+    let job = job.program(["sh", "-c", "test -n \"$RANK\" || exec sleep 1000"]);
+    let mut a = job.start("a");
+    assert_eq!(exits([&mut a]).await, [0]);
+    assert!(a.output().contains("has not registered in time; --warm-up sets the limit"), "{}", a.output());
+}
+
+#[tokio::test]
+async fn a_signal_ends_a_warm_up_and_leaves_nobody() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--warm-up=60");
+    let job = job.program(["sh", "-c", "exec sleep 1000"]);
+    let mut a = job.start("a");
+    a.says("worker started ahead of its round", LIMIT).await;
+    a.signal(Signal::INT);
+    exits([&mut a]).await;
+    assert!(a.output().contains("leaving before the job was joined"), "{}", a.output());
+    job.nobody_is_left(LIMIT).await;
+}
+
+#[tokio::test]
+async fn a_rank_cannot_be_asked_for_ahead() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--warm-up=60").program(["echo", "${rank}"]);
+    let mut a = job.start("a");
+    assert_eq!(exits([&mut a]).await, [2]);
+    assert!(a.output().contains("--warm-up: a worker that starts before its round has no rank yet"), "{}", a.output());
+}
