@@ -48,15 +48,22 @@ pub const SOURCES: [Source; 4] = [
     Source { file: "adamw.cu", text: include_str!("../../kernels/adamw.cu"), kernels: &["adamw"] },
 ];
 
-/// A model's pass on a GPU.
+/// A model's pass on a GPU, in two parts: what crosses from the host, and kernels alone. So the second can be captured
+/// once and replayed.
 pub trait Pass<B> {
-    /// Has the GPU write into `gradient` the derivative of the batch's loss, summed over its samples, and that sum into
-    /// the one more number at its end. There is at least one sample.
+    /// Copies the batch to where [`gradient`](Pass::gradient) reads it, and returns its shape as one number: batches
+    /// with equal numbers need the same launches. There is at least one sample.
+    fn load(&mut self, gpu: &Gpu, batch: &B) -> Result<u64, CudaError>;
+
+    /// Has the GPU write into `gradient` the derivative of the loaded batch's loss, summed over its samples, and that sum
+    /// into the one more number at its end.
+    ///
+    /// It launches kernels and nothing else: no copies from or to the host, no waiting, and nothing in the launches that
+    /// depends on the batch's numbers. Memory comes from [`Room`]s, which stay where they are while shapes do not grow.
     fn gradient(
         &mut self,
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
-        batch: &B,
         gradient: &mut CudaSlice<f32>,
     ) -> Result<(), CudaError>;
 }

@@ -74,7 +74,8 @@ impl<'a, M: Model> OnGpu<'a, M> {
     fn piece(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
         let mut gradient = self.room()?;
         task.data.read(samples, &mut self.batch);
-        self.pass.gradient(&self.gpu, &self.state[0], &self.batch, &mut gradient)?;
+        self.pass.load(&self.gpu, &self.batch)?;
+        self.pass.gradient(&self.gpu, &self.state[0], &mut gradient)?;
         Ok(gradient)
     }
 
