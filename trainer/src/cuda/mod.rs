@@ -5,6 +5,7 @@
 //! libraries   the driver and NVRTC: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
+//! graph       launches, captured once and replayed
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
@@ -14,6 +15,7 @@
 mod cache;
 mod compiler;
 mod gpu;
+mod graph;
 mod launch;
 mod libraries;
 
@@ -22,6 +24,7 @@ use std::path::PathBuf;
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
+pub use graph::Graphs;
 pub use launch::{After, Labels, Matrix};
 pub use libraries::Surroundings;
 

@@ -7,30 +7,30 @@ use elastic_trainer::random::unit;
 
 use crate::double::surroundings;
 
-fn gpu() -> Gpu {
+pub(crate) fn gpu() -> Gpu {
     let gpu = Gpu::open(&surroundings(), 0).unwrap();
     eprintln!("on {}: {}", gpu.name(), gpu.versions());
     gpu
 }
 
-fn numbers(count: usize, salt: u64) -> Vec<f32> {
+pub(crate) fn numbers(count: usize, salt: u64) -> Vec<f32> {
     (0..count as u64).map(|i| unit(salt << 32 | i) - 0.5).collect()
 }
 
-fn on(gpu: &Gpu, numbers: &[f32]) -> Room<f32> {
+pub(crate) fn on(gpu: &Gpu, numbers: &[f32]) -> Room<f32> {
     let mut room = Room::default();
     gpu.upload(numbers, &mut room.fit(gpu, numbers.len()).unwrap()).unwrap();
     room
 }
 
-fn back(gpu: &Gpu, room: &Room<f32>) -> Vec<f32> {
+pub(crate) fn back(gpu: &Gpu, room: &Room<f32>) -> Vec<f32> {
     let view = room.view();
     let mut numbers = vec![f32::NAN; view.len()];
     gpu.download(&view, &mut numbers).unwrap();
     numbers
 }
 
-fn assert_near(found: &[f32], wanted: &[f64], error: f64, what: &str) {
+pub(crate) fn assert_near(found: &[f32], wanted: &[f64], error: f64, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     for (place, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
         let off = (f64::from(found) - wanted).abs();
