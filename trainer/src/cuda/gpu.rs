@@ -2,10 +2,12 @@
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DeviceRepr, DriverError, ValidAsZeroBits,
+    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, DriverError,
+    ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -19,6 +21,8 @@ pub struct Gpu {
     kind: String,
     versions: String,
     stream: Arc<CudaStream>,
+    allocations: AtomicU64,
+    capturing: AtomicBool,
     pub(super) functions: Functions,
 }
 
@@ -78,7 +82,17 @@ impl Gpu {
         let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
         let (driver, nvrtc) = (driver.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        Ok(Gpu { number, name, kind: format!("{arch}, NVRTC {nvrtc}"), versions, stream, functions })
+        let (allocations, capturing) = Default::default();
+        Ok(Gpu {
+            number,
+            name,
+            kind: format!("{arch}, NVRTC {nvrtc}"),
+            versions,
+            stream,
+            allocations,
+            capturing,
+            functions,
+        })
     }
 
     /// What it is called.
@@ -103,6 +117,8 @@ impl Gpu {
 
     /// A buffer of zeros.
     pub fn zeros<T: DeviceRepr + ValidAsZeroBits>(&self, count: usize) -> Result<CudaSlice<T>, CudaError> {
+        self.outside_of_a_graph("give memory")?;
+        self.allocations.fetch_add(1, Relaxed);
         // The driver has no empty buffers.
         self.stream.alloc_zeros(count.max(1)).map_err(|error| match error {
             DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
@@ -123,6 +139,7 @@ impl Gpu {
     /// When the lengths differ.
     pub fn upload<T: DeviceRepr>(&self, from: &[T], to: &mut CudaViewMut<'_, T>) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
+        self.outside_of_a_graph("take numbers")?;
         self.stream.memcpy_htod(from, to).map_err(self.failed("take numbers"))
     }
 
@@ -136,8 +153,31 @@ impl Gpu {
         self.stream.synchronize().map_err(self.failed("compute"))
     }
 
-    pub(super) fn stream(&self) -> &CudaStream {
+    /// Where a buffer begins.
+    pub fn address(&self, buffer: &CudaSlice<f32>) -> u64 {
+        buffer.device_ptr(&self.stream).0
+    }
+
+    pub(super) fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
+    }
+
+    /// How often memory was given so far.
+    pub(super) fn allocations(&self) -> u64 {
+        self.allocations.load(Relaxed)
+    }
+
+    /// Whether what is asked for goes into a graph, from now on.
+    pub(super) fn captures(&self, now: bool) {
+        self.capturing.store(now, Relaxed);
+    }
+
+    /// A graph would read the host's memory when it is replayed, and its memory is its own.
+    fn outside_of_a_graph(&self, doing: &'static str) -> Result<(), CudaError> {
+        match self.capturing.load(Relaxed) {
+            true => Err(self.failed(doing)(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> CudaError + use<> {
@@ -173,6 +213,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> Room<T> {
         let buffer = match self.buffer.take() {
             Some(buffer) if buffer.len() >= count => buffer,
             short => {
+                gpu.outside_of_a_graph("give memory")?;
                 // Not both at once.
                 drop(short);
                 gpu.zeros(count)?

@@ -163,14 +163,15 @@ impl Gpu {
     pub fn cross_entropy(
         &self,
         scores: &mut CudaViewMut<'_, f32>,
-        labels: &Labels<'_>,
+        labels: &Labels,
         losses: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
-        let rows = labels.numbers.len();
+        let numbers = labels.numbers.view();
+        let rows = numbers.len();
         assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
         let classes = whole(labels.classes);
         let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
-        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
+        launch.arg(scores).arg(&numbers).arg(losses).arg(&classes);
         let size =
             LaunchConfig { grid_dim: (whole(rows) as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
@@ -214,20 +215,25 @@ impl Gpu {
 
 /// Classes on the GPU, each below their number.
 #[derive(Debug)]
-pub struct Labels<'a> {
-    numbers: CudaView<'a, u32>,
+pub struct Labels {
+    numbers: Room<u32>,
     classes: usize,
 }
 
-impl<'a> Labels<'a> {
-    /// Copies them there.
+impl Labels {
+    /// None yet, of so many classes.
+    pub fn new(classes: usize) -> Labels {
+        Labels { numbers: Room::default(), classes }
+    }
+
+    /// Copies labels there, in the place of those that were.
     ///
     /// # Panics
     /// When one is no class.
-    pub fn upload(gpu: &Gpu, labels: &[u32], classes: usize, room: &'a mut Room<u32>) -> Result<Labels<'a>, CudaError> {
+    pub fn upload(&mut self, gpu: &Gpu, labels: &[u32]) -> Result<(), CudaError> {
+        let classes = self.classes;
         assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
-        gpu.upload(labels, &mut room.fit(gpu, labels.len())?)?;
-        Ok(Labels { numbers: room.view(), classes })
+        gpu.upload(labels, &mut self.numbers.fit(gpu, labels.len())?)
     }
 }
 

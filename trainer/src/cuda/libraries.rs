@@ -24,7 +24,7 @@ const COMPILERS: [(&str, c_int); 2] = [("libnvrtc.so.13", 13), ("libnvrtc.so.12"
 const OLDEST: c_int = 12_000;
 
 /// All functions of the driver that are called, here or by `cudarc` on our behalf.
-const CALLED: [&str; 28] = [
+const CALLED: [&str; 34] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -51,6 +51,12 @@ const CALLED: [&str; 28] = [
     "cuModuleUnload",
     "cuModuleGetFunction",
     "cuLaunchKernel",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
     "cuGetErrorString",
     "cuGetErrorName",
 ];

@@ -5,6 +5,7 @@
 //! libraries   the driver and NVRTC: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
+//! graph       launches, captured once and replayed
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
@@ -14,6 +15,7 @@
 mod cache;
 mod compiler;
 mod gpu;
+mod graph;
 mod launch;
 mod libraries;
 
@@ -22,6 +24,7 @@ use std::path::PathBuf;
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
+pub use graph::Graphs;
 pub use launch::{After, Labels, Matrix};
 pub use libraries::Surroundings;
 
@@ -48,15 +51,22 @@ pub const SOURCES: [Source; 4] = [
     Source { file: "adamw.cu", text: include_str!("../../kernels/adamw.cu"), kernels: &["adamw"] },
 ];
 
-/// A model's pass on a GPU.
+/// A model's pass on a GPU, in two parts: what crosses from the host, and kernels alone. So the second can be captured
+/// once and replayed.
 pub trait Pass<B> {
-    /// Has the GPU write into `gradient` the derivative of the batch's loss, summed over its samples, and that sum into
-    /// the one more number at its end. There is at least one sample.
+    /// Copies the batch to where [`gradient`](Pass::gradient) reads it, and returns its shape as one number: batches
+    /// with equal numbers need the same launches. There is at least one sample.
+    fn load(&mut self, gpu: &Gpu, batch: &B) -> Result<u64, CudaError>;
+
+    /// Has the GPU write into `gradient` the derivative of the loaded batch's loss, summed over its samples, and that sum
+    /// into the one more number at its end.
+    ///
+    /// It launches kernels and nothing else: no copies from or to the host, no waiting, and nothing in the launches that
+    /// depends on the batch's numbers. Memory comes from [`Room`]s, which stay where they are while shapes do not grow.
     fn gradient(
         &mut self,
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
-        batch: &B,
         gradient: &mut CudaSlice<f32>,
     ) -> Result<(), CudaError>;
 }

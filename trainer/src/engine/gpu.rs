@@ -5,7 +5,7 @@ use cudarc::driver::CudaSlice;
 
 use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::collective::tree::Node;
-use crate::cuda::{CudaError, Gpu, Pass, Room};
+use crate::cuda::{CudaError, Gpu, Graphs, Pass, Room};
 use crate::gradient::Task;
 use crate::model::Model;
 use crate::model::clip::bounded;
@@ -15,6 +15,7 @@ use crate::state::State;
 pub(super) struct OnGpu<'a, M: Model> {
     gpu: Gpu,
     pass: Box<dyn Pass<M::Batch> + 'a>,
+    graphs: Graphs,
     /// Parameters, means, squares.
     state: [CudaSlice<f32>; 3],
     /// Whether the loop's numbers are older.
@@ -35,9 +36,9 @@ impl<'a, M: Model> OnGpu<'a, M> {
     pub(super) fn new(gpu: Gpu, pass: Box<dyn Pass<M::Batch> + 'a>, count: usize) -> Result<OnGpu<'a, M>, CudaError> {
         let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
         let sum = gpu.zeros(count + 1)?;
-        let (batch, samples, spare) = (M::Batch::default(), Vec::new(), Vec::new());
-        let (host_sum, partials, norm) = (vec![0.0; count + 1], Vec::new(), Room::default());
-        Ok(OnGpu { gpu, pass, state, ahead: false, batch, samples, spare, sum, host_sum, partials, norm })
+        let (graphs, batch, samples, spare, partials) = Default::default();
+        let (host_sum, norm) = (vec![0.0; count + 1], Room::default());
+        Ok(OnGpu { gpu, pass, graphs, state, ahead: false, batch, samples, spare, sum, host_sum, partials, norm })
     }
 
     /// As [`Task::sum_under`], in the same order.
@@ -77,7 +78,10 @@ impl<'a, M: Model> OnGpu<'a, M> {
     fn piece(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
         let mut gradient = self.room()?;
         task.data.read(samples, &mut self.batch);
-        self.pass.gradient(&self.gpu, &self.state[0], &self.batch, &mut gradient)?;
+        let OnGpu { gpu, pass, graphs, state: [parameters, ..], batch, .. } = self;
+        let shape = pass.load(gpu, batch)?;
+        let key = (shape, gpu.address(&gradient));
+        graphs.run(gpu, key, || pass.gradient(gpu, parameters, &mut gradient))?;
         Ok(gradient)
     }
 

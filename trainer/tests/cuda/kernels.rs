@@ -7,30 +7,30 @@ use elastic_trainer::random::unit;
 
 use crate::double::surroundings;
 
-fn gpu() -> Gpu {
+pub(crate) fn gpu() -> Gpu {
     let gpu = Gpu::open(&surroundings(), 0).unwrap();
     eprintln!("on {}: {}", gpu.name(), gpu.versions());
     gpu
 }
 
-fn numbers(count: usize, salt: u64) -> Vec<f32> {
+pub(crate) fn numbers(count: usize, salt: u64) -> Vec<f32> {
     (0..count as u64).map(|i| unit(salt << 32 | i) - 0.5).collect()
 }
 
-fn on(gpu: &Gpu, numbers: &[f32]) -> Room<f32> {
+pub(crate) fn on(gpu: &Gpu, numbers: &[f32]) -> Room<f32> {
     let mut room = Room::default();
     gpu.upload(numbers, &mut room.fit(gpu, numbers.len()).unwrap()).unwrap();
     room
 }
 
-fn back(gpu: &Gpu, room: &Room<f32>) -> Vec<f32> {
+pub(crate) fn back(gpu: &Gpu, room: &Room<f32>) -> Vec<f32> {
     let view = room.view();
     let mut numbers = vec![f32::NAN; view.len()];
     gpu.download(&view, &mut numbers).unwrap();
     numbers
 }
 
-fn assert_near(found: &[f32], wanted: &[f64], error: f64, what: &str) {
+pub(crate) fn assert_near(found: &[f32], wanted: &[f64], error: f64, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     for (place, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
         let off = (f64::from(found) - wanted).abs();
@@ -143,8 +143,8 @@ fn losses_and_their_slopes_match_the_definition() {
         // Some far apart, where an exponential by itself would be too large.
         let scores: Vec<f32> = numbers(rows * classes, 8).iter().map(|score| score * 200.0).collect();
         let labels: Vec<u32> = (0..rows).map(|row| (row * 7 % classes) as u32).collect();
-        let (mut slopes, mut room, mut losses) = (on(&gpu, &scores), Room::default(), Room::default());
-        let uploaded = Labels::upload(&gpu, &labels, classes, &mut room).unwrap();
+        let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &scores), Labels::new(classes), Room::default());
+        uploaded.upload(&gpu, &labels).unwrap();
         gpu.cross_entropy(&mut slopes.view_mut(), &uploaded, &mut losses.fit(&gpu, rows).unwrap()).unwrap();
         let (mut wanted_slopes, mut wanted_losses) = (Vec::new(), Vec::new());
         for (row, &label) in scores.chunks_exact(classes).zip(&labels) {
@@ -203,7 +203,8 @@ fn a_perceptrons_gradient_is_the_hosts() {
             let labels = (0..rows).map(|row| (row % sizes[sizes.len() - 1]) as u8).collect();
             let mut batch = Workspace::new(numbers(rows * sizes[0], 21), labels);
             let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
-            pass.gradient(&gpu, &parameters, &batch, &mut gradient).unwrap();
+            assert_eq!(pass.load(&gpu, &batch).unwrap(), rows as u64);
+            pass.gradient(&gpu, &parameters, &mut gradient).unwrap();
             let mut found = vec![f32::NAN; count + 1];
             gpu.download(&gradient.as_view(), &mut found).unwrap();
             let mut wanted = vec![0.0; count];

@@ -91,6 +91,20 @@ fn state(folder: &Path) -> Vec<f32> {
 }
 
 #[test]
+fn a_driver_that_captures_no_graphs_gives_the_same_bits_and_is_told_of_once() {
+    let flags = format!("{SHORT} --epochs 4 --device cuda").replace("--epochs 1 ", "");
+    let (well, captured, quiet) = run(&flags, "");
+    assert!(well && !quiet.contains("graph"), "{quiet}");
+    let (well, launched, told) = run(&flags, "graphs=0");
+    assert!(well && checksum(&captured) == checksum(&launched), "{told}");
+    let warnings: Vec<&str> = told.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("GPU 0 failed to capture a graph: operation not supported"),
+        "{told}"
+    );
+}
+
+#[test]
 fn training_agrees_with_the_hosts_and_goes_on_from_each_others_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

@@ -8,8 +8,10 @@ use crate::cuda::{self, After, CudaError, Gpu, Labels, Matrix, Room};
 /// Room for the activations of a batch, on the GPU.
 pub(super) struct Pass<'a> {
     model: &'a Mlp,
+    rows: usize,
     inputs: Room<f32>,
-    labels: Room<u32>,
+    labels: Labels,
+    /// Of the batch, on the host.
     classes: Vec<u32>,
     outputs: Vec<Room<f32>>,
     losses: Room<f32>,
@@ -20,25 +22,32 @@ pub(super) struct Pass<'a> {
 impl<'a> Pass<'a> {
     pub(super) fn new(model: &'a Mlp) -> Pass<'a> {
         let outputs = model.layers.iter().map(|_| Room::default()).collect();
+        let labels = Labels::new(model.sizes[model.layers.len()]);
         let (inputs, losses, slope, slope_before) = Default::default();
-        Pass { model, inputs, labels: Room::default(), classes: Vec::new(), outputs, losses, slope, slope_before }
+        Pass { model, rows: 0, inputs, labels, classes: Vec::new(), outputs, losses, slope, slope_before }
     }
 }
 
 impl cuda::Pass<Workspace> for Pass<'_> {
+    fn load(&mut self, gpu: &Gpu, batch: &Workspace) -> Result<u64, CudaError> {
+        self.rows = batch.labels.len();
+        gpu.upload(&batch.inputs, &mut self.inputs.fit(gpu, batch.inputs.len())?)?;
+        self.classes.clear();
+        self.classes.extend(batch.labels.iter().map(|&label| u32::from(label)));
+        self.labels.upload(gpu, &self.classes)?;
+        Ok(self.rows as u64)
+    }
+
     fn gradient(
         &mut self,
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
-        batch: &Workspace,
         gradient: &mut CudaSlice<f32>,
     ) -> Result<(), CudaError> {
-        let Pass { model, inputs, labels, classes, outputs, losses, slope, slope_before } = self;
-        let (rows, sizes, layers) = (batch.labels.len(), &model.sizes, &model.layers);
-        gpu.upload(&batch.inputs, &mut inputs.fit(gpu, batch.inputs.len())?)?;
-        classes.clear();
-        classes.extend(batch.labels.iter().map(|&label| u32::from(label)));
-        let labels = Labels::upload(gpu, classes, sizes[layers.len()], labels)?;
+        let Pass { model, rows, inputs, labels, classes: _, outputs, losses, slope, slope_before } = self;
+        // References change places below, and rooms do not: each call launches the same.
+        let (mut slope, mut slope_before) = (slope, slope_before);
+        let (rows, sizes, layers) = (*rows, &model.sizes, &model.layers);
 
         let weight =
             |layer: usize| Matrix::new(parameters.slice(layers[layer].weight.clone()), sizes[layer + 1], sizes[layer]);
@@ -54,7 +63,7 @@ impl cuda::Pass<Workspace> for Pass<'_> {
         }
 
         let count = gradient.len();
-        gpu.cross_entropy(&mut slope.view_mut(), &labels, &mut losses.fit(gpu, rows)?)?;
+        gpu.cross_entropy(&mut slope.view_mut(), labels, &mut losses.fit(gpu, rows)?)?;
         gpu.sum_all(&mut gradient.slice_mut(count - 1..), &losses.view())?;
         for layer in (0..layers.len()).rev() {
             let before = || if layer == 0 { inputs.view() } else { outputs[layer - 1].view() };
@@ -67,7 +76,7 @@ impl cuda::Pass<Workspace> for Pass<'_> {
             if layer > 0 {
                 let mut out = slope_before.fit(gpu, rows * sizes[layer])?;
                 gpu.product(&mut out, &slopes(), &weight(layer), &After::WherePositive(before()))?;
-                std::mem::swap(slope, slope_before);
+                std::mem::swap(&mut slope, &mut slope_before);
             }
         }
         Ok(())

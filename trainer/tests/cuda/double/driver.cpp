@@ -4,7 +4,8 @@
 // allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it.
 //
 // FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
-// `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads).
+// `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads), `graphs=0`
+// (nothing can be captured).
 
 #include "on_cpu.h"
 
@@ -26,19 +27,25 @@
 #include <sys/mman.h>
 #include <tuple>
 #include <unistd.h>
+#include <vector>
 
 namespace {
 
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700 };
+              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801,
+              CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
 
 using Pointer = unsigned long long;
-using Call = std::function<void(void **)>;
+using Work = std::function<void()>;
+using Call = std::function<Work(void **)>;
 
-// What calls a kernel with the arguments that a launch points to.
+// What copies the arguments that a launch points to, into a call of the kernel with them.
 template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_sequence<I...>)
 {
-    return [kernel](void **given) { kernel(*static_cast<std::decay_t<A> *>(given[I])...); };
+    return [kernel](void **given) -> Work {
+        std::tuple<std::decay_t<A>...> copies(*static_cast<std::decay_t<A> *>(given[I])...);
+        return [kernel, copies] { std::apply(kernel, copies); };
+    };
 }
 template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, std::index_sequence_for<A...>()); }
 
@@ -56,6 +63,10 @@ size_t allocated;
 long launches;
 // Of a launch: a real driver tells it at a later call, and never works again.
 Result broken = SUCCESS;
+// What was asked for while the stream captures, and whether something was that it cannot hold.
+using Graph = std::vector<Work>;
+Graph *captured;
+bool spoiled;
 
 long setting(const char *name, long otherwise)
 {
@@ -71,6 +82,25 @@ Result ready()
     if (!initialized)
         return NOT_INITIALIZED;
     return current ? broken : INVALID_CONTEXT;
+}
+
+// Does a stream's work, now or in each replay.
+Result enqueue(Work work)
+{
+    if (captured)
+        captured->push_back(work);
+    else
+        work();
+    return SUCCESS;
+}
+
+// What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
+Result outside()
+{
+    if (!captured)
+        return SUCCESS;
+    spoiled = true;
+    return CAPTURE_UNSUPPORTED;
 }
 
 bool within(Pointer pointer, size_t bytes)
@@ -89,6 +119,8 @@ Result allocate(Pointer *pointer, size_t bytes)
         return wrong;
     if (bytes == 0)
         return INVALID_VALUE;
+    if (Result wrong = outside())
+        return wrong;
     if (allocated + bytes > (size_t)setting("memory", 1L << 32))
         return OUT_OF_MEMORY;
     const size_t page = sysconf(_SC_PAGESIZE), rounded = (bytes + 15) / 16 * 16, pages = (rounded + page - 1) / page * page;
@@ -106,6 +138,8 @@ Result allocate(Pointer *pointer, size_t bytes)
 Result release(Pointer pointer)
 {
     std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = outside())
+        return wrong;
     auto found = allocations.find(pointer);
     if (found == allocations.end())
         return INVALID_VALUE;
@@ -123,8 +157,10 @@ Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer ot
         return wrong;
     if (!within(device, bytes) || (other && !within(other, bytes)))
         return INVALID_VALUE;
-    memcpy(to, from, bytes);
-    return SUCCESS;
+    if (!other)
+        if (Result wrong = outside())
+            return wrong;
+    return enqueue([=] { memcpy(to, from, bytes); });
 }
 
 struct Module {
@@ -138,6 +174,9 @@ const char *words(int code)
     case OUT_OF_MEMORY: return "out of memory";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
+    case NOT_SUPPORTED: return "operation not supported";
+    case CAPTURE_UNSUPPORTED: return "operation not permitted when stream is capturing";
+    case CAPTURE_INVALIDATED: return "operation failed due to a previous error during capture";
     default: return "an error of the driver's double";
     }
 }
@@ -172,7 +211,11 @@ CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
 CUDA cuCtxSynchronize() { return ready(); }
 CUDA cuStreamCreate(void **stream, unsigned) { return *stream = &context, ready(); }
 CUDA cuStreamDestroy_v2(void *) { return ready(); }
-CUDA cuStreamSynchronize(void *) { return ready(); }
+CUDA cuStreamSynchronize(void *)
+{
+    const Result wrong = outside();
+    return wrong ? wrong : ready();
+}
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes); }
 CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, void *) { return allocate(pointer, bytes); }
 CUDA cuMemFree_v2(Pointer pointer) { return release(pointer); }
@@ -184,7 +227,7 @@ CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, void *)
         return wrong;
     if (!within(to, bytes))
         return INVALID_VALUE;
-    return memset((void *)to, value, bytes), SUCCESS;
+    return enqueue([=] { memset((void *)to, value, bytes); });
 }
 CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, void *)
 {
@@ -228,10 +271,56 @@ CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz,
     const Index grid = {gx, gy, gz}, block = {bx, by, bz};
     if (!gx || !gy || !gz || !bx || !by || !bz || gy > 65535 || gz > 65535 || bx * by * bz > 1024)
         return INVALID_VALUE;
-    if (++launches == setting("fail", 0))
-        return broken = ILLEGAL_ADDRESS, SUCCESS;
-    on_cpu::run(grid, block, [&] { (*function)(arguments); }, setting("backwards", 0));
+    const Work call = (*function)(arguments);
+    return enqueue([=] {
+        if (broken || ++launches == setting("fail", 0))
+            broken = ILLEGAL_ADDRESS;
+        else
+            on_cpu::run(grid, block, call, setting("backwards", 0));
+    });
+}
+CUDA cuStreamBeginCapture_v2(void *, int)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (captured || !setting("graphs", 1))
+        return NOT_SUPPORTED;
+    captured = new Graph;
+    spoiled = false;
     return SUCCESS;
 }
+CUDA cuStreamEndCapture(void *, Graph **graph)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (!captured)
+        return NOT_CAPTURING;
+    *graph = captured;
+    captured = nullptr;
+    if (!spoiled)
+        return SUCCESS;
+    delete *graph;
+    *graph = nullptr;
+    return CAPTURE_INVALIDATED;
+}
+CUDA cuGraphInstantiateWithFlags(Graph **made, const Graph *graph, unsigned long long)
+{
+    return *made = new Graph(*graph), ready();
+}
+CUDA cuGraphLaunch(const Graph *graph, void *)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = outside())
+        return wrong;
+    for (const Work &work : *graph)
+        work();
+    return SUCCESS;
+}
+CUDA cuGraphExecDestroy(Graph *graph) { return delete graph, SUCCESS; }
+CUDA cuGraphDestroy(Graph *graph) { return delete graph, SUCCESS; }
 CUDA cuGetErrorString(int code, const char **text) { return *text = words(code), SUCCESS; }
 CUDA cuGetErrorName(int code, const char **text) { return *text = words(code), SUCCESS; }
