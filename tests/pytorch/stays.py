@@ -3,13 +3,14 @@
 import os
 import time
 
-import story
-
 import elastic_agent
 
+place, step = elastic_agent.ready(), 0
+
+# It looks for its rank at once.
+import story  # noqa: E402
+
 story.begin()
-elastic_agent.keep_process()
-place, step = elastic_agent.assignment(), 0
 while True:
     story.tell("placed", place=place, pid=os.getpid(), again=elastic_agent.assignment() == place)
     while not elastic_agent.forming():

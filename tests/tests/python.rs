@@ -67,7 +67,17 @@ async fn a_script_speaks_with_its_agent() {
 #[tokio::test]
 async fn a_script_keeps_its_process_when_a_peer_dies() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("stays.py", &[]);
+    keeps_its_process(Job::on(&etcd, "2")).await;
+}
+
+#[tokio::test]
+async fn a_script_that_starts_ahead_gets_its_place_when_it_is_ready() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    keeps_its_process(Job::on(&etcd, "2").flag("--warm-up=60")).await;
+}
+
+async fn keeps_its_process(job: Job) {
+    let job = job.flag("--max-restarts=1").plain_script("stays.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let placed = async |round: u64| -> Vec<Value> {
         let mut placed = eventually(&format!("both have a place in round {round}"), LIMIT, async || {
@@ -80,6 +90,7 @@ async fn a_script_keeps_its_process_when_a_peer_dies() {
         placed
     };
     let first = placed(1).await;
+    assert!(first.iter().zip(0..).all(|(line, rank)| line["rank"] == rank && line["size"] == 2), "{first:?}");
     job.runs(1, 2).await.workers[1].kill();
     let second = placed(2).await;
     assert_eq!(second[0]["pid"], first[0]["pid"]);

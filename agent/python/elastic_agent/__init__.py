@@ -12,6 +12,7 @@ from .worker import (
     keep_process,
     on_round_change,
     quiesce,
+    ready,
     report_progress,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "keep_process",
     "on_round_change",
     "quiesce",
+    "ready",
     "report_progress",
 ]

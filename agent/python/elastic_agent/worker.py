@@ -12,6 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 SOCKET_ENV = "ELASTIC_AGENT_SOCKET"
+WARM_UP_ENV = "ELASTIC_WARM_UP"
+
+# What `ready` sets of a place.
+_PLACE_ENV = {
+    "rank": "RANK",
+    "world_size": "WORLD_SIZE",
+    "group_rank": "GROUP_RANK",
+    "group_world_size": "GROUP_WORLD_SIZE",
+    "master_addr": "MASTER_ADDR",
+    "master_port": "MASTER_PORT",
+    "restart_count": "TORCHELASTIC_RESTART_COUNT",
+    "round": "ELASTIC_ROUND",
+}
 
 
 class AgentError(RuntimeError):
@@ -44,7 +57,8 @@ class _Agent:
         self._forms = threading.Event()
         self._next = _Reply()
         self._gone = ""
-        self.register(round_aware=False)
+        # One that is started ahead of its round is kept only if it knows about rounds.
+        self.register(round_aware=os.environ.get(WARM_UP_ENV) == "1")
         threading.Thread(target=self._read, name="elastic-agent", daemon=True).start()
 
     def register(self, round_aware: bool) -> None:
@@ -192,6 +206,22 @@ def keep_process() -> None:
     """
     if available():
         _connected().register(round_aware=True)
+
+
+def ready(timeout: float | None = None) -> dict[str, Any]:
+    """Says that this worker could begin at once, and that it knows about rounds as with `keep_process`; waits for its
+    place, and returns it as `assignment` does.
+
+    With `elastic-agent --warm-up` a worker is started before its node joins, so that the others do not wait for its
+    imports and data, and has no place until then. `RANK`, `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`,
+    `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and `ELASTIC_ROUND` are set when this returns, for
+    `torch.distributed` and others that read them. Call it after the slow imports and before anything that needs a
+    rank. Without `--warm-up` it returns at once.
+    """
+    keep_process()
+    place = assignment(timeout)
+    os.environ.update({name: str(place[key]) for key, name in _PLACE_ENV.items()})
+    return place
 
 
 def forming() -> tuple[int, str] | None:
