@@ -3,6 +3,8 @@
 //! A launch returns before its work is done. What goes wrong in it is told by a later call.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
@@ -13,7 +15,7 @@ use crate::model::{AdamW, Tensor};
 const TILE: usize = 64;
 /// Threads of a block: as in the kernels.
 const THREADS: usize = 256;
-const LOSS_THREADS: u32 = 128;
+const LOSS_THREADS: u32 = 256;
 /// Blocks that sum squares: a number that does not depend on the GPU, since the order of the sum does on it.
 const SQUARE_BLOCKS: usize = 256;
 /// The most that a grid may have in its second dimension.
@@ -105,6 +107,14 @@ impl Gpu {
     /// # Panics
     /// When the lengths differ.
     pub fn add(&self, sum: &mut CudaSlice<f32>, more: &CudaSlice<f32>) -> Result<(), CudaError> {
+        self.add_part(&mut sum.as_view_mut(), &more.as_view())
+    }
+
+    /// The same for parts of buffers.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add_part(&self, sum: &mut CudaViewMut<'_, f32>, more: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), more.len(), "numbers to add");
         let count = sum.len() as i64;
         let mut launch = self.stream().launch_builder(&self.functions.add);
@@ -215,8 +225,8 @@ impl Gpu {
 /// Classes on the GPU, each below their number.
 #[derive(Debug)]
 pub struct Labels<'a> {
-    numbers: CudaView<'a, u32>,
-    classes: usize,
+    pub(super) numbers: CudaView<'a, u32>,
+    pub(super) classes: usize,
 }
 
 impl<'a> Labels<'a> {
@@ -229,19 +239,24 @@ impl<'a> Labels<'a> {
         gpu.upload(labels, &mut room.fit(gpu, labels.len())?)?;
         Ok(Labels { numbers: room.view(), classes })
     }
+
+    /// Some of them.
+    pub fn part(&self, range: Range<usize>) -> Labels<'_> {
+        Labels { numbers: self.numbers.slice(range), classes: self.classes }
+    }
 }
 
 /// As a kernel counts rows and columns.
 ///
 /// # Panics
 /// From two billion on.
-fn whole(count: usize) -> i32 {
+pub(super) fn whole(count: usize) -> i32 {
     assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
     count as i32
 }
 
 /// A thread for each of `count`.
-fn for_each(count: usize) -> LaunchConfig {
+pub(super) fn for_each(count: usize) -> LaunchConfig {
     let blocks = count.div_ceil(THREADS).max(1) as u32;
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
 }

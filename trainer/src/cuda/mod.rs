@@ -4,26 +4,31 @@
 //! ```text
 //! libraries   the driver and NVRTC: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
-//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
+//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
+//!                                                                    rows, attention  the same for those of a GPT
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
 //! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
 //! bits on GPUs of one kind.
 
+mod attention;
 mod cache;
 mod compiler;
 mod gpu;
 mod launch;
 mod libraries;
+mod rows;
 
 use std::path::PathBuf;
 
+pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use launch::{After, Labels, Matrix};
 pub use libraries::Surroundings;
+pub use rows::{Chunks, Norm, Occurrences, Stream};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,7 +42,7 @@ pub struct Source {
 }
 
 /// All kernels.
-pub const SOURCES: [Source; 4] = [
+pub const SOURCES: [Source; 6] = [
     Source { file: "product.cu", text: include_str!("../../kernels/product.cu"), kernels: &["product"] },
     Source {
         file: "sums.cu",
@@ -46,6 +51,32 @@ pub const SOURCES: [Source; 4] = [
     },
     Source { file: "loss.cu", text: include_str!("../../kernels/loss.cu"), kernels: &["cross_entropy"] },
     Source { file: "adamw.cu", text: include_str!("../../kernels/adamw.cu"), kernels: &["adamw"] },
+    Source {
+        file: "rows.cu",
+        text: include_str!("../../kernels/rows.cu"),
+        kernels: &[
+            "layer_norm",
+            "layer_norm_slope",
+            "layer_norm_chunks",
+            "sum_chunks",
+            "gelu",
+            "gelu_slope",
+            "embed",
+            "embed_slope",
+        ],
+    },
+    Source {
+        file: "attention.cu",
+        text: include_str!("../../kernels/attention.cu"),
+        kernels: &[
+            "attention_64",
+            "attention_queries_64",
+            "attention_keys_64",
+            "attention_128",
+            "attention_queries_128",
+            "attention_keys_128",
+        ],
+    },
 ];
 
 /// A model's pass on a GPU.
