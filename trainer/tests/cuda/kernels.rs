@@ -2,6 +2,7 @@
 //! a real GPU.
 
 mod attention;
+mod gpt;
 mod rows;
 
 use elastic_trainer::cuda::{After, Gpu, Labels, Matrix, Room};
