@@ -1,45 +1,48 @@
 // The softmax cross-entropy loss, and its derivative in its place. Not for choosing a class.
 
-#define THREADS 128
+#define THREADS 256
 
-// Turns each row of scores into the derivative of its loss, and writes the loss. A block for each row; `labels` are
-// columns.
-extern "C" __global__ void cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
+// Turns each row of scores into the derivative of its loss, and writes the loss. A block for each row, so that it may be
+// wide; `labels` are columns. The sum of powers is of what lies below the largest score so far, and shrinks when a larger
+// one comes (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018): a row is read twice.
+extern "C" __global__ void __launch_bounds__(THREADS)
+cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
 {
-    __shared__ float shared[THREADS];
+    __shared__ float tops[THREADS], sums[THREADS];
     float *row = scores + (long long)blockIdx.x * classes;
     const unsigned label = labels[blockIdx.x];
     const float right = row[label];
 
-    float top = row[0];
-    for (int place = threadIdx.x; place < classes; place += THREADS)
-        top = fmaxf(top, row[place]);
-    shared[threadIdx.x] = top;
-    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-            shared[threadIdx.x] = fmaxf(shared[threadIdx.x], shared[threadIdx.x + half]);
-    }
-    __syncthreads();
-    top = shared[0];
-    __syncthreads();
-
-    float sum = 0.0f;
+    float top = row[0], sum = 0.0f;
+#pragma unroll 4
     for (int place = threadIdx.x; place < classes; place += THREADS) {
-        row[place] = expf(row[place] - top);
-        sum += row[place];
+        const float score = row[place];
+        if (score > top) {
+            sum *= expf(top - score);
+            top = score;
+        }
+        sum += expf(score - top);
     }
-    shared[threadIdx.x] = sum;
+    tops[threadIdx.x] = top;
+    sums[threadIdx.x] = sum;
     for (unsigned half = THREADS / 2; half > 0; half /= 2) {
         __syncthreads();
-        if (threadIdx.x < half)
-            shared[threadIdx.x] += shared[threadIdx.x + half];
+        if (threadIdx.x < half) {
+            const float other = tops[threadIdx.x + half], least = fminf(tops[threadIdx.x], other);
+            const float most = fmaxf(tops[threadIdx.x], other), shrink = expf(least - most);
+            const bool own = tops[threadIdx.x] == most;
+            sums[threadIdx.x] = own ? sums[threadIdx.x] + sums[threadIdx.x + half] * shrink
+                                    : sums[threadIdx.x] * shrink + sums[threadIdx.x + half];
+            tops[threadIdx.x] = most;
+        }
     }
     __syncthreads();
-    sum = shared[0];
+    top = tops[0];
+    sum = sums[0];
 
+#pragma unroll 4
     for (int place = threadIdx.x; place < classes; place += THREADS)
-        row[place] = row[place] / sum - (place == (int)label ? 1.0f : 0.0f);
+        row[place] = expf(row[place] - top) / sum - (place == (int)label ? 1.0f : 0.0f);
     if (threadIdx.x == 0)
         losses[blockIdx.x] = logf(sum) - (right - top);
 }

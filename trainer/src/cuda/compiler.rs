@@ -28,6 +28,8 @@ pub struct Compiled {
     pub source: Source,
     /// Code for one kind of GPU: a cubin.
     pub code: Vec<u8>,
+    /// What the compiler has said of it; nothing where it was kept.
+    pub warnings: String,
 }
 
 /// NVRTC, loaded.
@@ -101,23 +103,23 @@ impl Compiler {
             let options = [format!("--gpu-architecture={arch}"), "--std=c++17".to_owned()];
             let key = format!("NVRTC {} {} {file}\n{text}", self.version(), options.join(" "));
             if let Some(code) = self.cache.get(&key) {
-                return Ok(Compiled { source, code });
+                return Ok(Compiled { source, code, warnings: String::new() });
             }
-            let code = self.run(file, text, &options).map_err(|log| CudaError::Compile {
+            let (code, warnings) = self.run(file, text, &options).map_err(|log| CudaError::Compile {
                 source_file: file,
                 arch: arch.to_owned(),
                 log,
             })?;
             if let Err(error) = self.cache.put(&key, &code) {
-                warn!("{error}; kernels are compiled anew at each start, which takes about a second");
+                warn!("{error}; kernels are compiled anew at each start, which takes some seconds");
             }
-            Ok(Compiled { source, code })
+            Ok(Compiled { source, code, warnings })
         });
         compiled.into_iter().collect()
     }
 
-    /// The code, or what the compiler says.
-    fn run(&self, file: &str, source: &str, options: &[String]) -> Result<Vec<u8>, String> {
+    /// The code and what the compiler says, or that alone.
+    fn run(&self, file: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
         let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
         let (file, source) = (text(file)?, text(source)?);
         let options = options.iter().map(|option| text(option)).collect::<Result<Vec<CString>, String>>()?;
@@ -131,12 +133,11 @@ impl Compiler {
         }
         // SAFETY: the program was made above, and the options are as many as are said.
         let code = unsafe { (self.compile)(program, options.len() as c_int, options.as_ptr()) };
-        let result = match code {
-            0 => self.read(program, &self.code_size, &self.code),
-            _ => match self.read(program, &self.log_size, &self.log) {
-                Ok(log) => Err(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_owned()),
-                Err(error) => Err(error),
-            },
+        let said = self.read(program, &self.log_size, &self.log);
+        let said = said.map(|log| String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_owned());
+        let result = match (code, said) {
+            (0, said) => said.and_then(|said| Ok((self.read(program, &self.code_size, &self.code)?, said))),
+            (_, Ok(said) | Err(said)) => Err(said),
         };
         // SAFETY: it is not used after this.
         unsafe { (self.destroy)(&mut program) };

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DeviceRepr, DriverError,
-    ValidAsZeroBits,
+    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
+    DriverError, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -36,6 +36,24 @@ pub(super) struct Functions {
     pub(super) sum_squares: CudaFunction,
     pub(super) cross_entropy: CudaFunction,
     pub(super) adamw: CudaFunction,
+    pub(super) layer_norm: CudaFunction,
+    pub(super) layer_norm_slope: CudaFunction,
+    pub(super) layer_norm_chunks: CudaFunction,
+    pub(super) sum_chunks: CudaFunction,
+    pub(super) gelu: CudaFunction,
+    pub(super) gelu_slope: CudaFunction,
+    pub(super) embed: CudaFunction,
+    pub(super) embed_slope: CudaFunction,
+    /// By what the widest head may have, in the order of `attention::DEPTHS`.
+    pub(super) attention: [Heads; 2],
+}
+
+/// Attention of heads up to a width: forward, and the derivatives by queries and by keys and values.
+#[derive(Debug)]
+pub(super) struct Heads {
+    pub(super) forward: CudaFunction,
+    pub(super) queries: CudaFunction,
+    pub(super) keys: CudaFunction,
 }
 
 impl Gpu {
@@ -61,7 +79,7 @@ impl Gpu {
         let stream = context.new_stream().map_err(failed("make a stream"))?;
 
         let mut modules = Vec::new();
-        for Compiled { source, code } in compiler.kernels(&arch)? {
+        for Compiled { source, code, .. } in compiler.kernels(&arch)? {
             modules
                 .push((context.load_module(Ptx::from_binary(code)).map_err(failed("load kernels"))?, source.kernels));
         }
@@ -78,6 +96,26 @@ impl Gpu {
             sum_squares: function("sum_squares")?,
             cross_entropy: function("cross_entropy")?,
             adamw: function("adamw")?,
+            layer_norm: function("layer_norm")?,
+            layer_norm_slope: function("layer_norm_slope")?,
+            layer_norm_chunks: function("layer_norm_chunks")?,
+            sum_chunks: function("sum_chunks")?,
+            gelu: function("gelu")?,
+            gelu_slope: function("gelu_slope")?,
+            embed: function("embed")?,
+            embed_slope: function("embed_slope")?,
+            attention: [
+                Heads {
+                    forward: function("attention_64")?,
+                    queries: function("attention_queries_64")?,
+                    keys: function("attention_keys_64")?,
+                },
+                Heads {
+                    forward: function("attention_128")?,
+                    queries: function("attention_queries_128")?,
+                    keys: function("attention_keys_128")?,
+                },
+            ],
         };
         let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
         let (driver, nvrtc) = (driver.path.display(), compiler.version());
@@ -128,8 +166,8 @@ impl Gpu {
         })
     }
 
-    /// Makes all of a buffer zero.
-    pub fn clear(&self, buffer: &mut CudaSlice<f32>) -> Result<(), CudaError> {
+    /// Makes all of a buffer, or of a part of one, zero.
+    pub fn clear(&self, buffer: &mut impl DevicePtrMut<f32>) -> Result<(), CudaError> {
         self.stream.memset_zeros(buffer).map_err(self.failed("clear memory"))
     }
 

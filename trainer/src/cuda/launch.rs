@@ -3,6 +3,8 @@
 //! A launch returns before its work is done. What goes wrong in it is told by a later call.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
@@ -13,7 +15,7 @@ use crate::model::{AdamW, Tensor};
 const TILE: usize = 64;
 /// Threads of a block: as in the kernels.
 const THREADS: usize = 256;
-const LOSS_THREADS: u32 = 128;
+const LOSS_THREADS: u32 = 256;
 /// Blocks that sum squares: a number that does not depend on the GPU, since the order of the sum does on it.
 const SQUARE_BLOCKS: usize = 256;
 /// The most that a grid may have in its second dimension.
@@ -105,6 +107,14 @@ impl Gpu {
     /// # Panics
     /// When the lengths differ.
     pub fn add(&self, sum: &mut CudaSlice<f32>, more: &CudaSlice<f32>) -> Result<(), CudaError> {
+        self.add_part(&mut sum.as_view_mut(), &more.as_view())
+    }
+
+    /// The same for parts of buffers.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add_part(&self, sum: &mut CudaViewMut<'_, f32>, more: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), more.len(), "numbers to add");
         let count = sum.len() as i64;
         let mut launch = self.stream().launch_builder(&self.functions.add);
@@ -163,15 +173,14 @@ impl Gpu {
     pub fn cross_entropy(
         &self,
         scores: &mut CudaViewMut<'_, f32>,
-        labels: &Labels,
+        labels: &Labelled<'_>,
         losses: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
-        let numbers = labels.numbers.view();
-        let rows = numbers.len();
+        let rows = labels.numbers.len();
         assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
         let classes = whole(labels.classes);
         let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
-        launch.arg(scores).arg(&numbers).arg(losses).arg(&classes);
+        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
         let size =
             LaunchConfig { grid_dim: (whole(rows) as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
@@ -235,19 +244,44 @@ impl Labels {
         assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
         gpu.upload(labels, &mut self.numbers.fit(gpu, labels.len())?)
     }
+
+    /// All of them.
+    ///
+    /// # Panics
+    /// Before the first were copied.
+    pub fn all(&self) -> Labelled<'_> {
+        Labelled { numbers: self.numbers.view(), classes: self.classes }
+    }
+}
+
+/// Some of the [`Labels`].
+#[derive(Debug)]
+pub struct Labelled<'a> {
+    pub(super) numbers: CudaView<'a, u32>,
+    pub(super) classes: usize,
+}
+
+impl Labelled<'_> {
+    /// Those in a range.
+    ///
+    /// # Panics
+    /// When it is not among these.
+    pub fn part(&self, range: Range<usize>) -> Labelled<'_> {
+        Labelled { numbers: self.numbers.slice(range), classes: self.classes }
+    }
 }
 
 /// As a kernel counts rows and columns.
 ///
 /// # Panics
 /// From two billion on.
-fn whole(count: usize) -> i32 {
+pub(super) fn whole(count: usize) -> i32 {
     assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
     count as i32
 }
 
 /// A thread for each of `count`.
-fn for_each(count: usize) -> LaunchConfig {
+pub(super) fn for_each(count: usize) -> LaunchConfig {
     let blocks = count.div_ceil(THREADS).max(1) as u32;
     LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
 }

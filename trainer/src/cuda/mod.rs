@@ -4,7 +4,8 @@
 //! ```text
 //! libraries   the driver and NVRTC: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
-//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
+//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
+//!                                                                    rows, attention  the same for those of a GPT
 //! graph       launches, captured once and replayed
 //! ```
 //!
@@ -12,21 +13,25 @@
 //! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
 //! bits on GPUs of one kind.
 
+mod attention;
 mod cache;
 mod compiler;
 mod gpu;
 mod graph;
 mod launch;
 mod libraries;
+mod rows;
 
 use std::path::PathBuf;
 
+pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
-pub use launch::{After, Labels, Matrix};
+pub use launch::{After, Labelled, Labels, Matrix};
 pub use libraries::Surroundings;
+pub use rows::{Chunks, Norm, Occurrences, Stream};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +45,7 @@ pub struct Source {
 }
 
 /// All kernels.
-pub const SOURCES: [Source; 4] = [
+pub const SOURCES: [Source; 6] = [
     Source { file: "product.cu", text: include_str!("../../kernels/product.cu"), kernels: &["product"] },
     Source {
         file: "sums.cu",
@@ -49,6 +54,32 @@ pub const SOURCES: [Source; 4] = [
     },
     Source { file: "loss.cu", text: include_str!("../../kernels/loss.cu"), kernels: &["cross_entropy"] },
     Source { file: "adamw.cu", text: include_str!("../../kernels/adamw.cu"), kernels: &["adamw"] },
+    Source {
+        file: "rows.cu",
+        text: include_str!("../../kernels/rows.cu"),
+        kernels: &[
+            "layer_norm",
+            "layer_norm_slope",
+            "layer_norm_chunks",
+            "sum_chunks",
+            "gelu",
+            "gelu_slope",
+            "embed",
+            "embed_slope",
+        ],
+    },
+    Source {
+        file: "attention.cu",
+        text: include_str!("../../kernels/attention.cu"),
+        kernels: &[
+            "attention_64",
+            "attention_queries_64",
+            "attention_keys_64",
+            "attention_128",
+            "attention_queries_128",
+            "attention_keys_128",
+        ],
+    },
 ];
 
 /// A model's pass on a GPU, in two parts: what crosses from the host, and kernels alone. So the second can be captured

@@ -15,7 +15,7 @@ use crate::collective::{CollectiveError, Group};
 use crate::cuda::{CudaError, Gpu};
 use crate::device::Device;
 use crate::gradient::Task;
-use crate::model::{AdamW, Model, Tensor};
+use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
 use crate::settings::{Environment, Settings};
 use crate::state::State;
 use gpu::OnGpu;
@@ -80,8 +80,8 @@ pub(crate) struct Step<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The model has no pass for it.
-    #[error("this model computes on CPUs alone")]
-    HostModel,
+    #[error(transparent)]
+    HostModel(#[from] OnCpusAlone),
     /// The GPU cannot be used.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -115,7 +115,7 @@ fn on_gpu<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<OnGpu<'a, M>, DeviceError> {
-    let pass = model.on_gpu().ok_or(DeviceError::HostModel)?;
+    let pass = model.on_gpu()?;
     let gpus = Gpu::count(&environment.cuda)?;
     let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
     let gpu = Gpu::open(&environment.cuda, number)?;

@@ -4,7 +4,7 @@
 mod gpu;
 
 use super::affine::{Affine, Layout};
-use super::{Model, Tensor};
+use super::{Model, OnCpusAlone, Tensor};
 use crate::cuda;
 use crate::random;
 
@@ -133,8 +133,8 @@ impl Model for Mlp {
         loss
     }
 
-    fn on_gpu(&self) -> Option<Box<dyn cuda::Pass<Workspace> + '_>> {
-        Some(Box::new(gpu::Pass::new(self)))
+    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Workspace> + '_>, OnCpusAlone> {
+        Ok(Box::new(gpu::Pass::new(self)))
     }
 
     fn describe(&self) -> String {

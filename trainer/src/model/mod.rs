@@ -54,8 +54,8 @@ pub trait Model: Sync {
     /// does, but for rounding.
     ///
     /// [`gradient`]: Model::gradient
-    fn on_gpu(&self) -> Option<Box<dyn cuda::Pass<Self::Batch> + '_>> {
-        None
+    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Self::Batch> + '_>, OnCpusAlone> {
+        Err(OnCpusAlone("it has no pass for a GPU".to_owned()))
     }
 
     /// Number of parameters.
@@ -71,6 +71,11 @@ pub trait Model: Sync {
         format!("(model {:08x})", crc32c::crc32c(shapes.join(",").as_bytes()))
     }
 }
+
+/// Why a model cannot compute on a GPU, in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("this model computes on CPUs alone: {0}")]
+pub struct OnCpusAlone(pub String);
 
 /// A named piece of the flat parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,7 +15,8 @@ fn every_kernel_compiles_for_real_gpus_and_is_kept() {
         let compiler = Compiler::find(&surroundings).unwrap();
         let compiled = compiler.kernels(arch).unwrap();
         assert_eq!(compiled.len(), SOURCES.len());
-        for Compiled { source: Source { file, kernels, .. }, code } in &compiled {
+        for Compiled { source: Source { file, kernels, .. }, code, warnings } in &compiled {
+            assert_eq!(warnings, "", "{file}");
             assert!(code.starts_with(b"\x7fELF"), "{file}");
             for name in *kernels {
                 let section = format!(".text.{name}\0");

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use elastic_trainer::cuda::Surroundings;
+use elastic_trainer::cuda::{Compiler, Surroundings};
 
 /// Set to 1, the tests of kernels run on a real GPU.
 const REAL: &str = "ELASTIC_TEST_GPU";
@@ -25,7 +25,7 @@ pub(crate) fn prefix() -> PathBuf {
     prefix
 }
 
-/// A folder with the double in it, which is built if its sources have changed.
+/// A folder with the double in it, which is built if its sources have changed; then all kernels are compiled, too.
 pub(crate) fn driver() -> PathBuf {
     let sources: Vec<PathBuf> = [root().join("tests/cuda/double"), root().join("kernels")]
         .iter()
@@ -42,10 +42,15 @@ pub(crate) fn driver() -> PathBuf {
     if fs::metadata(&library).and_then(|built| built.modified()).is_ok_and(|built| built > newest) {
         return folder;
     }
+    // Seconds, which are not to be spent by each of them.
+    let kept = Surroundings { prefixes: vec![prefix()], cache: Some(cache()), ..Surroundings::default() };
+    Compiler::find(&kept).unwrap().kernels("sm_90").unwrap();
     let fresh = folder.join("fresh");
     let mut command = Command::new("g++");
     // The fibers' jumps go up and down different stacks, which hardened ones refuse.
     command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE"]);
+    // What is to be unrolled is a GPU's matter.
+    command.arg("-Wno-unknown-pragmas");
     // `cudarc` asks for this name first.
     command.arg("-Wl,-soname,libcuda.so").arg("-o").arg(&fresh).arg(root().join("tests/cuda/double/driver.cpp"));
     let output =

@@ -20,6 +20,10 @@ use crate::worker::{environment, free_port};
 /// A few steps are enough, since each is the whole way.
 const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
 
+/// The same for a GPT: two epochs of two steps.
+const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2 --width 16 --vocabulary 20 --batch 6 \
+                   --shards 3 --clip 0.5 --micro-batch 1";
+
 /// A worker on a double that `how` describes.
 fn command(flags: &str, how: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
@@ -206,12 +210,30 @@ fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
 }
 
 #[test]
-fn a_model_without_a_pass_is_refused_and_stays_on_the_host_by_itself() {
-    let flags = "gpt --epochs 1 --windows 32 --context 8 --layers 1 --heads 1 --width 8 --vocabulary 8";
+fn a_gpt_learns_on_a_gpu_what_it_learns_on_the_host_and_the_same_bits_for_every_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = |device: &str| format!("{GPT} --device {device} --trace {}", folder.path().join(device).display());
+    let alone = printed(&flags("cuda"), "");
+    printed(&flags("cpu"), "");
+    let (gpu, host) = (losses(&folder.path().join("cuda")), losses(&folder.path().join("cpu")));
+    assert!(gpu.len() == 4 && host.len() == 4, "{gpu:?} {host:?}");
+    assert!(gpu.iter().zip(&host).all(|(gpu, host)| (gpu - host).abs() < 1e-4 * host), "{gpu:?} {host:?}");
+
+    let flags = format!("{GPT} --device cuda:0");
+    assert_eq!(checksum(&together(&flags, 2)), checksum(&alone), "2 workers");
+    assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
+    assert_ne!(checksum(&printed(&flags.replace("--clip 0.5", ""), "")), checksum(&alone), "without --clip");
+}
+
+#[test]
+fn a_model_without_kernels_is_refused_and_stays_on_the_host_by_itself() {
+    let flags = GPT.replace("--heads 2 --width 16", "--heads 1 --width 136");
     let error = refused(&format!("{flags} --device cuda"), "");
-    assert!(error.contains("--device cuda is not possible: this model computes on CPUs alone"), "{error}");
-    let (well, printed, logged) = run(flags, "");
-    assert!(well && printed.contains("held-out loss") && logged.contains("computes on the CPU"), "{logged}");
+    let why = "this model computes on CPUs alone: its heads have 136 columns";
+    assert!(error.contains(&format!("--device cuda is not possible: {why}")), "{error}");
+    let (well, printed, logged) = run(&flags, "");
+    assert!(well && printed.contains("held-out loss"), "{logged}");
+    assert!(logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
 }
 
 #[test]

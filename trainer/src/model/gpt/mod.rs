@@ -1,6 +1,7 @@
 //! GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): its shape, its parameters and
-//! their first values. The pass through it is in `pass`. Not for text and tokens.
+//! their first values. The pass through it is in `pass`, and on a GPU in `gpu`. Not for text and tokens.
 
+mod gpu;
 mod pass;
 #[cfg(test)]
 mod tests;
@@ -10,8 +11,8 @@ use std::ops::Range;
 pub use pass::Tokens;
 
 use super::affine::{Affine, Layout};
-use super::{Model, Tensor};
-use crate::random;
+use super::{Model, OnCpusAlone, Tensor};
+use crate::{cuda, random};
 
 /// How large the network is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,6 +137,14 @@ impl Model for Gpt {
     /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
     fn gradient(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) -> f32 {
         self.pass(parameters, batch, gradient)
+    }
+
+    /// Heads that are too wide for the kernels keep it on CPUs.
+    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Tokens> + '_>, OnCpusAlone> {
+        match cuda::Attention::refusal(self.size.width / self.size.heads) {
+            Some(reason) => Err(OnCpusAlone(reason)),
+            None => Ok(Box::new(gpu::Pass::new(self))),
+        }
     }
 
     fn describe(&self) -> String {

@@ -62,7 +62,7 @@ impl Tokens {
     }
 
     /// Sequences in the batch.
-    fn sequences(&self) -> usize {
+    pub(super) fn sequences(&self) -> usize {
         self.inputs.len() / self.time.max(1)
     }
 
@@ -127,6 +127,10 @@ impl Gpt {
 
     fn check(&self, parameters: &[f32], batch: &Tokens) {
         assert_eq!(parameters.len(), self.parameters(), "parameters");
+        self.check_batch(batch);
+    }
+
+    pub(super) fn check_batch(&self, batch: &Tokens) {
         assert_eq!(batch.inputs.len(), batch.targets.len(), "a token follows each");
         assert!(batch.time <= self.size.context, "{} tokens in a context of {}", batch.time, self.size.context);
         assert_eq!(batch.inputs.len(), batch.sequences() * batch.time, "whole sequences");

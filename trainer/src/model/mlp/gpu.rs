@@ -63,7 +63,7 @@ impl cuda::Pass<Workspace> for Pass<'_> {
         }
 
         let count = gradient.len();
-        gpu.cross_entropy(&mut slope.view_mut(), labels, &mut losses.fit(gpu, rows)?)?;
+        gpu.cross_entropy(&mut slope.view_mut(), &labels.all(), &mut losses.fit(gpu, rows)?)?;
         gpu.sum_all(&mut gradient.slice_mut(count - 1..), &losses.view())?;
         for layer in (0..layers.len()).rev() {
             let before = || if layer == 0 { inputs.view() } else { outputs[layer - 1].view() };

@@ -17,6 +17,13 @@
 #undef THREADS
 #include "../../../kernels/adamw.cu"
 #undef THREADS
+#undef ACROSS
+#include "../../../kernels/rows.cu"
+#undef THREADS
+#undef WARP
+#undef DEPTH
+#include "../../../kernels/attention.cu"
+#undef THREADS
 
 #include <cstdint>
 #include <cstring>
@@ -51,7 +58,12 @@ template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, 
 
 #define KERNEL(name) {#name, caller(name)}
 const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all),
-                                             KERNEL(sum_squares), KERNEL(cross_entropy), KERNEL(adamw)};
+                                             KERNEL(sum_squares), KERNEL(cross_entropy), KERNEL(adamw),
+                                             KERNEL(layer_norm), KERNEL(layer_norm_slope), KERNEL(layer_norm_chunks),
+                                             KERNEL(sum_chunks), KERNEL(gelu), KERNEL(gelu_slope), KERNEL(embed),
+                                             KERNEL(embed_slope), KERNEL(attention_64), KERNEL(attention_queries_64),
+                                             KERNEL(attention_keys_64), KERNEL(attention_128),
+                                             KERNEL(attention_queries_128), KERNEL(attention_keys_128)};
 
 std::mutex whole;
 bool initialized;

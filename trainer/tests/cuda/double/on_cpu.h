@@ -2,7 +2,8 @@
 // kernel computes, that its threads meet at the same barriers, and, run in two orders, that no result depends on which
 // thread comes first. It shows nothing of speed, of warps or of what a real GPU does.
 //
-// A block's threads are fibers, which change places at barriers alone.
+// A block's threads are fibers, which change places at barriers alone. A warp goes on to its next barrier of the whole
+// block before another warp moves, so that what its own barriers order holds for it alone.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,13 @@
 #define __global__
 #define __device__
 #define __shared__ static
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
-#define __syncthreads() on_cpu::barrier(__LINE__)
+#define __syncthreads() on_cpu::barrier(__LINE__, false)
+#define __syncwarp() on_cpu::barrier(__LINE__, true)
+#define __shfl_xor_sync(lanes, value, flips) on_cpu::exchange<lanes>(value, flips, __LINE__)
+
+using std::min;
 
 struct Index {
     unsigned x, y, z;
@@ -31,12 +37,13 @@ Index threadIdx, blockIdx, blockDim, gridDim;
 namespace on_cpu {
 
 constexpr size_t STACK = 128 * 1024;
+constexpr unsigned WARP = 32;
 
 struct Fiber {
     jmp_buf place;
     ucontext_t first;
     std::vector<char> stack;
-    bool started = false, waits = false;
+    bool started = false, waits = false, for_warp = false;
     unsigned thread = 0;
     int line = 0;
 };
@@ -61,11 +68,25 @@ inline void work()
     }
 }
 
-__attribute__((noinline)) void barrier(int line)
+__attribute__((noinline)) void barrier(int line, bool for_warp)
 {
     running->waits = true;
+    running->for_warp = for_warp;
     running->line = line;
     leave();
+}
+
+// The number of the lane whose number differs in these bits.
+template <unsigned lanes> float exchange(float value, unsigned flips, int line)
+{
+    static_assert(lanes == 0xffffffff, "all lanes of a warp");
+    static float values[1024];
+    const unsigned self = running->thread;
+    values[self] = value;
+    barrier(line, true);
+    const float other = values[self ^ flips];
+    barrier(-line, true);
+    return other;
 }
 
 __attribute__((noinline)) void resume(Fiber &fiber)
@@ -87,33 +108,68 @@ __attribute__((noinline)) void resume(Fiber &fiber)
     setcontext(&fiber.first);
 }
 
-inline void run_block(bool backwards)
+// Those of a warp or of a block that wait are all of them, at one barrier.
+inline void check(const std::vector<Fiber *> &waiting, unsigned threads)
 {
-    static std::vector<Fiber *> pool;
-    const unsigned threads = blockDim.x * blockDim.y * blockDim.z;
-    std::vector<Fiber *> waiting;
-    for (unsigned number = 0; number < threads; number++) {
+    for (Fiber *fiber : waiting)
+        if (waiting.size() != threads || fiber->line != waiting[0]->line || fiber->for_warp != waiting[0]->for_warp) {
+            fprintf(stderr, "on_cpu: threads wait at different barriers, or not all of them do\n");
+            abort();
+        }
+}
+
+// Fibers that no thread is on.
+inline std::vector<Fiber *> pool;
+
+// Has threads of one warp go on, until none of them waits for its warp. Gives those that wait for the block.
+inline std::vector<Fiber *> go_on(std::vector<Fiber *> warp)
+{
+    const unsigned threads = warp.size();
+    for (;;) {
+        std::vector<Fiber *> still;
+        for (Fiber *fiber : warp) {
+            resume(*fiber);
+            (fiber->waits ? still : pool).push_back(fiber);
+        }
+        if (still.empty() || !still[0]->for_warp)
+            return still;
+        check(still, threads);
+        warp.swap(still);
+    }
+}
+
+inline std::vector<Fiber *> start(unsigned first, unsigned count, bool backwards)
+{
+    std::vector<Fiber *> warp;
+    for (unsigned number = 0; number < count; number++) {
         if (pool.empty())
             pool.push_back(new Fiber);
         Fiber *fiber = pool.back();
-        fiber->thread = backwards ? threads - 1 - number : number;
-        resume(*fiber);
-        if (fiber->waits) {
-            pool.pop_back();
+        pool.pop_back();
+        fiber->thread = first + (backwards ? count - 1 - number : number);
+        warp.push_back(fiber);
+    }
+    return go_on(std::move(warp));
+}
+
+inline void run_block(bool backwards)
+{
+    const unsigned threads = blockDim.x * blockDim.y * blockDim.z, warps = (threads + WARP - 1) / WARP;
+    std::vector<Fiber *> waiting;
+    for (unsigned number = 0; number < warps; number++) {
+        const unsigned first = (backwards ? warps - 1 - number : number) * WARP;
+        for (Fiber *fiber : start(first, std::min(WARP, threads - first), backwards))
             waiting.push_back(fiber);
-        }
     }
     while (!waiting.empty()) {
-        const int line = waiting[0]->line;
-        for (Fiber *fiber : waiting)
-            if (waiting.size() != threads || fiber->line != line) {
-                fprintf(stderr, "on_cpu: threads of a block wait at different barriers, or not all of them do\n");
-                abort();
-            }
+        check(waiting, threads);
         std::vector<Fiber *> still;
-        for (Fiber *fiber : waiting) {
-            resume(*fiber);
-            (fiber->waits ? still : pool).push_back(fiber);
+        for (size_t first = 0, next; first < waiting.size(); first = next) {
+            const unsigned warp = waiting[first]->thread / WARP;
+            for (next = first; next < waiting.size() && waiting[next]->thread / WARP == warp; next++)
+                ;
+            for (Fiber *fiber : go_on({waiting.begin() + first, waiting.begin() + next}))
+                still.push_back(fiber);
         }
         waiting.swap(still);
     }

@@ -1,0 +1,132 @@
+//! Attention's kernels as functions: shapes are checked here. Not for the projections before and behind it.
+#![allow(unsafe_code)]
+
+use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+
+use super::CudaError;
+use super::gpu::{Gpu, Heads};
+use super::launch::whole;
+
+/// The widest heads that there are kernels for, and the rows that a block of them has: as in `attention.cu`. A narrower
+/// head takes the first that it fits in, and as much time.
+const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
+/// Threads of a block: as there.
+const THREADS: u32 = 128;
+/// The most that a grid may have in its second dimension.
+const MOST_TILES: usize = 65_535;
+
+/// How sequences and heads lie in the rows of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attention {
+    /// Sequences.
+    pub sequences: usize,
+    /// Rows of a sequence.
+    pub time: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Columns of a head.
+    pub columns: usize,
+}
+
+/// What attention has made of its inputs, which its way back needs.
+#[derive(Debug)]
+pub struct Attended<'a> {
+    /// Its inputs: in each row the queries of all heads, then their keys, then their values.
+    pub triples: CudaView<'a, f32>,
+    /// What the heads see: in each row that of all heads.
+    pub outputs: CudaView<'a, f32>,
+    /// A number for each head and row: the logarithm to base 2 of what the softmax divides by.
+    pub logs: CudaView<'a, f32>,
+}
+
+impl Attention {
+    /// Why there are no kernels for heads of so many columns.
+    pub fn refusal(columns: usize) -> Option<String> {
+        let widest = DEPTHS[DEPTHS.len() - 1].0;
+        (columns > widest).then(|| {
+            format!("its heads have {columns} columns and a GPU's kernels take at most {widest}: more --heads make them narrower")
+        })
+    }
+
+    /// Numbers in rows of all heads; there are three times as many in triples.
+    pub fn outputs(self) -> usize {
+        self.sequences * self.time * self.heads * self.columns
+    }
+
+    /// Logarithms.
+    pub fn logs(self) -> usize {
+        self.sequences * self.heads * self.time
+    }
+
+    /// The kernels for its heads, and how to start one.
+    #[allow(clippy::expect_used)] // A fault in the caller.
+    fn kernels(self, gpu: &Gpu) -> (&Heads, LaunchConfig) {
+        assert!(self.outputs() > 0, "no attention of nothing: {self:?}");
+        let fits = DEPTHS.iter().position(|&(depth, _)| self.columns <= depth);
+        let fits = fits.expect("there are kernels for these heads: `Attention::refusal` has no reason");
+        let tiles = self.time.div_ceil(DEPTHS[fits].1);
+        assert!(tiles <= MOST_TILES, "sequences of {}", self.time);
+        let grid_dim = (whole(self.sequences * self.heads) as u32, tiles as u32, 1);
+        // A kernel counts the numbers of a row, and the rows of a sequence, in 32 bits.
+        whole(3 * self.heads * self.columns);
+        (&gpu.functions.attention[fits], LaunchConfig { grid_dim, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 })
+    }
+
+    fn sizes(self) -> [i32; 3] {
+        [self.time, self.heads, self.columns].map(whole)
+    }
+}
+
+impl Gpu {
+    /// Writes what the heads see of `triples`, and the logarithms that the way back needs: both as in [`Attended`]. A
+    /// row's bits depend on that row and those before it alone.
+    ///
+    /// # Panics
+    /// When the lengths are not those of `shape`, or there are no kernels for it.
+    pub fn attention(
+        &self,
+        shape: Attention,
+        triples: &CudaView<'_, f32>,
+        outputs: &mut CudaViewMut<'_, f32>,
+        logs: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
+        let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
+        let mut launch = self.stream().launch_builder(&kernels.forward);
+        launch.arg(outputs).arg(logs).arg(triples).arg(&time).arg(&heads).arg(&columns);
+        // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
+        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
+        Ok(())
+    }
+
+    /// Writes the derivative by the triples into `slope`, from `output_slope`, that by the outputs. `means` is room for
+    /// as many numbers as there are logarithms.
+    ///
+    /// # Panics
+    /// When the lengths are not those of `shape`, or there are no kernels for it.
+    pub fn attention_slope(
+        &self,
+        shape: Attention,
+        attended: &Attended<'_>,
+        output_slope: &CudaView<'_, f32>,
+        means: &mut CudaViewMut<'_, f32>,
+        slope: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let Attended { triples, outputs, logs } = attended;
+        let count = shape.outputs();
+        assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * count, count, shape.logs()));
+        assert_eq!((output_slope.len(), means.len(), slope.len()), (count, shape.logs(), 3 * count));
+        let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
+        let mut launch = self.stream().launch_builder(&kernels.queries);
+        launch.arg(&mut *slope).arg(&mut *means).arg(triples).arg(outputs).arg(output_slope).arg(logs);
+        launch.arg(&time).arg(&heads).arg(&columns);
+        // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
+        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
+        let mut launch = self.stream().launch_builder(&kernels.keys);
+        launch.arg(slope).arg(triples).arg(output_slope).arg(logs).arg(means);
+        launch.arg(&time).arg(&heads).arg(&columns);
+        // SAFETY: as above; the kernel before has written all means.
+        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,278 @@
+//! The kernels of `rows.cu` as functions: shapes are checked here. Not for products nor for attention.
+#![allow(unsafe_code)]
+
+use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+
+use super::CudaError;
+use super::gpu::{Gpu, Room};
+use super::launch::{Labelled, whole};
+
+/// Threads of a block, and its rows where a warp has one: as in `rows.cu`.
+const THREADS: usize = 128;
+const WARPS: usize = 4;
+/// Columns of a block that sums over rows, its threads, and the rows that it sums: as there.
+const ACROSS: usize = 32;
+const SUM_THREADS: usize = 256;
+const CHUNK: usize = 256;
+/// The most that a grid may have in its second dimension.
+const MOST_CHUNKS: usize = 65_535;
+
+/// What a layer norm scales by and adds: a number for each column.
+#[derive(Debug)]
+pub struct Norm<'a> {
+    /// The factors.
+    pub weight: CudaView<'a, f32>,
+    /// What is added.
+    pub bias: CudaView<'a, f32>,
+}
+
+/// A residual stream.
+#[derive(Debug)]
+pub struct Stream<'a> {
+    /// Its rows.
+    pub rows: CudaViewMut<'a, f32>,
+    /// What is first added to them, of their length.
+    pub more: Option<CudaView<'a, f32>>,
+}
+
+/// Room for sums over chunks of rows.
+#[derive(Debug, Default)]
+pub struct Chunks {
+    weights: Room<f32>,
+    biases: Room<f32>,
+}
+
+/// Where each token stands in a batch.
+#[derive(Debug, Default)]
+pub struct Occurrences {
+    order: Vec<u32>,
+    ends: Vec<u32>,
+    on_gpu: [Room<u32>; 2],
+}
+
+impl Occurrences {
+    /// Those of `tokens`, in the order in which they are added.
+    pub fn upload(&mut self, gpu: &Gpu, tokens: &[u32]) -> Result<(), CudaError> {
+        let Occurrences { order, ends, on_gpu: [order_room, ends_room] } = self;
+        order.clear();
+        order.extend(0..whole(tokens.len()) as u32);
+        // Rows of one token stay in their order.
+        order.sort_by_key(|&row| tokens[row as usize]);
+        ends.clear();
+        for same in order.chunk_by(|&one, &next| tokens[one as usize] == tokens[next as usize]) {
+            ends.push((ends.len() + same.len()) as u32);
+            ends.extend(same.iter().skip(1).map(|_| 0));
+        }
+        gpu.upload(order, &mut order_room.fit(gpu, order.len())?)?;
+        gpu.upload(ends, &mut ends_room.fit(gpu, ends.len())?)
+    }
+}
+
+impl Gpu {
+    /// Normalises each row of the stream, as long as the norm's weight, and writes that into `out`. `stats` keeps two
+    /// numbers of each row: its mean, and 1 / its deviation.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn layer_norm(
+        &self,
+        norm: &Norm<'_>,
+        stream: Stream<'_>,
+        out: &mut CudaViewMut<'_, f32>,
+        stats: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let Stream { rows: mut inputs, more } = stream;
+        let (rows, width) = shape(inputs.len(), norm.weight.len());
+        assert_eq!((norm.bias.len(), out.len(), stats.len()), (norm.weight.len(), inputs.len(), 2 * rows as usize));
+        let (adds, count) = (i32::from(more.is_some()), inputs.len());
+        let mut launch = self.stream().launch_builder(&self.functions.layer_norm);
+        launch.arg(out).arg(stats).arg(&mut inputs);
+        match &more {
+            Some(more) => {
+                assert_eq!(more.len(), count, "what is added has the stream's length");
+                launch.arg(more)
+            }
+            // Not read.
+            None => launch.arg(&norm.weight),
+        };
+        launch.arg(&norm.weight).arg(&norm.bias).arg(&rows).arg(&width).arg(&adds);
+        // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
+        unsafe { launch.launch(warps(rows)) }.map_err(self.failed("norm"))?;
+        Ok(())
+    }
+
+    /// Writes, or if it `adds` adds, into `slope_in` the derivative of [`Gpu::layer_norm`] by its stream, from
+    /// `slope_out`, that by its outputs. `inputs` is the stream as it was normalised.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn layer_norm_slope(
+        &self,
+        weight: &CudaView<'_, f32>,
+        (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        slope_out: &CudaView<'_, f32>,
+        slope_in: &mut CudaViewMut<'_, f32>,
+        adds: bool,
+    ) -> Result<(), CudaError> {
+        let (rows, width) = shape(inputs.len(), weight.len());
+        assert_eq!((slope_out.len(), slope_in.len(), stats.len()), (inputs.len(), inputs.len(), 2 * rows as usize));
+        let adds = i32::from(adds);
+        let mut launch = self.stream().launch_builder(&self.functions.layer_norm_slope);
+        launch.arg(slope_in).arg(inputs).arg(weight).arg(stats).arg(slope_out).arg(&rows).arg(&width).arg(&adds);
+        // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
+        unsafe { launch.launch(warps(rows)) }.map_err(self.failed("go back through a norm"))?;
+        Ok(())
+    }
+
+    /// Writes the derivatives of [`Gpu::layer_norm`] by its weight and by its bias.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn layer_norm_parameters(
+        &self,
+        (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        slope_out: &CudaView<'_, f32>,
+        (weight, bias): (&mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, f32>),
+        room: &mut Chunks,
+    ) -> Result<(), CudaError> {
+        let ((rows, columns), size, chunks) = chunks(inputs.len(), weight.len());
+        assert_eq!((slope_out.len(), stats.len(), bias.len()), (inputs.len(), 2 * rows as usize, weight.len()));
+        let mut weights = room.weights.fit(self, chunks * weight.len())?;
+        let mut biases = room.biases.fit(self, chunks * weight.len())?;
+        let mut launch = self.stream().launch_builder(&self.functions.layer_norm_chunks);
+        launch.arg(&mut weights).arg(&mut biases).arg(inputs).arg(stats).arg(slope_out).arg(&rows).arg(&columns);
+        // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
+        unsafe { launch.launch(size) }.map_err(self.failed("go back through a norm"))?;
+        self.sum_rows(weight, &weights.as_view())?;
+        self.sum_rows(bias, &biases.as_view())
+    }
+
+    /// Writes the sum of all rows, as long as `sum`, of `numbers`: the same as [`Gpu::sum_rows`], in an order that keeps a
+    /// GPU busy where the rows are many.
+    ///
+    /// # Panics
+    /// When `numbers` are not whole rows.
+    pub fn sum_many_rows(
+        &self,
+        sum: &mut CudaViewMut<'_, f32>,
+        numbers: &CudaView<'_, f32>,
+        room: &mut Chunks,
+    ) -> Result<(), CudaError> {
+        let ((rows, columns), size, chunks) = chunks(numbers.len(), sum.len());
+        let mut sums = room.weights.fit(self, chunks * sum.len())?;
+        let mut launch = self.stream().launch_builder(&self.functions.sum_chunks);
+        launch.arg(&mut sums).arg(numbers).arg(&rows).arg(&columns);
+        // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
+        unsafe { launch.launch(size) }.map_err(self.failed("sum rows"))?;
+        self.sum_rows(sum, &sums.as_view())
+    }
+
+    /// Writes GELU, by the hyperbolic tangent's approximation, of each of `inputs`.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn gelu(&self, inputs: &CudaView<'_, f32>, out: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(inputs.len(), out.len(), "as many outputs as inputs");
+        let count = inputs.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.gelu);
+        launch.arg(out).arg(inputs).arg(&count);
+        // SAFETY: the arguments are the kernel's, and both have `count` numbers.
+        unsafe { launch.launch(fours(count as usize)) }.map_err(self.failed("activate"))?;
+        Ok(())
+    }
+
+    /// Turns `slope`, the derivative by GELU's outputs, into that by its `inputs`.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn gelu_slope(&self, inputs: &CudaView<'_, f32>, slope: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(inputs.len(), slope.len(), "a derivative for each input");
+        let count = inputs.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.gelu_slope);
+        launch.arg(slope).arg(inputs).arg(&count);
+        // SAFETY: the arguments are the kernel's, and both have `count` numbers.
+        unsafe { launch.launch(fours(count as usize)) }.map_err(self.failed("go back through an activation"))?;
+        Ok(())
+    }
+
+    /// Writes a row for each of `numbers`: that row of `tokens`, and the row of `positions` for its place among its
+    /// sequence's `time`.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn embed(
+        &self,
+        (tokens, positions): (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        numbers: &Labelled<'_>,
+        time: usize,
+        out: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let rows = numbers.numbers.len();
+        assert!(rows > 0 && out.len().is_multiple_of(rows), "a row for each number");
+        let width = out.len() / rows;
+        assert_eq!(tokens.len(), numbers.classes * width, "a row for each token");
+        assert!(time > 0 && positions.len() >= time * width, "a row for each position");
+        let (time, columns) = (whole(time), whole(width));
+        let mut launch = self.stream().launch_builder(&self.functions.embed);
+        launch.arg(out).arg(tokens).arg(positions).arg(&numbers.numbers).arg(&time).arg(&columns);
+        // SAFETY: the arguments are the kernel's, and `Labels` are below the number of rows.
+        unsafe { launch.launch(each(rows)) }.map_err(self.failed("embed"))?;
+        Ok(())
+    }
+
+    /// Adds to the rows of `gradient` the rows of `slopes` at which their token stands. `numbers` are the tokens, whose
+    /// `occurrences` were uploaded.
+    ///
+    /// # Panics
+    /// When the lengths do not fit.
+    pub fn embed_slope(
+        &self,
+        numbers: &Labelled<'_>,
+        occurrences: &Occurrences,
+        slopes: &CudaView<'_, f32>,
+        gradient: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let rows = numbers.numbers.len();
+        assert_eq!(occurrences.order.len(), rows, "a place for each token");
+        assert!(rows > 0 && slopes.len().is_multiple_of(rows), "a row for each token");
+        assert_eq!(gradient.len(), numbers.classes * (slopes.len() / rows), "a row for each of the vocabulary");
+        let width = whole(slopes.len() / rows);
+        let [order, ends] = occurrences.on_gpu.each_ref().map(Room::view);
+        let mut launch = self.stream().launch_builder(&self.functions.embed_slope);
+        launch.arg(gradient).arg(slopes).arg(&numbers.numbers).arg(&order).arg(&ends).arg(&width);
+        // SAFETY: the arguments are the kernel's; places are those of rows, and `Labels` are below the number of rows.
+        unsafe { launch.launch(each(rows)) }.map_err(self.failed("go back through an embedding"))?;
+        Ok(())
+    }
+}
+
+/// Rows and columns of so many numbers.
+fn shape(count: usize, width: usize) -> (i32, i32) {
+    assert!(width > 0 && count > 0 && count.is_multiple_of(width), "{count} numbers in whole rows of {width}");
+    (whole(count / width), whole(width))
+}
+
+/// The same, with a block for each chunk of rows and some columns, and the number of chunks.
+fn chunks(count: usize, width: usize) -> ((i32, i32), LaunchConfig, usize) {
+    let (rows, columns) = shape(count, width);
+    let chunks = (rows as usize).div_ceil(CHUNK);
+    assert!(chunks <= MOST_CHUNKS, "{rows} rows to sum");
+    let grid_dim = (width.div_ceil(ACROSS) as u32, chunks as u32, 1);
+    let size = LaunchConfig { grid_dim, block_dim: (SUM_THREADS as u32, 1, 1), shared_mem_bytes: 0 };
+    ((rows, columns), size, chunks)
+}
+
+/// A warp for each row.
+fn warps(rows: i32) -> LaunchConfig {
+    each((rows as usize).div_ceil(WARPS))
+}
+
+/// A thread for every four of `count`.
+fn fours(count: usize) -> LaunchConfig {
+    each(count.div_ceil(4 * THREADS).max(1))
+}
+
+/// A block for each of `count`.
+fn each(count: usize) -> LaunchConfig {
+    LaunchConfig { grid_dim: (whole(count) as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
+}
