@@ -5,7 +5,7 @@
 //! libraries   the driver and NVRTC: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked
-//! graph       launches, captured once and replayed
+//! graph       launches, captured once and replayed                   product  products of matrices
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
@@ -18,6 +18,7 @@ mod gpu;
 mod graph;
 mod launch;
 mod libraries;
+mod product;
 
 use std::path::PathBuf;
 
@@ -25,8 +26,9 @@ pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
-pub use launch::{After, Labels, Matrix};
+pub use launch::Labels;
 pub use libraries::Surroundings;
+pub use product::{After, Matrix};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]
