@@ -1,4 +1,5 @@
-// Products of matrices in f32, with what follows a layer's product. Not for tensor cores, which round to fewer bits.
+// Products of matrices, with what follows a layer's product: of f32, or of f32 that are rounded to bf16; sums are f32.
+// Not for tensor cores.
 //
 // A number of the product is summed by one thread, in the order of the inner dimension: equal shapes and contents give
 // equal bits, and a row's bits do not depend on how many rows there are.
@@ -15,12 +16,52 @@
 #define BIAS_RELU 2
 #define WHERE_POSITIVE 3
 
+union Bits {
+    float value;
+    unsigned bits;
+};
+
+// The nearest bf16, and of two that are equally near the one whose last bit is 0, as IEEE 754 rounds: the upper half of
+// an f32's bits. What is too large becomes infinite, and what is no number stays so. In integers, so that every
+// compiler makes the same of it.
+static __device__ unsigned short nearest_bf16(float value)
+{
+    Bits of;
+    of.value = value;
+    if ((of.bits & 0x7fffffffu) > 0x7f800000u)
+        return (unsigned short)(of.bits >> 16 | 0x40u);
+    return (unsigned short)((of.bits + 0x7fffu + (of.bits >> 16 & 1u)) >> 16);
+}
+
+// As a product's operand.
+static __device__ float operand(float value, int rounds)
+{
+    if (!rounds)
+        return value;
+    Bits of;
+    of.bits = (unsigned)nearest_bf16(value) << 16;
+    return of.value;
+}
+
+// What becomes of the product's number at this place and column.
+static __device__ float followed(float value, const float *more, long long place, int column, int after)
+{
+    if (after == BIAS || after == BIAS_RELU)
+        value += more[column];
+    if (after == BIAS_RELU)
+        value = value > 0.0f ? value : 0.0f;
+    if (after == WHERE_POSITIVE && !(more[place] > 0.0f))
+        value = 0.0f;
+    return value;
+}
+
 // Writes left · right into `out`, `rows` by `columns` and row by row, over `inner`. A matrix's numbers lie
 // (row, column) strides apart. `more` is a bias for each column, or a matrix of the product's shape, whose numbers that
-// are not above zero make the product's zero. A block computes TILE rows and columns, a thread EACH by EACH of them.
+// are not above zero make the product's zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows and columns, a thread EACH by EACH of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
 product(float *out, const float *left, long long left_row, long long left_column, const float *right,
-        long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after)
+        long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after,
+        int rounds)
 {
     __shared__ float left_tile[DEPTH][TILE + 1];
     __shared__ float right_tile[DEPTH][TILE + 1];
@@ -37,13 +78,15 @@ product(float *out, const float *left, long long left_row, long long left_column
             const int d = left_column == 1 ? place % DEPTH : place / TILE;
             const int r = left_column == 1 ? place / DEPTH : place % TILE;
             const bool in = first_row + r < rows && depth + d < inner;
-            left_tile[d][r] = in ? left[(first_row + r) * left_row + (depth + d) * left_column] : 0.0f;
+            left_tile[d][r] =
+                in ? operand(left[(first_row + r) * left_row + (depth + d) * left_column], rounds) : 0.0f;
         }
         for (int place = threadIdx.x; place < DEPTH * TILE; place += THREADS) {
             const int d = right_row == 1 ? place % DEPTH : place / TILE;
             const int c = right_row == 1 ? place / DEPTH : place % TILE;
             const bool in = first_column + c < columns && depth + d < inner;
-            right_tile[d][c] = in ? right[(depth + d) * right_row + (first_column + c) * right_column] : 0.0f;
+            right_tile[d][c] =
+                in ? operand(right[(depth + d) * right_row + (first_column + c) * right_column], rounds) : 0.0f;
         }
         __syncthreads();
         for (int d = 0; d < DEPTH; d++) {
@@ -65,14 +108,7 @@ product(float *out, const float *left, long long left_row, long long left_column
             if (r >= rows || c >= columns)
                 continue;
             const long long place = (long long)r * columns + c;
-            float value = sums[i][j];
-            if (after == BIAS || after == BIAS_RELU)
-                value += more[c];
-            if (after == BIAS_RELU)
-                value = value > 0.0f ? value : 0.0f;
-            if (after == WHERE_POSITIVE && !(more[place] > 0.0f))
-                value = 0.0f;
-            out[place] = value;
+            out[place] = followed(sums[i][j], more, place, c, after);
         }
     }
 }

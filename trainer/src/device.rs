@@ -1,4 +1,4 @@
-//! What `--device` says: where a step is computed. Not for finding out what there is.
+//! What `--device` and `--precision` say: where a step is computed, and in what. Not for finding out what there is.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -15,6 +15,17 @@ pub enum Device {
     Cpu,
     /// On a GPU: the one of this number, or that of the worker's own local rank.
     Cuda(Option<u32>),
+}
+
+/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
+/// either.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Precision {
+    /// Of f32
+    #[default]
+    F32,
+    /// Of numbers rounded to bf16, summed in f32: faster, on GPUs alone
+    Bf16,
 }
 
 impl Device {

@@ -10,7 +10,7 @@ use clap::{Args, FromArgMatches};
 use crate::checkpoint::retention::Retention;
 use crate::collective::Patience;
 use crate::cuda::Surroundings;
-use crate::device::Device;
+use crate::device::{Device, Precision};
 use crate::model::{Course, Rate};
 
 /// How to train. A program takes these flags into its own with `#[command(flatten)]`; their text is `--help`'s.
@@ -57,6 +57,10 @@ pub struct Settings {
     /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
+    /// What products of matrices are computed in, on a GPU. Parameters, gradients and the optimizer's state are f32 with
+    /// either. A run must go on with the same
+    #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
+    pub precision: Precision,
     /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
@@ -118,6 +122,9 @@ impl Settings {
         }
         if let Some(norm) = self.clip {
             words += &format!(" --clip {norm}");
+        }
+        if self.precision == Precision::Bf16 {
+            words += " --precision bf16";
         }
         format!("{words} --seed {seed} {data}")
     }
@@ -282,6 +289,7 @@ mod tests {
             (|settings| settings.warmup_steps = 9, "--warmup-steps 9"),
             (|settings| settings.schedule = Course::Cosine, "--schedule cosine --lr-min 0 (over 70 steps)"),
             (|settings| settings.clip = Some(0.5), "--clip 0.5"),
+            (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
         ] {
             assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
         }

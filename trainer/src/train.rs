@@ -122,9 +122,12 @@ impl<'a, M: Model> Trainer<'a, M> {
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
-        let device = settings.device;
-        let engine =
-            engine::choose(settings, environment, model).map_err(|cause| TrainError::Device { device, cause })?;
+        let (device, precision) = (settings.device, settings.precision);
+        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
+            device,
+            precision,
+            cause,
+        })?;
         // A checkpoint goes on wherever it is; peers must give the same bits.
         let mut shared = format!("{words} --epochs {}", settings.epochs);
         if let Some(kind) = engine.kind() {

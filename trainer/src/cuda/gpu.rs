@@ -12,6 +12,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 
 use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
+use crate::device::Precision;
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub struct Gpu {
     name: String,
     kind: String,
     versions: String,
+    precision: Precision,
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
@@ -120,17 +122,28 @@ impl Gpu {
         let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
         let (driver, nvrtc) = (driver.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        let (allocations, capturing) = Default::default();
+        let (precision, allocations, capturing) = Default::default();
         Ok(Gpu {
             number,
             name,
             kind: format!("{arch}, NVRTC {nvrtc}"),
             versions,
+            precision,
             stream,
             allocations,
             capturing,
             functions,
         })
+    }
+
+    /// The same GPU, whose products are of such numbers: f32, if this is never called.
+    pub fn multiplying_in(self, precision: Precision) -> Gpu {
+        Gpu { precision, ..self }
+    }
+
+    /// What products are of.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// What it is called.

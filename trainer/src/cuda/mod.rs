@@ -6,7 +6,7 @@
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
 //!                                                                    rows, attention  the same for those of a GPT
-//! graph       launches, captured once and replayed
+//! graph       launches, captured once and replayed                   product  products of matrices
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
@@ -20,6 +20,7 @@ mod gpu;
 mod graph;
 mod launch;
 mod libraries;
+mod product;
 mod rows;
 
 use std::path::PathBuf;
@@ -29,8 +30,9 @@ pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
-pub use launch::{After, Labelled, Labels, Matrix};
+pub use launch::{Labelled, Labels};
 pub use libraries::Surroundings;
+pub use product::{After, Matrix};
 pub use rows::{Chunks, Norm, Occurrences, Stream};
 
 /// A file of kernels.

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::collective::tree::Node;
 use crate::collective::{CollectiveError, Group};
 use crate::cuda::{CudaError, Gpu};
-use crate::device::Device;
+use crate::device::{Device, Precision};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
 use crate::settings::{Environment, Settings};
@@ -82,24 +82,29 @@ pub enum DeviceError {
     /// The model has no pass for it.
     #[error(transparent)]
     HostModel(#[from] OnCpusAlone),
+    /// What was asked for is no work for CPUs.
+    #[error("CPUs compute in f32 alone")]
+    InF32Alone,
     /// The GPU cannot be used.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 }
 
-/// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said.
+/// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said; but not
+/// for what CPUs do not compute.
 pub(crate) fn choose<'a, M: Model>(
     settings: &Settings,
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
     let host = || Box::new(OnHost::new(settings.threads.get(), model.parameters()));
+    let host_will_do = settings.precision == Precision::F32;
     if settings.device == Device::Cpu {
-        return Ok(host());
+        return if host_will_do { Ok(host()) } else { Err(DeviceError::InF32Alone) };
     }
     match on_gpu(settings, environment, model) {
         Ok(engine) => Ok(Box::new(engine)),
-        Err(why) if settings.device == Device::Auto => {
+        Err(why) if settings.device == Device::Auto && host_will_do => {
             match &why {
                 DeviceError::Cuda(error) if error.is_of_a_gpu() => warn!("computes on the CPU: {why}"),
                 _ => info!("computes on the CPU: {why}"),
@@ -118,7 +123,7 @@ fn on_gpu<'a, M: Model>(
     let pass = model.on_gpu()?;
     let gpus = Gpu::count(&environment.cuda)?;
     let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
-    let gpu = Gpu::open(&environment.cuda, number)?;
+    let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(settings.precision);
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
     Ok(OnGpu::new(gpu, pass, model.parameters())?)
 }

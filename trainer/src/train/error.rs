@@ -10,7 +10,7 @@ use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
 use crate::collective::CollectiveError;
 use crate::cuda::CudaError;
-use crate::device::Device;
+use crate::device::{Device, Precision};
 use crate::engine::{DeviceError, EngineError};
 use crate::trace::TraceError;
 
@@ -21,10 +21,16 @@ pub enum TrainError {
     #[error("the model or its data cannot be trained: {0}")]
     Unusable(String),
     /// The device that was asked for cannot be had.
-    #[error("--device {device} is not possible: {cause}; with --device auto it would be the CPU")]
+    #[error(
+        "--device {device}{} is not possible: {cause}; with {}--device auto it would be the CPU",
+        unless_f32(*precision, " --precision bf16"),
+        unless_f32(*precision, "--precision f32 and "),
+    )]
     Device {
         /// As asked for.
         device: Device,
+        /// Likewise.
+        precision: Precision,
         /// Why.
         cause: DeviceError,
     },
@@ -125,6 +131,11 @@ pub enum TrainError {
     /// The stop flag was raised.
     #[error("stopped")]
     Stopped,
+}
+
+/// What is said of bf16.
+fn unless_f32(precision: Precision, words: &'static str) -> &'static str {
+    if precision == Precision::F32 { "" } else { words }
 }
 
 impl From<CollectiveError> for TrainError {

@@ -18,14 +18,14 @@ use crate::double::{cache, driver, prefix};
 use crate::worker::{environment, free_port};
 
 /// A few steps are enough, since each is the whole way.
-const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
+pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
 
 /// The same for a GPT: two epochs of two steps.
 const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2 --width 16 --vocabulary 20 --batch 6 \
                    --shards 3 --clip 0.5 --micro-batch 1";
 
 /// A worker on a double that `how` describes.
-fn command(flags: &str, how: &str) -> Command {
+pub(crate) fn command(flags: &str, how: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
     command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
     command.env("ELASTIC_CUDA_LIBRARIES", driver()).env("VIRTUAL_ENV", prefix());
@@ -33,17 +33,17 @@ fn command(flags: &str, how: &str) -> Command {
     command
 }
 
-fn ended(output: Output) -> (bool, String, String) {
+pub(crate) fn ended(output: Output) -> (bool, String, String) {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
-fn run(flags: &str, how: &str) -> (bool, String, String) {
+pub(crate) fn run(flags: &str, how: &str) -> (bool, String, String) {
     ended(command(flags, how).output().unwrap())
 }
 
 /// What a run prints that ends well.
-fn printed(flags: &str, how: &str) -> String {
+pub(crate) fn printed(flags: &str, how: &str) -> String {
     let (well, printed, logged) = run(flags, how);
     assert!(well, "{logged}");
     let on_gpu = logged.contains("computes on GPU 0, a double of a GPU, on the CPU: CUDA 13.0");
@@ -51,12 +51,12 @@ fn printed(flags: &str, how: &str) -> String {
     printed
 }
 
-fn checksum(printed: &str) -> &str {
+pub(crate) fn checksum(printed: &str) -> &str {
     printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
 }
 
 /// Why a run does not end well: one message.
-fn refused(flags: &str, how: &str) -> String {
+pub(crate) fn refused(flags: &str, how: &str) -> String {
     let (well, _, logged) = run(flags, how);
     assert!(!well, "{flags} {how}");
     let errors: Vec<&str> = logged.lines().filter(|line| line.contains("ERROR")).collect();
@@ -65,7 +65,7 @@ fn refused(flags: &str, how: &str) -> String {
 }
 
 /// A group of workers that train together on GPU 0, and what rank 0 prints.
-fn together(flags: &str, world_size: u32) -> String {
+pub(crate) fn together(flags: &str, world_size: u32) -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |rank: u32| -> Child {
         let mut command = command(flags, "devices=1");
