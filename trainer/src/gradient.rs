@@ -6,7 +6,8 @@ use std::num::NonZeroUsize;
 
 use crate::collective::tree::Node;
 use crate::data::{Batch, Data, Order};
-use crate::model::Model;
+use crate::model::{Model, add};
+use crate::team::Team;
 
 /// What the gradient of a step depends on.
 pub struct Task<'a, M: Model> {
@@ -26,42 +27,64 @@ pub struct Task<'a, M: Model> {
     pub micro_batch: Option<NonZeroUsize>,
 }
 
+/// The threads that compute, each at its desk.
+#[derive(Debug)]
+pub struct Crew<B> {
+    /// The threads.
+    pub team: Team,
+    desks: Vec<Desk<B>>,
+}
+
 /// A thread's room for work, kept from step to step.
 #[derive(Debug, Default)]
-pub struct Desk<B> {
+struct Desk<B> {
     batch: B,
     samples: Vec<u64>,
     spare: Vec<Vec<f32>>,
 }
 
-impl<B> Desk<B> {
-    /// Takes a buffer back for later use.
-    pub fn recycle(&mut self, buffer: Vec<f32>) {
-        self.spare.push(buffer);
+impl<B: Default> Crew<B> {
+    /// So many threads, the caller's among them.
+    pub fn new(threads: NonZeroUsize) -> Crew<B> {
+        Crew { team: Team::new(threads), desks: (0..threads.get()).map(|_| Desk::default()).collect() }
+    }
+
+    /// Takes a sum back for later use.
+    pub fn recycle(&mut self, sum: Vec<f32>) {
+        self.desks[0].spare.push(sum);
     }
 }
 
 impl<M: Model> Task<'_, M> {
-    /// The summed gradient of the shards under `node`, and the summed loss in one more element at the end. Halves of
-    /// the tree go to halves of the desks, each on its thread: who computes a shard does not change its bits.
-    ///
-    /// # Panics
-    /// Without a desk.
-    pub fn sum_under(&self, node: Node, desks: &mut [Desk<M::Batch>]) -> Vec<f32> {
-        let Some((left, right)) = node.children() else { return self.leaf(node.first, &mut desks[0]) };
-        let (mut sum, more) = if desks.len() > 1 {
-            let (here, there) = desks.split_at_mut(desks.len() / 2);
-            std::thread::scope(|scope| {
-                let other = scope.spawn(|| self.sum_under(right, there));
-                let sum = self.sum_under(left, here);
-                (sum, other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            })
-        } else {
-            (self.sum_under(left, desks), self.sum_under(right, desks))
-        };
-        sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-        // Whence it came: else one desk's buffers would pile up while another makes new ones.
-        desks[desks.len() / 2].recycle(more);
+    /// The summed gradient of the shards under `node`, and the summed loss in one more element at the end. Each thread
+    /// takes a part of the tree: who computes a shard does not change its bits.
+    pub fn sum_under(&self, node: Node, crew: &mut Crew<M::Batch>) -> Vec<f32> {
+        let Crew { team, desks } = crew;
+        let parts = parts_of(node, desks.len());
+        let mut sums = vec![Vec::new(); parts.len()];
+        let shares = parts.iter().zip(&mut *desks).zip(&mut sums).collect();
+        team.each(shares, |((&part, desk), sum)| *sum = self.sum_of(part, desk));
+
+        if parts.len() > 1 {
+            let piece = team.piece(self.model.parameters() + 1);
+            let mut cut: Vec<_> = sums.iter_mut().map(|sum| sum.chunks_mut(piece)).collect();
+            let mut next = || -> Vec<&mut [f32]> { cut.iter_mut().filter_map(Iterator::next).collect() };
+            let pieces = std::iter::from_fn(|| Some(next()).filter(|sums| !sums.is_empty())).collect();
+            team.each(pieces, |mut sums| add_parts(node, &parts, &mut sums));
+        }
+        // Whence they came: else one desk's buffers would pile up while another makes new ones.
+        let others = sums.split_off(1);
+        desks[1..].iter_mut().zip(others).for_each(|(desk, sum)| desk.spare.push(sum));
+        sums.swap_remove(0)
+    }
+
+    /// As [`sum_under`](Self::sum_under), by one thread.
+    fn sum_of(&self, node: Node, desk: &mut Desk<M::Batch>) -> Vec<f32> {
+        let Some((left, right)) = node.children() else { return self.leaf(node.first, desk) };
+        let mut sum = self.sum_of(left, desk);
+        let more = self.sum_of(right, desk);
+        add(&mut sum, &more);
+        desk.spare.push(more);
         sum
     }
 
@@ -100,12 +123,32 @@ impl<M: Model> Task<'_, M> {
             more.resize(parameters + 1, 0.0);
             for piece in pieces {
                 compute(piece, &mut more);
-                buffer.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
+                add(&mut buffer, &more);
             }
             spare.push(more);
         }
         buffer
     }
+}
+
+/// The parts of the tree under `node` that so many threads take, left to right; fewer where there are fewer shards.
+fn parts_of(node: Node, threads: usize) -> Vec<Node> {
+    match node.children() {
+        Some((left, right)) if threads > 1 => {
+            [parts_of(left, threads / 2), parts_of(right, threads - threads / 2)].concat()
+        }
+        _ => vec![node],
+    }
+}
+
+/// Adds the sums of the parts of `node`, in the order of the tree, into the first.
+fn add_parts(node: Node, parts: &[Node], sums: &mut [&mut [f32]]) {
+    let (Some((left, right)), true) = (node.children(), parts.len() > 1) else { return };
+    let middle = parts.partition_point(|part| part.first < right.first);
+    let ((left_parts, right_parts), (left_sums, right_sums)) = (parts.split_at(middle), sums.split_at_mut(middle));
+    add_parts(left, left_parts, left_sums);
+    add_parts(right, right_parts, right_sums);
+    add(left_sums[0], right_sums[0]);
 }
 
 #[cfg(test)]
@@ -154,7 +197,7 @@ mod tests {
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
-            let mut desks: Vec<Desk<Numbers>> = (0..threads).map(|_| Desk::default()).collect();
+            let mut crew: Crew<Numbers> = Crew::new(NonZeroUsize::new(threads).unwrap());
             let task = Task {
                 model: &model,
                 parameters: &[],
@@ -167,14 +210,14 @@ mod tests {
             // Again: then there are buffers with something in them, and no more are made.
             let mut buffers = None;
             for _ in 0..3 {
-                let sum = task.sum_under(Node::root(3), &mut desks);
+                let sum = task.sum_under(Node::root(3), &mut crew);
                 let expected: u64 = (0..39).map(|place| order.sample(2, place)).sum();
                 assert_eq!(sum, [expected as f32, 39.0, expected as f32 / 2.0], "{micro:?}");
-                desks[0].recycle(sum);
-                let now: Vec<usize> = desks.iter().map(|desk| desk.spare.len()).collect();
+                crew.recycle(sum);
+                let now: Vec<usize> = crew.desks.iter().map(|desk| desk.spare.len()).collect();
                 assert_eq!(*buffers.get_or_insert_with(|| now.clone()), now, "{micro:?}");
             }
-            assert_eq!(desks.iter().map(|desk| desk.batch.1).max(), Some(largest), "{micro:?}");
+            assert_eq!(crew.desks.iter().map(|desk| desk.batch.1).max(), Some(largest), "{micro:?}");
         }
     }
 }

@@ -1,22 +1,24 @@
 //! Steps on this machine's CPUs, on as many threads as are asked for. Not for GPUs.
 
+use std::num::NonZeroUsize;
+
 use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::cuda::CudaError;
-use crate::gradient::{Desk, Task};
+use crate::gradient::{Crew, Task};
 use crate::model::Model;
 use crate::model::clip::clipped;
 use crate::state::State;
 
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
-    desks: Vec<Desk<M::Batch>>,
+    crew: Crew<M::Batch>,
     /// The gradient's sum over all ranks, and the loss.
     sum: Vec<f32>,
 }
 
 impl<M: Model> OnHost<M> {
-    pub(super) fn new(threads: usize, count: usize) -> OnHost<M> {
-        OnHost { desks: (0..threads).map(|_| Desk::default()).collect(), sum: vec![0.0; count + 1] }
+    pub(super) fn new(threads: NonZeroUsize, count: usize) -> OnHost<M> {
+        OnHost { crew: Crew::new(threads), sum: vec![0.0; count + 1] }
     }
 }
 
@@ -31,10 +33,10 @@ impl<M: Model> Engine<M> for OnHost<M> {
 
     fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)).collect();
+        let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect();
         let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
         let votes = group.ordered_sum(task.shards, &slices, &mut self.sum, vote())?;
-        partials.into_iter().for_each(|partial| self.desks[0].recycle(partial));
+        partials.into_iter().for_each(|partial| self.crew.recycle(partial));
         Ok(Reduced { loss: self.sum[self.sum.len() - 1], votes })
     }
 
@@ -42,7 +44,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         let &Step { ref rule, tensors, scale, clip } = step;
         let gradient = &self.sum[..self.sum.len() - 1];
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
-        state.advance(rule, tensors, gradient, scale);
+        state.advance(&mut self.crew.team, rule, tensors, gradient, scale);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ pub mod mlp;
 mod pointwise;
 pub mod rate;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, Moved};
 pub use gpt::Gpt;
 pub use mlp::{Mlp, Workspace};
 pub use rate::{Course, Rate};
@@ -23,6 +23,7 @@ pub use rate::{Course, Rate};
 use std::ops::Range;
 
 use affine::Layout;
+pub(crate) use pointwise::add;
 
 use crate::cuda;
 
