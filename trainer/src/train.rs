@@ -126,7 +126,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let engine =
             engine::choose(settings, environment, model).map_err(|cause| TrainError::Device { device, cause })?;
         // A checkpoint goes on wherever it is; peers must give the same bits.
-        let mut shared = format!("{words} --epochs {}", settings.epochs);
+        let mut shared = format!("{words} --epochs {} --bucket-mb {}", settings.epochs, settings.bucket_mb);
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
         }

@@ -108,7 +108,7 @@ impl<M: Model> Run<M> {
         };
         let sum = task.sum_under(Node::root(shards), &mut self.crew);
         let tensors = self.model.tensors();
-        self.state.advance(&mut self.crew.team, &self.rule, tensors, &sum[..sum.len() - 1], 1e-3);
+        self.state.advance(&mut self.crew.team, &self.rule, tensors, &sum[1..], 1e-3);
         self.crew.recycle(sum);
     }
 }

@@ -93,7 +93,7 @@ pub(crate) fn choose<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
-    let host = || Box::new(OnHost::new(settings.threads, model.parameters()));
+    let host = || Box::new(OnHost::new(settings.threads, model.parameters(), settings.bucket()));
     if settings.device == Device::Cpu {
         return Ok(host());
     }
