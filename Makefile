@@ -77,7 +77,7 @@ fix: ## Formats, and applies what clippy can fix by itself
 bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, training steps and checkpoints on this machine
 	@tests/setup.sh test
 	cargo build --locked --release --workspace --bins
-	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench allreduce --bench tcp_store --bench output --bench training_step --bench checkpoint
+	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench allreduce --bench tcp_store --bench output --bench training_step --bench elasticity --bench overlap --bench checkpoint
 
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup tests/setup.sh test

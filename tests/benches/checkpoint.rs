@@ -17,7 +17,7 @@ use elastic_trainer::checkpoint::manifest::{Entry, Position};
 use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, Snapshot};
 use elastic_trainer::checkpoint::writer::{Offer, Writer};
-use elastic_trainer::model::{AdamW, Mlp, Model, Workspace};
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Workspace};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 const SAVES: u64 = 100;
@@ -135,7 +135,8 @@ impl Training {
         self.step += 1;
         let (parameters, rest) = self.flat.split_at_mut(self.gradient.len());
         let (mean, square) = rest.split_at_mut(self.gradient.len());
-        self.rule.step(self.step, self.model.tensors(), parameters, mean, square, &self.gradient, 1.0);
+        let moved = Moved { first: 0, parameters, mean, square, gradient: &self.gradient };
+        self.rule.step(self.step, self.model.tensors(), moved, 1.0);
         begun.elapsed().as_secs_f64() * 1e3
     }
 

@@ -3,24 +3,20 @@
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
+mod step;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use elastic_tests::torch::{self, Torch};
-use elastic_trainer::model::gpt::{Size, Tokens};
-use elastic_trainer::model::{AdamW, Gpt, Mlp, Model, Workspace};
-use elastic_trainer::random::unit;
+use elastic_trainer::model::gpt::Size;
+use elastic_trainer::model::{Gpt, Mlp, Model};
+use step::{GPTS, MLP, Run, Shards};
 
 const BLOCKS: usize = 9;
 /// What one block takes, about.
 const BLOCK_MS: f64 = 600.0;
-const MLP: [usize; 4] = [784, 512, 512, 10];
-const GPTS: [(&str, Size, usize); 2] = [
-    ("GPT 0.9 M", Size { vocabulary: 512, context: 64, layers: 4, heads: 4, width: 128 }, 16),
-    ("GPT 4.9 M", Size { vocabulary: 512, context: 128, layers: 6, heads: 8, width: 256 }, 8),
-];
 
 fn main() -> Result<()> {
     let torch = Torch::find();
@@ -29,12 +25,12 @@ fn main() -> Result<()> {
     for threads in [1, 2].into_iter().filter(|&threads| threads <= cores) {
         let batch = 128;
         let words = std::iter::once(batch).chain(MLP).map(|number| number.to_string());
-        let run = Run::new(threads, Mlp::new(&MLP), |model, shard| Shard::mlp(model, batch / threads, shard));
+        let run = Run::new(threads, Mlp::new(&MLP), Shards::mlp(batch / threads));
         compare("MLP 0.7 M", threads, run, torch.as_ref(), std::iter::once("mlp".into()).chain(words))?;
         for (name, size, batch) in GPTS {
             let Size { vocabulary, context, layers, heads, width } = size;
             let words = [batch, context, vocabulary, context, layers, heads, width].map(|number| number.to_string());
-            let run = Run::new(threads, Gpt::new(size), |model, shard| Shard::gpt(model, batch / threads, shard));
+            let run = Run::new(threads, Gpt::new(size), Shards::gpt(size, batch / threads));
             compare(name, threads, run, torch.as_ref(), std::iter::once("gpt".into()).chain(words))?;
         }
     }
@@ -69,80 +65,6 @@ fn compare<M: Model>(
 fn spread(all: &mut [f64]) -> String {
     all.sort_by(f64::total_cmp);
     format!("{:.1} ({:.1}–{:.1})", all[all.len() / 2], all[0], all[all.len() - 1])
-}
-
-/// A thread's samples and its gradient.
-struct Shard<B> {
-    batch: B,
-    gradient: Vec<f32>,
-}
-
-impl Shard<Workspace> {
-    fn mlp(model: &Mlp, samples: usize, shard: usize) -> Shard<Workspace> {
-        let key = (shard as u64) << 40;
-        let inputs = (0..samples * MLP[0]).map(|i| unit(key | i as u64)).collect();
-        let batch = Workspace::new(inputs, (0..samples).map(|i| (i % MLP[3]) as u8).collect());
-        Shard { batch, gradient: vec![0.0; model.parameters()] }
-    }
-}
-
-impl Shard<Tokens> {
-    fn gpt(model: &Gpt, sequences: usize, shard: usize) -> Shard<Tokens> {
-        let Size { vocabulary, context, .. } = model.size();
-        let tokens = |salt: usize| -> Vec<u32> {
-            let key = ((2 * shard + salt) as u64) << 40;
-            (0..sequences * context).map(|i| (unit(key | i as u64) * vocabulary as f32) as u32).collect()
-        };
-        let batch = Tokens::new(context, tokens(0), tokens(1));
-        Shard { batch, gradient: vec![0.0; model.parameters()] }
-    }
-}
-
-/// Our side: a thread for each shard, the sum, and the step.
-struct Run<M: Model> {
-    model: M,
-    rule: AdamW,
-    parameters: Vec<f32>,
-    mean: Vec<f32>,
-    square: Vec<f32>,
-    shards: Vec<Shard<M::Batch>>,
-    steps: u64,
-}
-
-impl<M: Model> Run<M> {
-    fn new(threads: usize, model: M, shard: impl Fn(&M, usize) -> Shard<M::Batch>) -> Run<M> {
-        let parameters = model.init(1);
-        let zeros = vec![0.0; parameters.len()];
-        let shards = (0..threads).map(|number| shard(&model, number)).collect();
-        Run { rule: AdamW::new(1e-4, 0.1), mean: zeros.clone(), square: zeros, parameters, shards, model, steps: 0 }
-    }
-
-    /// Milliseconds of a step.
-    fn time(&mut self, steps: usize) -> f64 {
-        let begun = Instant::now();
-        (0..steps).for_each(|_| self.step());
-        begun.elapsed().as_secs_f64() * 1e3 / steps as f64
-    }
-
-    fn step(&mut self) {
-        let Run { model, parameters, shards, .. } = self;
-        std::thread::scope(|scope| {
-            let (first, others) = shards.split_first_mut().unwrap();
-            let (model, parameters) = (&*model, &*parameters);
-            for shard in others {
-                scope.spawn(move || model.gradient(parameters, &mut shard.batch, &mut shard.gradient));
-            }
-            model.gradient(parameters, &mut first.batch, &mut first.gradient);
-        });
-        let (first, others) = shards.split_first_mut().unwrap();
-        for other in others {
-            first.gradient.iter_mut().zip(&other.gradient).for_each(|(sum, more)| *sum += more);
-        }
-        self.steps += 1;
-        let (gradient, scale) = (&shards[0].gradient, 1e-3);
-        let tensors = self.model.tensors();
-        self.rule.step(self.steps, tensors, parameters, &mut self.mean, &mut self.square, gradient, scale);
-    }
 }
 
 /// PyTorch's side, in a process that sleeps in between.

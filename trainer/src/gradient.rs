@@ -6,7 +6,8 @@ use std::num::NonZeroUsize;
 
 use crate::collective::tree::Node;
 use crate::data::{Batch, Data, Order};
-use crate::model::Model;
+use crate::model::{Model, add};
+use crate::team::Team;
 
 /// What the gradient of a step depends on.
 pub struct Task<'a, M: Model> {
@@ -26,42 +27,64 @@ pub struct Task<'a, M: Model> {
     pub micro_batch: Option<NonZeroUsize>,
 }
 
+/// The threads that compute, each at its desk.
+#[derive(Debug)]
+pub struct Crew<B> {
+    /// The threads.
+    pub team: Team,
+    desks: Vec<Desk<B>>,
+}
+
 /// A thread's room for work, kept from step to step.
 #[derive(Debug, Default)]
-pub struct Desk<B> {
+struct Desk<B> {
     batch: B,
     samples: Vec<u64>,
     spare: Vec<Vec<f32>>,
 }
 
-impl<B> Desk<B> {
-    /// Takes a buffer back for later use.
-    pub fn recycle(&mut self, buffer: Vec<f32>) {
-        self.spare.push(buffer);
+impl<B: Default> Crew<B> {
+    /// So many threads, the caller's among them.
+    pub fn new(threads: NonZeroUsize) -> Crew<B> {
+        Crew { team: Team::new(threads), desks: (0..threads.get()).map(|_| Desk::default()).collect() }
+    }
+
+    /// Takes a sum back for later use.
+    pub fn recycle(&mut self, sum: Vec<f32>) {
+        self.desks[0].spare.push(sum);
     }
 }
 
 impl<M: Model> Task<'_, M> {
-    /// The summed gradient of the shards under `node`, and the summed loss in one more element at the end. Halves of
-    /// the tree go to halves of the desks, each on its thread: who computes a shard does not change its bits.
-    ///
-    /// # Panics
-    /// Without a desk.
-    pub fn sum_under(&self, node: Node, desks: &mut [Desk<M::Batch>]) -> Vec<f32> {
-        let Some((left, right)) = node.children() else { return self.leaf(node.first, &mut desks[0]) };
-        let (mut sum, more) = if desks.len() > 1 {
-            let (here, there) = desks.split_at_mut(desks.len() / 2);
-            std::thread::scope(|scope| {
-                let other = scope.spawn(|| self.sum_under(right, there));
-                let sum = self.sum_under(left, here);
-                (sum, other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            })
-        } else {
-            (self.sum_under(left, desks), self.sum_under(right, desks))
-        };
-        sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-        // Whence it came: else one desk's buffers would pile up while another makes new ones.
-        desks[desks.len() / 2].recycle(more);
+    /// The summed loss of the shards under `node`, and after it their summed gradient. Each thread takes a part of the
+    /// tree: who computes a shard does not change its bits.
+    pub fn sum_under(&self, node: Node, crew: &mut Crew<M::Batch>) -> Vec<f32> {
+        let Crew { team, desks } = crew;
+        let parts = parts_of(node, desks.len());
+        let mut sums = vec![Vec::new(); parts.len()];
+        let shares = parts.iter().zip(&mut *desks).zip(&mut sums).collect();
+        team.each(shares, |((&part, desk), sum)| *sum = self.sum_of(part, desk));
+
+        if parts.len() > 1 {
+            let piece = team.piece(self.model.parameters() + 1);
+            let mut cut: Vec<_> = sums.iter_mut().map(|sum| sum.chunks_mut(piece)).collect();
+            let mut next = || -> Vec<&mut [f32]> { cut.iter_mut().filter_map(Iterator::next).collect() };
+            let pieces = std::iter::from_fn(|| Some(next()).filter(|sums| !sums.is_empty())).collect();
+            team.each(pieces, |mut sums| add_parts(node, &parts, &mut sums));
+        }
+        // Whence they came: else one desk's buffers would pile up while another makes new ones.
+        let others = sums.split_off(1);
+        desks[1..].iter_mut().zip(others).for_each(|(desk, sum)| desk.spare.push(sum));
+        sums.swap_remove(0)
+    }
+
+    /// As [`sum_under`](Self::sum_under), by one thread.
+    fn sum_of(&self, node: Node, desk: &mut Desk<M::Batch>) -> Vec<f32> {
+        let Some((left, right)) = node.children() else { return self.leaf(node.first, desk) };
+        let mut sum = self.sum_of(left, desk);
+        let more = self.sum_of(right, desk);
+        add(&mut sum, &more);
+        desk.spare.push(more);
         sum
     }
 
@@ -78,34 +101,161 @@ impl<M: Model> Task<'_, M> {
     }
 
     fn leaf(&self, shard: u32, desk: &mut Desk<M::Batch>) -> Vec<f32> {
-        let parameters = self.model.parameters();
-        let mut buffer = desk.spare.pop().unwrap_or_default();
-        buffer.resize(parameters + 1, 0.0);
         self.samples_of(shard, &mut desk.samples);
-        if desk.samples.is_empty() {
-            buffer.fill(0.0);
-            return buffer;
+        let samples = std::mem::take(&mut desk.samples);
+        let mut sum = self.room(desk);
+        if samples.is_empty() {
+            sum.fill(0.0);
         }
-        let Desk { samples, batch, spare } = desk;
-        let mut pieces = samples.chunks(self.largest_piece());
-        let mut compute = |samples: &[u64], into: &mut [f32]| {
-            self.data.read(samples, batch);
-            into[parameters] = self.model.gradient(self.parameters, batch, &mut into[..parameters]);
-        };
-        if let Some(first) = pieces.next() {
-            compute(first, &mut buffer);
-        }
-        if pieces.len() > 0 {
-            let mut more = spare.pop().unwrap_or_default();
-            more.resize(parameters + 1, 0.0);
-            for piece in pieces {
-                compute(piece, &mut more);
-                buffer.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
-            }
-            spare.push(more);
-        }
-        buffer
+        self.pieces_of(&samples, desk, &mut sum);
+        desk.samples = samples;
+        sum
     }
+
+    /// Writes the sum of samples that are computed a piece at a time; nothing where there are none.
+    fn pieces_of(&self, samples: &[u64], desk: &mut Desk<M::Batch>, sum: &mut [f32]) {
+        for (number, samples) in samples.chunks(self.largest_piece()).enumerate() {
+            self.data.read(samples, &mut desk.batch);
+            if number == 0 {
+                sum[0] = self.model.gradient(self.parameters, &mut desk.batch, &mut sum[1..]);
+                continue;
+            }
+            let mut more = self.room(desk);
+            more[0] = self.model.gradient(self.parameters, &mut desk.batch, &mut more[1..]);
+            add(sum, &more);
+            desk.spare.push(more);
+        }
+    }
+
+    /// For a loss and a gradient.
+    fn room(&self, desk: &mut Desk<M::Batch>) -> Vec<f32> {
+        let mut room = desk.spare.pop().unwrap_or_default();
+        room.resize(self.model.parameters() + 1, 0.0);
+        room
+    }
+
+    /// As [`sum_under`](Self::sum_under) of a node with these [parts](parts_of), but handed out in pieces of `size`
+    /// numbers, the end of the flat slice first: each as soon as the last shard's pass has left it behind. A thread hands
+    /// out its own part's, by `give`: the part, and the numbers.
+    ///
+    /// # Panics
+    /// With other than one of `outboxes` for each part, or a `size` of 0.
+    pub(crate) fn sum_from_back<'o>(
+        &self,
+        parts: &[Node],
+        crew: &mut Crew<M::Batch>,
+        outboxes: &'o mut [Vec<f32>],
+        size: usize,
+        give: impl Fn(usize, &'o mut [f32]) + Sync,
+    ) {
+        assert_eq!(parts.len(), outboxes.len(), "an outbox for each part");
+        let Crew { team, desks } = crew;
+        let shares = parts.iter().zip(desks).zip(outboxes).enumerate().collect();
+        team.each(shares, |(number, ((&part, desk), outbox))| {
+            self.part_from_back(part, desk, outbox, size, |numbers| give(number, numbers));
+        });
+    }
+
+    fn part_from_back<'o>(
+        &self,
+        mut node: Node,
+        desk: &mut Desk<M::Batch>,
+        outbox: &'o mut Vec<f32>,
+        size: usize,
+        give: impl FnMut(&'o mut [f32]),
+    ) {
+        // All but the last of its last shard's pieces. What is added to that one, outermost first.
+        let mut sums = Vec::new();
+        while let Some((left, right)) = node.children() {
+            sums.push(self.sum_of(left, desk));
+            node = right;
+        }
+        self.samples_of(node.first, &mut desk.samples);
+        let samples = std::mem::take(&mut desk.samples);
+        let last = samples.chunks(self.largest_piece()).next_back().unwrap_or_default();
+        let before = &samples[..samples.len() - last.len()];
+        if !before.is_empty() {
+            let mut sum = self.room(desk);
+            self.pieces_of(before, desk, &mut sum);
+            sums.push(sum);
+        }
+
+        let mut gradient = self.room(desk);
+        let adds = !sums.is_empty();
+        if let Some(innermost) = sums.pop() {
+            desk.spare.push(std::mem::replace(outbox, innermost));
+        }
+        outbox.resize(gradient.len(), 0.0);
+        let mut handed = HandOut { whole: gradient.len(), size, left: outbox, adds, sums: &sums, give };
+        if last.is_empty() {
+            gradient.fill(0.0);
+        } else {
+            self.data.read(last, &mut desk.batch);
+            let done = &mut |end: &[f32]| handed.reached(end);
+            gradient[0] = self.model.gradient_from_back(self.parameters, &mut desk.batch, &mut gradient[1..], done);
+        }
+        handed.reached(&gradient);
+        desk.samples = samples;
+        desk.spare.push(gradient);
+        desk.spare.append(&mut sums);
+    }
+}
+
+/// A part's sum on its way out.
+struct HandOut<'a, 'o, F> {
+    /// Its length, and that of a piece.
+    whole: usize,
+    size: usize,
+    /// What is not handed out yet: the front.
+    left: &'o mut [f32],
+    /// Whether the last gradient is added to what is there, or put there.
+    adds: bool,
+    /// What is added to that, outermost first.
+    sums: &'a [Vec<f32>],
+    give: F,
+}
+
+impl<'o, F: FnMut(&'o mut [f32])> HandOut<'_, 'o, F> {
+    /// The last gradient is final from here to its end.
+    fn reached(&mut self, end: &[f32]) {
+        let from = self.whole - end.len();
+        loop {
+            let start = self.left.len().saturating_sub(self.size);
+            if self.left.is_empty() || start < from {
+                return;
+            }
+            let (left, piece) = std::mem::take(&mut self.left).split_at_mut(start);
+            let place = start..start + piece.len();
+            let last = &end[place.start - from..place.end - from];
+            match self.adds {
+                true => add(piece, last),
+                false => piece.copy_from_slice(last),
+            }
+            self.sums.iter().rev().for_each(|sum| add(piece, &sum[place.clone()]));
+            self.left = left;
+            (self.give)(piece);
+        }
+    }
+}
+
+/// The parts of the tree under `node` that so many threads take, left to right; fewer where there are fewer shards.
+pub(crate) fn parts_of(node: Node, threads: usize) -> Vec<Node> {
+    match node.children() {
+        Some((left, right)) if threads > 1 => {
+            [parts_of(left, threads / 2), parts_of(right, threads - threads / 2)].concat()
+        }
+        _ => vec![node],
+    }
+}
+
+/// Adds the sums of the parts of `node`, in the order of the tree, into the first.
+pub(crate) fn add_parts(node: Node, parts: &[Node], sums: &mut [&mut [f32]]) {
+    let (Some((left, right)), true) = (node.children(), parts.len() > 1) else { return };
+    let middle = parts.partition_point(|part| part.first < right.first);
+    let ((left_parts, right_parts), (left_sums, right_sums)) = (parts.split_at(middle), sums.split_at_mut(middle));
+    add_parts(left, left_parts, left_sums);
+    add_parts(right, right_parts, right_sums);
+    add(left_sums[0], right_sums[0]);
 }
 
 #[cfg(test)]
@@ -154,7 +304,7 @@ mod tests {
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
-            let mut desks: Vec<Desk<Numbers>> = (0..threads).map(|_| Desk::default()).collect();
+            let mut crew: Crew<Numbers> = Crew::new(NonZeroUsize::new(threads).unwrap());
             let task = Task {
                 model: &model,
                 parameters: &[],
@@ -167,14 +317,14 @@ mod tests {
             // Again: then there are buffers with something in them, and no more are made.
             let mut buffers = None;
             for _ in 0..3 {
-                let sum = task.sum_under(Node::root(3), &mut desks);
+                let sum = task.sum_under(Node::root(3), &mut crew);
                 let expected: u64 = (0..39).map(|place| order.sample(2, place)).sum();
-                assert_eq!(sum, [expected as f32, 39.0, expected as f32 / 2.0], "{micro:?}");
-                desks[0].recycle(sum);
-                let now: Vec<usize> = desks.iter().map(|desk| desk.spare.len()).collect();
+                assert_eq!(sum, [expected as f32 / 2.0, expected as f32, 39.0], "{micro:?}");
+                crew.recycle(sum);
+                let now: Vec<usize> = crew.desks.iter().map(|desk| desk.spare.len()).collect();
                 assert_eq!(*buffers.get_or_insert_with(|| now.clone()), now, "{micro:?}");
             }
-            assert_eq!(desks.iter().map(|desk| desk.batch.1).max(), Some(largest), "{micro:?}");
+            assert_eq!(crew.desks.iter().map(|desk| desk.batch.1).max(), Some(largest), "{micro:?}");
         }
     }
 }

@@ -11,6 +11,7 @@
 //! nccl         the same between GPUs; training does not use it yet
 //! agent        the worker's side of the agent's socket              settings    flags, environment
 //! engine       what computes a step: CPUs, or a GPU               cuda, device   GPUs, and which to use
+//! gradient     a rank's share of a step                           team        the threads that compute it
 //! tasks        what the program `elastic-trainer` trains
 //! ```
 //!
@@ -40,6 +41,7 @@ mod site_packages;
 pub mod state;
 pub mod stop;
 pub mod tasks;
+pub mod team;
 pub mod trace;
 pub mod train;
 

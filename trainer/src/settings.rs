@@ -64,6 +64,10 @@ pub struct Settings {
     /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
+    /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is still
+    /// being computed, on CPUs; all of it at once with 0. Results do not depend on it; all workers must have the same
+    #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
+    pub bucket_mb: f32,
     /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
@@ -127,6 +131,13 @@ impl Settings {
             words += " --precision bf16";
         }
         format!("{words} --seed {seed} {data}")
+    }
+
+    /// Numbers of a gradient that are summed over the ranks at once; 0 for all.
+    pub(crate) fn bucket(&self) -> usize {
+        let bytes = f64::from(self.bucket_mb) * f64::from(1 << 20);
+        // A bucket has at least a number.
+        if bytes > 0.0 { (bytes as usize / size_of::<f32>()).max(1) } else { 0 }
     }
 
     /// The learning rates of a run of `steps`.
@@ -284,6 +295,7 @@ mod tests {
         assert_eq!(words(|_| ()), plain);
         assert_eq!(words(|settings| settings.threads = 3.try_into().unwrap()), plain);
         assert_eq!(words(|settings| settings.epochs = 3.try_into().unwrap()), plain);
+        assert_eq!(words(|settings| settings.bucket_mb = 1.0), plain);
         for (change, said) in [
             ((|settings| settings.micro_batch = 4.try_into().ok()) as fn(&mut Settings), "--micro-batch 4"),
             (|settings| settings.warmup_steps = 9, "--warmup-steps 9"),
@@ -292,6 +304,13 @@ mod tests {
             (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
         ] {
             assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
+        }
+    }
+
+    #[test]
+    fn buckets_are_counted_in_numbers() {
+        for (megabytes, numbers) in [(25.0, 25 << 18), (0.5, 1 << 17), (1e-9, 1), (0.0, 0)] {
+            assert_eq!(Settings { bucket_mb: megabytes, ..Settings::default() }.bucket(), numbers);
         }
     }
 

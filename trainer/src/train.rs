@@ -129,7 +129,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             cause,
         })?;
         // A checkpoint goes on wherever it is; peers must give the same bits.
-        let mut shared = format!("{words} --epochs {}", settings.epochs);
+        let mut shared = format!("{words} --epochs {} --bucket-mb {}", settings.epochs, settings.bucket_mb);
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
         }

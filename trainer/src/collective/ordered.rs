@@ -199,7 +199,12 @@ impl Stream {
         if self.received >= self.partials_in {
             return !self.has_received_all();
         }
-        self.received < (finished / SEGMENT + WINDOW) * self.nodes.len() * SEGMENT_BYTES
+        self.received < self.room(finished)
+    }
+
+    /// Bytes of its partial sums for which there has been room by now.
+    fn room(&self, finished: usize) -> usize {
+        (finished / SEGMENT + WINDOW) * self.nodes.len() * SEGMENT_BYTES
     }
 
     fn is_done(&self) -> bool {
@@ -218,7 +223,7 @@ impl Stream {
         let mut moved = false;
         while self.can_send(finished) {
             let body: &[u8] = if self.sent < self.partials_out {
-                let (node, place) = piece(self.sent, partials.len(), self.chunk.len());
+                let (node, place) = piece(self.sent, partials.len(), self.chunk.len(), self.ready(finished));
                 let start = self.chunk.start * size_of::<f32>();
                 &bytemuck::cast_slice(partials[node])[start + place.start..start + place.end]
             } else {
@@ -248,12 +253,11 @@ impl Stream {
         let mut moved = false;
         while self.can_receive(finished) {
             let body: &mut [u8] = if self.received < self.partials_in {
-                // To the end of its segment: the next one may lie elsewhere.
-                let segment_bytes = self.nodes.len() * SEGMENT_BYTES;
-                let (segment, within) = (self.received / segment_bytes, self.received % segment_bytes);
-                let length = segment_bytes.min(self.partials_in - segment * segment_bytes);
-                let start = segment % WINDOW * segment_bytes;
-                &mut bytemuck::cast_slice_mut(&mut staging[self.lane.peer])[start + within..start + length]
+                // As far as there is room: segments lie in their order up to the window's end, and go on at its start.
+                let window = WINDOW * self.nodes.len() * SEGMENT_BYTES;
+                let (turn, start) = (self.received / window, self.received % window);
+                let end = self.partials_in.min(self.room(finished)).min((turn + 1) * window) - turn * window;
+                &mut bytemuck::cast_slice_mut(&mut staging[self.lane.peer])[start..end]
             } else if self.finished_in > 0 {
                 &mut bytemuck::cast_slice_mut(&mut sum[self.chunk.clone()])[self.received - self.partials_in..]
             } else {
@@ -272,9 +276,13 @@ impl Stream {
 }
 
 /// Where byte `at` of a stream of `nodes` partial sums of a chunk comes from: the node, and the bytes of its chunk from
-/// there to the end of the segment. Segments follow each other; in a segment, nodes do.
-fn piece(at: usize, nodes: usize, elements: usize) -> (usize, Range<usize>) {
+/// there on as far as they follow each other: to the end of the segment, or, of a single node, to byte `until`. Segments
+/// follow each other; in a segment, nodes do.
+fn piece(at: usize, nodes: usize, elements: usize, until: usize) -> (usize, Range<usize>) {
     let chunk = elements * size_of::<f32>();
+    if nodes == 1 {
+        return (0, at..until.min(chunk));
+    }
     let segment = at / (nodes * SEGMENT_BYTES);
     let start = segment * SEGMENT_BYTES;
     let length = SEGMENT_BYTES.min(chunk - start);

@@ -1,22 +1,33 @@
 //! Steps on this machine's CPUs, on as many threads as are asked for. Not for GPUs.
 
+mod overlap;
+
+use std::num::NonZeroUsize;
+
 use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::cuda::CudaError;
-use crate::gradient::{Desk, Task};
+use crate::gradient::{Crew, Task};
 use crate::model::Model;
 use crate::model::clip::clipped;
 use crate::state::State;
 
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
-    desks: Vec<Desk<M::Batch>>,
-    /// The gradient's sum over all ranks, and the loss.
+    crew: Crew<M::Batch>,
+    /// The loss's and the gradient's sum over all ranks.
     sum: Vec<f32>,
+    /// Numbers that are summed over the ranks at once.
+    bucket: usize,
+    /// What the threads hand out of the sums of their parts.
+    outboxes: Vec<Vec<f32>>,
 }
 
 impl<M: Model> OnHost<M> {
-    pub(super) fn new(threads: usize, count: usize) -> OnHost<M> {
-        OnHost { desks: (0..threads).map(|_| Desk::default()).collect(), sum: vec![0.0; count + 1] }
+    /// For a model with `count` parameters. Ranks must have equal `bucket`s; 0 is all of it.
+    pub(super) fn new(threads: NonZeroUsize, count: usize, bucket: usize) -> OnHost<M> {
+        let sum = vec![0.0; count + 1];
+        let bucket = if bucket == 0 { sum.len() } else { bucket };
+        OnHost { crew: Crew::new(threads), sum, bucket, outboxes: Vec::new() }
     }
 }
 
@@ -30,19 +41,30 @@ impl<M: Model> Engine<M> for OnHost<M> {
     }
 
     fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
-        let Ranks { group, nodes, vote } = ranks;
-        let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.desks)).collect();
-        let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
-        let votes = group.ordered_sum(task.shards, &slices, &mut self.sum, vote())?;
-        partials.into_iter().for_each(|partial| self.desks[0].recycle(partial));
-        Ok(Reduced { loss: self.sum[self.sum.len() - 1], votes })
+        let votes = match (ranks.group.world_size(), ranks.nodes) {
+            (1, &[root]) => {
+                let sum = task.sum_under(root, &mut self.crew);
+                self.crew.recycle(std::mem::replace(&mut self.sum, sum));
+                (ranks.vote)()
+            }
+            _ if self.bucket < self.sum.len() => self.sum_in_buckets(task, ranks)?,
+            _ => {
+                let Ranks { group, nodes, vote } = ranks;
+                let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect();
+                let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
+                let votes = group.ordered_sum(task.shards, &slices, &mut self.sum, vote())?;
+                partials.into_iter().for_each(|partial| self.crew.recycle(partial));
+                votes
+            }
+        };
+        Ok(Reduced { loss: self.sum[0], votes })
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
         let &Step { ref rule, tensors, scale, clip } = step;
-        let gradient = &self.sum[..self.sum.len() - 1];
+        let gradient = &self.sum[1..];
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
-        state.advance(rule, tensors, gradient, scale);
+        state.advance(&mut self.crew.team, rule, tensors, gradient, scale);
         Ok(())
     }
 

@@ -97,7 +97,7 @@ pub(crate) fn choose<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
-    let host = || Box::new(OnHost::new(settings.threads.get(), model.parameters()));
+    let host = || Box::new(OnHost::new(settings.threads, model.parameters(), settings.bucket()));
     let host_will_do = settings.precision == Precision::F32;
     if settings.device == Device::Cpu {
         return if host_will_do { Ok(host()) } else { Err(DeviceError::InF32Alone) };

@@ -19,31 +19,42 @@ pub struct AdamW {
     pub decay: f32,
 }
 
+/// Some of the flat numbers that a step moves, all from the same place on: slices of one length.
+#[derive(Debug)]
+pub struct Moved<'a> {
+    /// The place of the first in the flat parameters.
+    pub first: usize,
+    /// The parameters.
+    pub parameters: &'a mut [f32],
+    /// The mean of their gradients, zero before the first step.
+    pub mean: &'a mut [f32],
+    /// The mean of the gradients' squares, zero before the first step.
+    pub square: &'a mut [f32],
+    /// The gradient.
+    pub gradient: &'a [f32],
+}
+
 impl AdamW {
     /// PyTorch's defaults, with this rate and decay.
     pub fn new(rate: f32, decay: f32) -> AdamW {
         AdamW { rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay }
     }
 
-    /// Moves `parameters` by `scale * gradient`, as step number `step`, counted from 1. `mean` and `square` hold the
-    /// optimizer's state, zero before the first step.
+    /// Moves parameters by `scale` times their gradient, as step number `step`, counted from 1. Each number goes its way
+    /// alone: a step may be cut into pieces anywhere.
     ///
     /// # Panics
-    /// When the slices do not all have the length that `tensors` describe.
-    #[allow(clippy::too_many_arguments)] // Five flat slices of one length: a struct would only rename them.
-    pub fn step(
-        &self,
-        step: u64,
-        tensors: &[Tensor],
-        parameters: &mut [f32],
-        mean: &mut [f32],
-        square: &mut [f32],
-        gradient: &[f32],
-        scale: f32,
-    ) {
+    /// When the slices do not all have the same length.
+    pub fn step(&self, step: u64, tensors: &[Tensor], moved: Moved<'_>, scale: f32) {
+        let Moved { first, parameters, mean, square, gradient } = moved;
         let (rate, root) = self.corrected(step);
+        let end = first + parameters.len();
         for tensor in tensors {
-            let (range, keep) = (tensor.range.clone(), self.kept(tensor));
+            let (start, end) = (tensor.range.start.max(first), tensor.range.end.min(end));
+            if start >= end {
+                continue;
+            }
+            let (range, keep) = (start - first..end - first, self.kept(tensor));
             let (mean, square) = (&mut mean[range.clone()], &mut square[range.clone()]);
             let moved = parameters[range.clone()].iter_mut().zip(&gradient[range]).zip(mean.iter_mut().zip(square));
             Arch::new().dispatch(|| {
@@ -87,7 +98,8 @@ mod tests {
         let (mut expected, mut m, mut v) = ([1.0f64, -2.0], [0.0f64; 2], [0.0f64; 2]);
         for (number, gradient) in [[4.0f32, -2.0], [1.0, 8.0], [-6.0, 0.5]].into_iter().enumerate() {
             let step = number as i32 + 1;
-            rule.step(step as u64, &tensors, &mut parameters, &mut mean, &mut square, &gradient, 0.5);
+            let (parameters, mean, square) = (&mut parameters[..], &mut mean[..], &mut square[..]);
+            rule.step(step as u64, &tensors, Moved { first: 0, parameters, mean, square, gradient: &gradient }, 0.5);
             for i in 0..2 {
                 let g = f64::from(gradient[i]) * 0.5;
                 m[i] = 0.9 * m[i] + 0.1 * g;

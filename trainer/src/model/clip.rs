@@ -1,5 +1,7 @@
 //! A bound for the gradient's length. Not for what made it long.
 
+use pulp::Arch;
+
 /// Numbers that are added side by side: a fixed order, so that equal gradients have equal norms on every rank.
 const LANES: usize = 8;
 
@@ -19,9 +21,11 @@ pub(crate) fn bounded(norm: f64, scale: f32, most: f32) -> f32 {
 fn norm(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];
-    for chunk in whole {
-        sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
-    }
+    Arch::new().dispatch(|| {
+        for chunk in whole {
+            sums.iter_mut().zip(chunk).for_each(|(sum, &value)| *sum += f64::from(value) * f64::from(value));
+        }
+    });
     let rest: f64 = rest.iter().map(|&value| f64::from(value) * f64::from(value)).sum();
     (sums.iter().sum::<f64>() + rest).sqrt()
 }

@@ -107,6 +107,16 @@ impl Model for Mlp {
     /// # Panics
     /// When a slice has the wrong length.
     fn gradient(&self, parameters: &[f32], batch: &mut Workspace, gradient: &mut [f32]) -> f32 {
+        self.gradient_from_back(parameters, batch, gradient, &mut |_| ())
+    }
+
+    fn gradient_from_back(
+        &self,
+        parameters: &[f32],
+        batch: &mut Workspace,
+        gradient: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) -> f32 {
         let rows = batch.labels.len();
         if rows == 0 {
             gradient.fill(0.0);
@@ -119,6 +129,7 @@ impl Model for Mlp {
         for (number, layer) in self.layers.iter().enumerate().rev() {
             let before = if number == 0 { &*inputs } else { &outputs[number - 1] };
             layer.gradient(before, slope, gradient, rows);
+            done(&gradient[layer.weight.start..]);
             if number > 0 {
                 slope_before.resize(rows * self.sizes[number], 0.0);
                 layer.back(parameters, slope, slope_before, rows);

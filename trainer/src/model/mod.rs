@@ -15,7 +15,7 @@ pub mod mlp;
 mod pointwise;
 pub mod rate;
 
-pub use adamw::AdamW;
+pub use adamw::{AdamW, Moved};
 pub use gpt::Gpt;
 pub use mlp::{Mlp, Workspace};
 pub use rate::{Course, Rate};
@@ -23,6 +23,7 @@ pub use rate::{Course, Rate};
 use std::ops::Range;
 
 use affine::Layout;
+pub(crate) use pointwise::add;
 
 use crate::cuda;
 
@@ -49,6 +50,21 @@ pub trait Model: Sync {
     /// Writes into `gradient`, whatever it holds, the derivative of the batch's loss, summed over its samples, and
     /// returns that sum. The trainer divides both. There is at least one sample.
     fn gradient(&self, parameters: &[f32], batch: &mut Self::Batch, gradient: &mut [f32]) -> f32;
+
+    /// As [`gradient`](Self::gradient), to the same bits; and tells on the way how much of the gradient is final, if the
+    /// model knows: `done` takes the slice from some place on to its end. Ranks sum that while the rest is computed. A
+    /// pass back fills a gradient from its end, where the last layer's parameters lie. What `done` is not told of is
+    /// final at the return; told of nothing, ranks sum all of it then.
+    fn gradient_from_back(
+        &self,
+        parameters: &[f32],
+        batch: &mut Self::Batch,
+        gradient: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) -> f32 {
+        let _ = done;
+        self.gradient(parameters, batch, gradient)
+    }
 
     /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. It gives what [`gradient`]
     /// does, but for rounding.
@@ -98,5 +114,44 @@ impl Tensor {
             layout.push(name.to_owned(), shape);
         }
         layout.tensors()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gpt::{Size, Tokens};
+    use super::*;
+    use crate::random::unit;
+
+    fn bits(numbers: &[f32]) -> Vec<u32> {
+        numbers.iter().map(|number| number.to_bits()).collect()
+    }
+
+    /// How long each end was that was told of as final.
+    fn told<M: Model>(model: &M, batch: &mut M::Batch) -> Vec<usize> {
+        let parameters: Vec<f32> = model.init(3).iter().enumerate().map(|(i, p)| p + 0.1 * unit(i as u64)).collect();
+        let (mut gradient, mut ends) = (vec![f32::NAN; parameters.len()], Vec::new());
+        let loss = model.gradient_from_back(&parameters, batch, &mut gradient, &mut |end: &[f32]| ends.push(bits(end)));
+        let mut plain = vec![f32::NAN; parameters.len()];
+        assert_eq!(model.gradient(&parameters, batch, &mut plain).to_bits(), loss.to_bits());
+        let plain = bits(&plain);
+        assert_eq!(plain, bits(&gradient));
+        for end in &ends {
+            assert_eq!(*end, plain[plain.len() - end.len()..], "what was told of has changed");
+        }
+        ends.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn what_a_pass_back_tells_of_is_final() {
+        let inputs = (0..4 * 6).map(unit).collect();
+        let perceptron = told(&Mlp::new(&[6, 7, 5, 3]), &mut Workspace::new(inputs, vec![0, 2, 1, 2]));
+        assert_eq!(perceptron, [18, 18 + 40, 18 + 40 + 49], "a layer each time, the last one first");
+
+        let gpt = Gpt::new(Size { vocabulary: 11, context: 4, layers: 2, heads: 2, width: 6 });
+        let ends = told(&gpt, &mut Tokens::new(4, vec![1, 5, 2, 0, 7, 7, 10, 3], vec![5, 2, 0, 4, 7, 10, 3, 9]));
+        assert_eq!(ends.len(), 5, "the norm, and each block's halves");
+        assert_eq!(*ends.last().unwrap(), gpt.parameters() - (11 + 4) * 6, "all but the embeddings");
+        assert!(ends.is_sorted());
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn sum_rows(rows: &[f32], sum: &mut [f32]) {
 }
 
 /// Adds `more` to `sum`, place by place.
-pub(super) fn add(sum: &mut [f32], more: &[f32]) {
+pub(crate) fn add(sum: &mut [f32], more: &[f32]) {
     Arch::new().dispatch(|| sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more));
 }
 

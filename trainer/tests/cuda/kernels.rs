@@ -6,7 +6,7 @@ mod gpt;
 mod rows;
 
 use elastic_trainer::cuda::{After, Gpu, Labels, Matrix, Room};
-use elastic_trainer::model::{AdamW, Mlp, Model, Tensor, Workspace};
+use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Tensor, Workspace};
 use elastic_trainer::random::unit;
 
 use crate::double::surroundings;
@@ -182,7 +182,8 @@ fn adamw_is_the_hosts() {
         gpu.upload(&gradient, &mut room.as_view_mut()).unwrap();
         gpu.adamw(&rule, step, &tensors, &mut device, &room, 0.5).unwrap();
         let [parameters, mean, square] = &mut host;
-        rule.step(step, &tensors, parameters, mean, square, &gradient[..count], 0.5);
+        let gradient = &gradient[..count];
+        rule.step(step, &tensors, Moved { first: 0, parameters, mean, square, gradient }, 0.5);
     }
     for (device, host) in device.iter().zip(&host) {
         let mut found = vec![0.0; count];

@@ -136,7 +136,18 @@ impl Model for Gpt {
     /// # Panics
     /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
     fn gradient(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) -> f32 {
-        self.pass(parameters, batch, gradient)
+        self.pass(parameters, batch, gradient, &mut |_| ())
+    }
+
+    /// A block after the other; the embeddings, which come first, are final at the end.
+    fn gradient_from_back(
+        &self,
+        parameters: &[f32],
+        batch: &mut Tokens,
+        gradient: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) -> f32 {
+        self.pass(parameters, batch, gradient, done)
     }
 
     /// Heads that are too wide for the kernels keep it on CPUs.

@@ -94,8 +94,14 @@ impl Tokens {
 }
 
 impl Gpt {
-    /// The summed loss of the batch's tokens, and its derivative.
-    pub(super) fn pass(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) -> f32 {
+    /// The summed loss of the batch's tokens, and its derivative; `done` is handed the end of it that is final.
+    pub(super) fn pass(
+        &self,
+        parameters: &[f32],
+        batch: &mut Tokens,
+        gradient: &mut [f32],
+        done: &mut dyn FnMut(&[f32]),
+    ) -> f32 {
         self.check(parameters, batch);
         if batch.inputs.is_empty() {
             gradient.fill(0.0);
@@ -107,7 +113,7 @@ impl Gpt {
         batch.make_room(self);
         self.forward(parameters, batch);
         let loss = self.head(parameters, batch, Some(gradient));
-        self.backward(parameters, batch, gradient);
+        self.backward(parameters, batch, gradient, done);
         loss
     }
 
@@ -198,7 +204,7 @@ impl Gpt {
         loss
     }
 
-    fn backward(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32]) {
+    fn backward(&self, parameters: &[f32], batch: &mut Tokens, gradient: &mut [f32], done: &mut dyn FnMut(&[f32])) {
         let (attention, width) = (self.attention(batch), self.size.width);
         let Tokens { time, inputs, layers, last, stats, scratch, slopes, .. } = batch;
         let rows = inputs.len();
@@ -206,6 +212,7 @@ impl Gpt {
         stream.fill(0.0);
         let norm = &self.places.norm;
         layer_norm_slope(last, norm.of(parameters).0, stats, single, stream, norm.of_mut(gradient));
+        done(&gradient[norm.weight.start..]);
         for (block, layer) in self.places.blocks.iter().zip(layers).rev() {
             let Block { norm_1, attention: attention_in, attention_out, norm_2, up, down } = block;
             down.gradient(&layer.active, stream, gradient, rows);
@@ -215,6 +222,7 @@ impl Gpt {
             up.back(parameters, four, single, rows);
             let into = norm_2.of_mut(gradient);
             layer_norm_slope(&layer.between, norm_2.of(parameters).0, &layer.stats_2, single, stream, into);
+            done(&gradient[norm_2.weight.start..]);
 
             attention_out.gradient(&layer.attended, stream, gradient, rows);
             attention_out.back(parameters, stream, single, rows);
@@ -223,6 +231,7 @@ impl Gpt {
             attention_in.back(parameters, triple, single, rows);
             let into = norm_1.of_mut(gradient);
             layer_norm_slope(&layer.before, norm_1.of(parameters).0, &layer.stats_1, single, stream, into);
+            done(&gradient[norm_1.weight.start..]);
         }
         for (row, (slope, &token)) in stream.chunks_exact(width).zip(&*inputs).enumerate() {
             add(&mut gradient[self.places.tokens.start + token as usize * width..][..width], slope);

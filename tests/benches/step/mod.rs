@@ -1,0 +1,114 @@
+//! The trainer's own step of one worker, but for its loop, and models to time it with. Not for what it is compared with.
+
+use std::num::NonZeroUsize;
+use std::time::Instant;
+
+use elastic_trainer::collective::tree::Node;
+use elastic_trainer::data::{Batch, Data, Order};
+use elastic_trainer::gradient::{Crew, Task};
+use elastic_trainer::model::gpt::{Size, Tokens};
+use elastic_trainer::model::{AdamW, Model, Workspace};
+use elastic_trainer::random::unit;
+use elastic_trainer::state::State;
+
+/// Sizes of the perceptron's layers.
+pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
+/// GPTs, with their names and the sequences in a step.
+pub(crate) const GPTS: [(&str, Size, usize); 2] = [
+    ("GPT 0.9 M", Size { vocabulary: 512, context: 64, layers: 4, heads: 4, width: 128 }, 16),
+    ("GPT 4.9 M", Size { vocabulary: 512, context: 128, layers: 6, heads: 8, width: 256 }, 8),
+];
+
+/// Makes the samples of a shard.
+type Make<B> = dyn Fn(u64, &mut B) + Sync;
+
+/// The samples of a step, one shard for each thread. They are made once: PyTorch's side has a tensor.
+pub(crate) struct Shards<B>(Box<Make<B>>);
+
+impl<B> Shards<B> {
+    /// Made by `make`, from the shard's number, where they are not there yet.
+    pub(crate) fn new(make: impl Fn(u64, &mut B) + Sync + 'static) -> Shards<B> {
+        Shards(Box::new(make))
+    }
+}
+
+impl Shards<Workspace> {
+    /// Shards of so many samples for the perceptron.
+    pub(crate) fn mlp(samples: usize) -> Shards<Workspace> {
+        Shards::new(move |shard, batch: &mut Workspace| {
+            if batch.labels.is_empty() {
+                let inputs = (0..samples * MLP[0]).map(|i| unit(shard << 40 | i as u64)).collect();
+                *batch = Workspace::new(inputs, (0..samples).map(|i| (i % MLP[3]) as u8).collect());
+            }
+        })
+    }
+}
+
+impl Shards<Tokens> {
+    /// Shards of so many sequences for a GPT of this size.
+    pub(crate) fn gpt(size: Size, sequences: usize) -> Shards<Tokens> {
+        let Size { vocabulary, context, .. } = size;
+        Shards::new(move |shard, batch: &mut Tokens| {
+            let tokens = |salt: u64| -> Vec<u32> {
+                let key = (2 * shard + salt) << 40;
+                (0..sequences * context).map(|i| (unit(key | i as u64) * vocabulary as f32) as u32).collect()
+            };
+            if batch.inputs.is_empty() {
+                *batch = Tokens::new(context, tokens(0), tokens(1));
+            }
+        })
+    }
+}
+
+impl<B: Default + Send> Data for Shards<B> {
+    type Batch = B;
+
+    fn samples(&self) -> u64 {
+        64
+    }
+
+    fn read(&self, samples: &[u64], batch: &mut B) {
+        (self.0)(samples[0], batch);
+    }
+}
+
+/// Our side: the trainer's own step of one worker, but for its loop.
+pub(crate) struct Run<M: Model> {
+    model: M,
+    data: Shards<M::Batch>,
+    rule: AdamW,
+    state: State,
+    crew: Crew<M::Batch>,
+}
+
+impl<M: Model> Run<M> {
+    /// On so many threads.
+    pub(crate) fn new(threads: usize, model: M, data: Shards<M::Batch>) -> Run<M> {
+        let crew = Crew::new(NonZeroUsize::new(threads).expect("a thread"));
+        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(model.init(1)), data, crew, model }
+    }
+
+    /// Milliseconds of a step, over so many.
+    pub(crate) fn time(&mut self, steps: usize) -> f64 {
+        let begun = Instant::now();
+        (0..steps).for_each(|_| self.step());
+        begun.elapsed().as_secs_f64() * 1e3 / steps as f64
+    }
+
+    fn step(&mut self) {
+        let shards = self.crew.team.threads() as u32;
+        let task = Task {
+            model: &self.model,
+            parameters: self.state.parameters(),
+            data: &self.data,
+            order: &Order::new(0, self.data.samples()),
+            batch: Batch { epoch: 0, first: 0, end: u64::from(shards) },
+            shards,
+            micro_batch: None,
+        };
+        let sum = task.sum_under(Node::root(shards), &mut self.crew);
+        let tensors = self.model.tensors();
+        self.state.advance(&mut self.crew.team, &self.rule, tensors, &sum[1..], 1e-3);
+        self.crew.recycle(sum);
+    }
+}

@@ -1,0 +1,270 @@
+//! The sum over the ranks while the pass back still goes on. Not for the order of additions, which is the tree's for
+//! every cut.
+//!
+//! ```text
+//! computing threads   … last shard's pass: │ forward │ back: last layer … first layer │
+//! this thread's peer                                    sum │ sum │ sum │ sum          │ the last, with the votes
+//! ```
+//!
+//! A gradient is final from its end on, a layer after the other. As soon as a bucket of it is, on all of this rank's
+//! threads, the group sums that bucket. The idea is that of PyTorch's `DistributedDataParallel` (Li et al., "PyTorch
+//! distributed", 2020).
+
+use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
+
+use super::OnHost;
+use crate::collective::tree::Node;
+use crate::collective::{CollectiveError, Group};
+use crate::engine::Ranks;
+use crate::gradient::{Task, add_parts, parts_of};
+use crate::model::Model;
+
+/// What is summed over the ranks, a bucket at a time.
+struct Sums<'a, 'o> {
+    group: &'a mut Group,
+    shards: u32,
+    /// The sums of this rank's nodes but the last, which are done.
+    done: &'a [Vec<f32>],
+    /// The last node, its parts, and whence their buckets come, the end of the gradient first.
+    last: Option<Node>,
+    parts: &'a [Node],
+    inboxes: Vec<Receiver<&'o mut [f32]>>,
+    /// Asks for this rank's vote, and where it comes.
+    ask: Sender<()>,
+    vote: Receiver<u32>,
+}
+
+impl<M: Model> OnHost<M> {
+    /// Sums the gradient of `task` over the ranks. Returns the votes.
+    pub(super) fn sum_in_buckets(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, CollectiveError> {
+        let Ranks { group, nodes, vote } = ranks;
+        let OnHost { crew, sum, bucket, outboxes } = self;
+        let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
+        let done: Vec<Vec<f32>> = before.iter().map(|&node| task.sum_under(node, crew)).collect();
+        let parts = last.map_or(Vec::new(), |last| parts_of(last, crew.team.threads()));
+        outboxes.resize_with(parts.len(), Vec::new);
+
+        let bucket = *bucket;
+        let votes = std::thread::scope(|scope| {
+            // In here, so that a panic ends what waits for them.
+            let (senders, inboxes): (Vec<_>, Vec<_>) = parts.iter().map(|_| channel()).unzip();
+            let ((ask, asked), (answer, answers)) = (channel(), channel());
+            let (shards, done, parts) = (task.shards, &done, &parts);
+            let sums = Sums { group, shards, done, last, parts, inboxes, ask, vote: answers };
+            let summing = scope.spawn(move || sums.run(sum, bucket));
+            task.sum_from_back(parts, crew, outboxes, bucket, |part, numbers| {
+                // Nobody takes it where a sum has failed.
+                let _ = senders[part].send(numbers);
+            });
+            // As late as can be: when the last bucket's turn has come. None asks where a sum has failed.
+            if asked.recv().is_ok() {
+                let _ = answer.send(vote());
+            }
+            summing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        done.into_iter().for_each(|sum| crew.recycle(sum));
+        votes
+    }
+}
+
+impl Sums<'_, '_> {
+    fn run(self, sum: &mut [f32], bucket: usize) -> Result<u32, CollectiveError> {
+        let Sums { group, shards, done, last, parts, inboxes, ask, vote } = self;
+        let (count, mut votes) = (sum.len().div_ceil(bucket), 0);
+        for (number, sum) in sum.rchunks_mut(bucket).enumerate() {
+            let arrived: Result<Vec<&mut [f32]>, RecvError> = inboxes.iter().map(Receiver::recv).collect();
+            // Else a computing thread has panicked: that goes on where it is.
+            let Ok(mut arrived) = arrived else { return Ok(votes) };
+            if let Some(last) = last {
+                add_parts(last, parts, &mut arrived);
+            }
+            let own = if number + 1 == count {
+                // As with the buckets.
+                let Ok(own) = ask.send(()).map_err(|_| RecvError).and_then(|()| vote.recv()) else { return Ok(votes) };
+                own
+            } else {
+                0
+            };
+            let done = done.iter().filter_map(|sum| sum.rchunks(bucket).nth(number));
+            let partials: Vec<&[f32]> = done.chain(arrived.first().map(|numbers| &**numbers)).collect();
+            votes |= group.ordered_sum(shards, &partials, sum, own)?;
+        }
+        Ok(votes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::num::NonZeroUsize;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::collective::tree::{cover, shards_of};
+    use crate::collective::{Patience, Place};
+    use crate::data::{Batch, Data, Order};
+    use crate::engine::{Engine, EngineError, Reduced};
+    use crate::model::Tensor;
+    use crate::random::{mix, unit};
+    use crate::stop::Stop;
+
+    /// Its gradient shows in its last bits in which order it was added, and is told of in steps of some length.
+    struct Rough {
+        tensors: [Tensor; 1],
+        told: usize,
+    }
+
+    impl Rough {
+        fn new(count: usize, told: usize) -> Rough {
+            Rough {
+                tensors: [Tensor { name: "rough".into(), shape: vec![count], range: 0..count, decays: true }],
+                told,
+            }
+        }
+    }
+
+    impl Model for Rough {
+        type Batch = Vec<u64>;
+
+        fn tensors(&self) -> &[Tensor] {
+            &self.tensors
+        }
+
+        fn init(&self, _seed: u64) -> Vec<f32> {
+            vec![0.0; self.parameters()]
+        }
+
+        fn gradient(&self, parameters: &[f32], batch: &mut Vec<u64>, gradient: &mut [f32]) -> f32 {
+            self.gradient_from_back(parameters, batch, gradient, &mut |_| ())
+        }
+
+        fn gradient_from_back(
+            &self,
+            _parameters: &[f32],
+            batch: &mut Vec<u64>,
+            gradient: &mut [f32],
+            done: &mut dyn FnMut(&[f32]),
+        ) -> f32 {
+            // What is not told of yet may hold anything.
+            gradient.fill(f32::NAN);
+            for end in (1..=gradient.len()).rev() {
+                let key = batch.iter().fold(end as u64, |key, sample| mix(key) ^ sample);
+                gradient[end - 1] = unit(key) - 0.5;
+                if self.told > 0 && end % self.told == 0 {
+                    done(&gradient[end - 1..]);
+                }
+            }
+            unit(batch[0])
+        }
+    }
+
+    struct Numbers;
+
+    impl Data for Numbers {
+        type Batch = Vec<u64>;
+
+        fn samples(&self) -> u64 {
+            1000
+        }
+
+        fn read(&self, samples: &[u64], batch: &mut Vec<u64>) {
+            batch.clear();
+            batch.extend(samples);
+        }
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    struct Case {
+        ranks: u32,
+        threads: usize,
+        bucket: usize,
+        shards: u32,
+        samples: u64,
+        micro_batch: usize,
+    }
+
+    fn place(rank: u32, world_size: u32, master_port: u16) -> Place {
+        let (job, master_addr, settings) = ("test".to_owned(), "127.0.0.1".to_owned(), String::new());
+        Place { job, round: 1, rank, world_size, master_addr, master_port, agent_store: false, settings }
+    }
+
+    /// Runs `work` as each rank of a world.
+    fn world<T: Send>(ranks: u32, work: impl Fn(Group) -> T + Sync) -> Vec<T> {
+        // Free when asked, and rank 0 listens there at once.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let time = Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            let rank = |rank| {
+                let work = &work;
+                let form = move || {
+                    let patience = Patience { form: time, operation: time };
+                    Group::form(&place(rank, ranks, port), patience, Stop::default()).unwrap()
+                };
+                scope.spawn(move || work(form()))
+            };
+            let threads: Vec<_> = (0..ranks).map(rank).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    /// Sums a few steps as one rank. Bits of the sums, and the votes.
+    fn sums(case: Case, model: &Rough, group: &mut Group) -> Result<Vec<(Vec<u32>, u32)>, EngineError> {
+        let Case { threads, bucket, shards, samples, micro_batch, .. } = case;
+        let nodes = cover(shards, &shards_of(group.rank(), group.world_size(), shards));
+        let mut engine = OnHost::new(NonZeroUsize::new(threads).unwrap(), model.parameters(), bucket);
+        let order = Order::new(7, Numbers.samples());
+        let step = |step: u64| {
+            let batch = Batch { epoch: 0, first: step * samples, end: (step + 1) * samples };
+            let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
+            let task = Task { model, parameters: &[], data, order: &order, batch, shards, micro_batch };
+            let vote = 1 << group.rank();
+            let Reduced { votes, .. } = engine.reduce(&task, Ranks { group, nodes: &nodes, vote: &mut || vote })?;
+            Ok((engine.sum.iter().map(|number| number.to_bits()).collect(), votes))
+        };
+        (0..3).map(step).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+        #[test]
+        fn bits_do_not_depend_on_buckets_ranks_or_threads(
+            ranks in 2u32..5, threads in 1usize..4, bucket in 1usize..80, shards in 1u32..9, samples in 1u64..40,
+            micro_batch in 0usize..5, count in 1usize..200, told in 0usize..20,
+        ) {
+            let case = Case { ranks, threads, bucket, shards, samples, micro_batch };
+            let model = Rough::new(count, told);
+            let alone = Case { ranks: 1, threads: 1, bucket: 0, ..case };
+            let expected = world(1, |mut group| sums(alone, &model, &mut group).unwrap());
+            let found = world(ranks, |mut group| {
+                let sums = sums(case, &model, &mut group).unwrap();
+                group.leave();
+                sums
+            });
+            for sums in found {
+                for ((sum, votes), (expected, _)) in sums.iter().zip(&expected[0]) {
+                    prop_assert_eq!(sum, expected);
+                    prop_assert_eq!(*votes, (1 << ranks) - 1, "every vote reaches every rank");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_peer_is_the_steps_error() {
+        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0 };
+        let model = Rough::new(500, 3);
+        let errors = world(case.ranks, |mut group| {
+            if group.rank() == 2 {
+                return None; // Its sockets close, as by a SIGKILL.
+            }
+            let error = sums(case, &model, &mut group).unwrap_err();
+            // Keeps its sockets until all have named the right one.
+            Some((error, group))
+        });
+        for (error, _group) in errors.into_iter().flatten() {
+            let EngineError::Collective(CollectiveError::PeerLost { rank: 2, .. }) = error else { panic!("{error}") };
+        }
+    }
+}
