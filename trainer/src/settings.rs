@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Args, FromArgMatches};
 
 use crate::checkpoint::retention::Retention;
-use crate::collective::Patience;
+use crate::collective::{Patience, SumOrder};
 use crate::cuda::Surroundings;
 use crate::device::{Device, Precision};
 use crate::model::{Course, Rate};
@@ -64,6 +64,10 @@ pub struct Settings {
     /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
+    /// In which order the workers' gradients are added: fixed, the shards' own, so that a run has the same bits however
+    /// many workers there were at any time; or any, whichever is quickest, with other bits for every number of workers
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = SumOrder::Fixed)]
+    pub sum_order: SumOrder,
     /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is still
     /// being computed, on CPUs; all of it at once with 0. Results do not depend on it; all workers must have the same
     #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
@@ -129,6 +133,9 @@ impl Settings {
         }
         if self.precision == Precision::Bf16 {
             words += " --precision bf16";
+        }
+        if self.sum_order == SumOrder::Any {
+            words += " --sum-order any";
         }
         format!("{words} --seed {seed} {data}")
     }
@@ -302,6 +309,7 @@ mod tests {
             (|settings| settings.schedule = Course::Cosine, "--schedule cosine --lr-min 0 (over 70 steps)"),
             (|settings| settings.clip = Some(0.5), "--clip 0.5"),
             (|settings| settings.precision = Precision::Bf16, "--precision bf16"),
+            (|settings| settings.sum_order = SumOrder::Any, "--sum-order any"),
         ] {
             assert!(words(change).contains(&format!("--weight-decay 0.01 {said} --seed")), "{}", words(change));
         }

@@ -6,6 +6,7 @@
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
 //! spread      from the ranks that hold the state to those that do not, at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
+//! order       the one or the other sum, as is asked for
 //! recorder    the last operations and how far they came, for when one is given up
 //! ```
 //!
@@ -15,6 +16,7 @@
 
 mod bootstrap;
 mod lane;
+mod order;
 mod ordered;
 mod pairwise;
 pub mod recorder;
@@ -31,6 +33,7 @@ use elastic_proto::worker::FailureClass;
 
 use crate::stop::Stop;
 use lane::Interest;
+pub use order::SumOrder;
 use recorder::{Peer, Recorder};
 
 /// Buffers up to this many bytes are reduced pairwise, in fewer turns; larger ones in a ring, in fewer bytes.

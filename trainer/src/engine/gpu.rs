@@ -4,6 +4,7 @@
 use cudarc::driver::CudaSlice;
 
 use super::{Engine, EngineError, Ranks, Reduced, Step};
+use crate::collective::SumOrder;
 use crate::collective::tree::Node;
 use crate::cuda::{CudaError, Gpu, Graphs, Pass, Room};
 use crate::gradient::Task;
@@ -29,16 +30,36 @@ pub(super) struct OnGpu<'a, M: Model> {
     /// The same, and what was summed, on the host.
     host_sum: Vec<f32>,
     partials: Vec<Vec<f32>>,
+    order: SumOrder,
     norm: Room<f64>,
 }
 
 impl<'a, M: Model> OnGpu<'a, M> {
-    pub(super) fn new(gpu: Gpu, pass: Box<dyn Pass<M::Batch> + 'a>, count: usize) -> Result<OnGpu<'a, M>, CudaError> {
+    pub(super) fn new(
+        gpu: Gpu,
+        pass: Box<dyn Pass<M::Batch> + 'a>,
+        count: usize,
+        order: SumOrder,
+    ) -> Result<OnGpu<'a, M>, CudaError> {
         let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
         let sum = gpu.zeros(count + 1)?;
         let (graphs, batch, samples, spare, partials) = Default::default();
         let (host_sum, norm) = (vec![0.0; count + 1], Room::default());
-        Ok(OnGpu { gpu, pass, graphs, state, ahead: false, batch, samples, spare, sum, host_sum, partials, norm })
+        Ok(OnGpu {
+            gpu,
+            pass,
+            graphs,
+            state,
+            ahead: false,
+            batch,
+            samples,
+            spare,
+            sum,
+            host_sum,
+            partials,
+            order,
+            norm,
+        })
     }
 
     /// As [`Task::sum_under`], in the same order.
@@ -114,7 +135,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
             self.spare.push(sum);
         }
         let partials: Vec<&[f32]> = self.partials.iter().map(Vec::as_slice).collect();
-        let votes = group.ordered_sum(task.shards, &partials, &mut self.host_sum, vote())?;
+        let votes = group.sum(self.order, task.shards, &partials, &mut self.host_sum, Some(vote()))?;
         self.gpu.upload(&self.host_sum, &mut self.sum.as_view_mut())?;
         Ok(Reduced { loss: self.host_sum[self.host_sum.len() - 1], votes })
     }

@@ -2,13 +2,13 @@
 
 mod overlap;
 
-use std::num::NonZeroUsize;
-
 use super::{Engine, EngineError, Ranks, Reduced, Step};
+use crate::collective::SumOrder;
 use crate::cuda::CudaError;
 use crate::gradient::{Crew, Task};
 use crate::model::Model;
 use crate::model::clip::clipped;
+use crate::settings::Settings;
 use crate::state::State;
 
 /// It works on the loop's state.
@@ -18,16 +18,18 @@ pub(super) struct OnHost<M: Model> {
     sum: Vec<f32>,
     /// Numbers that are summed over the ranks at once.
     bucket: usize,
+    order: SumOrder,
     /// What the threads hand out of the sums of their parts.
     outboxes: Vec<Vec<f32>>,
 }
 
 impl<M: Model> OnHost<M> {
-    /// For a model with `count` parameters. Ranks must have equal `bucket`s; 0 is all of it.
-    pub(super) fn new(threads: NonZeroUsize, count: usize, bucket: usize) -> OnHost<M> {
+    /// For a model with `count` parameters.
+    pub(super) fn new(settings: &Settings, count: usize) -> OnHost<M> {
+        let (bucket, order) = (settings.bucket(), settings.sum_order);
         let sum = vec![0.0; count + 1];
         let bucket = if bucket == 0 { sum.len() } else { bucket };
-        OnHost { crew: Crew::new(threads), sum, bucket, outboxes: Vec::new() }
+        OnHost { crew: Crew::new(settings.threads), sum, bucket, order, outboxes: Vec::new() }
     }
 }
 
@@ -52,7 +54,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
                 let Ranks { group, nodes, vote } = ranks;
                 let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect();
                 let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
-                let votes = group.ordered_sum(task.shards, &slices, &mut self.sum, vote())?;
+                let votes = group.sum(self.order, task.shards, &slices, &mut self.sum, Some(vote()))?;
                 partials.into_iter().for_each(|partial| self.crew.recycle(partial));
                 votes
             }

@@ -97,7 +97,7 @@ pub(crate) fn choose<'a, M: Model>(
     environment: &Environment,
     model: &'a M,
 ) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
-    let host = || Box::new(OnHost::new(settings.threads, model.parameters(), settings.bucket()));
+    let host = || Box::new(OnHost::new(settings, model.parameters()));
     let host_will_do = settings.precision == Precision::F32;
     if settings.device == Device::Cpu {
         return if host_will_do { Ok(host()) } else { Err(DeviceError::InF32Alone) };
@@ -125,5 +125,5 @@ fn on_gpu<'a, M: Model>(
     let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
     let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(settings.precision);
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
-    Ok(OnGpu::new(gpu, pass, model.parameters())?)
+    Ok(OnGpu::new(gpu, pass, model.parameters(), settings.sum_order)?)
 }

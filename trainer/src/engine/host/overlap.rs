@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 
 use super::OnHost;
 use crate::collective::tree::Node;
-use crate::collective::{CollectiveError, Group};
+use crate::collective::{CollectiveError, Group, SumOrder};
 use crate::engine::Ranks;
 use crate::gradient::{Task, add_parts, parts_of};
 use crate::model::Model;
@@ -23,6 +23,7 @@ use crate::model::Model;
 struct Sums<'a, 'o> {
     group: &'a mut Group,
     shards: u32,
+    order: SumOrder,
     /// The sums of this rank's nodes but the last, which are done.
     done: &'a [Vec<f32>],
     /// The last node, its parts, and whence their buckets come, the end of the gradient first.
@@ -38,19 +39,19 @@ impl<M: Model> OnHost<M> {
     /// Sums the gradient of `task` over the ranks. Returns the votes.
     pub(super) fn sum_in_buckets(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, CollectiveError> {
         let Ranks { group, nodes, vote } = ranks;
-        let OnHost { crew, sum, bucket, outboxes } = self;
+        let OnHost { crew, sum, bucket, order, outboxes } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
         let done: Vec<Vec<f32>> = before.iter().map(|&node| task.sum_under(node, crew)).collect();
         let parts = last.map_or(Vec::new(), |last| parts_of(last, crew.team.threads()));
         outboxes.resize_with(parts.len(), Vec::new);
 
-        let bucket = *bucket;
+        let (bucket, order) = (*bucket, *order);
         let votes = std::thread::scope(|scope| {
             // In here, so that a panic ends what waits for them.
             let (senders, inboxes): (Vec<_>, Vec<_>) = parts.iter().map(|_| channel()).unzip();
             let ((ask, asked), (answer, answers)) = (channel(), channel());
             let (shards, done, parts) = (task.shards, &done, &parts);
-            let sums = Sums { group, shards, done, last, parts, inboxes, ask, vote: answers };
+            let sums = Sums { group, shards, order, done, last, parts, inboxes, ask, vote: answers };
             let summing = scope.spawn(move || sums.run(sum, bucket));
             task.sum_from_back(parts, crew, outboxes, bucket, |part, numbers| {
                 // Nobody takes it where a sum has failed.
@@ -69,7 +70,7 @@ impl<M: Model> OnHost<M> {
 
 impl Sums<'_, '_> {
     fn run(self, sum: &mut [f32], bucket: usize) -> Result<u32, CollectiveError> {
-        let Sums { group, shards, done, last, parts, inboxes, ask, vote } = self;
+        let Sums { group, shards, order, done, last, parts, inboxes, ask, vote } = self;
         let (count, mut votes) = (sum.len().div_ceil(bucket), 0);
         for (number, sum) in sum.rchunks_mut(bucket).enumerate() {
             let arrived: Result<Vec<&mut [f32]>, RecvError> = inboxes.iter().map(Receiver::recv).collect();
@@ -81,13 +82,13 @@ impl Sums<'_, '_> {
             let own = if number + 1 == count {
                 // As with the buckets.
                 let Ok(own) = ask.send(()).map_err(|_| RecvError).and_then(|()| vote.recv()) else { return Ok(votes) };
-                own
+                Some(own)
             } else {
-                0
+                None
             };
             let done = done.iter().filter_map(|sum| sum.rchunks(bucket).nth(number));
             let partials: Vec<&[f32]> = done.chain(arrived.first().map(|numbers| &**numbers)).collect();
-            votes |= group.ordered_sum(shards, &partials, sum, own)?;
+            votes |= group.sum(order, shards, &partials, sum, own)?;
         }
         Ok(votes)
     }
@@ -108,6 +109,7 @@ mod tests {
     use crate::engine::{Engine, EngineError, Reduced};
     use crate::model::Tensor;
     use crate::random::{mix, unit};
+    use crate::settings::Settings;
     use crate::stop::Stop;
 
     /// Its gradient shows in its last bits in which order it was added, and is told of in steps of some length.
@@ -183,6 +185,7 @@ mod tests {
         shards: u32,
         samples: u64,
         micro_batch: usize,
+        order: SumOrder,
     }
 
     fn place(rank: u32, world_size: u32, master_port: u16) -> Place {
@@ -211,9 +214,12 @@ mod tests {
 
     /// Sums a few steps as one rank. Bits of the sums, and the votes.
     fn sums(case: Case, model: &Rough, group: &mut Group) -> Result<Vec<(Vec<u32>, u32)>, EngineError> {
-        let Case { threads, bucket, shards, samples, micro_batch, .. } = case;
+        let Case { threads, bucket, shards, samples, micro_batch, order, .. } = case;
+        let threads = NonZeroUsize::new(threads).unwrap();
+        let settings = Settings { threads, sum_order: order, ..Settings::default() };
         let nodes = cover(shards, &shards_of(group.rank(), group.world_size(), shards));
-        let mut engine = OnHost::new(NonZeroUsize::new(threads).unwrap(), model.parameters(), bucket);
+        let mut engine = OnHost::new(&settings, model.parameters());
+        engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
         let order = Order::new(7, Numbers.samples());
         let step = |step: u64| {
             let batch = Batch { epoch: 0, first: step * samples, end: (step + 1) * samples };
@@ -233,7 +239,7 @@ mod tests {
             ranks in 2u32..5, threads in 1usize..4, bucket in 1usize..80, shards in 1u32..9, samples in 1u64..40,
             micro_batch in 0usize..5, count in 1usize..200, told in 0usize..20,
         ) {
-            let case = Case { ranks, threads, bucket, shards, samples, micro_batch };
+            let case = Case { ranks, threads, bucket, shards, samples, micro_batch, order: SumOrder::Fixed };
             let model = Rough::new(count, told);
             let alone = Case { ranks: 1, threads: 1, bucket: 0, ..case };
             let expected = world(1, |mut group| sums(alone, &model, &mut group).unwrap());
@@ -252,8 +258,31 @@ mod tests {
     }
 
     #[test]
+    fn in_any_order_ranks_agree_to_the_bit_and_are_near_the_fixed_order() {
+        for (ranks, threads, bucket) in [(2, 1, 0), (3, 2, 70), (4, 1, 7), (9, 1, 30)] {
+            let case = Case { ranks, threads, bucket, shards: 8, samples: 30, micro_batch: 3, order: SumOrder::Any };
+            let model = Rough::new(500, 11);
+            let fixed = Case { ranks: 1, threads: 1, bucket: 0, order: SumOrder::Fixed, ..case };
+            let expected = world(1, |mut group| sums(fixed, &model, &mut group).unwrap());
+            let found = world(ranks, |mut group| {
+                let sums = sums(case, &model, &mut group).unwrap();
+                group.leave();
+                sums
+            });
+            for (step, (wanted, _)) in expected[0].iter().enumerate() {
+                assert!(found.iter().all(|sums| sums[step] == found[0][step]), "{case:?}: ranks differ");
+                assert_eq!(found[0][step].1, (1 << ranks) - 1, "votes");
+                let near =
+                    |(found, wanted): (&u32, &u32)| (f32::from_bits(*found) - f32::from_bits(*wanted)).abs() < 1e-4;
+                assert!(found[0][step].0.iter().zip(wanted).all(near), "{case:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_lost_peer_is_the_steps_error() {
-        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0 };
+        let order = SumOrder::Fixed;
+        let case = Case { ranks: 3, threads: 2, bucket: 10, shards: 8, samples: 30, micro_batch: 0, order };
         let model = Rough::new(500, 3);
         let errors = world(case.ranks, |mut group| {
             if group.rank() == 2 {
