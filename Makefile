@@ -52,11 +52,8 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
 	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
 
-gpu: ## Runs the kernels' tests on this machine's GPU, and tells its name and the libraries
-	@[ -e /dev/nvidiactl ] || { echo "gpu: this machine shows no NVIDIA GPU (no /dev/nvidiactl); make test runs the kernels on the CPU" >&2; exit 1; }
-	@tests/setup.sh test
-	@nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-	@env ELASTIC_TEST_GPU=1 VIRTUAL_ENV=$${VIRTUAL_ENV:-$(CURDIR)/.venv} $(NEXTEST) nextest run --locked --workspace -E 'package(elastic-trainer) & binary(cuda) & test(/kernels::|graphs::|products::/)' --no-capture
+gpu: ## Runs the kernels' tests on this machine's GPU, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
+	@tests/gpu.sh
 
 wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels

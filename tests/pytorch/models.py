@@ -57,7 +57,7 @@ class Gpt(nn.Module):
 
     def forward(self, tokens, targets):
         parts = self.transformer
-        stream = parts["wte"](tokens) + parts["wpe"](torch.arange(tokens.shape[1]))
+        stream = parts["wte"](tokens) + parts["wpe"](torch.arange(tokens.shape[1], device=tokens.device))
         for block in parts["h"]:
             stream = block(stream)
         scores = F.linear(parts["ln_f"](stream), parts["wte"].weight)

@@ -1,5 +1,5 @@
 // Products of matrices, with what follows a layer's product: of f32, or of f32 that are rounded to bf16; sums are f32.
-// Not for tensor cores.
+// And, for products by a library, the rounding before them and what follows them. Not for tensor cores.
 //
 // A number of the product is summed by one thread, in the order of the inner dimension: equal shapes and contents give
 // equal bits, and a row's bits do not depend on how many rows there are.
@@ -111,4 +111,22 @@ product(float *out, const float *left, long long left_row, long long left_column
             out[place] = followed(sums[i][j], more, place, c, after);
         }
     }
+}
+
+// Makes of a product's numbers, `columns` in a row, what becomes of them: as `product` does. A block for each row.
+extern "C" __global__ void follow(float *out, const float *more, int columns, int after)
+{
+    for (int column = threadIdx.x; column < columns; column += THREADS) {
+        const long long place = (long long)blockIdx.x * columns + column;
+        out[place] = followed(out[place], more, place, column, after);
+    }
+}
+
+// Writes the nearest bf16 of each number, `columns` in a row. Rows begin `from_stride` and `to_stride` apart. A block for
+// each row.
+extern "C" __global__ void round_to_bf16(unsigned short *to, const float *from, int columns, long long from_stride,
+                                         long long to_stride)
+{
+    for (int column = threadIdx.x; column < columns; column += THREADS)
+        to[blockIdx.x * to_stride + column] = nearest_bf16(from[blockIdx.x * from_stride + column]);
 }

@@ -55,7 +55,7 @@ impl Compiler {
 
     /// The newest whose code the driver can load.
     pub(super) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, CudaError> {
-        let (library, path) = libraries::compiler(surroundings, driver)?;
+        let (library, path) = libraries::newest(&libraries::COMPILER, surroundings, driver)?;
         fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
             // SAFETY: callers ask for the types that nvrtc.h has; the library is never unloaded.
             unsafe { library.get(symbol.as_bytes()) }.map_err(|_| CudaError::Lacks {

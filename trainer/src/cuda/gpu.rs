@@ -11,6 +11,7 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 
+use super::product::Products;
 use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
 use crate::device::Precision;
 
@@ -21,7 +22,7 @@ pub struct Gpu {
     name: String,
     kind: String,
     versions: String,
-    precision: Precision,
+    pub(super) products: Products,
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
@@ -32,6 +33,8 @@ pub struct Gpu {
 #[derive(Debug)]
 pub(super) struct Functions {
     pub(super) product: CudaFunction,
+    pub(super) follow: CudaFunction,
+    pub(super) round_to_bf16: CudaFunction,
     pub(super) add: CudaFunction,
     pub(super) sum_rows: CudaFunction,
     pub(super) sum_all: CudaFunction,
@@ -66,11 +69,11 @@ impl Gpu {
 
     /// GPU `number`, counted from 0 among those that the driver shows, with all kernels on it.
     pub fn open(surroundings: &Surroundings, number: usize) -> Result<Gpu, CudaError> {
-        let driver = libraries::driver(surroundings)?;
-        if number >= driver.gpus {
-            return Err(CudaError::NoSuchGpu { wanted: number, count: driver.gpus });
+        let found = libraries::driver(surroundings)?;
+        if number >= found.gpus {
+            return Err(CudaError::NoSuchGpu { wanted: number, count: found.gpus });
         }
-        let compiler = Compiler::load(surroundings, Some(&driver))?;
+        let compiler = Compiler::load(surroundings, Some(&found))?;
         let failed = |doing| move |error| failed(number, doing, error);
         let context = CudaContext::new(number).map_err(failed("start"))?;
         let name = context.name().map_err(failed("tell its name"))?;
@@ -92,6 +95,8 @@ impl Gpu {
         };
         let functions = Functions {
             product: function("product")?,
+            follow: function("follow")?,
+            round_to_bf16: function("round_to_bf16")?,
             add: function("add")?,
             sum_rows: function("sum_rows")?,
             sum_all: function("sum_all")?,
@@ -119,31 +124,38 @@ impl Gpu {
                 },
             ],
         };
-        let (cuda, minor) = (driver.version / 1000, driver.version / 10 % 100);
-        let (driver, nvrtc) = (driver.path.display(), compiler.version());
+        let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
+        let (driver, nvrtc) = (found.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        let (precision, allocations, capturing) = Default::default();
-        Ok(Gpu {
+        let (allocations, capturing) = Default::default();
+        let mut gpu = Gpu {
             number,
             name,
             kind: format!("{arch}, NVRTC {nvrtc}"),
             versions,
-            precision,
+            products: Products::default(),
             stream,
             allocations,
             capturing,
             functions,
-        })
+        };
+        gpu.products = Products::find(surroundings, &found, &gpu)?;
+        Ok(gpu)
     }
 
     /// The same GPU, whose products are of such numbers: f32, if this is never called.
     pub fn multiplying_in(self, precision: Precision) -> Gpu {
-        Gpu { precision, ..self }
+        Gpu { products: self.products.of(precision), ..self }
     }
 
     /// What products are of.
     pub fn precision(&self) -> Precision {
-        self.precision
+        self.products.precision
+    }
+
+    /// The same GPU, with the trainer's own kernel for products, whatever libraries there are.
+    pub fn without_library(self) -> Gpu {
+        Gpu { products: self.products.without_library(), ..self }
     }
 
     /// What it is called.
@@ -156,14 +168,15 @@ impl Gpu {
         self.number
     }
 
-    /// What its results depend on: GPUs of one kind, with kernels from one compiler, give the same bits.
-    pub fn kind(&self) -> &str {
-        &self.kind
+    /// What its results depend on: GPUs of one kind, with kernels from one compiler and products by the same means, give
+    /// the same bits.
+    pub fn kind(&self) -> String {
+        format!("{}, {}", self.kind, self.products.kind())
     }
 
     /// The libraries in use, for people.
-    pub fn versions(&self) -> &str {
-        &self.versions
+    pub fn versions(&self) -> String {
+        format!("{}, {}", self.versions, self.products)
     }
 
     /// A buffer of zeros.

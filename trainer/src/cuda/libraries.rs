@@ -1,4 +1,4 @@
-//! The NVIDIA driver and NVRTC: found, loaded and looked at before anyone calls into them, since `cudarc` panics where a
+//! The NVIDIA driver, NVRTC and cuBLASLt: found, loaded and looked at before anyone calls into them, since `cudarc` panics where a
 //! library or a function is missing. Not for calling them.
 #![allow(unsafe_code)]
 
@@ -17,9 +17,28 @@ pub(super) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
 /// The driver.
 pub(super) const DRIVER: &str = "libcuda.so.1";
 const DRIVER_REMEDY: &str = "install the NVIDIA driver";
-const COMPILER_REMEDY: &str = "pip install nvidia-cuda-nvrtc";
-/// Newest first. A driver loads what a compiler of its own CUDA or of an earlier one makes.
-const COMPILERS: [(&str, c_int); 2] = [("libnvrtc.so.13", 13), ("libnvrtc.so.12", 12)];
+/// A library that each CUDA has its own of.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// With the first number of their CUDA, newest first.
+    names: [(&'static str, c_int); 2],
+    remedy: &'static str,
+    /// The Python package of an earlier CUDA, but for its number.
+    package: &'static str,
+}
+
+/// NVRTC.
+pub(super) const COMPILER: Family = Family {
+    names: [("libnvrtc.so.13", 13), ("libnvrtc.so.12", 12)],
+    remedy: "pip install nvidia-cuda-nvrtc",
+    package: "nvidia-cuda-nvrtc-cu",
+};
+/// cuBLASLt.
+pub(super) const PRODUCTS: Family = Family {
+    names: [("libcublasLt.so.13", 13), ("libcublasLt.so.12", 12)],
+    remedy: "pip install nvidia-cublas",
+    package: "nvidia-cublas-cu",
+};
 /// The oldest driver that will do, in CUDA's way of counting.
 const OLDEST: c_int = 12_000;
 
@@ -95,6 +114,7 @@ impl Surroundings {
                 // Wheels of CUDA 13, and of CUDA 12.
                 places.push(packages.join("nvidia/cu13/lib").join(name));
                 places.push(packages.join("nvidia/cuda_nvrtc/lib").join(name));
+                places.push(packages.join("nvidia/cublas/lib").join(name));
             }
         }
         places.push(Path::new("/usr/local/cuda/lib64").join(name));
@@ -108,7 +128,7 @@ impl Surroundings {
             if !for_the_loader && !path.exists() {
                 continue;
             }
-            // SAFETY: the driver and NVRTC do nothing but set themselves up when they are loaded.
+            // SAFETY: the driver, NVRTC and cuBLASLt do nothing but set themselves up when they are loaded.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(Some((library, path))),
                 // The loader does not tell apart what is not there and what is broken.
@@ -202,18 +222,24 @@ fn words(library: &Library, code: c_int) -> String {
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The newest NVRTC that is there, and no newer than the driver's CUDA, if there is a driver.
-pub(super) fn compiler(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<(Library, PathBuf), CudaError> {
+/// The newest library of a family that is there, and no newer than the driver's CUDA, if there is a driver: it loads what
+/// is of its own CUDA or of an earlier one.
+pub(super) fn newest(
+    family: &Family,
+    surroundings: &Surroundings,
+    driver: Option<&Driver>,
+) -> Result<(Library, PathBuf), CudaError> {
+    let &Family { names, remedy, package } = family;
     let newest = driver.map_or(c_int::MAX, |driver| driver.version / 1000);
     let mut too_new = None;
-    for (name, major) in COMPILERS {
+    for (name, major) in names {
         match surroundings.find(name)? {
             Some((library, path)) if major <= newest => return Ok((library, path)),
-            Some((_, path)) => too_new = Some(CudaError::NewCompiler { path, driver: newest }),
+            Some((_, path)) => too_new = Some(CudaError::NewLibrary { path, driver: newest, package }),
             None => {}
         }
     }
-    Err(too_new.unwrap_or(CudaError::Missing { name: COMPILERS[0].0, remedy: COMPILER_REMEDY }))
+    Err(too_new.unwrap_or(CudaError::Missing { name: names[0].0, remedy }))
 }
 
 #[cfg(test)]
@@ -241,6 +267,8 @@ mod tests {
         let (one, two) = (at(Path::new("/one/libnvrtc.so.13")), at(Path::new("/two/libnvrtc.so.13")));
         let (loader, wheel) = (at(Path::new("libnvrtc.so.13")), at(&python.join("nvidia/cu13/lib/libnvrtc.so.13")));
         assert!(one == Some(0) && two == Some(1) && loader == Some(2) && wheel > loader, "{places:?}");
+        let wheel = python.join("nvidia/cublas/lib/libcublasLt.so.12");
+        assert!(surroundings.places("libcublasLt.so.12").contains(&wheel));
     }
 
     #[test]
@@ -249,7 +277,7 @@ mod tests {
         let broken = folder.path().join("libnvrtc.so.13");
         fs::write(&broken, "no library").unwrap();
         let surroundings = Surroundings { folders: vec![folder.path().into()], ..Surroundings::default() };
-        let error = compiler(&surroundings, None).unwrap_err().to_string();
+        let error = newest(&COMPILER, &surroundings, None).unwrap_err().to_string();
         assert!(error.contains("libnvrtc.so.13 cannot be loaded"), "{error}");
         // Some library, but not the driver.
         let other = [Path::new("libc.so.6"), Path::new("libm.so.6")].into_iter().find_map(|name| {

@@ -2,11 +2,12 @@
 //! hand; memory and launches. Not for what is trained, nor for other ranks.
 //!
 //! ```text
-//! libraries   the driver and NVRTC: where they lie, and whether they will do
+//! libraries   the driver, NVRTC and cuBLASLt: where they lie, and whether they will do
 //! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
 //!                                                                    rows, attention  the same for those of a GPT
 //! graph       launches, captured once and replayed                   product  products of matrices
+//! cublaslt    products by NVIDIA's library
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
@@ -16,6 +17,7 @@
 mod attention;
 mod cache;
 mod compiler;
+mod cublaslt;
 mod gpu;
 mod graph;
 mod launch;
@@ -48,7 +50,11 @@ pub struct Source {
 
 /// All kernels.
 pub const SOURCES: [Source; 6] = [
-    Source { file: "product.cu", text: include_str!("../../kernels/product.cu"), kernels: &["product"] },
+    Source {
+        file: "product.cu",
+        text: include_str!("../../kernels/product.cu"),
+        kernels: &["product", "follow", "round_to_bf16"],
+    },
     Source {
         file: "sums.cu",
         text: include_str!("../../kernels/sums.cu"),
@@ -146,16 +152,18 @@ pub enum CudaError {
         /// As the driver tells it.
         version: i32,
     },
-    /// The compiler makes what the driver cannot load.
+    /// A library makes what the driver cannot load.
     #[error(
-        "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install \
-        nvidia-cuda-nvrtc-cu{driver}", path.display()
+        "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install {package}{driver}",
+        path.display()
     )]
-    NewCompiler {
+    NewLibrary {
         /// Where it lies.
         path: PathBuf,
         /// The driver's CUDA: its first number.
         driver: i32,
+        /// The Python package that has it, but for that number.
+        package: &'static str,
     },
     /// There is no GPU.
     #[error("the NVIDIA driver shows no GPU: {cause}; nvidia-smi lists them, CUDA_VISIBLE_DEVICES hides them")]

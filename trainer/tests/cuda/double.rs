@@ -1,4 +1,5 @@
-//! The double of the CUDA driver, built with g++ from the kernels' own sources, and the real NVRTC. Not a GPU.
+//! The doubles of the CUDA driver, built with g++ from the kernels' own sources, and of cuBLASLt; and the real NVRTC. Not
+//! a GPU.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -25,16 +26,32 @@ pub(crate) fn prefix() -> PathBuf {
     prefix
 }
 
-/// A folder with the double in it, which is built if its sources have changed; then all kernels are compiled, too.
+/// A folder with the driver's double in it; when it is built, all kernels are compiled, too.
 pub(crate) fn driver() -> PathBuf {
+    // `cudarc` asks for this name first.
+    built("cuda-double", "driver.cpp", "libcuda.so.1", "libcuda.so")
+}
+
+/// A folder with cuBLASLt's in it.
+pub(crate) fn cublaslt() -> PathBuf {
+    built("cublaslt-double", "cublaslt.cpp", "libcublasLt.so.13", "libcublasLt.so.13")
+}
+
+/// Both, as `ELASTIC_CUDA_LIBRARIES` names folders.
+pub(crate) fn folders() -> String {
+    format!("{}:{}", driver().display(), cublaslt().display())
+}
+
+/// A folder with a double in it, which is built if sources have changed.
+fn built(folder: &str, source: &str, name: &str, soname: &str) -> PathBuf {
     let sources: Vec<PathBuf> = [root().join("tests/cuda/double"), root().join("kernels")]
         .iter()
         .flat_map(|folder| fs::read_dir(folder).unwrap())
         .map(|entry| entry.unwrap().path())
         .collect();
     let newest = sources.iter().map(|path| fs::metadata(path).unwrap().modified().unwrap()).max().unwrap();
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-double");
-    let library = folder.join("libcuda.so.1");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    let library = folder.join(name);
     fs::create_dir_all(&folder).unwrap();
     // Tests run side by side, and each may be the first.
     let lock = File::create(folder.join("lock")).unwrap();
@@ -51,8 +68,8 @@ pub(crate) fn driver() -> PathBuf {
     command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE"]);
     // What is to be unrolled is a GPU's matter.
     command.arg("-Wno-unknown-pragmas");
-    // `cudarc` asks for this name first.
-    command.arg("-Wl,-soname,libcuda.so").arg("-o").arg(&fresh).arg(root().join("tests/cuda/double/driver.cpp"));
+    command.arg(format!("-Wl,-soname,{soname}")).arg("-o").arg(&fresh);
+    command.arg(root().join("tests/cuda/double").join(source)).arg("-ldl");
     let output =
         command.output().unwrap_or_else(|error| panic!("g++ cannot be run ({error}): run tests/setup.sh test"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -65,7 +82,7 @@ pub(crate) fn surroundings() -> Surroundings {
     if std::env::var(REAL).is_ok_and(|value| value == "1") {
         return Surroundings::read(|name| std::env::var(name).ok());
     }
-    Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) }
+    Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) }
 }
 
 /// Where the tests keep compiled kernels.

@@ -60,7 +60,7 @@ mod products {
         let mut given: Vec<f32> = some.into_iter().chain(bits.map(f32::from_bits)).collect();
         given.extend(numbers(500, 30).iter().map(|number| number * 1e-3));
         given.extend(given.clone().iter().map(|number| -number));
-        let (gpu, rows) = (in_bf16(), given.len());
+        let (gpu, rows) = (in_bf16().without_library(), given.len());
         let (left, one, mut out) = (on(&gpu, &given), on(&gpu, &[1.0]), Room::default());
         let (left, right) = (Matrix::new(left.view(), rows, 1), Matrix::new(one.view(), 1, 1));
         gpu.product(&mut out.fit(&gpu, rows).unwrap(), &left, &right, &After::Plain).unwrap();
@@ -75,54 +75,55 @@ mod products {
 
     #[test]
     fn they_are_those_of_rounded_operands() {
-        let gpu = in_bf16();
-        for (rows, columns, inner) in [(1, 1, 1), (8, 128, 64), (65, 10, 17), (3, 130, 100), (130, 70, 33)] {
-            for flips in 0..4 {
-                let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
-                let (lefts, rights) = (numbers(rows * inner, 31), numbers(inner * columns, 32));
-                let (bias, mask) = (numbers(columns, 33), numbers(rows * columns, 34));
-                let number_of = |place: usize| -> f64 {
-                    let (row, column) = (place / columns, place % columns);
-                    let product = |i: usize| {
-                        let left = lefts[if flip_left { i * rows + row } else { row * inner + i }];
-                        let right = rights[if flip_right { column * inner + i } else { i * columns + column }];
-                        f64::from(nearest(left)) * f64::from(nearest(right))
+        for gpu in [in_bf16(), in_bf16().without_library()] {
+            for (rows, columns, inner) in [(1, 1, 1), (8, 128, 64), (65, 10, 17), (3, 130, 100), (130, 70, 33)] {
+                for flips in 0..4 {
+                    let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
+                    let (lefts, rights) = (numbers(rows * inner, 31), numbers(inner * columns, 32));
+                    let (bias, mask) = (numbers(columns, 33), numbers(rows * columns, 34));
+                    let number_of = |place: usize| -> f64 {
+                        let (row, column) = (place / columns, place % columns);
+                        let product = |i: usize| {
+                            let left = lefts[if flip_left { i * rows + row } else { row * inner + i }];
+                            let right = rights[if flip_right { column * inner + i } else { i * columns + column }];
+                            f64::from(nearest(left)) * f64::from(nearest(right))
+                        };
+                        (0..inner).map(product).sum()
                     };
-                    (0..inner).map(product).sum()
-                };
-                let plain: Vec<f64> = (0..rows * columns).map(number_of).collect();
-                // What comes after a product is not rounded.
-                let biased = |place: usize| plain[place] + f64::from(bias[place % columns]);
-                let biased: Vec<f64> = (0..plain.len()).map(biased).collect();
-                let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
-                let masked: Vec<f64> =
-                    plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
+                    let plain: Vec<f64> = (0..rows * columns).map(number_of).collect();
+                    // What comes after a product is not rounded.
+                    let biased = |place: usize| plain[place] + f64::from(bias[place % columns]);
+                    let biased: Vec<f64> = (0..plain.len()).map(biased).collect();
+                    let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
+                    let masked: Vec<f64> =
+                        plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
 
-                let (lefts, rights) = (on(&gpu, &lefts), on(&gpu, &rights));
-                let (bias, mask) = (on(&gpu, &bias), on(&gpu, &mask));
-                let left = || match flip_left {
-                    true => Matrix::new(lefts.view(), inner, rows).transposed(),
-                    false => Matrix::new(lefts.view(), rows, inner),
-                };
-                let right = || match flip_right {
-                    true => Matrix::new(rights.view(), columns, inner).transposed(),
-                    false => Matrix::new(rights.view(), inner, columns),
-                };
-                for (after, wanted) in [
-                    (After::Plain, &plain),
-                    (After::Bias(bias.view()), &biased),
-                    (After::BiasRelu(bias.view()), &positive),
-                    (After::WherePositive(mask.view()), &masked),
-                ] {
-                    let mut out = Room::default();
-                    gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
-                    // Where operands were not rounded, the difference would be a hundred times this.
-                    assert_near(
-                        &back(&gpu, &out),
-                        wanted,
-                        1e-5,
-                        &format!("{rows}×{columns}×{inner} {flips} {after:?}"),
-                    );
+                    let (lefts, rights) = (on(&gpu, &lefts), on(&gpu, &rights));
+                    let (bias, mask) = (on(&gpu, &bias), on(&gpu, &mask));
+                    let left = || match flip_left {
+                        true => Matrix::new(lefts.view(), inner, rows).transposed(),
+                        false => Matrix::new(lefts.view(), rows, inner),
+                    };
+                    let right = || match flip_right {
+                        true => Matrix::new(rights.view(), columns, inner).transposed(),
+                        false => Matrix::new(rights.view(), inner, columns),
+                    };
+                    for (after, wanted) in [
+                        (After::Plain, &plain),
+                        (After::Bias(bias.view()), &biased),
+                        (After::BiasRelu(bias.view()), &positive),
+                        (After::WherePositive(mask.view()), &masked),
+                    ] {
+                        let mut out = Room::default();
+                        gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
+                        // Where operands were not rounded, the difference would be a hundred times this.
+                        assert_near(
+                            &back(&gpu, &out),
+                            wanted,
+                            1e-5,
+                            &format!("{rows}×{columns}×{inner} {flips} {after:?}"),
+                        );
+                    }
                 }
             }
         }

@@ -14,7 +14,7 @@ use elastic_trainer::cuda::Surroundings;
 use serde_json::Value;
 
 use crate::agent::{assignment, start_member};
-use crate::double::{cache, driver, prefix};
+use crate::double::{cache, cublaslt, driver, folders, prefix};
 use crate::worker::{environment, free_port};
 
 /// A few steps are enough, since each is the whole way.
@@ -28,7 +28,9 @@ const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2
 pub(crate) fn command(flags: &str, how: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
     command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
-    command.env("ELASTIC_CUDA_LIBRARIES", driver()).env("VIRTUAL_ENV", prefix());
+    command.env("ELASTIC_CUDA_LIBRARIES", folders()).env("VIRTUAL_ENV", prefix());
+    // A real library beside the double shall find no GPU.
+    command.env("CUDA_VISIBLE_DEVICES", "");
     command.env("XDG_CACHE_HOME", cache()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -150,7 +152,7 @@ fn every_number_of_workers_and_every_order_of_threads_gives_the_same_bits() {
 fn a_newcomer_gets_the_state_from_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
     let flags = "digits --epochs 4 --hidden 16 --batch 60 --shards 2 --device cuda:0";
-    let cuda = Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) };
+    let cuda = Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) };
     let places = |round, world_size| -> Vec<Environment> {
         let port = free_port();
         let place = |rank| Environment { cuda: cuda.clone(), ..environment(rank, world_size, round, port) };
@@ -250,7 +252,9 @@ fn a_worker_on_another_device_is_refused_by_its_peers() {
     on_host.kill().unwrap();
     on_host.wait().unwrap();
     assert!(
-        !well && logged.contains("refused by rank 0") && logged.contains("(on a GPU: sm_90, NVRTC 13.5)"),
+        !well
+            && logged.contains("refused by rank 0")
+            && logged.contains("(on a GPU: sm_90, NVRTC 13.5, cuBLASLt 13.1.0 on 132 processors)"),
         "{logged}"
     );
 }

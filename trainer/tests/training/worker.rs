@@ -118,8 +118,8 @@ impl Worker {
         if let Some(socket) = &environment.agent {
             command.env("ELASTIC_AGENT_SOCKET", socket);
         }
-        if let Some(folder) = environment.cuda.folders.first() {
-            command.env("ELASTIC_CUDA_LIBRARIES", folder);
+        if !environment.cuda.folders.is_empty() {
+            command.env("ELASTIC_CUDA_LIBRARIES", std::env::join_paths(&environment.cuda.folders).unwrap());
         }
         if let Some(prefix) = environment.cuda.prefixes.first() {
             command.env("VIRTUAL_ENV", prefix);

@@ -29,6 +29,7 @@
 #include <cstring>
 #include <elf.h>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
@@ -57,7 +58,8 @@ template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_
 template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, std::index_sequence_for<A...>()); }
 
 #define KERNEL(name) {#name, caller(name)}
-const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all),
+const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
+                                             KERNEL(round_to_bf16), KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all),
                                              KERNEL(sum_squares), KERNEL(cross_entropy), KERNEL(adamw),
                                              KERNEL(layer_norm), KERNEL(layer_norm_slope), KERNEL(layer_norm_chunks),
                                              KERNEL(sum_chunks), KERNEL(gelu), KERNEL(gelu_slope), KERNEL(embed),
@@ -75,10 +77,12 @@ size_t allocated;
 long launches;
 // Of a launch: a real driver tells it at a later call, and never works again.
 Result broken = SUCCESS;
-// What was asked for while the stream captures, and whether something was that it cannot hold.
 using Graph = std::vector<Work>;
-Graph *captured;
-bool spoiled;
+struct Stream {
+    // What was asked for while it captures, and whether something was that a graph cannot hold.
+    Graph *captured = nullptr;
+    bool spoiled = false;
+};
 
 long setting(const char *name, long otherwise)
 {
@@ -97,21 +101,32 @@ Result ready()
 }
 
 // Does a stream's work, now or in each replay.
-Result enqueue(Work work)
+Result enqueue(Stream *stream, Work work)
 {
-    if (captured)
-        captured->push_back(work);
+    if (stream->captured)
+        stream->captured->push_back(work);
     else
         work();
     return SUCCESS;
 }
 
-// What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
-Result outside()
+// The same for what counts as a launch.
+Result launch(Stream *stream, Work work)
 {
-    if (!captured)
+    return enqueue(stream, [=] {
+        if (broken || ++launches == setting("fail", 0))
+            broken = ILLEGAL_ADDRESS;
+        else
+            work();
+    });
+}
+
+// What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
+Result outside(Stream *stream)
+{
+    if (!stream || !stream->captured)
         return SUCCESS;
-    spoiled = true;
+    stream->spoiled = true;
     return CAPTURE_UNSUPPORTED;
 }
 
@@ -124,14 +139,14 @@ bool within(Pointer pointer, size_t bytes)
     return pointer + bytes <= found->first + std::get<0>(found->second);
 }
 
-Result allocate(Pointer *pointer, size_t bytes)
+Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
     if (bytes == 0)
         return INVALID_VALUE;
-    if (Result wrong = outside())
+    if (Result wrong = outside(stream))
         return wrong;
     if (allocated + bytes > (size_t)setting("memory", 1L << 32))
         return OUT_OF_MEMORY;
@@ -147,10 +162,10 @@ Result allocate(Pointer *pointer, size_t bytes)
     return SUCCESS;
 }
 
-Result release(Pointer pointer)
+Result release(Pointer pointer, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
-    if (Result wrong = outside())
+    if (Result wrong = outside(stream))
         return wrong;
     auto found = allocations.find(pointer);
     if (found == allocations.end())
@@ -162,7 +177,7 @@ Result release(Pointer pointer)
     return broken;
 }
 
-Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer other)
+Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer other, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
@@ -170,9 +185,9 @@ Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer ot
     if (!within(device, bytes) || (other && !within(other, bytes)))
         return INVALID_VALUE;
     if (!other)
-        if (Result wrong = outside())
+        if (Result wrong = outside(stream))
             return wrong;
-    return enqueue([=] { memcpy(to, from, bytes); });
+    return enqueue(stream, [=] { memcpy(to, from, bytes); });
 }
 
 struct Module {
@@ -212,8 +227,8 @@ CUDA cuDeviceGetName(char *name, int length, int)
 }
 CUDA cuDeviceGetAttribute(int *value, int attribute, int)
 {
-    // Compute capability 9.0, with memory pools.
-    *value = attribute == 75 ? 9 : attribute == 115 ? 1 : 0;
+    // Compute capability 9.0, with memory pools and 132 processors.
+    *value = attribute == 75 ? 9 : attribute == 115 ? 1 : attribute == 16 ? 132 : 0;
     return SUCCESS;
 }
 CUDA cuDevicePrimaryCtxRetain(void **made, int) { return *made = &context, SUCCESS; }
@@ -221,37 +236,37 @@ CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
 CUDA cuCtxSynchronize() { return ready(); }
-CUDA cuStreamCreate(void **stream, unsigned) { return *stream = &context, ready(); }
-CUDA cuStreamDestroy_v2(void *) { return ready(); }
-CUDA cuStreamSynchronize(void *)
+CUDA cuStreamCreate(Stream **stream, unsigned) { return *stream = new Stream, ready(); }
+CUDA cuStreamDestroy_v2(Stream *stream) { return delete stream, ready(); }
+CUDA cuStreamSynchronize(Stream *stream)
 {
-    const Result wrong = outside();
+    const Result wrong = outside(stream);
     return wrong ? wrong : ready();
 }
-CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes); }
-CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, void *) { return allocate(pointer, bytes); }
-CUDA cuMemFree_v2(Pointer pointer) { return release(pointer); }
-CUDA cuMemFreeAsync(Pointer pointer, void *) { return release(pointer); }
-CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, void *)
+CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes, nullptr); }
+CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, Stream *stream) { return allocate(pointer, bytes, stream); }
+CUDA cuMemFree_v2(Pointer pointer) { return release(pointer, nullptr); }
+CUDA cuMemFreeAsync(Pointer pointer, Stream *stream) { return release(pointer, stream); }
+CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!within(to, bytes))
         return INVALID_VALUE;
-    return enqueue([=] { memset((void *)to, value, bytes); });
+    return enqueue(stream, [=] { memset((void *)to, value, bytes); });
 }
-CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, void *)
+CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *stream)
 {
-    return copy((void *)to, from, bytes, to, 0);
+    return copy((void *)to, from, bytes, to, 0, stream);
 }
-CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *)
+CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream)
 {
-    return copy(to, (void *)from, bytes, from, 0);
+    return copy(to, (void *)from, bytes, from, 0, stream);
 }
-CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *)
+CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream)
 {
-    return copy((void *)to, (void *)from, bytes, to, from);
+    return copy((void *)to, (void *)from, bytes, to, from, stream);
 }
 CUDA cuModuleLoadData(Module **module, const void *image)
 {
@@ -275,7 +290,7 @@ CUDA cuModuleGetFunction(const Call **function, Module *module, const char *name
     return *function = &found->second, SUCCESS;
 }
 CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                    unsigned, void *, void **arguments, void **)
+                    unsigned, Stream *stream, void **arguments, void **)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
@@ -284,34 +299,27 @@ CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz,
     if (!gx || !gy || !gz || !bx || !by || !bz || gy > 65535 || gz > 65535 || bx * by * bz > 1024)
         return INVALID_VALUE;
     const Work call = (*function)(arguments);
-    return enqueue([=] {
-        if (broken || ++launches == setting("fail", 0))
-            broken = ILLEGAL_ADDRESS;
-        else
-            on_cpu::run(grid, block, call, setting("backwards", 0));
-    });
+    return launch(stream, [=] { on_cpu::run(grid, block, call, setting("backwards", 0)); });
 }
-CUDA cuStreamBeginCapture_v2(void *, int)
+CUDA cuStreamBeginCapture_v2(Stream *stream, int)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    if (captured || !setting("graphs", 1))
+    if (stream->captured || !setting("graphs", 1))
         return NOT_SUPPORTED;
-    captured = new Graph;
-    spoiled = false;
-    return SUCCESS;
+    return *stream = {new Graph, false}, SUCCESS;
 }
-CUDA cuStreamEndCapture(void *, Graph **graph)
+CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    if (!captured)
+    if (!stream->captured)
         return NOT_CAPTURING;
-    *graph = captured;
-    captured = nullptr;
-    if (!spoiled)
+    *graph = stream->captured;
+    stream->captured = nullptr;
+    if (!stream->spoiled)
         return SUCCESS;
     delete *graph;
     *graph = nullptr;
@@ -321,12 +329,12 @@ CUDA cuGraphInstantiateWithFlags(Graph **made, const Graph *graph, unsigned long
 {
     return *made = new Graph(*graph), ready();
 }
-CUDA cuGraphLaunch(const Graph *graph, void *)
+CUDA cuGraphLaunch(const Graph *graph, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    if (Result wrong = outside())
+    if (Result wrong = outside(stream))
         return wrong;
     for (const Work &work : *graph)
         work();
@@ -334,5 +342,19 @@ CUDA cuGraphLaunch(const Graph *graph, void *)
 }
 CUDA cuGraphExecDestroy(Graph *graph) { return delete graph, SUCCESS; }
 CUDA cuGraphDestroy(Graph *graph) { return delete graph, SUCCESS; }
+// For the double of cuBLASLt: a launch of `work` with `data`, and how to be rid of that; and whether memory is there.
+CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(void *))
+{
+    std::lock_guard<std::mutex> held(whole);
+    const std::shared_ptr<void> kept(data, drop);
+    if (Result wrong = ready())
+        return wrong;
+    return launch(stream, [=] { work(kept.get()); });
+}
+extern "C" __attribute__((visibility("default"))) bool fakeWithin(Pointer pointer, size_t bytes)
+{
+    std::lock_guard<std::mutex> held(whole);
+    return within(pointer, bytes);
+}
 CUDA cuGetErrorString(int code, const char **text) { return *text = words(code), SUCCESS; }
 CUDA cuGetErrorName(int code, const char **text) { return *text = words(code), SUCCESS; }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the kernels' tests on this machine's GPU, and then the trainer's steps beside PyTorch's.
+#
+#   tests/gpu.sh
+#
+# ELASTIC_TORCH_PYTHON is an absolute path of a Python whose torch computes on the GPU; without it there is no comparison.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+say() { echo "gpu: $*"; }
+fail() {
+    say "$*" >&2
+    exit 1
+}
+
+[[ -e /dev/nvidiactl ]] || fail "this machine shows no NVIDIA GPU (no /dev/nvidiactl); make test runs the kernels on the CPU"
+tests/setup.sh test
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
+# The trainer finds NVRTC and cuBLASLt there, or in the environment of the Python below.
+export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
+ELASTIC_TEST_GPU=1 "$nextest" nextest run --locked --workspace --no-capture \
+    -E 'package(elastic-trainer) & binary(cuda) & test(/kernels::|graphs::|products::/)'
+
+python=${ELASTIC_TORCH_PYTHON:-}
+[[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a Python whose torch computes on the GPU"
+cargo build --release --locked --package elastic-trainer
+target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+# The same libraries for both, where torch came with some.
+VIRTUAL_ENV=$("$python" -c 'import sys; print(sys.prefix)') || fail "$python does not run"
+"$python" tests/pytorch/bench_gpu.py "$target/release/elastic-trainer"
