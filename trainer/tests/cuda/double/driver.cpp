@@ -51,7 +51,8 @@ template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_
 template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, std::index_sequence_for<A...>()); }
 
 #define KERNEL(name) {#name, caller(name)}
-const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow), KERNEL(round_to_bf16), KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all),
+const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow), KERNEL(round_to_bf16), KERNEL(add),
+                                             KERNEL(sum_rows), KERNEL(sum_all),
                                              KERNEL(sum_squares), KERNEL(cross_entropy), KERNEL(adamw)};
 
 std::mutex whole;
