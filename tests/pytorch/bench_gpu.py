@@ -28,7 +28,8 @@ parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
 arguments = parser.parse_args()
 device, on_gpu = arguments.device, arguments.device == "cuda"
 if on_gpu and not torch.cuda.is_available():
-    sys.exit(f"{sys.executable}: PyTorch {torch.__version__} finds no GPU; name a Python whose torch does in ELASTIC_TORCH_PYTHON")
+    why = f"{sys.executable}: PyTorch {torch.__version__} finds no GPU"
+    sys.exit(f"{why}; name a Python whose torch does in ELASTIC_TORCH_PYTHON")
 
 
 def ours(flags, units, steps):
@@ -48,7 +49,8 @@ def ours(flags, units, steps):
                 if len(done) >= FIRST + steps:
                     return units * steps * 1e3 / max(done[FIRST + steps - 1] - done[FIRST - 1], 1)
                 if ended or time.monotonic() > until:
-                    sys.exit(f"{' '.join(map(str, command))} did {len(done)} of {FIRST + steps} steps:\n{log.read_text()[-2000:]}")
+                    said, command = log.read_text()[-2000:], " ".join(map(str, command))
+                    sys.exit(f"{command} did {len(done)} of {FIRST + steps} steps:\n{said}")
                 time.sleep(0.1)
         finally:
             # What it would do after its steps is not timed.
@@ -112,7 +114,8 @@ def mlp(samples, steps, shards):
     epochs = (FIRST + steps) * samples // 1437 + 2
     flags = f"digits --epochs {epochs} --batch {samples} --shards {shards} --hidden 128"
     data = lambda: (torch.rand(samples, 64), torch.randint(10, (samples,)))
-    compare(f"digits, f32, batch {samples} in {shards} shards", "samples", flags, samples, steps, False, lambda: Mlp(64, 128, 10), data)
+    name = f"digits, f32, batch {samples} in {shards} shards"
+    compare(name, "samples", flags, samples, steps, False, lambda: Mlp(64, 128, 10), data)
 
 
 def gpt(windows, shards, steps, bf16, size):
@@ -121,7 +124,8 @@ def gpt(windows, shards, steps, bf16, size):
     flags += f" --batch {windows} --shards {shards} --windows {windows} --epochs {FIRST + steps + 1}"
     flags += " --precision bf16" if bf16 else ""
     data = lambda: tuple(torch.randint(vocabulary, (windows, context)) for _ in range(2))
-    name = f"GPT {layers} layers, width {width}, {'bf16' if bf16 else 'f32'}, {windows} windows of {context} in {shards} shards"
+    numbers = "bf16" if bf16 else "f32"
+    name = f"GPT of {layers} layers, width {width}, {numbers}, {windows} windows of {context} in {shards} shards"
     compare(name, "tokens", flags, windows * context, steps, bf16, lambda: Gpt(*size), data)
 
 

@@ -57,7 +57,8 @@ static __device__ float followed(float value, const float *more, long long place
 
 // Writes left · right into `out`, `rows` by `columns` and row by row, over `inner`. A matrix's numbers lie
 // (row, column) strides apart. `more` is a bias for each column, or a matrix of the product's shape, whose numbers that
-// are not above zero make the product's zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows and columns, a thread EACH by EACH of them.
+// are not above zero make the product's zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows
+// and columns, a thread EACH by EACH of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
 product(float *out, const float *left, long long left_row, long long left_column, const float *right,
         long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after,
@@ -122,8 +123,8 @@ extern "C" __global__ void follow(float *out, const float *more, int columns, in
     }
 }
 
-// Writes the nearest bf16 of each number, `columns` in a row. Rows begin `from_stride` and `to_stride` apart. A block for
-// each row.
+// Writes the nearest bf16 of each number, `columns` in a row. Rows begin `from_stride` and `to_stride` apart. A block
+// for each row.
 extern "C" __global__ void round_to_bf16(unsigned short *to, const float *from, int columns, long long from_stride,
                                          long long to_stride)
 {

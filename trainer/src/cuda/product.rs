@@ -127,9 +127,9 @@ pub enum After<'a> {
 }
 
 impl Gpu {
-    /// Replaces `out` by `left · right`, and by what is to become of that. With [`Precision::Bf16`] the numbers of both are
-    /// rounded to bf16 for it; sums are f32, and what becomes of them is computed in that. Equal shapes and contents give
-    /// equal bits.
+    /// Replaces `out` by `left · right`, and by what is to become of that. With [`Precision::Bf16`] the numbers of both
+    /// are rounded to bf16 for it; sums are f32, and what becomes of them is computed in that. Equal shapes and contents
+    /// give equal bits.
     ///
     /// # Panics
     /// When the shapes do not fit.
