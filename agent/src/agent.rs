@@ -11,6 +11,7 @@ use elastic_coordinator::job::{Endpoint, Keys, NodeRecord, Phase, Spec};
 use elastic_coordinator::node::torchelastic::TorchElastic;
 use elastic_coordinator::node::{Command, Node, Parting, Report};
 use elastic_coordinator::rendezvous::{End, Setup};
+use elastic_coordinator::store::Store;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -36,6 +37,7 @@ use crate::numa;
 use crate::outcome::recorded;
 use crate::outcome::report::{Report as FinalReport, ReportForm};
 use crate::part::Part;
+use crate::rescue;
 use crate::signals::{Handled, Signals};
 use crate::slots;
 use crate::socket::WorkerSocket;
@@ -153,7 +155,7 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
     };
     tracing::info!(job = %job, store = %backend.name, "joining");
     let part = match &backend.meeting {
-        Meeting::Store(store) => Part::Own(Node::new(Arc::clone(store), job, listener)),
+        Meeting::Store(store) => Part::Own(Node::new(Arc::clone(store), job, listener).concluding()),
         Meeting::TorchElastic(etcd) => {
             let identical = text("TORCH_ELASTIC_WORKER_IDENTICAL").is_some_and(|set| set == "1");
             Part::TorchElastic(TorchElastic::new(etcd.clone(), place.paths.clone(), identical))
@@ -202,9 +204,12 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
         quiesce_timeout: options.quiesce_timeout,
         forming: false,
         resting: None,
+        seat: None,
+        rescuing: None,
+        hurried: false,
     };
     let end = tokio::select! {
-        end = take_part(part, record, spec, &keys, &mut local, &mut signals) => end?,
+        end = take_part(part, record, spec, backend.store(), &keys, &mut local, &mut signals) => end?,
         () = backend.host_gone(every) => End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name)),
     };
     local.group.conclude(reason(&end));
@@ -239,6 +244,7 @@ async fn take_part(
     part: Part,
     mut record: NodeRecord,
     spec: Spec,
+    store: Option<&Arc<dyn Store>>,
     keys: &Keys,
     local: &mut Local,
     signals: &mut Signals,
@@ -248,13 +254,13 @@ async fn take_part(
     let (partings, mut parted) = mpsc::unbounded_channel();
     record.master = local.group.master().offer();
     let offers = local.group.master().latest();
-    let keys = keys.clone();
-    let first = record.clone();
+    let (first, drivers_keys) = (record.clone(), keys.clone());
     let driver = tokio::spawn(async move {
         let mut record = first;
         loop {
             let seed = Uuid::new_v4().as_u64_pair().0;
-            let setup = Setup { record: record.clone(), spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };
+            let setup =
+                Setup { record: record.clone(), spec: spec.clone(), keys: drivers_keys.clone(), may_lead: true, seed };
             match part.run(setup, &commands, &mut inbox).await {
                 Parting::Rejoin(reason) => {
                     record.incarnation = Uuid::new_v4().to_string();
@@ -304,6 +310,7 @@ async fn take_part(
                     tracing::info!("{line}");
                     None
                 }
+                Command::Conclude(node, end) => local.conclude(store, keys, node, &end),
             },
             event = local.group.supervisor().next_event() => {
                 if let crate::workers::Event::Exited(exited) = &event {
@@ -321,9 +328,18 @@ async fn take_part(
             verdict = local.watchdog.verdict() => local.group.condemn(verdict),
             () = local::free(&mut local.pending) => local.start_pending().await,
             () = local::rest_moves(local.resting.as_ref(), &local.socket) => None,
+            () = rescue::done(&mut local.rescuing) => {
+                local.rescuing = None;
+                Some(Report::Concluded)
+            }
             caught = signals.next() => {
                 if leaving {
                     tracing::warn!("{caught} again: killing the workers and leaving at once");
+                    if local.rescuing.take().is_some() {
+                        tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
+                        reports.send(Report::Concluded).ok();
+                    }
+                    local.hurried = true;
                 } else {
                     leaving = true;
                     tracing::warn!("{caught}: leaving the job; once more kills the workers and leaves at once");

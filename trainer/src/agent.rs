@@ -130,11 +130,17 @@ impl Agent {
         }
     }
 
-    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none.
-    pub fn memory(&mut self, bytes: u64, stop: &Stop) -> Result<Result<OwnedFd, String>, AgentError> {
+    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none. `rescue` is a command
+    /// line that saves what is in it; without words there is none.
+    pub fn memory(
+        &mut self,
+        bytes: u64,
+        rescue: Vec<String>,
+        stop: &Stop,
+    ) -> Result<Result<OwnedFd, String>, AgentError> {
         self.requests += 1;
         let asked = self.requests;
-        self.say(&FromWorker::Memory { id: asked, bytes })?;
+        self.say(&FromWorker::Memory { id: asked, bytes, rescue })?;
         let deadline = Instant::now() + AGENT_TIME;
         loop {
             let Some(Said { message, file }) = self.receive(deadline, stop)? else {

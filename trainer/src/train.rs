@@ -76,6 +76,8 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// What the agent keeps copies of the state in, once it was asked; or, on rank 0, memory of its own for them.
     frames: Option<Frames>,
     asked_for_memory: bool,
+    /// The beginning of a command line that saves what is there; `--dir` follows.
+    rescue: Vec<String>,
     /// The last step that was copied.
     copied: u64,
     /// The next copy goes to disk, whichever step it is of.
@@ -148,6 +150,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             local_rank: environment.local_rank,
             frames: None,
             asked_for_memory: false,
+            rescue: Vec::new(),
             copied: 0,
             save_soon: false,
             assignment,
@@ -160,6 +163,11 @@ impl<'a, M: Model> Trainer<'a, M> {
             seen: Vec::new(),
             draining: false,
         })
+    }
+
+    /// The same, with a command line that saves what is in the agent's memory, up to `--dir`.
+    pub(crate) fn rescued_by(self, rescue: Vec<String>) -> Self {
+        Trainer { rescue, ..self }
     }
 
     /// Goes from round to round.

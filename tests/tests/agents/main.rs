@@ -17,6 +17,7 @@ mod outcome;
 mod preemption;
 mod python;
 mod quiescing;
+mod rescue;
 mod socket;
 mod static_nodes;
 mod training;

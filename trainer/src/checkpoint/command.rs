@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::disk::{Disk, Host};
 use super::manifest::{Entry, Manifest};
+use super::rescue::{self, RescueError};
 use super::retention::{Name, Retention};
 use super::{Checkpoints, Loaded, MANIFEST, tensors};
 
@@ -65,6 +66,19 @@ pub enum Command {
         /// Only say what would go
         #[arg(long)]
         dry_run: bool,
+    },
+    /// Save the newest snapshot in an agent's memory, which is standard input: what agents run when a job ends and no
+    /// worker is left to do it
+    ///
+    /// Prints the checkpoint in a line of JSON once it is durable; nothing if there is nothing newer.
+    #[command(hide = true)]
+    Rescue {
+        /// The folder
+        #[arg(long)]
+        dir: PathBuf,
+        /// The step that is committed
+        #[arg(long, value_name = "STEP", default_value_t = 0)]
+        after: u64,
     },
 }
 
@@ -143,6 +157,9 @@ pub enum CommandError {
         /// Why.
         cause: io::Error,
     },
+    /// What is in memory cannot be saved.
+    #[error(transparent)]
+    Rescue(#[from] RescueError),
     /// Nobody reads what is printed.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
@@ -165,6 +182,11 @@ fn carry_out(command: &Command, out: &mut dyn Write) -> Result<(), CommandError>
         Command::Prune { dir, keep, every, dry_run } => {
             let retention = Retention { keep: *keep, every: *every };
             prune(Folder::open(dir)?, &retention, *dry_run, out)
+        }
+        Command::Rescue { dir, after } => {
+            let Some(saved) = rescue::save(io::stdin(), *after, dir)? else { return Ok(()) };
+            serde_json::to_writer(&mut *out, &saved).map_err(io::Error::from)?;
+            Ok(writeln!(out)?)
         }
     }
 }

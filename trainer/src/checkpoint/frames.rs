@@ -15,7 +15,7 @@ use super::snapshot::{Done, Frame, Layout, Unfit};
 use super::writer::Room;
 
 /// One is written to disk, or is the newest whole one, while the other is filled.
-const FRAMES: usize = 2;
+pub(super) const FRAMES: usize = 2;
 
 /// Both frames. Clones share them.
 #[derive(Debug, Clone)]

@@ -19,6 +19,7 @@ pub(crate) mod faulty;
 pub mod frames;
 pub mod manifest;
 mod memory;
+pub mod rescue;
 pub mod retention;
 pub mod snapshot;
 mod tensors;

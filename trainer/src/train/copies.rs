@@ -7,6 +7,7 @@
 //! One worker of each node keeps snapshots in its agent's memory, the first: all hold the same state, and nodes fail as
 //! a whole. Rank 0 is one of them, and writes every so many to disk.
 
+use std::path::{self, Path};
 use std::time::Duration;
 
 use elastic_proto::worker::Checkpoint;
@@ -66,8 +67,13 @@ impl<M: Model> Trainer<'_, M> {
         let asks = self.local_rank == 0 && self.settings.snapshot_every > 0;
         let Some(agent) = self.agent.as_mut().filter(|_| asks && !self.asked_for_memory) else { return Ok(()) };
         self.asked_for_memory = true;
+        let folder = self.settings.checkpoint_dir.as_ref().and_then(|folder| path::absolute(folder).ok());
+        let folder = folder.as_deref().and_then(Path::to_str).filter(|_| !self.rescue.is_empty());
+        let rescue = folder.map_or(Vec::new(), |folder| {
+            self.rescue.iter().cloned().chain(["--dir".to_owned(), folder.to_owned()]).collect()
+        });
         let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
-        let file = agent.memory(layout.bytes(), self.stop)?;
+        let file = agent.memory(layout.bytes(), rescue, self.stop)?;
         let kept = file.and_then(|file| Frames::kept(&layout, file).map_err(|error| error.to_string()));
         match kept {
             Ok((frames, rescued)) => {
