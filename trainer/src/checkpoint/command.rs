@@ -234,6 +234,7 @@ impl Folder {
     fn verify(&self, name: Name) -> Result<Manifest, Vec<String>> {
         let manifest = self.look(name).map_err(|cause| vec![cause])?;
         let flaws = self.checkpoints.check(&self.manifest_path(name), &manifest, |_, _| ());
+        let flaws = flaws.map_err(|error| vec![error.to_string()])?;
         if flaws.is_empty() { Ok(manifest) } else { Err(flaws.iter().map(ToString::to_string).collect()) }
     }
 

@@ -19,6 +19,7 @@ pub(crate) mod faulty;
 pub mod frames;
 pub mod manifest;
 mod memory;
+mod reading;
 pub mod rescue;
 pub mod retention;
 pub mod snapshot;
@@ -35,7 +36,7 @@ use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
 use disk::Disk;
-use manifest::{Extent, Manifest, digest, hex};
+use manifest::{Extent, Manifest, digest};
 use retention::{Name, Retention};
 use snapshot::Frame;
 
@@ -224,9 +225,11 @@ impl<D: Disk> Checkpoints<D> {
             let manifest = self.manifest(path, expected)?;
             let mut state = vec![0.0; (manifest.state_bytes / size_of::<f32>() as u64) as usize];
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
+            memory::in_large_pages(bytes);
             let flaws = self.check(path, &manifest, |place, piece| {
                 bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
             });
+            let flaws = flaws.map_err(|error| error.to_string())?;
             flaws.first().map_or(Ok(Loaded { manifest, state }), |flaw| Err(flaw.to_string()))
         };
         read().map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
@@ -248,37 +251,6 @@ impl<D: Disk> Checkpoints<D> {
             }
         }
         Ok(manifest)
-    }
-
-    /// Reads all files of a checkpoint and says what is wrong with them. What is right goes to `take`, with its place in
-    /// the flat state.
-    fn check(&self, path: &Path, manifest: &Manifest, mut take: impl FnMut(u64, &[u8])) -> Vec<Flaw> {
-        let mut flaws = Vec::new();
-        let mut room = Vec::new();
-        for extent in &manifest.extents {
-            let data = extent.file_offset..extent.file_offset + extent.len;
-            for (number, expected) in (0..).zip(&extent.crc32c) {
-                let flaw = |cause| Flaw { file: extent.file.clone(), chunk: Some(number), cause };
-                let start = number * extent.chunk;
-                let end = extent.file_len.min(start + extent.chunk);
-                room.resize((end - start) as usize, 0);
-                if let Err(error) = self.disk.read(&path.with_file_name(&extent.file), start, &mut room) {
-                    flaws.push(flaw(format!("bytes {start} to {end} cannot be read: {error}")));
-                    continue;
-                }
-                let found = hex(crc32c::crc32c(&room));
-                if found != *expected {
-                    flaws.push(flaw(format!("bytes {start} to {end} have the checksum {found}, not {expected}")));
-                    continue;
-                }
-                let piece = data.start.max(start)..data.end.min(end);
-                if !piece.is_empty() {
-                    let within = (piece.start - start) as usize..(piece.end - start) as usize;
-                    take(extent.offset + (piece.start - data.start), &room[within]);
-                }
-            }
-        }
-        flaws
     }
 
     /// The newest checkpoint that is whole. Damaged ones are reported and passed over.
