@@ -50,10 +50,11 @@ pub enum Command {
         #[arg(long)]
         state: bool,
     },
-    /// Remove old checkpoints, and those that were never completed; never the newest whole one, nor what is newer
+    /// Remove old checkpoints, and those that were never completed; never the last one that is known to be committed, nor
+    /// the newest whole one, nor what is newer than either
     ///
-    /// A job that was stopped between saving a checkpoint and committing it resumes from an older one, which
-    /// `elasticctl describe` names.
+    /// What a job resumes from is the checkpoint that it has committed. The file DIR/committed names the newest of which
+    /// its workers have heard that; where it is missing, `elasticctl describe` tells.
     Prune {
         /// The folder
         dir: PathBuf,
@@ -381,9 +382,13 @@ fn export(
 
 fn prune(mut folder: Folder, retention: &Retention, dry_run: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let newest = folder.newest_whole().ok_or_else(|| CommandError::NoneWhole(folder.dir()))?;
+    // Newer ones may be committed, and word of that be on its way.
+    let committed = folder.checkpoints.committed();
+    let newest = committed.map_or(newest, |committed| newest.min(committed));
     let older = folder.names.iter().copied().filter(|&name| name <= newest);
     let (whole, broken): (BTreeSet<Name>, BTreeSet<Name>) = older.partition(|&name| folder.look(name).is_ok());
-    let goes: BTreeSet<Name> = retention.superfluous(&whole).union(&broken).copied().collect();
+    let mut goes: BTreeSet<Name> = retention.superfluous(&whole).union(&broken).copied().collect();
+    goes.retain(|name| Some(*name) != committed);
     for &name in &goes {
         let path = folder.checkpoints.path(name);
         if !dry_run {

@@ -4,6 +4,7 @@
 //! ```text
 //! <folder>/step-00000120-r3/rank0-of-1.safetensors    the flat state; PyTorch's safetensors can read it
 //! <folder>/step-00000120-r3/manifest.json             written last: without it the folder is no checkpoint
+//! <folder>/committed                                  the newest that the job is known to have committed
 //! ```
 //!
 //! A folder carries its round, so that a member that was left behind by its round cannot overwrite what a later round
@@ -44,6 +45,8 @@ const MANIFEST: &str = "manifest.json";
 const DATA: &str = "rank0-of-1.safetensors";
 const TEMPORARY: &str = ".tmp";
 const PROBE: &str = ".writable";
+/// Names the newest checkpoint that is known to be committed.
+const COMMITTED: &str = "committed";
 
 /// Bytes under one checksum.
 const CHUNK: usize = 8 << 20;
@@ -276,6 +279,20 @@ impl<D: Disk> Checkpoints<D> {
             }
         }
         failures
+    }
+
+    /// Leaves word of a commit that is confirmed, for whoever tidies up by hand.
+    pub fn note_commit(&mut self, committed: &Checkpoint) -> io::Result<()> {
+        let name = Name { step: committed.step, round: committed.round };
+        self.place(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())
+    }
+
+    /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the fact.
+    pub(super) fn committed(&self) -> Option<Name> {
+        let path = self.folder.join(COMMITTED);
+        let mut text = vec![0; self.disk.length(&path).ok()? as usize];
+        self.disk.read(&path, 0, &mut text).ok()?;
+        Name::parse(str::from_utf8(&text).ok()?.trim_end())
     }
 
     /// Whether a checkpoint was saved to its end; it may have been damaged since.

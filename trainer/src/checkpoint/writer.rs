@@ -267,6 +267,9 @@ fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: &Retention, frames: 
         match task {
             Task::End => return,
             Task::Prune(committed) => {
+                if let Err(error) = checkpoints.note_commit(&committed) {
+                    info!(step = committed.step, %error, "cannot leave word of the commit");
+                }
                 for (path, error) in checkpoints.prune(&committed, retention) {
                     info!(path = %path.display(), %error, "cannot remove an old checkpoint");
                 }
