@@ -43,7 +43,7 @@ use crate::slots;
 use crate::socket::WorkerSocket;
 use crate::watchdog::{TimerFile, Watchdog};
 
-/// Longest that an agent which serves the store waits for the others to leave.
+/// Longest that an agent which serves the store waits for the others to leave, if none of them may still save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
 
 /// Longest that the console may take for the last lines.
@@ -215,7 +215,7 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
     local.group.conclude(reason(&end));
     if backend.serves {
         tokio::select! {
-            () = leave_last(&backend, &keys) => {}
+            () = leave_last(&backend, &keys, &end) => {}
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
@@ -432,7 +432,7 @@ fn conclude(report: &FinalReport, form: ReportForm, console: &Console) {
 }
 
 /// Whoever serves the store goes on until the others have read the result and left.
-async fn leave_last(backend: &Backend, keys: &Keys) {
+async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let gone = async {
         let Some(store) = backend.store() else { return };
         while store.range(&keys.nodes()).await.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
@@ -441,7 +441,8 @@ async fn leave_last(backend: &Backend, keys: &Keys) {
         // Their watches deliver the result before their keys go; answers under way get a moment.
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    if tokio::time::timeout(LEAVE_LAST, gone).await.is_err() {
+    let longest = if rescue::may_matter(end) { LEAVE_LAST + rescue::LIMIT } else { LEAVE_LAST };
+    if tokio::time::timeout(longest, gone).await.is_err() {
         tracing::warn!("some nodes have not left; the store they meet through ends with this agent");
     }
 }

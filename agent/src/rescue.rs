@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use crate::memory::Left;
 
 /// How long the workers' program may take to save it. What is larger than a disk takes in that time is lost.
-const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Most bytes of what it prints.
 const PRINTED: u64 = 64 * 1024;
@@ -94,6 +94,7 @@ impl Rescue {
                 Ok(Some(Checkpoint { step, path, .. })) => {
                     tracing::info!(step, path, "saved step {step} from memory to {path}: the job resumes from there");
                 }
+                Ok(None) if committed.is_none() => tracing::info!("there is no snapshot in memory to save"),
                 Ok(None) => tracing::info!(step, "nothing in memory is newer than the checkpoint of step {step}"),
                 Err(error) => {
                     let from = committed.map_or("its beginning".to_owned(), |committed| {

@@ -139,3 +139,65 @@ async fn a_rescue_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
     assert_eq!(begun_after(&job, round).await, committed);
     assert_eq!(exits([&mut agent]).await, [0]);
 }
+
+/// Asks for memory, says how it is saved, and fails.
+const WORKER: &str = r#"
+import json, os, socket, sys
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+def ask(**message):
+    agent.sendall((json.dumps(message) + "\n").encode())
+    answer = b""
+    while not answer.endswith(b"\n"): answer += socket.recv_fds(agent, 65536, 4)[0]
+    return json.loads(answer)
+ask(type="register", local_rank=0, pid=os.getpid())
+assert ask(type="memory", id=1, bytes=8192, rescue=["sh", "-c", sys.argv[1]])["type"] == "memory"
+sys.exit(3)
+"#;
+
+/// The agent of a job whose worker fails at once, and whose memory is saved by a shell.
+fn failing(job: Job, save: &str) -> (Job, Agent) {
+    let script = job.path("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let job = job.program(["python3", script.to_str().unwrap(), save]);
+    let agent = job.start("a");
+    (job, agent)
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_rescue_that_takes_long() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let (job, mut agent) =
+        // The agent makes one $ of two.
+        failing(Job::on(&etcd, "1").flag("--max-restarts=0"), "echo $$$$ > pid; echo begun >&2; exec sleep 600");
+    agent.says("saving from memory: begun", LONG).await;
+    agent.signal(Signal::INT);
+    agent.says("once more kills the workers and leaves at once", LONG).await;
+    assert!(!agent.is_gone(), "the first lets it be");
+    agent.signal(Signal::INT);
+    assert_eq!(exits([&mut agent]).await, [1]);
+    assert!(agent.output().contains("the saving was cut short"), "{}", agent.output());
+    let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
+    let path = format!("/proc/{pid}");
+    eventually("the end of what saved", LONG, async || (!Path::new(&path).exists()).then_some(())).await;
+}
+
+#[tokio::test]
+async fn what_a_rescue_prints_is_committed_only_if_it_is_a_checkpoint() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (save, says) in [
+        ("echo no >&2; exit 4", "sh ended with exit status: 4: no; the job resumes from its beginning"),
+        ("echo nonsense", "sh printed no checkpoint but \"nonsense"),
+        ("true", "there is no snapshot in memory to save"),
+        (
+            r#"echo '{"step":7,"path":"/x/manifest.json","digest":"crc32c:0"}'; test $# = 1 -a $0 = --after -a $1 = 0"#,
+            "saved step 7 from memory to /x/manifest.json",
+        ),
+    ] {
+        let (job, mut agent) = failing(Job::on(&etcd, "1").flag("--max-restarts=0"), save);
+        assert_eq!(exits([&mut agent]).await, [1]);
+        assert!(agent.output().contains(says), "{save}: {}", agent.output());
+        let committed = job.record(&etcd, "checkpoint").await.is_some();
+        assert_eq!(committed, save.contains("manifest"), "{save}");
+    }
+}
