@@ -77,6 +77,12 @@ impl Memories {
         }
     }
 
+    /// A worker gives its memory back.
+    pub fn forget(&mut self, local_rank: u32) {
+        self.lent.remove(&local_rank);
+        self.rescues.remove(&local_rank);
+    }
+
     /// What can be saved: data-parallel workers hold the same, so the first one's.
     pub fn left(&self) -> Option<Left> {
         let both = |(rank, command): (&u32, &Vec<String>)| {
@@ -204,6 +210,10 @@ mod tests {
         assert_eq!(memories.left().unwrap().command, ["save"]);
         memories.rescued_by(1, Vec::new());
         assert!(memories.left().is_none());
+        memories.rescued_by(1, words("save"));
+        memories.forget(1);
+        assert!(memories.left().is_none(), "it was given back");
+        memories.lend(1, 4096, 1 << 20).unwrap();
         memories.rescued_by(1, words("save"));
         memories.begin(2);
         assert!(memories.left().is_none(), "another generation's is not this one's");

@@ -476,6 +476,11 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
             };
             let _ = line.send(reply).await;
         }
+        FromWorker::Forget => {
+            if let Some(rank) = local_rank() {
+                shared.state().memories.forget(rank);
+            }
+        }
         FromWorker::Quiesced { .. } => {
             if let Err(message) = shared.state().quiesced(id) {
                 let _ = line.try_send(refuse(None, message.to_owned()).into());

@@ -106,6 +106,8 @@ pub enum FromWorker {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         rescue: Vec<String>,
     },
+    /// Give that memory back: whoever comes next finds nothing.
+    Forget,
     /// The worker has stopped at a step boundary, or given up a step that a peer has left, and touches nothing until
     /// it gets its next assignment.
     Quiesced {

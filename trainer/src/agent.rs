@@ -157,6 +157,11 @@ impl Agent {
         }
     }
 
+    /// Gives that memory back.
+    pub fn forget(&mut self) -> Result<(), AgentError> {
+        self.say(&FromWorker::Forget)
+    }
+
     /// What the agent has said, if anything; does not wait.
     pub fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
         if let Some(message) = self.aside.pop_front() {

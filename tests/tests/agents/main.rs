@@ -18,6 +18,7 @@ mod preemption;
 mod python;
 mod quiescing;
 mod rescue;
+mod shares;
 mod socket;
 mod static_nodes;
 mod training;

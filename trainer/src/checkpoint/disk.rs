@@ -2,7 +2,7 @@
 //! a file system hang or lie; not a file API.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -28,6 +28,9 @@ pub trait Disk {
     /// Creates or replaces a file, makes its contents durable and closes it. Its name is durable only after
     /// [`sync_folder`](Self::sync_folder).
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Writes a piece of a file, which need not be there yet, makes it durable and closes the file. Others may write other
+    /// pieces meanwhile.
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Gives a file another name in its folder, replacing what had it.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes a folder's names durable.
@@ -70,9 +73,18 @@ impl Disk for Host {
     }
 
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let (file, direct) = create(path, bytes.len() >= STRIDE / 8)?;
+        let (file, direct) = create(path, true, bytes.len() >= STRIDE / 8)?;
         write_all(&mut &file, bytes, direct, || end_direct(&file))?;
         file.sync_all()?;
+        close(file)
+    }
+
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let aligned = offset.is_multiple_of(ALIGNMENT as u64);
+        let (mut file, direct) = create(path, false, aligned && bytes.len() >= STRIDE / 8)?;
+        file.seek(SeekFrom::Start(offset))?;
+        write_all(&mut &file, bytes, direct, || end_direct(&file))?;
+        file.sync_data()?;
         close(file)
     }
 
@@ -110,10 +122,10 @@ fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize>
     }
 }
 
-/// A new file, and whether it is written around the page cache.
-fn create(path: &Path, direct: bool) -> io::Result<(File, bool)> {
+/// A file, empty if it is to be `anew`, and whether it is written around the page cache.
+fn create(path: &Path, anew: bool, direct: bool) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create(true).truncate(anew);
     if direct {
         match options.clone().custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path) {
             Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {}
@@ -239,6 +251,13 @@ mod tests {
             let mut pages = Pages::own(STRIDE + STRIDE / 4).unwrap();
             pages.bytes_mut().iter_mut().enumerate().for_each(|(place, byte)| *byte = (place % 253) as u8);
             for length in [0, 1, ALIGNMENT, STRIDE / 8, STRIDE / 8 + 1, STRIDE, STRIDE + ALIGNMENT + 5] {
+                // In two pieces, the second first.
+                let cut = length / 2 / ALIGNMENT * ALIGNMENT;
+                let piece = path.with_file_name(format!("pieces-{length}"));
+                for range in [cut..length, 0..cut] {
+                    Host.write_part(&piece, range.start as u64, &pages.bytes()[range]).unwrap();
+                }
+                assert!(fs::read(&piece).unwrap() == pages.bytes()[..length], "{length} bytes in pieces");
                 for skip in [0, 1] {
                     let bytes = &pages.bytes()[skip..skip + length];
                     Host.write(&path, bytes).unwrap();

@@ -20,9 +20,11 @@ pub(crate) mod faulty;
 pub mod frames;
 pub mod manifest;
 mod memory;
+pub mod part;
 mod reading;
 pub mod rescue;
 pub mod retention;
+pub mod shares;
 pub mod snapshot;
 mod tensors;
 pub mod writer;
@@ -94,6 +96,12 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// Why.
         cause: io::Error,
+    },
+    /// A share was not written since all of its checkpoint was to be.
+    #[error("the share of step {step} is not written: rank 0 writes all of it")]
+    GivenUp {
+        /// Its step.
+        step: u64,
     },
     /// A checkpoint is missing, incomplete or damaged.
     #[error("cannot load checkpoint {}: {cause}", path.display())]
@@ -169,13 +177,17 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Creates the folder so that a crash does not take it, and what will be in it, away again.
     fn create(&mut self) -> io::Result<()> {
-        self.disk.create_folder(&self.folder)?;
+        if let Err(error) = self.disk.create_folder(&self.folder) {
+            // It may be there all the same: the next attempt would find it, and trust it.
+            let _ = self.disk.remove_folder(&self.folder);
+            return Err(error);
+        }
         let Some(parent) = self.folder.parent() else { return Ok(()) };
         match self.disk.sync_folder(parent) {
             // Whoever may write there but not read cannot do this.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             Err(error) => {
-                // Else the next attempt would find it, and trust it.
+                // As above.
                 let _ = self.disk.remove_folder(&self.folder);
                 Err(error)
             }
@@ -200,6 +212,11 @@ impl<D: Disk> Checkpoints<D> {
         self.discard(folder)?;
         self.disk.create_folder(folder)?;
         self.place(&folder.join(DATA), frame.file.bytes())?;
+        self.seal(folder, frame)
+    }
+
+    /// Makes a checkpoint of a folder whose files are there.
+    fn seal(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
         let manifest = frame.about.encode();
         let path = folder.join(MANIFEST);
         self.place(&path, &manifest)?;

@@ -121,7 +121,7 @@ impl Layout {
         let (about, _, length) = said(frame)?;
         let [extent] = &about.extents[..] else { return Err(Unfit::Flawed("it is of several files".to_owned())) };
         let (file, header) = (extent.file_len as usize, extent.file_offset as usize);
-        let head = frame.len().checked_sub(file.next_multiple_of(ALIGNMENT)).unwrap_or_default();
+        let head = frame.len().saturating_sub(file.next_multiple_of(ALIGNMENT));
         if head < MANIFEST + length || header + about.state_bytes as usize != file {
             return Err(Unfit::Flawed("its lengths do not fit".to_owned()));
         }
@@ -135,6 +135,11 @@ impl Layout {
 
     fn file(&self) -> usize {
         self.header + self.like.state_bytes as usize
+    }
+
+    /// Pieces under one checksum each that its file has.
+    pub fn chunks(&self) -> usize {
+        self.file().div_ceil(CHUNK)
     }
 
     /// Bytes of a frame.
