@@ -11,6 +11,7 @@ use elastic_coordinator::job::{Endpoint, Keys, NodeRecord, Phase, Spec};
 use elastic_coordinator::node::torchelastic::TorchElastic;
 use elastic_coordinator::node::{Command, Node, Parting, Report};
 use elastic_coordinator::rendezvous::{End, Setup};
+use elastic_coordinator::store::Store;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -36,13 +37,14 @@ use crate::numa;
 use crate::outcome::recorded;
 use crate::outcome::report::{Report as FinalReport, ReportForm};
 use crate::part::Part;
+use crate::rescue;
 use crate::signals::{Handled, Signals};
 use crate::slots;
 use crate::socket::WorkerSocket;
 use crate::warm_up::warm_up;
 use crate::watchdog::{TimerFile, Watchdog};
 
-/// Longest that an agent which serves the store waits for the others to leave.
+/// Longest that an agent which serves the store waits for the others to leave, if none of them may still save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
 
 /// Longest that the console may take for the last lines.
@@ -154,7 +156,7 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
     };
     tracing::info!(job = %job, store = %backend.name, "joining");
     let part = match &backend.meeting {
-        Meeting::Store(store) => Part::Own(Node::new(Arc::clone(store), job, listener)),
+        Meeting::Store(store) => Part::Own(Node::new(Arc::clone(store), job, listener).concluding()),
         Meeting::TorchElastic(etcd) => {
             let identical = text("TORCH_ELASTIC_WORKER_IDENTICAL").is_some_and(|set| set == "1");
             Part::TorchElastic(TorchElastic::new(etcd.clone(), place.paths.clone(), identical))
@@ -203,6 +205,9 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
         quiesce_timeout: options.quiesce_timeout,
         forming: false,
         resting: None,
+        seat: None,
+        rescuing: None,
+        hurried: false,
     };
     let end = tokio::select! {
         end = async {
@@ -211,14 +216,14 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
             {
                 return Ok(left_early(caught));
             }
-            take_part(part, record, spec, &keys, &mut local, &mut signals).await
+            take_part(part, record, spec, backend.store(), &keys, &mut local, &mut signals).await
         } => end?,
         () = backend.host_gone(every) => End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name)),
     };
     local.group.conclude(reason(&end));
     if backend.serves {
         tokio::select! {
-            () = leave_last(&backend, &keys) => {}
+            () = leave_last(&backend, &keys, &end) => {}
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
@@ -247,6 +252,7 @@ async fn take_part(
     part: Part,
     mut record: NodeRecord,
     spec: Spec,
+    store: Option<&Arc<dyn Store>>,
     keys: &Keys,
     local: &mut Local,
     signals: &mut Signals,
@@ -256,13 +262,13 @@ async fn take_part(
     let (partings, mut parted) = mpsc::unbounded_channel();
     record.master = local.group.master().offer();
     let offers = local.group.master().latest();
-    let keys = keys.clone();
-    let first = record.clone();
+    let (first, drivers_keys) = (record.clone(), keys.clone());
     let driver = tokio::spawn(async move {
         let mut record = first;
         loop {
             let seed = Uuid::new_v4().as_u64_pair().0;
-            let setup = Setup { record: record.clone(), spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };
+            let setup =
+                Setup { record: record.clone(), spec: spec.clone(), keys: drivers_keys.clone(), may_lead: true, seed };
             match part.run(setup, &commands, &mut inbox).await {
                 Parting::Rejoin(reason) => {
                     record.incarnation = Uuid::new_v4().to_string();
@@ -312,6 +318,7 @@ async fn take_part(
                     tracing::info!("{line}");
                     None
                 }
+                Command::Conclude(node, end) => local.conclude(store, keys, node, &end),
             },
             event = local.group.supervisor().next_event() => {
                 if let crate::workers::Event::Exited(exited) = &event {
@@ -329,9 +336,18 @@ async fn take_part(
             verdict = local.watchdog.verdict() => local.group.condemn(verdict),
             () = local::free(&mut local.pending) => local.start_pending().await,
             () = local::rest_moves(local.resting.as_ref(), &local.socket) => None,
+            () = rescue::done(&mut local.rescuing) => {
+                local.rescuing = None;
+                Some(Report::Concluded)
+            }
             caught = signals.next() => {
                 if leaving {
                     tracing::warn!("{caught} again: killing the workers and leaving at once");
+                    if local.rescuing.take().is_some() {
+                        tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
+                        reports.send(Report::Concluded).ok();
+                    }
+                    local.hurried = true;
                 } else {
                     leaving = true;
                     tracing::warn!("{caught}: leaving the job; once more kills the workers and leaves at once");
@@ -424,7 +440,7 @@ fn conclude(report: &FinalReport, form: ReportForm, console: &Console) {
 }
 
 /// Whoever serves the store goes on until the others have read the result and left.
-async fn leave_last(backend: &Backend, keys: &Keys) {
+async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let gone = async {
         let Some(store) = backend.store() else { return };
         while store.range(&keys.nodes()).await.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
@@ -433,7 +449,8 @@ async fn leave_last(backend: &Backend, keys: &Keys) {
         // Their watches deliver the result before their keys go; answers under way get a moment.
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    if tokio::time::timeout(LEAVE_LAST, gone).await.is_err() {
+    let longest = if rescue::may_matter(end) { LEAVE_LAST + rescue::LIMIT } else { LEAVE_LAST };
+    if tokio::time::timeout(longest, gone).await.is_err() {
         tracing::warn!("some nodes have not left; the store they meet through ends with this agent");
     }
 }

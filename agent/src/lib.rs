@@ -27,6 +27,7 @@
 //! | [`local`] | what a node has of its workers: the group, its socket, its watchdog, its GPUs |
 //! | [`gpu_holders`] | whether this node's GPUs are free of an earlier round's processes |
 //! | [`memory`] | memory of this node that outlives its workers |
+//! | [`rescue`] | what is left in that memory at the job's end: saved, and committed |
 //! | [`master`] | the port that the ranks of a round find each other at |
 //! | [`interfaces`] | the network interface that gloo and NCCL are handed |
 //! | [`network`] | the address peers reach this node at, and ports that are held for it |
@@ -57,6 +58,7 @@ pub mod numa;
 pub mod nvml;
 pub mod outcome;
 pub mod part;
+pub mod rescue;
 pub mod signals;
 pub mod slots;
 pub mod socket;

@@ -5,15 +5,19 @@
 //! quiesces in time. Else it stops all of them. What other nodes' workers are plays no part: to a worker that goes on,
 //! a peer that was stopped and started again is a newcomer like any other.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use elastic_coordinator::job::{Keys, NodeId, Sealed};
 use elastic_coordinator::node::Report;
-use elastic_coordinator::rendezvous::Start;
+use elastic_coordinator::rendezvous::{End, Start};
+use elastic_coordinator::store::Store;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::gpu_holders::GpuHolders;
 use crate::group::Group;
+use crate::rescue::{self, Rescue, Rescuing};
 use crate::socket::{Awareness, WorkerSocket};
 use crate::watchdog::Watchdog;
 use crate::workers::SupervisorError;
@@ -36,6 +40,12 @@ pub struct Local {
     pub forming: bool,
     /// They are on their way to rest.
     pub resting: Option<Resting>,
+    /// The last round that they were started in.
+    pub seat: Option<Sealed>,
+    /// What they have left in memory is being saved.
+    pub rescuing: Option<Rescuing>,
+    /// The agent was told twice to leave: nothing is waited for.
+    pub hurried: bool,
 }
 
 /// Workers on their way to rest.
@@ -99,6 +109,7 @@ impl Local {
     /// Starts the workers of a place, or lets the start wait for GPUs: see [`free`].
     pub async fn start(&mut self, start: Box<Start>) -> Option<Report> {
         self.forming = false;
+        self.seat = start.round.sealed;
         // Workers that quiesced hold theirs, and are to.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
             return Some(self.start_now(&start).await);
@@ -163,6 +174,17 @@ impl Local {
                 self.stop(left).err().map(lost)
             }
         }
+    }
+
+    /// The node's part ends like this, and no worker is left: what they have left in memory is saved, if nobody goes on
+    /// with it. The report where there is nothing to wait for.
+    pub fn conclude(&mut self, store: Option<&Arc<dyn Store>>, keys: &Keys, node: NodeId, end: &End) -> Option<Report> {
+        let matters = rescue::may_matter(end) && !self.hurried;
+        let left = self.socket.left().filter(|_| matters);
+        let (Some(left), Some(store), Some(seat)) = (left, store, self.seat) else { return Some(Report::Concluded) };
+        let (store, keys) = (Arc::clone(store), keys.clone());
+        self.rescuing = Some(Rescue { store, keys, node, seat, left }.begin());
+        None
     }
 
     /// Begins to stop all workers, and gives up a start that waits; see [`Group::stop`].

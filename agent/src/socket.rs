@@ -22,7 +22,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 
 use crate::backend::{Meeting, Place};
-use crate::memory::{self, Memories};
+use crate::memory::{self, Left, Memories};
 
 /// Lines that may wait for a worker which does not read: more than that and it is let go.
 const WAITING: usize = 256;
@@ -250,6 +250,11 @@ impl WorkerSocket {
         self.shared.state().memories.begin(generation);
     }
 
+    /// What is left in memory, and can be saved without a worker.
+    pub fn left(&self) -> Option<Left> {
+        self.shared.state().memories.left()
+    }
+
     /// A round is forming; workers that know about rounds have this long to quiesce.
     pub fn forming(&self, round: u64, reason: &str, quiesce: Duration) {
         let quiesce_ms = quiesce.as_millis() as u64;
@@ -469,10 +474,14 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
                 let _ = line.send(reply.into()).await;
             });
         }
-        FromWorker::Memory { id, bytes } => {
+        FromWorker::Memory { id, bytes, rescue } => {
             let spare = memory::spare();
             let lent = match local_rank() {
-                Some(rank) => shared.state().memories.lend(rank, bytes, spare).map_err(|error| error.to_string()),
+                Some(rank) => {
+                    let memories = &mut shared.state().memories;
+                    memories.rescued_by(rank, rescue);
+                    memories.lend(rank, bytes, spare).map_err(|error| error.to_string())
+                }
                 None => Err("only a worker that has registered can have memory".to_owned()),
             };
             let reply = match lent {
@@ -480,6 +489,11 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
                 Err(message) => refuse(Some(id), message).into(),
             };
             let _ = line.send(reply).await;
+        }
+        FromWorker::Forget => {
+            if let Some(rank) = local_rank() {
+                shared.state().memories.forget(rank);
+            }
         }
         FromWorker::Quiesced { .. } => {
             if let Err(message) = shared.state().quiesced(id) {

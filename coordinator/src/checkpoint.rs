@@ -2,10 +2,12 @@
 
 use tokio::sync::watch;
 
-use crate::job::{Checkpoint, Keys, RoundState, Versioned, to_json};
+use crate::job::{
+    Checkpoint, Keys, NodeId, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed, Versioned, to_json,
+};
 use crate::node::Status;
 use crate::rendezvous::Credentials;
-use crate::store::{Guard, Op, OpResult, Revision, Store, StoreError, Txn};
+use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Store, StoreError, Txn};
 
 /// Tries while the round moves or an outcome is unknown.
 const TRIES: u32 = 8;
@@ -73,21 +75,8 @@ pub async fn commit(
         checkpoint.round = credentials.round;
         let read = store.txn(Txn::of([Op::get(keys.checkpoint()), Op::get(keys.round())])).await?;
         let value = |at: usize| read.results.get(at).and_then(OpResult::value);
-        let pointer = value(0).map(Versioned::<Checkpoint>::parse).transpose().map_err(CommitError::Foreign)?;
-        if let Some(pointer) = &pointer {
-            if pointer.value == checkpoint {
-                return Ok(());
-            }
-            if pointer.value.step >= step {
-                return Err(CommitError::NotNewer { step, published: pointer.value.step });
-            }
-        }
-        let pointer = pointer.map_or(Revision::NONE, |pointer| pointer.modified);
-        match store.txn(commit_txn(keys, &credentials, &checkpoint, pointer)).await {
-            Ok(result) if result.succeeded => return Ok(()),
-            Err(error) if !error.outcome_unknown() => return Err(error.into()),
-            // A guard did not hold, or the outcome is unknown: look again.
-            _ => {}
+        if publish(store, keys, &credentials, &checkpoint, value(0)).await? {
+            return Ok(());
         }
         let behind = value(1).is_some_and(|round| round.mod_revision > credentials.current.modified);
         if behind {
@@ -97,10 +86,208 @@ pub async fn commit(
     Err(CommitError::Unsettled(step))
 }
 
+/// One try. Whether it is published; if not, a guard did not hold or the outcome is unknown: look again.
+async fn publish(
+    store: &dyn Store,
+    keys: &Keys,
+    credentials: &Credentials,
+    checkpoint: &Checkpoint,
+    pointer: Option<&KeyValue>,
+) -> Result<bool, CommitError> {
+    let pointer = pointer.map(Versioned::<Checkpoint>::parse).transpose().map_err(CommitError::Foreign)?;
+    if let Some(pointer) = &pointer {
+        if pointer.value == *checkpoint {
+            return Ok(true);
+        }
+        if pointer.value.step >= checkpoint.step {
+            return Err(CommitError::NotNewer { step: checkpoint.step, published: pointer.value.step });
+        }
+    }
+    let pointer = pointer.map_or(Revision::NONE, |pointer| pointer.modified);
+    match store.txn(commit_txn(keys, credentials, checkpoint, pointer)).await {
+        Ok(result) => Ok(result.succeeded),
+        Err(error) if error.outcome_unknown() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Waits a moment for the node to learn of a round newer than `known`.
 async fn wait_for_news(mut status: watch::Receiver<Status>, known: Revision) {
     const MOMENT: std::time::Duration = std::time::Duration::from_secs(1);
     let newer = status.wait_for(|status| status.round.as_ref().is_none_or(|round| round.modified > known));
     // If nothing comes the next try will say what is wrong.
     let _ = tokio::time::timeout(MOMENT, newer).await;
+}
+
+/// What a node may still publish when its part in the job ends, and its workers are gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LastWord {
+    /// What is newer than this, if anything is committed.
+    After(Option<Checkpoint>),
+    /// Nothing: why not, for people.
+    Nothing(String),
+}
+
+/// Whether a member of the last sealed round, `seat`, may still publish although its workers are gone: the job has
+/// failed, or is being left, and no round was sealed after that one.
+fn may_commit_last(round: &RoundRecord, seat: Sealed) -> bool {
+    match round.state {
+        RoundState::Failed | RoundState::Running => round.sealed == Some(seat),
+        RoundState::Forming => match round.sealed {
+            Some(sealed) => sealed == seat,
+            // All of its members have left.
+            None => round.number == seat.number + 1,
+        },
+        RoundState::Succeeded | RoundState::Closed => false,
+    }
+}
+
+/// Who of the last round's members publishes at its end: of those that are still there, the one with the first ranks.
+/// Nobody where the job has not failed and one of them goes on with it.
+fn last_publisher<'a>(
+    failed: bool,
+    ranks: impl IntoIterator<Item = (&'a NodeId, u32)>,
+    present: impl Fn(&NodeId) -> Option<Phase>,
+) -> Option<&'a NodeId> {
+    let there: Vec<_> = ranks.into_iter().filter_map(|(node, rank)| Some((node, rank, present(node)?))).collect();
+    let leaves = |phase| matches!(phase, Phase::Draining | Phase::Stopped);
+    if !failed && !there.iter().all(|(.., phase)| leaves(*phase)) {
+        return None;
+    }
+    there.into_iter().min_by_key(|(_, rank, _)| *rank).map(|(node, ..)| node)
+}
+
+/// Looks whether `node`, whose part in the job ends and whose last place was in the round `seat`, is the one that
+/// publishes what is left. The node's key must still be there.
+///
+/// # Errors
+/// The store fails, or holds what is not ours.
+pub async fn last_word(store: &dyn Store, keys: &Keys, node: &NodeId, seat: Sealed) -> Result<LastWord, CommitError> {
+    let ranks = keys.ranks(seat.number, seat.plan);
+    let reads = [Op::get(keys.round()), Op::get(keys.checkpoint()), Op::range(keys.nodes()), Op::range(&ranks)];
+    let read = store.txn(Txn::of(reads)).await?;
+    let value = |at: usize| read.results.get(at).and_then(OpResult::value);
+    let values = |at: usize| read.results.get(at).map(OpResult::values).unwrap_or_default();
+    let nothing = |why: &str| Ok(LastWord::Nothing(why.to_owned()));
+    let Some(round) = value(0) else { return nothing("the job's `round` key is gone") };
+    let round = Versioned::<RoundRecord>::parse(round).map_err(CommitError::Foreign)?.value;
+    if !may_commit_last(&round, seat) {
+        return nothing("the job has gone on without this node");
+    }
+    let pointer = value(1).map(Versioned::<Checkpoint>::parse).transpose().map_err(CommitError::Foreign)?;
+    let under = |kv: &KeyValue, prefix: &str| kv.key.strip_prefix(prefix).map(NodeId::from_text);
+    let mut phases = Vec::new();
+    for kv in values(2) {
+        let record = Versioned::<NodeRecord>::parse(kv).map_err(CommitError::Foreign)?.value;
+        phases.extend(under(kv, &keys.nodes()).map(|node| (node, record.phase)));
+    }
+    let mut places = Vec::new();
+    for kv in values(3) {
+        let record = Versioned::<RankRecord>::parse(kv).map_err(CommitError::Foreign)?.value;
+        places.extend(under(kv, &ranks).map(|node| (node, record.group_rank)));
+    }
+    let present = |wanted: &NodeId| phases.iter().find(|(node, _)| node == wanted).map(|(_, phase)| *phase);
+    let failed = round.state == RoundState::Failed;
+    match last_publisher(failed, places.iter().map(|(node, rank)| (node, *rank)), present) {
+        Some(first) if first == node => Ok(LastWord::After(pointer.map(|pointer| pointer.value))),
+        Some(first) => Ok(LastWord::Nothing(format!("{first} is there to save it"))),
+        None => nothing("others go on with the job, and hold what it is"),
+    }
+}
+
+/// Publishes the last checkpoint of a node whose part in the job ends, under the same guards as [`commit`]: its own key,
+/// the round as read, and the pointer.
+///
+/// # Errors
+/// As [`commit`]'s.
+pub async fn commit_last(
+    store: &dyn Store,
+    keys: &Keys,
+    node: &NodeId,
+    seat: Sealed,
+    mut checkpoint: Checkpoint,
+) -> Result<(), CommitError> {
+    let step = checkpoint.step;
+    checkpoint.round = seat.number;
+    for _ in 0..TRIES {
+        let reads = [Op::get(keys.checkpoint()), Op::get(keys.round()), Op::get(keys.node(node))];
+        let read = store.txn(Txn::of(reads)).await?;
+        let value = |at: usize| read.results.get(at).and_then(OpResult::value);
+        let (Some(round), Some(own)) = (value(1), value(2)) else { return Err(CommitError::Fenced(step)) };
+        let current = Versioned::<RoundRecord>::parse(round).map_err(CommitError::Foreign)?;
+        if !may_commit_last(&current.value, seat) {
+            return Err(CommitError::Fenced(step));
+        }
+        let (created, round) = (own.create_revision, seat.number);
+        let credentials = Credentials { node: node.clone(), created, round, current };
+        if publish(store, keys, &credentials, &checkpoint, value(0)).await? {
+            return Ok(());
+        }
+    }
+    Err(CommitError::Unsettled(step))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round(state: RoundState, number: u64, sealed: Option<Sealed>) -> RoundRecord {
+        RoundRecord {
+            number,
+            generation: 1,
+            state,
+            sealed,
+            group_world_size: 2,
+            world_size: 2,
+            master: None,
+            restarts: 0,
+            checkpoint: None,
+            leaving: Vec::new(),
+            reason: String::new(),
+            cause: None,
+        }
+    }
+
+    #[test]
+    fn only_the_last_sealed_rounds_members_have_a_last_word() {
+        let seat = Sealed { number: 3, plan: Revision(30) };
+        let other_plan = Sealed { plan: Revision(31), ..seat };
+        let next = Sealed { number: 4, plan: Revision(40) };
+        for (state, number, sealed, may) in [
+            (RoundState::Failed, 3, Some(seat), true),
+            (RoundState::Failed, 4, Some(seat), true),
+            (RoundState::Running, 3, Some(seat), true),
+            (RoundState::Forming, 4, Some(seat), true),
+            (RoundState::Forming, 4, None, true),
+            (RoundState::Forming, 5, None, false),
+            (RoundState::Failed, 5, None, false),
+            (RoundState::Running, 4, Some(next), false),
+            (RoundState::Failed, 4, Some(next), false),
+            (RoundState::Failed, 3, Some(other_plan), false),
+            (RoundState::Succeeded, 3, Some(seat), false),
+            (RoundState::Closed, 3, Some(seat), false),
+        ] {
+            assert_eq!(may_commit_last(&round(state, number, sealed), seat), may, "{state} {number} {sealed:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_that_is_there_publishes_and_nobody_does_while_others_go_on() {
+        use Phase::{Draining, Failed, Running, Stopped, Waiting};
+        let nodes = ["a", "b", "c"].map(|name| NodeId::new(name, "1"));
+        for (failed, phases, first) in [
+            (true, [Some(Failed), Some(Waiting), Some(Waiting)], Some("a:1")),
+            (true, [None, Some(Failed), Some(Waiting)], Some("b:1")),
+            (true, [None, None, None], None),
+            (false, [Some(Stopped), Some(Draining), Some(Draining)], Some("a:1")),
+            (false, [None, Some(Draining), None], Some("b:1")),
+            (false, [Some(Stopped), Some(Running), None], None),
+            (false, [Some(Draining), Some(Waiting), Some(Draining)], None),
+        ] {
+            let of = |node: &NodeId| nodes.iter().position(|known| known == node).and_then(|at| phases[at]);
+            let ranks = [2, 1, 0].map(|rank| (&nodes[rank], rank as u32));
+            let found = last_publisher(failed, ranks, of).map(ToString::to_string);
+            assert_eq!(found.as_deref(), first, "{failed} {phases:?}");
+        }
+    }
 }

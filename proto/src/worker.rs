@@ -103,7 +103,15 @@ pub enum FromWorker {
         id: u64,
         /// How much.
         bytes: u64,
+        /// A command line that saves what is in the memory, for the agent to run where that would be lost: the job
+        /// ends, and no worker comes that could take it up. It gets the memory as its standard input and, as two more
+        /// words, `--after STEP`: what is committed. It prints a [`Checkpoint`] in one line of JSON once that is durable,
+        /// or nothing if there is nothing newer.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        rescue: Vec<String>,
     },
+    /// Give that memory back: whoever comes next finds nothing.
+    Forget,
     /// The worker has stopped at a step boundary, or given up a step that a peer has left, and touches nothing until
     /// it gets its next assignment.
     Quiesced {

@@ -1,5 +1,6 @@
-//! What a snapshot and a save cost training, and how fast a save gets to disk, beside `dd oflag=direct` of the same size in turns. In the
-//! folder that `ELASTIC_BENCH_DIR` names, or in the build's. Run by `make bench`.
+//! What a snapshot and a save cost training, how fast a save gets to disk, and how fast it is loaded and verified, beside
+//! `dd` around the page cache of the same size in turns. In the folder that `ELASTIC_BENCH_DIR` names, or in the build's.
+//! Run by `make bench`.
 
 #![allow(clippy::print_stdout)]
 
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use elastic_trainer::checkpoint::Checkpoints;
+use elastic_trainer::checkpoint::command;
 use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::checkpoint::frames::Frames;
 use elastic_trainer::checkpoint::manifest::{Entry, Position};
@@ -77,6 +79,40 @@ fn main() -> Result<()> {
         println!("{name}: {:.0} ({:.0}–{:.0}) MB/s", all[middle], all[0], all[all.len() - 1]);
     }
     println!("ratio of the medians {:.2}", ours[middle] / theirs[middle]);
+    read(&folder.path().join("checkpoints"), bytes)
+}
+
+/// Reads the one checkpoint that is left in `folder`: to load it, to verify it, and as dd does, in turns.
+fn read(folder: &Path, bytes: usize) -> Result<()> {
+    let checkpoints = Checkpoints::new(Host, folder);
+    let step = std::fs::read_to_string(folder.join("committed"))?;
+    let step = folder.join(step.trim_end());
+    let (manifest, data) = (step.join("manifest.json"), step.join("rank0-of-1.safetensors"));
+    let (mut loads, mut verifies, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    let rate = |begun: Instant| bytes as f64 / 1e6 / begun.elapsed().as_secs_f64();
+    for _ in 0..RACES {
+        let begun = Instant::now();
+        drop(checkpoints.load(&manifest, None)?);
+        loads.push(rate(begun));
+        let begun = Instant::now();
+        command::run(&command::Command::Verify { dir: folder.to_owned() }, &mut std::io::sink())?;
+        verifies.push(rate(begun));
+        let begun = Instant::now();
+        let status = Command::new("dd")
+            .args(["of=/dev/null", "iflag=direct", "bs=8M", "status=none"])
+            .arg(format!("if={}", data.display()))
+            .status()
+            .context("start dd")?;
+        ensure!(status.success(), "dd failed: {status}");
+        theirs.push(rate(begun));
+    }
+    let theirs = sorted(theirs);
+    let middle = theirs.len() / 2;
+    println!("dd iflag=direct: {:.0} ({:.0}–{:.0}) MB/s", theirs[middle], theirs[0], theirs[theirs.len() - 1]);
+    for (name, all) in [("loaded", sorted(loads)), ("verified", sorted(verifies))] {
+        let (low, high, ratio) = (all[0], all[all.len() - 1], all[middle] / theirs[middle]);
+        println!("{name}, every checksum compared: {:.0} ({low:.0}–{high:.0}) MB/s, {ratio:.2} of dd's", all[middle]);
+    }
     Ok(())
 }
 

@@ -74,7 +74,7 @@ pub async fn start_node(store: Arc<dyn Store>, keys: Keys, job: &JobId, spec: Sp
                     place_tx.send_replace(None);
                     let _ = worker_reports.send(Report::Stopped { master: None });
                 }
-                Command::Fence(_) | Command::Leaving(_) | Command::Forming(..) => {}
+                Command::Fence(_) | Command::Leaving(_) | Command::Forming(..) | Command::Conclude(..) => {}
                 Command::Say(line) => {
                     if std::env::var_os("ELASTIC_SHOW").is_some() {
                         eprintln!("{:?} {line}", Time::now());

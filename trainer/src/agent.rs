@@ -133,11 +133,17 @@ impl Agent {
         }
     }
 
-    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none.
-    pub fn memory(&mut self, bytes: u64, stop: &Stop) -> Result<Result<OwnedFd, String>, AgentError> {
+    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none. `rescue` is a command
+    /// line that saves what is in it; without words there is none.
+    pub fn memory(
+        &mut self,
+        bytes: u64,
+        rescue: Vec<String>,
+        stop: &Stop,
+    ) -> Result<Result<OwnedFd, String>, AgentError> {
         self.requests += 1;
         let asked = self.requests;
-        self.say(&FromWorker::Memory { id: asked, bytes })?;
+        self.say(&FromWorker::Memory { id: asked, bytes, rescue })?;
         let deadline = Instant::now() + AGENT_TIME;
         loop {
             let Some(Said { message, file }) = self.receive(deadline, stop)? else {
@@ -152,6 +158,11 @@ impl Agent {
                 other => self.aside.push_back(other),
             }
         }
+    }
+
+    /// Gives that memory back.
+    pub fn forget(&mut self) -> Result<(), AgentError> {
+        self.say(&FromWorker::Forget)
     }
 
     /// What the agent has said, if anything; does not wait.

@@ -96,6 +96,7 @@ pub struct Elastic<'a> {
     settings: Settings,
     environment: Environment,
     stop: Stop,
+    rescue: Vec<String>,
     out: Option<&'a mut dyn Write>,
 }
 
@@ -111,12 +112,20 @@ pub struct Outcome {
 impl<'a> Elastic<'a> {
     /// A run with these settings, in the place that the environment tells.
     pub fn new(settings: Settings, environment: Environment) -> Elastic<'a> {
-        Elastic { settings, environment, stop: Stop::default(), out: None }
+        Elastic { settings, environment, stop: Stop::default(), rescue: Vec::new(), out: None }
     }
 
     /// Ends early when this flag is raised. Most programs want [`Stop::on_signals`].
     pub fn stop(self, stop: Stop) -> Elastic<'a> {
         Elastic { stop, ..self }
+    }
+
+    /// The words of a command line that runs [`checkpoint::command::Command::Rescue`](crate::checkpoint::command::Command)
+    /// of this very program, up to its flags: `["/bin/line", "checkpoint", "rescue"]`. An agent that ends with its job
+    /// runs it, and so saves the snapshots that it keeps in memory. Without it they end with the agent: what was not
+    /// written to [`Settings::checkpoint_dir`] by then is lost.
+    pub fn rescue(self, words: impl IntoIterator<Item = String>) -> Elastic<'a> {
+        Elastic { rescue: words.into_iter().collect(), ..self }
     }
 
     /// Where rank 0 prints its progress, in place of standard output.
@@ -127,7 +136,7 @@ impl<'a> Elastic<'a> {
     /// Trains until the last step, the first error that no next round can mend, or a stop; tells the agent why when it
     /// is an error.
     pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
-        let Elastic { settings, environment, stop, out } = self;
+        let Elastic { settings, environment, stop, rescue, out } = self;
         let mut stdout = io::stdout();
         let out: &mut dyn Write = match out {
             Some(out) => out,
@@ -141,7 +150,7 @@ impl<'a> Elastic<'a> {
             }
         };
         let result = Trainer::new(&settings, &environment, assignment, &mut agent, &stop, model, data)
-            .and_then(|trainer| trainer.train(out));
+            .and_then(|trainer| trainer.rescued_by(rescue).train(out));
         if let (Err(error), Some(agent)) = (&result, &mut agent)
             && !matches!(error, TrainError::Stopped)
         {

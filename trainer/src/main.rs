@@ -107,7 +107,9 @@ fn train_gpt(flags: &gpt::Flags) -> anyhow::Result<()> {
 fn elastic(settings: &Settings) -> anyhow::Result<Elastic<'static>> {
     let stop = Stop::on_signals().context("cannot listen for signals")?;
     let environment = Environment::read(|name| std::env::var(name).ok())?;
-    Ok(Elastic::new(settings.clone(), environment).stop(stop))
+    let own = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
+    let rescue = own.into_iter().flat_map(|own| [own, "checkpoint".to_owned(), "rescue".to_owned()]);
+    Ok(Elastic::new(settings.clone(), environment).stop(stop).rescue(rescue))
 }
 
 /// Prints what rank 0 has to say of a trained model.

@@ -17,9 +17,10 @@ use tracing::warn;
 use crate::agent::{Agent, AgentError};
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::frames::Frames;
+use crate::checkpoint::part::Part;
 use crate::checkpoint::retention::Retention;
 use crate::checkpoint::snapshot::Snapshot;
-use crate::checkpoint::writer::{Offer, Room, Writer};
+use crate::checkpoint::writer::{How, Offer, Room, Shared, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
 use crate::stop::{GLANCE, Stop};
 
@@ -74,6 +75,24 @@ impl Saving {
             self.failed(format!("{} commits are unanswered: is the store away?", self.pending.len()));
         }
         if self.writer.frames().are_kept() { self.writer.room(false) } else { None }
+    }
+
+    /// A frame to copy a snapshot of `step` to, of which a share is to be written.
+    pub fn room_to_share(&mut self, step: u64, part: Part) -> Option<Room> {
+        if step <= self.newest() || !self.has_room() {
+            return None;
+        }
+        self.writer.frames().room().map(|room| room.to_share(part))
+    }
+
+    /// What has become of a share of this rank's.
+    pub fn shared(&self) -> Option<Shared> {
+        self.writer.shared()
+    }
+
+    /// What becomes of a checkpoint of which several write a share. Nothing, if none is under way.
+    pub fn decide(&self, how: How) {
+        self.writer.decide(how);
     }
 
     /// Takes in a frame that was filled, to be saved while training goes on: [`follow`](Self::follow) tells what becomes
@@ -160,6 +179,8 @@ impl Saving {
         stop: &Stop,
         mut on_commit: impl FnMut(&Checkpoint),
     ) -> Result<(), String> {
+        // What several write is older than this.
+        self.decide(How::Nothing);
         let deadline = Instant::now() + time;
         let mut attempts = LAST_ATTEMPTS;
         loop {

@@ -79,6 +79,10 @@ pub struct Settings {
     /// them die at once, training goes on from there. Takes twice the state's size on each node; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 10)]
     pub snapshot_every: u64,
+    /// Nodes that keep snapshots in memory: the first so many, by rank. They are also those that write shares of
+    /// checkpoints [default: all of them]
+    #[arg(long, value_name = "NODES")]
+    pub checkpoint_replicas: Option<NonZeroU32>,
     /// Steps between two checkpoints; a disk that is slower gets fewer. The last step is saved in any case
     #[arg(long, value_name = "STEPS", default_value = "100")]
     pub checkpoint_every: NonZeroU64,

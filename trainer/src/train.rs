@@ -12,6 +12,7 @@ mod copies;
 mod error;
 mod report;
 mod rounds;
+mod sharing;
 
 use std::fs;
 use std::io::Write;
@@ -25,6 +26,7 @@ pub use error::TrainError;
 use crate::agent::Agent;
 use crate::checkpoint::frames::Frames;
 use crate::checkpoint::snapshot::Done;
+use crate::checkpoint::writer::Writer;
 use crate::collective::recorder::Recorder;
 use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
@@ -41,8 +43,9 @@ use crate::stop::Stop;
 use crate::trace::{Event, Trace};
 use account::Account;
 use report::Report;
+use sharing::Sharing;
 
-/// The vote that asks for a checkpoint, since a node drains.
+/// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::shares`] travel with it.)
 const DRAIN: u32 = 1;
 /// The vote to quiesce after this step, since a round is forming.
 const QUIESCE: u32 = 2;
@@ -76,6 +79,12 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// What the agent keeps copies of the state in, once it was asked; or, on rank 0, memory of its own for them.
     frames: Option<Frames>,
     asked_for_memory: bool,
+    /// What was left there was taken up, or there was nothing.
+    looked_for_memory: bool,
+    /// This round's snapshots are not kept there.
+    gives_back: bool,
+    /// The beginning of a command line that saves what is there; `--dir` follows.
+    rescue: Vec<String>,
     /// The last step that was copied.
     copied: u64,
     /// The next copy goes to disk, whichever step it is of.
@@ -90,6 +99,10 @@ pub(crate) struct Trainer<'a, M: Model> {
     group: Option<Group>,
     /// What the groups of all rounds have done.
     recorder: Recorder,
+    /// Its part in checkpoints that several nodes write in this round.
+    sharing: Option<Sharing>,
+    /// What writes its shares, on other ranks than 0.
+    helper: Option<Writer>,
     /// Rank 0's.
     saving: Option<Saving>,
     trace: Option<Trace>,
@@ -151,18 +164,28 @@ impl<'a, M: Model> Trainer<'a, M> {
             local_rank: environment.local_rank,
             frames: None,
             asked_for_memory: false,
+            looked_for_memory: false,
+            gives_back: false,
+            rescue: Vec::new(),
             copied: 0,
             save_soon: false,
             assignment,
             assigned: None,
             group: None,
             recorder: Recorder::new(environment.record_dir.as_deref()),
+            sharing: None,
+            helper: None,
             saving: None,
             trace: None,
             account: Account::new(Instant::now()),
             seen: Vec::new(),
             draining: false,
         })
+    }
+
+    /// The same, with a command line that saves what is in the agent's memory, up to `--dir`.
+    pub(crate) fn rescued_by(self, rescue: Vec<String>) -> Self {
+        Trainer { rescue, ..self }
     }
 
     /// Goes from round to round.
@@ -186,7 +209,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn round(&mut self, out: &mut dyn Write) -> Result<Ended, TrainError> {
         let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
         let mut group = group.recorded_by(&self.recorder);
-        let ended = self.agree(&mut group).and_then(|()| self.steps(&mut group, out));
+        let ended = self.agree(&mut group).and_then(|()| self.give_memory_back());
+        let ended = ended.and_then(|()| self.steps(&mut group, out));
         // After any other error it is dropped without a farewell: the peers shall not wait in vain.
         if matches!(ended, Ok(_) | Err(TrainError::Stopped)) {
             self.group = Some(group);
@@ -211,6 +235,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let mut copying = self.begin_copy()?;
+            let sharing = self.sharing_vote();
             let batch = self.schedule.batch_after(self.state.step);
             let task = Task {
                 model: self.model,
@@ -225,7 +250,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 let vote = &mut || {
                     let forming = self.stop.forming_after(round).is_some();
                     let draining = if self.draining { DRAIN } else { 0 };
-                    draining | if forming { QUIESCE } else { 0 }
+                    draining | sharing | if forming { QUIESCE } else { 0 }
                 };
                 self.engine.reduce(&task, Ranks { group, nodes: &nodes, vote })
             });
@@ -253,6 +278,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
             self.draining |= drain_begins;
             self.save_soon |= drain_begins;
+            self.hear_shares(votes);
             if rank == 0 && report.is_due() {
                 report.print(out, step, loss)?;
             }

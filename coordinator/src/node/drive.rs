@@ -8,7 +8,7 @@ use super::beside::{Beside, sleep_until, watch};
 use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
 use super::{Command, Inbox, Node, Parting, Report, Status, epoch_ms, pulse_client};
 use crate::job::{Keys, LeaderRecord};
-use crate::rendezvous::{Leader, Member, MemberInput, MemberOutput};
+use crate::rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
 use crate::store::{LeaseId, Revision};
 use crate::time::Time;
 
@@ -60,6 +60,11 @@ impl<'a> Drive<'a> {
         self.member(MemberInput::Tick);
         loop {
             if let Some(parting) = self.parting.take() {
+                if let Parting::End(end) = &parting
+                    && self.node.concludes
+                {
+                    self.conclude(end, reports).await;
+                }
                 if let Some(leader) = &mut self.leader {
                     leader.tidy(&mut notes).await;
                 }
@@ -78,9 +83,27 @@ impl<'a> Drive<'a> {
                 report = reports.recv() => match report {
                     Some(report) => self.report(report),
                     // The agent's side is gone: nothing can be carried out any more.
-                    None => return Parting::End(crate::rendezvous::End::Drained),
+                    None => return Parting::End(End::Drained),
                 },
                 () = sleep_until(deadline) => self.tick(),
+            }
+        }
+    }
+
+    /// Lets the agent have the last word, and keeps the node's key meanwhile.
+    async fn conclude(&mut self, end: &End, reports: &mut mpsc::UnboundedReceiver<Report>) {
+        self.command(Command::Conclude(self.member.id(), end.clone()));
+        let every = self.member.spec().timings.renewal();
+        loop {
+            tokio::select! {
+                report = reports.recv() => if matches!(report, Some(Report::Concluded) | None) {
+                    return;
+                },
+                () = tokio::time::sleep(every) => if let Some(lease) = self.revoke {
+                    let store = Arc::clone(&self.node.store);
+                    // If it fails, the key goes, and what hangs on it is refused.
+                    tokio::spawn(async move { drop(store.keep_alive(lease).await) });
+                },
             }
         }
     }
@@ -140,6 +163,8 @@ impl<'a> Drive<'a> {
             Report::Stopped { master } => MemberInput::Stopped { master },
             Report::Quiesced { master } => MemberInput::Quiesced { master },
             Report::Drain => MemberInput::Drain,
+            // It is asked for at the end, and heard there.
+            Report::Concluded => return,
         });
     }
 
@@ -177,8 +202,10 @@ impl<'a> Drive<'a> {
                 let result = store.keep_alive(lease).await.map(|left| left.is_some());
                 let _ = inbox.send(MemberInput::Renewed { sent, lease, result });
             }),
-            // The `leader` key hangs on it, and with that the leader's right to tidy up: see `run`.
-            MemberOutput::Revoke(lease) if self.leader.is_some() && self.member.is_over() => self.revoke = Some(lease),
+            // The `leader` key hangs on it, and with that the leader's right to tidy up; and the node's own: see `run`.
+            MemberOutput::Revoke(lease) if self.member.is_over() && (self.leader.is_some() || self.node.concludes) => {
+                self.revoke = Some(lease);
+            }
             MemberOutput::Revoke(lease) => self.spawn(async move {
                 // If it fails the lease ends by itself.
                 let _ = store.revoke(lease).await;

@@ -26,7 +26,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use crate::job::{Endpoint, JobId, RoundRecord, Versioned};
+use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Versioned};
 use crate::rendezvous::{Credentials, End, Member, MemberInput, Outcome, Setup, Start};
 use crate::store::Store;
 use crate::time::Time;
@@ -55,6 +55,9 @@ pub enum Command {
     Forming(u64, String),
     /// A line for the log.
     Say(String),
+    /// The part of this node ends like this, and its workers are gone; its key stays until [`Report::Concluded`]. Only
+    /// from a driver that is [`Node::concluding`].
+    Conclude(NodeId, End),
 }
 
 /// What the agent tells.
@@ -81,6 +84,8 @@ pub enum Report {
     },
     /// Leave as planned; told again, at once.
     Drain,
+    /// Nothing is left to be done at the end.
+    Concluded,
 }
 
 /// How an incarnation's part ends.
@@ -114,6 +119,7 @@ pub struct Node {
     job: JobId,
     front: Arc<Front>,
     status: watch::Sender<Status>,
+    concludes: bool,
 }
 
 impl Node {
@@ -123,7 +129,13 @@ impl Node {
     pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
         let front = Arc::<Front>::default();
         tokio::spawn(pulse_server::serve(listener, Arc::clone(&front)));
-        Node { store, job, front, status: watch::Sender::new(Status::default()) }
+        Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false }
+    }
+
+    /// The same, for an agent that wants a word before the node's key goes: see [`Command::Conclude`].
+    #[must_use]
+    pub fn concluding(self) -> Node {
+        Node { concludes: true, ..self }
     }
 
     /// How the node stands, as it changes.

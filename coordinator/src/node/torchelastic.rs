@@ -55,7 +55,7 @@ impl TorchElastic {
                 Some(input) = inputs.recv() => input,
                 report = reports.recv() => match report {
                     // Nobody is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
-                    Some(Report::Started(_) | Report::Quiesced { .. }) => continue,
+                    Some(Report::Started(_) | Report::Quiesced { .. } | Report::Concluded) => continue,
                     Some(Report::Ended { round, outcome }) => Input::Ended { round, outcome },
                     Some(Report::Stopped { master }) => Input::Stopped { master },
                     Some(Report::Drain) => Input::Drain,

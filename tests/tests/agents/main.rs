@@ -17,6 +17,8 @@ mod outcome;
 mod preemption;
 mod python;
 mod quiescing;
+mod rescue;
+mod shares;
 mod socket;
 mod static_nodes;
 mod training;

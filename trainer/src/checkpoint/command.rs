@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::disk::{Disk, Host};
 use super::manifest::{Entry, Manifest};
+use super::rescue::{self, RescueError};
 use super::retention::{Name, Retention};
 use super::{Checkpoints, Loaded, MANIFEST, tensors};
 
@@ -49,10 +50,11 @@ pub enum Command {
         #[arg(long)]
         state: bool,
     },
-    /// Remove old checkpoints, and those that were never completed; never the newest whole one, nor what is newer
+    /// Remove old checkpoints, and those that were never completed; never the last one that is known to be committed, nor
+    /// the newest whole one, nor what is newer than either
     ///
-    /// A job that was stopped between saving a checkpoint and committing it resumes from an older one, which
-    /// `elasticctl describe` names.
+    /// What a job resumes from is the checkpoint that it has committed. The file DIR/committed names the newest of which
+    /// its workers have heard that; where it is missing, `elasticctl describe` tells.
     Prune {
         /// The folder
         dir: PathBuf,
@@ -65,6 +67,19 @@ pub enum Command {
         /// Only say what would go
         #[arg(long)]
         dry_run: bool,
+    },
+    /// Save the newest snapshot in an agent's memory, which is standard input: what agents run when a job ends and no
+    /// worker is left to do it
+    ///
+    /// Prints the checkpoint in a line of JSON once it is durable; nothing if there is nothing newer.
+    #[command(hide = true)]
+    Rescue {
+        /// The folder
+        #[arg(long)]
+        dir: PathBuf,
+        /// The step that is committed
+        #[arg(long, value_name = "STEP", default_value_t = 0)]
+        after: u64,
     },
 }
 
@@ -143,6 +158,9 @@ pub enum CommandError {
         /// Why.
         cause: io::Error,
     },
+    /// What is in memory cannot be saved.
+    #[error(transparent)]
+    Rescue(#[from] RescueError),
     /// Nobody reads what is printed.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
@@ -165,6 +183,11 @@ fn carry_out(command: &Command, out: &mut dyn Write) -> Result<(), CommandError>
         Command::Prune { dir, keep, every, dry_run } => {
             let retention = Retention { keep: *keep, every: *every };
             prune(Folder::open(dir)?, &retention, *dry_run, out)
+        }
+        Command::Rescue { dir, after } => {
+            let Some(saved) = rescue::save(io::stdin(), *after, dir)? else { return Ok(()) };
+            serde_json::to_writer(&mut *out, &saved).map_err(io::Error::from)?;
+            Ok(writeln!(out)?)
         }
     }
 }
@@ -212,6 +235,7 @@ impl Folder {
     fn verify(&self, name: Name) -> Result<Manifest, Vec<String>> {
         let manifest = self.look(name).map_err(|cause| vec![cause])?;
         let flaws = self.checkpoints.check(&self.manifest_path(name), &manifest, |_, _| ());
+        let flaws = flaws.map_err(|error| vec![error.to_string()])?;
         if flaws.is_empty() { Ok(manifest) } else { Err(flaws.iter().map(ToString::to_string).collect()) }
     }
 
@@ -358,9 +382,13 @@ fn export(
 
 fn prune(mut folder: Folder, retention: &Retention, dry_run: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     let newest = folder.newest_whole().ok_or_else(|| CommandError::NoneWhole(folder.dir()))?;
+    // Newer ones may be committed, and word of that be on its way.
+    let committed = folder.checkpoints.committed();
+    let newest = committed.map_or(newest, |committed| newest.min(committed));
     let older = folder.names.iter().copied().filter(|&name| name <= newest);
     let (whole, broken): (BTreeSet<Name>, BTreeSet<Name>) = older.partition(|&name| folder.look(name).is_ok());
-    let goes: BTreeSet<Name> = retention.superfluous(&whole).union(&broken).copied().collect();
+    let mut goes: BTreeSet<Name> = retention.superfluous(&whole).union(&broken).copied().collect();
+    goes.retain(|name| Some(*name) != committed);
     for &name in &goes {
         let path = folder.checkpoints.path(name);
         if !dry_run {

@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use super::disk::Host;
 use super::faulty::{Fault, FaultyDisk};
 use super::manifest::{Entry, Position};
+use super::part::Part;
 use super::snapshot::{Layout, Snapshot};
 use super::*;
 
@@ -17,6 +18,11 @@ fn state(step: u64) -> Vec<f32> {
 
 /// Saves `step`'s state as round `round`.
 fn save<D: Disk>(checkpoints: &mut Checkpoints<D>, step: u64, round: u64) -> Result<Checkpoint, CheckpointError> {
+    checkpoints.save(&frame(step, round))
+}
+
+/// A copy of `step`'s state.
+fn frame(step: u64, round: u64) -> Frame {
     let tensors = [
         Entry { name: "a".into(), dtype: "F32".into(), shape: vec![20, 10], offset: 0, len: 800 },
         Entry { name: "b".into(), dtype: "F32".into(), shape: vec![500], offset: 800, len: 2000 },
@@ -27,7 +33,7 @@ fn save<D: Disk>(checkpoints: &mut Checkpoints<D>, step: u64, round: u64) -> Res
     let snapshot = Snapshot { job: "test", round, world_size: 2, step, done, settings: "any", data, tensors, state };
     let mut frame = Frame::alone(&Layout::new("test", "any", tensors));
     frame.fill(&snapshot);
-    checkpoints.save(&frame)
+    frame
 }
 
 fn open(disk: FaultyDisk) -> Checkpoints<FaultyDisk> {
@@ -38,15 +44,38 @@ fn last(keep: usize) -> Retention {
     Retention { keep: NonZeroUsize::new(keep).unwrap(), every: None }
 }
 
+/// Saves as [`save`] does, with a share for each of `count` writers, which write in another order at each step; all of it
+/// where one of them cannot.
+fn save_shared(
+    checkpoints: &mut Checkpoints<FaultyDisk>,
+    step: u64,
+    count: usize,
+) -> Result<Checkpoint, CheckpointError> {
+    let frame = frame(step, 1);
+    let part = |index| Part { nonce: 7, index, count };
+    let mut failed = false;
+    for place in 0..count {
+        failed |= checkpoints.share(&frame, &part((place * 2 + step as usize) % count)).is_err();
+    }
+    if failed { checkpoints.save(&frame) } else { checkpoints.complete(&frame, &part(0)) }
+}
+
 /// Prepares the folder and saves, commits and prunes a few steps, giving up where the machine does. Returns the last
 /// step that was saved, and the step whose commit was known.
 fn life(checkpoints: &mut Checkpoints<FaultyDisk>) -> Option<u64> {
+    life_by(checkpoints, |checkpoints, step| save(checkpoints, step, 1))
+}
+
+fn life_by(
+    checkpoints: &mut Checkpoints<FaultyDisk>,
+    save: impl Fn(&mut Checkpoints<FaultyDisk>, u64) -> Result<Checkpoint, CheckpointError>,
+) -> Option<u64> {
     let mut saved = None;
     if checkpoints.prepare().is_err() {
         let _ = checkpoints.prepare(); // The operator has made room.
     }
     for step in [3, 6, 9, 12] {
-        if let Ok(checkpoint) = save(checkpoints, step, 1) {
+        if let Ok(checkpoint) = save(checkpoints, step) {
             saved = Some(step);
             checkpoints.prune(&checkpoint, &last(2));
         }
@@ -104,6 +133,86 @@ fn one_failing_call_leaves_the_last_good_checkpoint() {
         }
         assert!(hits > 10, "{fault:?}: {hits} hits");
     }
+}
+
+#[test]
+fn checkpoints_in_shares_survive_crashes_and_failures_as_whole_ones_do() {
+    let mut hits = 0;
+    for (fault, seed) in
+        [Fault::Crash, Fault::Full, Fault::Error].into_iter().flat_map(|fault| (0..6).map(move |seed| (fault, seed)))
+    {
+        for at in 1.. {
+            let mut checkpoints = open(FaultyDisk::failing(at, fault, seed));
+            let saved = life_by(&mut checkpoints, |checkpoints, step| save_shared(checkpoints, step, 3));
+            if !checkpoints.disk.hit {
+                break;
+            }
+            hits += 1;
+            let mut checkpoints = open(checkpoints.disk.reboot());
+            let found = checkpoints.newest();
+            let step = found.as_ref().map(|found| found.manifest.step);
+            assert!(step >= saved, "{fault:?} at call {at}, seed {seed}: {saved:?} was saved, found {step:?}");
+            assert!(found.is_none_or(|found| found.state == state(found.manifest.step)), "{fault:?} at call {at}");
+            // And life goes on over what is left, even of the same round.
+            checkpoints.prepare().unwrap();
+            for step in [12, 15] {
+                save_shared(&mut checkpoints, step, 3).unwrap();
+                assert_eq!(checkpoints.newest().unwrap().state, state(step), "{fault:?} at call {at}, seed {seed}");
+            }
+        }
+    }
+    assert!(hits > 500, "{hits} hits");
+}
+
+#[test]
+fn a_share_of_another_state_or_of_an_attempt_that_was_given_up_changes_nothing() {
+    let mut checkpoints = open(FaultyDisk::default());
+    checkpoints.prepare().unwrap();
+    let part = |nonce, index| Part { nonce, index, count: 2 };
+    // Given a peer that has come to another state
+    checkpoints.share(&frame(3, 1), &part(7, 0)).unwrap();
+    let mut other = frame(3, 1);
+    other.about.extents[0].crc32c[0] = "00000000".into();
+    checkpoints.share(&other, &part(7, 1)).unwrap();
+    let error = checkpoints.join(Path::new("/ckpt/step-00000003-r1"), &frame(3, 1), &part(7, 0)).unwrap_err();
+    assert!(error.to_string().contains("another state"), "{error}");
+    checkpoints.complete(&frame(3, 1), &part(7, 0)).unwrap();
+    assert_eq!(checkpoints.newest().unwrap().state, state(3));
+    // When one that was too late writes after all, to where it was told to
+    let committed = save(&mut checkpoints, 6, 1).unwrap();
+    checkpoints.share(&frame(6, 1), &part(8, 1)).unwrap();
+    assert_eq!(checkpoints.load(Path::new(&committed.path), Some(&committed.digest)).unwrap().state, state(6));
+    // And what it has left goes with the rest.
+    let newer = save(&mut checkpoints, 9, 1).unwrap();
+    assert!(checkpoints.prune(&newer, &last(1)).is_empty());
+    assert_eq!(checkpoints.disk.list(Path::new("/ckpt")).unwrap(), ["step-00000009-r1"]);
+}
+
+#[test]
+fn shares_of_several_chunks_make_the_file_that_one_writer_makes() {
+    let folder = tempfile::tempdir().unwrap();
+    let numbers = (2 * CHUNK + 5000) / 4;
+    let tensors =
+        [Entry { name: "a".into(), dtype: "F32".into(), shape: vec![numbers], offset: 0, len: 4 * numbers as u64 }];
+    let state: Vec<f32> = (0..numbers).map(|place| place as f32).collect();
+    let (data, done, tensors, state) = (Position::default(), None, &tensors[..], &state[..]);
+    let (job, round, world_size, step, settings) = ("test", 1, 2, 3, "any");
+    let snapshot = Snapshot { job, round, world_size, step, done, settings, data, tensors, state };
+    let mut frame = Frame::alone(&Layout::new("test", "any", tensors));
+    frame.fill(&snapshot);
+    let mut checkpoints = Checkpoints::new(Host, folder.path());
+    let part = |index| Part { nonce: 7, index, count: 3 };
+    for index in [2, 0, 1] {
+        checkpoints.share(&frame, &part(index)).unwrap();
+    }
+    let shared = checkpoints.complete(&frame, &part(0)).unwrap();
+    let place = Path::new(&shared.path).parent().unwrap();
+    let mut names = Host.list(place).unwrap();
+    names.sort();
+    assert_eq!(names, [MANIFEST, DATA]);
+    let bytes = std::fs::read(place.join(DATA)).unwrap();
+    assert!(bytes == frame.file.bytes());
+    assert_eq!(checkpoints.save(&frame).unwrap(), shared);
 }
 
 #[test]

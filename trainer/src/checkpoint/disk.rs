@@ -2,7 +2,7 @@
 //! a file system hang or lie; not a file API.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
 use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -28,6 +28,9 @@ pub trait Disk {
     /// Creates or replaces a file, makes its contents durable and closes it. Its name is durable only after
     /// [`sync_folder`](Self::sync_folder).
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Writes a piece of a file, which need not be there yet, makes it durable and closes the file. Others may write other
+    /// pieces meanwhile.
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Gives a file another name in its folder, replacing what had it.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes a folder's names durable.
@@ -62,13 +65,26 @@ impl Disk for Host {
     }
 
     fn read(&self, path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-        File::open(path)?.read_exact_at(buffer, offset)
+        let around = read_around(path, offset, buffer)?;
+        match buffer.get_mut(around..).filter(|rest| !rest.is_empty()) {
+            Some(rest) => File::open(path)?.read_exact_at(rest, offset + around as u64),
+            None => Ok(()),
+        }
     }
 
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let (file, direct) = create(path, bytes.len() >= STRIDE / 8)?;
+        let (file, direct) = create(path, true, bytes.len() >= STRIDE / 8)?;
         write_all(&mut &file, bytes, direct, || end_direct(&file))?;
         file.sync_all()?;
+        close(file)
+    }
+
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let aligned = offset.is_multiple_of(ALIGNMENT as u64);
+        let (mut file, direct) = create(path, false, aligned && bytes.len() >= STRIDE / 8)?;
+        file.seek(SeekFrom::Start(offset))?;
+        write_all(&mut &file, bytes, direct, || end_direct(&file))?;
+        file.sync_data()?;
         close(file)
     }
 
@@ -89,10 +105,27 @@ impl Disk for Host {
     }
 }
 
-/// A new file, and whether it is written around the page cache.
-fn create(path: &Path, direct: bool) -> io::Result<(File, bool)> {
+/// Reads the whole blocks of a large piece around the page cache, where the file system allows that: nobody reads a
+/// checkpoint twice. How many bytes it has read.
+fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    let blocks = buffer.len() / ALIGNMENT * ALIGNMENT;
+    let aligned = offset.is_multiple_of(ALIGNMENT as u64) && buffer.as_ptr().align_offset(ALIGNMENT) == 0;
+    if !aligned || blocks < STRIDE / 8 {
+        return Ok(0);
+    }
+    let refused = |error: &io::Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
+    let file = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path);
+    let read = file.and_then(|file| file.read_exact_at(&mut buffer[..blocks], offset));
+    match read {
+        Err(error) if refused(&error) => Ok(0),
+        read => read.map(|()| blocks),
+    }
+}
+
+/// A file, empty if it is to be `anew`, and whether it is written around the page cache.
+fn create(path: &Path, anew: bool, direct: bool) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    options.write(true).create(true).truncate(anew);
     if direct {
         match options.clone().custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path) {
             Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {}
@@ -190,7 +223,7 @@ mod tests {
 
     #[test]
     fn short_writes_and_refused_direct_ones_lose_nothing() {
-        let mut pages = Pages::new(20 * ALIGNMENT + 123);
+        let mut pages = Pages::own(20 * ALIGNMENT + 123).unwrap();
         pages.bytes_mut().iter_mut().enumerate().for_each(|(place, byte)| *byte = (place * 7 % 251) as u8);
         for (direct, direct_until, skip) in
             [(false, 0, 0), (true, 0, 0), (true, 6 * ALIGNMENT, 0), (true, usize::MAX, 0), (true, usize::MAX, 1)]
@@ -215,13 +248,24 @@ mod tests {
         for parent in parents.iter().filter(|path| path.is_dir()) {
             let folder = tempfile::tempdir_in(parent).unwrap();
             let path = folder.path().join("file");
-            let mut pages = Pages::new(STRIDE + STRIDE / 4);
+            let mut pages = Pages::own(STRIDE + STRIDE / 4).unwrap();
             pages.bytes_mut().iter_mut().enumerate().for_each(|(place, byte)| *byte = (place % 253) as u8);
             for length in [0, 1, ALIGNMENT, STRIDE / 8, STRIDE / 8 + 1, STRIDE, STRIDE + ALIGNMENT + 5] {
+                // In two pieces, the second first.
+                let cut = length / 2 / ALIGNMENT * ALIGNMENT;
+                let piece = path.with_file_name(format!("pieces-{length}"));
+                for range in [cut..length, 0..cut] {
+                    Host.write_part(&piece, range.start as u64, &pages.bytes()[range]).unwrap();
+                }
+                assert!(fs::read(&piece).unwrap() == pages.bytes()[..length], "{length} bytes in pieces");
                 for skip in [0, 1] {
                     let bytes = &pages.bytes()[skip..skip + length];
                     Host.write(&path, bytes).unwrap();
                     assert!(fs::read(&path).unwrap() == bytes, "{length} bytes from {skip} in {}", parent.display());
+                    let mut read = Pages::own(length + 1).unwrap();
+                    Host.read(&path, 0, &mut read.bytes_mut()[..length]).unwrap();
+                    assert!(read.bytes()[..length] == *bytes, "{length} bytes read in {}", parent.display());
+                    assert!(Host.read(&path, 0, read.bytes_mut()).is_err(), "there are {length} bytes only");
                 }
             }
         }

@@ -179,34 +179,14 @@ impl Disk for FaultyDisk {
     }
 
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let (result, _) = self.call();
-        let file = self.file(path).unwrap_or_else(|_| {
-            self.files.push(Contents::default());
-            let file = self.files.len() - 1;
-            let change = Change::Set(path.to_owned(), Thing::File(file));
-            apply(&mut self.names, &change);
-            self.changes.push(change);
-            file
-        });
-        let mut bytes = bytes.to_vec();
-        match self.fault {
-            _ if result.is_err() => bytes.truncate(bytes.len() / 3),
-            Some((at, Fault::Short)) if at == self.calls => {
-                bytes.truncate(bytes.len() - 1);
-                self.hit = true;
-            }
-            _ => {}
+        if let Ok(file) = self.file(path) {
+            self.files[file].now.clear();
         }
-        self.files[file].now = bytes;
-        result?;
-        let (synced, takes_effect) = self.call();
-        self.files[file].lost |= synced.is_err();
-        if takes_effect && !self.files[file].lost {
-            self.files[file].durable = self.files[file].now.clone();
-        }
-        synced?;
-        let (closed, _) = self.call();
-        closed
+        self.put(path, 0, bytes)
+    }
+
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.put(path, offset as usize, bytes)
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
@@ -235,6 +215,47 @@ impl Disk for FaultyDisk {
             return Err(ErrorKind::DirectoryNotEmpty.into());
         }
         self.change(Change::Unset(path.to_owned()))
+    }
+}
+
+impl FaultyDisk {
+    /// Writes a piece of a file: a write, a sync and a close. What is durable of it is this piece alone.
+    fn put(&mut self, path: &Path, offset: usize, bytes: &[u8]) -> io::Result<()> {
+        let (result, _) = self.call();
+        let file = self.file(path).unwrap_or_else(|_| {
+            self.files.push(Contents::default());
+            let file = self.files.len() - 1;
+            let change = Change::Set(path.to_owned(), Thing::File(file));
+            apply(&mut self.names, &change);
+            self.changes.push(change);
+            file
+        });
+        let mut bytes = bytes.to_vec();
+        match self.fault {
+            _ if result.is_err() => bytes.truncate(bytes.len() / 3),
+            Some((at, Fault::Short)) if at == self.calls => {
+                bytes.truncate(bytes.len() - 1);
+                self.hit = true;
+            }
+            _ => {}
+        }
+        let place = |all: &mut Vec<u8>| {
+            let end = offset + bytes.len();
+            all.resize(all.len().max(end), 0);
+            all[offset..end].copy_from_slice(&bytes);
+        };
+        place(&mut self.files[file].now);
+        result?;
+        let (synced, takes_effect) = self.call();
+        let contents = &mut self.files[file];
+        contents.lost |= synced.is_err();
+        if takes_effect && !contents.lost {
+            contents.durable.truncate(contents.now.len());
+            place(&mut contents.durable);
+        }
+        synced?;
+        let (closed, _) = self.call();
+        closed
     }
 }
 
@@ -278,6 +299,11 @@ impl<D: Disk> Disk for Gated<D> {
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         self.1.pass();
         self.0.write(path, bytes)
+    }
+
+    fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.1.pass();
+        self.0.write_part(path, offset, bytes)
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {

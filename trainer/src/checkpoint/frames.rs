@@ -15,7 +15,7 @@ use super::snapshot::{Done, Frame, Layout, Unfit};
 use super::writer::Room;
 
 /// One is written to disk, or is the newest whole one, while the other is filled.
-const FRAMES: usize = 2;
+pub(super) const FRAMES: usize = 2;
 
 /// Both frames. Clones share them.
 #[derive(Debug, Clone)]
@@ -65,6 +65,16 @@ impl Frames {
     /// Frames in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
     /// that is left in it.
     pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(Frames, Option<Rescued>)> {
+        let (frames, newest) = Frames::left(layout, file)?;
+        Ok((Frames::make_ready(frames, true)?, newest))
+    }
+
+    /// That snapshot alone, for whoever keeps none there.
+    pub fn look(layout: &Layout, file: impl AsFd) -> io::Result<Option<Rescued>> {
+        Ok(Frames::left(layout, file)?.1)
+    }
+
+    fn left(layout: &Layout, file: impl AsFd) -> io::Result<(Vec<Frame>, Option<Rescued>)> {
         // To touch what lies behind its end would be death.
         if (rustix::fs::fstat(&file)?.st_size as u64) < layout.bytes() {
             return Err(io::Error::other("the file is shorter than it should be"));
@@ -81,7 +91,7 @@ impl Frames {
                 Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in the agent's memory: {cause}"),
             }
         }
-        Ok((Frames::make_ready(frames, true)?, newest))
+        Ok((frames, newest))
     }
 
     fn make_ready(frames: Vec<Frame>, kept: bool) -> io::Result<Frames> {

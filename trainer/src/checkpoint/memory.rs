@@ -70,9 +70,8 @@ pub(super) struct Pages {
 
 impl Pages {
     /// Of this process alone.
-    #[cfg(test)]
-    pub(super) fn new(len: usize) -> Pages {
-        Arc::new(Mapping::own(len).unwrap()).part(0, len)
+    pub(super) fn own(len: usize) -> io::Result<Pages> {
+        Ok(Arc::new(Mapping::own(len)?).part(0, len))
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -115,5 +114,19 @@ impl Pages {
                 }
             }
         }
+    }
+}
+
+/// Lets the kernel give fresh memory in large pages, where it has them: the first touch of each small one costs more than
+/// reading what goes there.
+pub(super) fn in_large_pages(bytes: &mut [u8]) {
+    let skip = bytes.as_ptr().align_offset(ALIGNMENT);
+    let Some(rest) = bytes.get_mut(skip..) else { return };
+    let len = rest.len() / ALIGNMENT * ALIGNMENT;
+    // SAFETY: whole pages within the slice, and how they are backed changes nothing in them. The kernel may refuse, which
+    // is as good as before.
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::madvise(rest.as_mut_ptr().cast(), len, libc::MADV_HUGEPAGE);
     }
 }

@@ -4,6 +4,7 @@
 //! ```text
 //! <folder>/step-00000120-r3/rank0-of-1.safetensors    the flat state; PyTorch's safetensors can read it
 //! <folder>/step-00000120-r3/manifest.json             written last: without it the folder is no checkpoint
+//! <folder>/committed                                  the newest that the job is known to have committed
 //! ```
 //!
 //! A folder carries its round, so that a member that was left behind by its round cannot overwrite what a later round
@@ -19,7 +20,11 @@ pub(crate) mod faulty;
 pub mod frames;
 pub mod manifest;
 mod memory;
+pub mod part;
+mod reading;
+pub mod rescue;
 pub mod retention;
+pub mod shares;
 pub mod snapshot;
 mod tensors;
 pub mod writer;
@@ -34,7 +39,7 @@ use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
 use disk::Disk;
-use manifest::{Extent, Manifest, digest, hex};
+use manifest::{Extent, Manifest, digest};
 use retention::{Name, Retention};
 use snapshot::Frame;
 
@@ -42,6 +47,8 @@ const MANIFEST: &str = "manifest.json";
 const DATA: &str = "rank0-of-1.safetensors";
 const TEMPORARY: &str = ".tmp";
 const PROBE: &str = ".writable";
+/// Names the newest checkpoint that is known to be committed.
+const COMMITTED: &str = "committed";
 
 /// Bytes under one checksum.
 const CHUNK: usize = 8 << 20;
@@ -89,6 +96,12 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// Why.
         cause: io::Error,
+    },
+    /// A share was not written since all of its checkpoint was to be.
+    #[error("the share of step {step} is not written: rank 0 writes all of it")]
+    GivenUp {
+        /// Its step.
+        step: u64,
     },
     /// A checkpoint is missing, incomplete or damaged.
     #[error("cannot load checkpoint {}: {cause}", path.display())]
@@ -164,13 +177,17 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Creates the folder so that a crash does not take it, and what will be in it, away again.
     fn create(&mut self) -> io::Result<()> {
-        self.disk.create_folder(&self.folder)?;
+        if let Err(error) = self.disk.create_folder(&self.folder) {
+            // It may be there all the same: the next attempt would find it, and trust it.
+            let _ = self.disk.remove_folder(&self.folder);
+            return Err(error);
+        }
         let Some(parent) = self.folder.parent() else { return Ok(()) };
         match self.disk.sync_folder(parent) {
             // Whoever may write there but not read cannot do this.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             Err(error) => {
-                // Else the next attempt would find it, and trust it.
+                // As above.
                 let _ = self.disk.remove_folder(&self.folder);
                 Err(error)
             }
@@ -195,6 +212,11 @@ impl<D: Disk> Checkpoints<D> {
         self.discard(folder)?;
         self.disk.create_folder(folder)?;
         self.place(&folder.join(DATA), frame.file.bytes())?;
+        self.seal(folder, frame)
+    }
+
+    /// Makes a checkpoint of a folder whose files are there.
+    fn seal(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
         let manifest = frame.about.encode();
         let path = folder.join(MANIFEST);
         self.place(&path, &manifest)?;
@@ -223,9 +245,11 @@ impl<D: Disk> Checkpoints<D> {
             let manifest = self.manifest(path, expected)?;
             let mut state = vec![0.0; (manifest.state_bytes / size_of::<f32>() as u64) as usize];
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
+            memory::in_large_pages(bytes);
             let flaws = self.check(path, &manifest, |place, piece| {
                 bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
             });
+            let flaws = flaws.map_err(|error| error.to_string())?;
             flaws.first().map_or(Ok(Loaded { manifest, state }), |flaw| Err(flaw.to_string()))
         };
         read().map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
@@ -247,37 +271,6 @@ impl<D: Disk> Checkpoints<D> {
             }
         }
         Ok(manifest)
-    }
-
-    /// Reads all files of a checkpoint and says what is wrong with them. What is right goes to `take`, with its place in
-    /// the flat state.
-    fn check(&self, path: &Path, manifest: &Manifest, mut take: impl FnMut(u64, &[u8])) -> Vec<Flaw> {
-        let mut flaws = Vec::new();
-        let mut room = Vec::new();
-        for extent in &manifest.extents {
-            let data = extent.file_offset..extent.file_offset + extent.len;
-            for (number, expected) in (0..).zip(&extent.crc32c) {
-                let flaw = |cause| Flaw { file: extent.file.clone(), chunk: Some(number), cause };
-                let start = number * extent.chunk;
-                let end = extent.file_len.min(start + extent.chunk);
-                room.resize((end - start) as usize, 0);
-                if let Err(error) = self.disk.read(&path.with_file_name(&extent.file), start, &mut room) {
-                    flaws.push(flaw(format!("bytes {start} to {end} cannot be read: {error}")));
-                    continue;
-                }
-                let found = hex(crc32c::crc32c(&room));
-                if found != *expected {
-                    flaws.push(flaw(format!("bytes {start} to {end} have the checksum {found}, not {expected}")));
-                    continue;
-                }
-                let piece = data.start.max(start)..data.end.min(end);
-                if !piece.is_empty() {
-                    let within = (piece.start - start) as usize..(piece.end - start) as usize;
-                    take(extent.offset + (piece.start - data.start), &room[within]);
-                }
-            }
-        }
-        flaws
     }
 
     /// The newest checkpoint that is whole. Damaged ones are reported and passed over.
@@ -303,6 +296,20 @@ impl<D: Disk> Checkpoints<D> {
             }
         }
         failures
+    }
+
+    /// Leaves word of a commit that is confirmed, for whoever tidies up by hand.
+    pub fn note_commit(&mut self, committed: &Checkpoint) -> io::Result<()> {
+        let name = Name { step: committed.step, round: committed.round };
+        self.place(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())
+    }
+
+    /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the fact.
+    pub(super) fn committed(&self) -> Option<Name> {
+        let path = self.folder.join(COMMITTED);
+        let mut text = vec![0; self.disk.length(&path).ok()? as usize];
+        self.disk.read(&path, 0, &mut text).ok()?;
+        Name::parse(str::from_utf8(&text).ok()?.trim_end())
     }
 
     /// Whether a checkpoint was saved to its end; it may have been damaged since.

@@ -113,8 +113,33 @@ impl Layout {
         Layout { like: Manifest { step: 0, ..largest }, head, header }
     }
 
+    /// That of a frame, from what the frame says of itself: for whoever does not know the run.
+    pub(super) fn found(frame: &[u8]) -> Result<Layout, Unfit> {
+        if frame.get(MARK..MARK + 8) != Some(&WHOLE.to_ne_bytes()) {
+            return Err(Unfit::Torn);
+        }
+        let (about, _, length) = said(frame)?;
+        let [extent] = &about.extents[..] else { return Err(Unfit::Flawed("it is of several files".to_owned())) };
+        let (file, header) = (extent.file_len as usize, extent.file_offset as usize);
+        let head = frame.len().saturating_sub(file.next_multiple_of(ALIGNMENT));
+        if head < MANIFEST + length || header + about.state_bytes as usize != file {
+            return Err(Unfit::Flawed("its lengths do not fit".to_owned()));
+        }
+        Ok(Layout { like: about, head, header })
+    }
+
+    /// Optimizer steps in the frame that it was [found](Self::found) in.
+    pub(super) fn step(&self) -> u64 {
+        self.like.step
+    }
+
     fn file(&self) -> usize {
         self.header + self.like.state_bytes as usize
+    }
+
+    /// Pieces under one checksum each that its file has.
+    pub fn chunks(&self) -> usize {
+        self.file().div_ceil(CHUNK)
     }
 
     /// Bytes of a frame.
@@ -213,14 +238,7 @@ impl Frame {
         if self.mark().load(Ordering::Acquire) != WHOLE {
             return Err(Unfit::Torn);
         }
-        let head = self.head.bytes();
-        let number =
-            |place: usize| head[place..place + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        let length = number(LENGTH) as usize;
-        if number(CHECKSUM) != u64::from(crc32c::crc32c(&head[LENGTH..CHECKSUM])) || length > head.len() - MANIFEST {
-            return Err(Unfit::Flawed("its head's checksum does not match".to_owned()));
-        }
-        let about = Manifest::decode(&head[MANIFEST..MANIFEST + length]).map_err(Unfit::Flawed)?;
+        let (about, done, _) = said(self.head.bytes())?;
         let own = &self.about;
         for (what, theirs, ours) in [("job", &about.job, &own.job), ("settings", &about.settings, &own.settings)] {
             if theirs != ours {
@@ -240,10 +258,8 @@ impl Frame {
         if !self.file.bytes().chunks(CHUNK).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
             return Err(Unfit::Flawed("its bytes are not those that it was made of".to_owned()));
         }
-        let (world_size, loss) = (number(WORLD_SIZE) as u32, f32::from_bits(number(LOSS) as u32));
-        let done = Done { round: number(ROUND), world_size, loss };
         self.about = about;
-        Ok(Some(done).filter(|done| done.world_size > 0))
+        Ok(done)
     }
 
     /// Has all of its memory be there.
@@ -270,6 +286,23 @@ impl Frame {
             AtomicU64::from_ptr(mark)
         }
     }
+}
+
+/// What a frame's head says: the manifest, how the last step was done, and the manifest's length.
+fn said(head: &[u8]) -> Result<(Manifest, Option<Done>, usize), Unfit> {
+    let flawed = || Unfit::Flawed("its head's checksum does not match".to_owned());
+    let before = head.get(..MANIFEST).ok_or_else(flawed)?;
+    let number =
+        |place: usize| before[place..place + 8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    if number(CHECKSUM) != u64::from(crc32c::crc32c(&before[LENGTH..CHECKSUM])) {
+        return Err(flawed());
+    }
+    let length = number(LENGTH) as usize;
+    let manifest = MANIFEST.checked_add(length).and_then(|end| head.get(MANIFEST..end)).ok_or_else(flawed)?;
+    let about = Manifest::decode(manifest).map_err(Unfit::Flawed)?;
+    let (world_size, loss) = (number(WORLD_SIZE) as u32, f32::from_bits(number(LOSS) as u32));
+    let done = Done { round: number(ROUND), world_size, loss };
+    Ok((about, Some(done).filter(|done| done.world_size > 0), length))
 }
 
 fn put(head: &mut [u8], place: usize, number: u64) {

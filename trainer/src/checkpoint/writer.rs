@@ -7,6 +7,9 @@
 //!    ended ◀──────────────────────────────────────────── durable, or why not
 //! ```
 //!
+//! A frame whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
+//! checkpoint is completed, or all of it written. (On other nodes than rank 0's it is idle again at once.)
+//!
 //! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot is offered, that one waits in
 //! the second frame; a third takes the place of the second, which is older and nobody has begun with. So memory is
 //! bounded, what is written next is always the newest, and a file system that hangs costs checkpoints but no step.
@@ -21,6 +24,7 @@ use tracing::info;
 
 use super::disk::Disk;
 use super::frames::Frames;
+use super::part::Part;
 use super::retention::Retention;
 use super::snapshot::{Frame, Snapshot};
 use super::{CheckpointError, Checkpoints};
@@ -38,12 +42,43 @@ pub enum Offer {
     NoRoom,
 }
 
+/// What becomes of a frame on its way to disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// All of it is written.
+    Whole,
+    /// This share of it is.
+    Share(Part),
+    /// All shares are durable: it becomes a checkpoint.
+    Complete(Part),
+    /// It is given up.
+    Nothing,
+}
+
+/// A share that was written, or was not.
+#[derive(Debug)]
+pub struct Shared {
+    /// Of which step.
+    pub step: u64,
+    /// Which one.
+    pub part: Part,
+    /// It is durable, or why not.
+    pub result: Result<(), CheckpointError>,
+}
+
 /// What the thread and its owner share.
 #[derive(Debug, Default)]
 struct Desk {
     /// Whether the folder takes files, once that is known.
     prepared: Option<Result<(), CheckpointError>>,
     queued: Option<Frame>,
+    /// Of which a share is to be written, or what follows from that.
+    sharing: Option<(Frame, How)>,
+    /// Its share is written.
+    held: Option<Frame>,
+    /// What is to follow once the share that is being written is.
+    verdict: Option<How>,
+    shared: Option<Shared>,
     writing: Option<Writing>,
     /// What is committed, if older ones may go for it.
     prune: Option<Checkpoint>,
@@ -58,8 +93,8 @@ struct Desk {
 pub struct Room {
     /// The frame.
     pub frame: Frame,
-    /// Whether it will be written.
-    write: bool,
+    /// What becomes of it.
+    how: Option<How>,
     /// The step that waited for the disk in it.
     overtaken: Option<u64>,
 }
@@ -67,7 +102,17 @@ pub struct Room {
 impl Room {
     /// One that is only to be in memory.
     pub(super) fn to_keep(frame: Frame) -> Room {
-        Room { frame, write: false, overtaken: None }
+        Room { frame, how: None, overtaken: None }
+    }
+
+    /// The same room, of which a share is to be written.
+    pub fn to_share(self, part: Part) -> Room {
+        Room { how: Some(How::Share(part)), ..self }
+    }
+
+    /// Whether a share is to be written.
+    pub fn is_to_share(&self) -> bool {
+        matches!(self.how, Some(How::Share(_)))
     }
 }
 
@@ -78,15 +123,17 @@ pub struct Writing {
     pub step: u64,
     /// When it began.
     pub since: Instant,
+    /// Whether it is a share.
+    share: bool,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Common {
     desk: Mutex<Desk>,
     changed: Condvar,
 }
 
-impl Shared {
+impl Common {
     fn lock(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +148,7 @@ impl Shared {
 /// The thread's owner. Dropping it ends the thread after the write that is under way, without waiting for that.
 #[derive(Debug)]
 pub struct Writer {
-    shared: Arc<Shared>,
+    common: Arc<Common>,
     frames: Frames,
     folder: PathBuf,
 }
@@ -114,16 +161,33 @@ impl Writer {
         frames: Frames,
         patience: Duration,
     ) -> Result<Writer, CheckpointError> {
-        let (folder, shared) = (checkpoints.folder().to_owned(), Arc::new(Shared::default()));
-        let writer = Writer { shared: shared.clone(), frames: frames.clone(), folder };
-        let work = move || run(checkpoints, &retention, &frames, &shared);
-        std::thread::Builder::new().name("checkpoints".into()).spawn(work).map_err(CheckpointError::Thread)?;
-        let desk = writer.shared.lock();
+        let writer = Writer::spawn(checkpoints, Some(retention), frames)?;
+        let desk = writer.common.lock();
         let waiting = |desk: &mut Desk| desk.prepared.is_none();
-        let waited = writer.shared.changed.wait_timeout_while(desk, patience, waiting);
+        let waited = writer.common.changed.wait_timeout_while(desk, patience, waiting);
         let prepared = waited.unwrap_or_else(PoisonError::into_inner).0.prepared.take();
         let silent = || Err(CheckpointError::Silent { folder: writer.folder.clone(), waited: patience });
         prepared.unwrap_or_else(silent).map(|()| writer)
+    }
+
+    /// Starts a thread that writes shares of checkpoints to a folder that rank 0 has prepared.
+    pub fn helping<D: Disk + Send + 'static>(
+        checkpoints: Checkpoints<D>,
+        frames: Frames,
+    ) -> Result<Writer, CheckpointError> {
+        Writer::spawn(checkpoints, None, frames)
+    }
+
+    fn spawn<D: Disk + Send + 'static>(
+        checkpoints: Checkpoints<D>,
+        retention: Option<Retention>,
+        frames: Frames,
+    ) -> Result<Writer, CheckpointError> {
+        let (folder, common) = (checkpoints.folder().to_owned(), Arc::new(Common::default()));
+        let writer = Writer { common: common.clone(), frames: frames.clone(), folder };
+        let work = move || run(checkpoints, retention.as_ref(), &frames, &common);
+        std::thread::Builder::new().name("checkpoints".into()).spawn(work).map_err(CheckpointError::Thread)?;
+        Ok(writer)
     }
 
     /// What it writes from.
@@ -146,22 +210,28 @@ impl Writer {
     /// A frame to copy a snapshot to. The thread has nothing to do with it until it is [taken in](Self::take_in).
     pub fn room(&self, write: bool) -> Option<Room> {
         if let Some(frame) = self.frames.take() {
-            return Some(Room { frame, write, overtaken: None });
+            return Some(Room { frame, how: write.then_some(How::Whole), overtaken: None });
         }
         // What waits for the disk is written all the same, only newer.
-        let frame = self.shared.lock().queued.take()?;
+        let frame = self.common.lock().queued.take()?;
         let overtaken = Some(frame.step());
-        Some(Room { frame, write: true, overtaken })
+        Some(Room { frame, how: Some(How::Whole), overtaken })
     }
 
     /// Takes in a frame that was filled.
     pub fn take_in(&self, room: Room) -> Offer {
-        let Room { frame, write, overtaken } = room;
-        if !write {
+        let Room { frame, how, overtaken } = room;
+        let Some(how) = how else {
             self.frames.put(frame);
             return Offer::Kept;
+        };
+        if how != How::Whole {
+            // One that an earlier round has left to be done is superfluous.
+            let older = self.common.change(|desk| desk.sharing.replace((frame, how)));
+            older.into_iter().for_each(|(older, _)| self.frames.put(older));
+            return Offer::Taken;
         }
-        let older = self.shared.change(|desk| desk.queued.replace(frame));
+        let older = self.common.change(|desk| desk.queued.replace(frame));
         let overtaken = older.as_ref().map(Frame::step).or(overtaken);
         if let Some(older) = older {
             self.frames.put(older);
@@ -171,36 +241,69 @@ impl Writer {
 
     /// The outcome of a write that nobody has heard of yet: it is durable, or why not.
     pub fn ended(&self) -> Option<Result<Checkpoint, CheckpointError>> {
-        self.shared.lock().ended.pop_front()
+        self.common.lock().ended.pop_front()
+    }
+
+    /// The outcome of a share that nobody has heard of yet.
+    pub fn shared(&self) -> Option<Shared> {
+        self.common.lock().shared.take()
+    }
+
+    /// What becomes of the frame of which a share is, or is being, written: it is completed, or written whole, if nothing
+    /// newer waits for that. Nothing, if there is none.
+    pub fn decide(&self, how: How) {
+        let superfluous = self.common.change(|desk| {
+            let newer = desk.queued.is_some() && how == How::Whole || how == How::Nothing;
+            match (desk.held.take(), &mut desk.sharing) {
+                (Some(frame), _) if newer => return Some(frame),
+                (Some(frame), _) => desk.sharing = Some((frame, how)),
+                // Nobody has begun with it.
+                (None, Some((frame, todo @ How::Share(_)))) => {
+                    let step = frame.step();
+                    if let How::Share(part) = *todo {
+                        let result = Err(CheckpointError::GivenUp { step });
+                        desk.shared = Some(Shared { step, part, result });
+                    }
+                    *todo = how;
+                    return desk.sharing.take_if(|(_, todo)| *todo == How::Nothing).map(|(frame, _)| frame);
+                }
+                (None, _) => desk.verdict = desk.writing.filter(|writing| writing.share).map(|_| how),
+            }
+            None
+        });
+        superfluous.into_iter().for_each(|frame| self.frames.put(frame));
     }
 
     /// Removes what a commit has made superfluous, when there is time.
     pub fn prune(&self, committed: Checkpoint) {
-        self.shared.change(|desk| desk.prune = Some(committed));
+        self.common.change(|desk| desk.prune = Some(committed));
     }
 
     /// The write that is under way, if one is.
     pub fn writing(&self) -> Option<Writing> {
-        self.shared.lock().writing
+        self.common.lock().writing
     }
 
     /// Snapshots that are being written or wait for it, or whose outcome nobody has heard of yet.
     pub fn under_way(&self) -> usize {
-        let desk = self.shared.lock();
-        usize::from(desk.queued.is_some()) + usize::from(desk.writing.is_some()) + desk.ended.len()
+        let desk = self.common.lock();
+        let slots = [desk.queued.is_some(), desk.sharing.is_some(), desk.held.is_some(), desk.writing.is_some()];
+        slots.into_iter().filter(|taken| *taken).count() + desk.ended.len()
     }
 
     /// The newest step among those that wait, are being written, or are durable and nobody has heard of it yet.
     pub fn newest(&self) -> Option<u64> {
-        let desk = self.shared.lock();
+        let desk = self.common.lock();
         let durable = desk.ended.iter().flatten().map(|checkpoint| checkpoint.step);
-        let under_way = desk.queued.as_ref().map(Frame::step).into_iter().chain(desk.writing.map(|write| write.step));
+        let sharing = desk.sharing.as_ref().map(|(frame, _)| frame);
+        let frames = [desk.queued.as_ref(), sharing, desk.held.as_ref()].into_iter().flatten().map(Frame::step);
+        let under_way = frames.chain(desk.writing.map(|write| write.step));
         under_way.chain(durable).max()
     }
 
     /// Whether there is nothing to do, and room.
     pub fn is_idle(&self) -> bool {
-        self.frames.wait(Duration::ZERO) && self.shared.lock().is_idle()
+        self.frames.wait(Duration::ZERO) && self.common.lock().is_idle()
     }
 
     /// Waits until a write has ended or there is nothing to do, for at most `time`.
@@ -210,19 +313,20 @@ impl Writer {
         let time = deadline.saturating_duration_since(Instant::now());
         let waiting = |desk: &mut Desk| desk.ended.is_empty() && !desk.is_idle();
         // What has become of it is asked for afterwards, whichever it was.
-        let _ = self.shared.changed.wait_timeout_while(self.shared.lock(), time, waiting);
+        let _ = self.common.changed.wait_timeout_while(self.common.lock(), time, waiting);
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.shared.change(|desk| desk.closed = true);
+        self.common.change(|desk| desk.closed = true);
     }
 }
 
 impl Desk {
     fn is_idle(&self) -> bool {
-        self.queued.is_none() && self.writing.is_none() && self.prune.is_none() && !self.pruning
+        let frames = [&self.queued, &self.held].into_iter().all(Option::is_none) && self.sharing.is_none();
+        frames && self.writing.is_none() && self.prune.is_none() && !self.pruning
     }
 
     /// What to do next. Room is made before more is written.
@@ -234,48 +338,80 @@ impl Desk {
             self.pruning = true;
             return Some(Task::Prune(committed));
         }
-        let frame = self.queued.take()?;
-        self.writing = Some(Writing { step: frame.step(), since: Instant::now() });
-        Some(Task::Write(frame))
+        // Others wait for a share.
+        let sharing = self.sharing.take();
+        let (frame, how) = sharing.or_else(|| self.queued.take().map(|frame| (frame, How::Whole)))?;
+        let share = matches!(how, How::Share(_));
+        self.writing = Some(Writing { step: frame.step(), since: Instant::now(), share });
+        Some(Task::Write(Box::new(frame), how))
     }
 }
 
 enum Task {
     Prune(Checkpoint),
-    Write(Frame),
+    Write(Box<Frame>, How),
     End,
 }
 
 /// The thread.
-fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: &Retention, frames: &Frames, shared: &Shared) {
-    let prepared = checkpoints.prepare();
-    let usable = prepared.is_ok();
-    shared.change(|desk| desk.prepared = Some(prepared));
-    if !usable {
-        return;
+fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: Option<&Retention>, frames: &Frames, common: &Common) {
+    if retention.is_some() {
+        let prepared = checkpoints.prepare();
+        let usable = prepared.is_ok();
+        common.change(|desk| desk.prepared = Some(prepared));
+        if !usable {
+            return;
+        }
     }
     loop {
         let task = {
-            let mut desk = shared.lock();
+            let mut desk = common.lock();
             loop {
                 match desk.next() {
                     Some(task) => break task,
-                    None => desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner),
+                    None => desk = common.changed.wait(desk).unwrap_or_else(PoisonError::into_inner),
                 }
             }
         };
         match task {
-            Task::End => return,
+            Task::End => {
+                let left = common.change(|desk| {
+                    let sharing = desk.sharing.take().map(|(frame, _)| frame);
+                    [desk.queued.take(), desk.held.take(), sharing]
+                });
+                return left.into_iter().flatten().for_each(|frame| frames.put(frame));
+            }
             Task::Prune(committed) => {
-                for (path, error) in checkpoints.prune(&committed, retention) {
+                if let Err(error) = checkpoints.note_commit(&committed) {
+                    info!(step = committed.step, %error, "cannot leave word of the commit");
+                }
+                for (path, error) in retention.map_or(Vec::new(), |keep| checkpoints.prune(&committed, keep)) {
                     info!(path = %path.display(), %error, "cannot remove an old checkpoint");
                 }
-                shared.change(|desk| desk.pruning = false);
+                common.change(|desk| desk.pruning = false);
             }
-            Task::Write(frame) => {
-                let result = checkpoints.save(&frame);
-                frames.put(frame);
-                shared.change(|desk| {
+            Task::Write(frame, How::Share(part)) => {
+                let (step, result) = (frame.step(), checkpoints.share(&frame, &part));
+                let idle = common.change(|desk| {
+                    desk.writing = None;
+                    desk.shared = Some(Shared { step, part, result });
+                    match desk.verdict.take() {
+                        Some(How::Nothing) => return Some(*frame),
+                        _ if part.index > 0 => return Some(*frame),
+                        Some(how) => desk.sharing = Some((*frame, how)),
+                        None => desk.held = Some(*frame),
+                    }
+                    None
+                });
+                idle.into_iter().for_each(|frame| frames.put(frame));
+            }
+            Task::Write(frame, how) => {
+                let result = match how {
+                    How::Complete(part) => checkpoints.complete(&frame, &part),
+                    _ => checkpoints.save(&frame),
+                };
+                frames.put(*frame);
+                common.change(|desk| {
                     desk.writing = None;
                     desk.ended.push_back(result);
                 });

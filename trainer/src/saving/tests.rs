@@ -43,6 +43,10 @@ fn finish(saving: &mut Saving, step: u64, time: Duration) -> Result<Vec<u64>, St
     result.map(|()| committed)
 }
 
+fn step_folders(folder: &Path) -> BTreeSet<String> {
+    Host.list(folder).unwrap().into_iter().filter(|name| name != "committed").collect()
+}
+
 fn wait_until_writing(saving: &Saving, step: u64) {
     let begun = Instant::now();
     while saving.writer.writing().is_none_or(|writing| writing.step != step) {
@@ -69,7 +73,7 @@ fn a_slow_disk_holds_no_step_up_and_gets_the_newest_state() {
     assert_eq!(finish(&mut saving, 20, LONG).unwrap(), [1, 20]);
     let found = Checkpoints::new(Host, folder.path()).newest().unwrap();
     assert_eq!((found.manifest.step, found.state), (20, vec![20.0; NUMBERS]));
-    let names: BTreeSet<String> = Host.list(folder.path()).unwrap().into_iter().collect();
+    let names = step_folders(folder.path());
     assert_eq!(names, [1, 20].map(|step| Name { step, round: 1 }.to_string()).into());
 }
 
@@ -88,7 +92,8 @@ fn what_is_durable_is_not_written_again_before_it_is_heard_of() {
 fn a_disk_that_hangs_holds_up_neither_steps_nor_the_end_and_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let gate = Gate::default();
-    gate.open(3);
+    // The folder's trial, a checkpoint of two files, and word of its commit.
+    gate.open(4);
     let mut saving = start(Gated(Host, gate), folder.path());
     with_state(1, |snapshot| saving.save(snapshot));
     saving.writer.wait(LONG);
@@ -137,6 +142,57 @@ fn what_is_saved_again_and_again_is_pruned_as_told() {
     for step in (4..40).step_by(4) {
         finish(&mut saving, step, LONG).unwrap();
     }
-    let names: BTreeSet<String> = Host.list(folder.path()).unwrap().into_iter().collect();
+    let names = step_folders(folder.path());
     assert_eq!(names, [12, 20, 32, 36].map(|step| Name { step, round: 1 }.to_string()).into());
+}
+
+#[test]
+fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut saving = start(Host, folder.path());
+    let peers = frames();
+    assert!(peers.wait(LONG));
+    let helper = Writer::helping(Checkpoints::new(Host, folder.path()), peers.clone()).unwrap();
+    let part = |index| Part { nonce: 5, index, count: 2 };
+    let ended = |shared: &dyn Fn() -> Option<Shared>| {
+        let begun = Instant::now();
+        loop {
+            if let Some(shared) = shared() {
+                return (shared.step, shared.part.index, shared.result.is_ok());
+            }
+            assert!(begun.elapsed() < LONG);
+            std::thread::yield_now();
+        }
+    };
+    let begin = |saving: &mut Saving, step| {
+        with_state(step, |snapshot| {
+            let mut room = saving.room_to_share(step, part(0)).unwrap();
+            room.frame.fill(snapshot);
+            saving.take_in(room);
+        });
+    };
+    // Given a step that both have written their share of
+    begin(&mut saving, 1);
+    with_state(1, |snapshot| {
+        let mut room = peers.room().unwrap().to_share(part(1));
+        room.frame.fill(snapshot);
+        helper.take_in(room);
+    });
+    assert_eq!(ended(&|| helper.shared()), (1, 1, true));
+    assert_eq!(ended(&|| saving.shared()), (1, 0, true));
+    assert!(saving.is_pending() && saving.follow(None).unwrap().is_empty(), "not before it is told to");
+    saving.decide(How::Complete(part(0)));
+    saving.writer.wait(LONG);
+    assert_eq!(saving.follow(None).unwrap()[0].step, 1);
+    // And one of which the other's share never comes
+    begin(&mut saving, 2);
+    saving.decide(How::Whole);
+    saving.writer.wait(LONG);
+    assert_eq!(saving.follow(None).unwrap()[0].step, 2);
+    // And one that the run's end overtakes
+    begin(&mut saving, 3);
+    assert_eq!(finish(&mut saving, 4, LONG).unwrap(), [4]);
+    let found = Checkpoints::new(Host, folder.path()).newest().unwrap();
+    assert_eq!((found.manifest.step, found.state), (4, vec![4.0; NUMBERS]));
+    assert!(saving.writer.is_idle() && peers.room().is_some());
 }

@@ -7,17 +7,20 @@
 //! One worker of each node keeps snapshots in its agent's memory, the first: all hold the same state, and nodes fail as
 //! a whole. Rank 0 is one of them, and writes every so many to disk.
 
+use std::path::{self, Path};
 use std::time::Duration;
 
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
+use super::sharing::Sharing;
 use super::{TrainError, Trainer};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::frames::{Frames, Rescued};
 use crate::checkpoint::manifest::{Entry, Position};
+use crate::checkpoint::part::Part;
 use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
 use crate::checkpoint::writer::Room;
 use crate::model::Model;
@@ -60,18 +63,37 @@ pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// Asks the agent, once, for memory that outlives this worker, and takes up what one that was here before has left
-    /// there. Without it, all goes on as well, but for what a death of all workers costs.
+    /// Asks the agent for memory that outlives this worker, and takes up what one that was here before has left there.
+    /// Without it, all goes on as well, but for what a death of all workers costs. On a node that keeps no snapshots in
+    /// this round, it is only looked for what is left.
     pub(super) fn find_memory(&mut self) -> Result<(), TrainError> {
-        let asks = self.local_rank == 0 && self.settings.snapshot_every > 0;
-        let Some(agent) = self.agent.as_mut().filter(|_| asks && !self.asked_for_memory) else { return Ok(()) };
-        self.asked_for_memory = true;
+        let node = self.assignment.as_ref().map_or(0, |place| place.group_rank);
+        let keeps = self.settings.checkpoint_replicas.is_none_or(|nodes| node < nodes.get());
+        let begins = keeps && !self.asked_for_memory;
+        let looks = !keeps && !self.looked_for_memory && !self.held;
+        self.gives_back |= !keeps && (looks || self.asked_for_memory);
+        let asks = self.local_rank == 0 && self.settings.snapshot_every > 0 && (begins || looks);
+        let folder = self.settings.checkpoint_dir.as_ref().and_then(|folder| path::absolute(folder).ok());
+        let folder = folder.as_deref().and_then(Path::to_str).filter(|_| !self.rescue.is_empty());
+        let Some(agent) = self.agent.as_mut().filter(|_| asks) else { return Ok(()) };
+        self.looked_for_memory = true;
+        self.asked_for_memory |= keeps;
         let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
-        let file = agent.memory(layout.bytes(), self.stop)?;
-        let kept = file.and_then(|file| Frames::kept(&layout, file).map_err(|error| error.to_string()));
-        match kept {
+        let rescue = folder.map_or(Vec::new(), |folder| {
+            self.rescue.iter().cloned().chain(["--dir".to_owned(), folder.to_owned()]).collect()
+        });
+        let file = agent.memory(layout.bytes(), rescue, self.stop)?;
+        let found = file.and_then(|file| {
+            let found = if keeps {
+                Frames::kept(&layout, file).map(|(frames, rescued)| (Some(frames), rescued))
+            } else {
+                Frames::look(&layout, file).map(|rescued| (None, rescued))
+            };
+            found.map_err(|error| error.to_string())
+        });
+        match found {
             Ok((frames, rescued)) => {
-                self.frames = Some(frames);
+                self.frames = frames.or(self.frames.take());
                 if let Some(Rescued { step, state, done }) = rescued.filter(|_| !self.held) {
                     info!(step, "found a snapshot in the agent's memory");
                     self.state = State { step, flat: state };
@@ -79,12 +101,23 @@ impl<M: Model> Trainer<'_, M> {
                     (self.held, self.last, self.rescued) = (true, done, true);
                 }
             }
-            Err(cause) => warn!(
+            Err(cause) if keeps => warn!(
                 "the agent keeps no snapshots: {cause}; training goes on, but where all workers die at once it resumes \
                  from a checkpoint"
             ),
+            Err(_) => {}
         }
         Ok(())
+    }
+
+    /// Gives memory back to the agent that this round's snapshots are not kept in, once the ranks have agreed on a state.
+    pub(super) fn give_memory_back(&mut self) -> Result<(), TrainError> {
+        if !std::mem::take(&mut self.gives_back) || self.local_rank > 0 {
+            return Ok(());
+        }
+        self.frames = self.frames.take().filter(|frames| !frames.are_kept());
+        (self.asked_for_memory, self.helper) = (false, None);
+        self.agent.as_mut().map_or(Ok(()), |agent| Ok(agent.forget()?))
     }
 
     /// Begins to save, on the rank that does: after `committed` steps.
@@ -114,7 +147,11 @@ impl<M: Model> Trainer<'_, M> {
     /// is on rank 0 alone; a disk that fails is warned of, no error.
     pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
         let (step, every) = (self.state.step, self.settings.snapshot_every);
-        let write = self.save_soon || step.is_multiple_of(self.settings.checkpoint_every.get());
+        if let Some(part) = self.sharing.as_mut().and_then(Sharing::begins) {
+            return self.begin_share(part);
+        }
+        let due = self.sharing.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
+        let write = self.save_soon || due;
         if step == 0 || step == self.copied || !(write || every > 0 && step.is_multiple_of(every)) {
             return Ok(None);
         }
@@ -129,12 +166,30 @@ impl<M: Model> Trainer<'_, M> {
         Ok(Some(Copying { room, about: self.about() }))
     }
 
+    /// The beginning of a copy of the present state, of which this worker writes a share.
+    fn begin_share(&mut self, part: Part) -> Result<Option<Copying>, TrainError> {
+        let step = self.state.step;
+        let room = match &mut self.saving {
+            Some(saving) => saving.room_to_share(step, part),
+            None => self.frames.as_ref().and_then(Frames::room).map(|room| room.to_share(part)),
+        };
+        let Some(room) = room else {
+            self.sharing.iter_mut().for_each(Sharing::no_room);
+            return Ok(None);
+        };
+        self.engine.give(&mut self.state)?;
+        self.copied = step;
+        Ok(Some(Copying { room, about: self.about() }))
+    }
+
     /// Takes in a copy that was made.
     pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
-        match (copying, &mut self.saving, &self.frames) {
-            (Some(Copying { room, .. }), Some(saving), _) => saving.take_in(room),
-            (Some(Copying { room, .. }), None, Some(frames)) => frames.put(room.frame),
-            _ => {}
+        let Some(Copying { room, .. }) = copying else { return };
+        match (&mut self.saving, &self.helper, &self.frames) {
+            (Some(saving), ..) => saving.take_in(room),
+            (None, Some(helper), _) if room.is_to_share() => drop(helper.take_in(room)),
+            (None, _, Some(frames)) => frames.put(room.frame),
+            (None, _, None) => {}
         }
     }
 

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::snapshot::Done;
+use crate::checkpoint::writer::How;
 use crate::checkpoint::{Checkpoints, Loaded};
 use crate::collective::{Group, Place};
 use crate::model::Model;
@@ -85,6 +86,8 @@ impl<M: Model> Trainer<'_, M> {
                 return Err(cause.unwrap_or(TrainError::LeftAlone { round, waited }));
             }
         };
+        // A checkpoint that several write is rank 0's from here on.
+        self.saving.iter().for_each(|saving| saving.decide(How::Whole));
         let commits_by = Instant::now() + COMMIT_TIME;
         while self.saving.as_ref().is_some_and(Saving::is_pending) && Instant::now() < commits_by {
             if !self.saving.as_ref().is_some_and(|saving| saving.wait(GLANCE)) {
@@ -135,12 +138,13 @@ impl<M: Model> Trainer<'_, M> {
         self.prepare(committed)?;
         // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
-        let all = group.gather([own, u64::from(self.rescued)])?;
+        let all = group.gather([own, u64::from(self.rescued), self.offer_folder()])?;
         self.rescued = false;
-        let newest = all.iter().map(|[held, _]| *held).max().unwrap_or_default();
+        self.find_writers(group, all.first().map_or(0, |[.., offer]| *offer))?;
+        let newest = all.iter().map(|[held, ..]| *held).max().unwrap_or_default();
         let Some(step) = newest.checked_sub(1) else { return self.begin(group) };
-        let holds: Vec<bool> = all.iter().map(|[held, _]| *held == newest).collect();
-        let only_rescued = all.iter().all(|[held, rescued]| *held != newest || *rescued > 0);
+        let holds: Vec<bool> = all.iter().map(|[held, ..]| *held == newest).collect();
+        let only_rescued = all.iter().all(|[held, rescued, _]| *held != newest || *rescued > 0);
         let lacking = holds.iter().filter(|&&holds| !holds).count();
         if lacking > 0 {
             self.share(group, step, &holds)?;

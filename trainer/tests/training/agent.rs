@@ -75,7 +75,7 @@ impl Agent {
                             Commits::Unanswered => None,
                         }
                     }
-                    FromWorker::Memory { id, bytes } => match &memory {
+                    FromWorker::Memory { id, bytes, .. } => match &memory {
                         Some(memory) => {
                             memory.set_len(*bytes).unwrap();
                             send_with(&stream, &ToWorker::Memory { id: *id, bytes: *bytes }, memory);

@@ -150,3 +150,20 @@ fn what_is_no_folder_of_checkpoints_is_said_to_be_none() {
         assert!(logged.contains("whole") || logged.contains("cannot be loaded"), "{command}: {logged}");
     }
 }
+
+#[test]
+fn what_is_committed_is_not_pruned_however_many_newer_ones_there_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second, third, fourth]: [PathBuf; 4] = trained(folder.path());
+    let dir = text(folder.path());
+    // Given that the second was the last whose commit was confirmed
+    let name = second.file_name().unwrap().to_str().unwrap();
+    assert_eq!(std::fs::read_to_string(folder.path().join("committed")).unwrap(), "step-00000092-r4\n");
+    std::fs::write(folder.path().join("committed"), format!("{name}\n")).unwrap();
+    let printed = done(&["prune", dir, "--keep", "1"]);
+    assert!(!first.exists() && [&second, &third, &fourth].into_iter().all(|path| path.exists()), "{printed}");
+    // And where nobody has left word, the newest whole one is what counts.
+    std::fs::remove_file(folder.path().join("committed")).unwrap();
+    done(&["prune", dir, "--keep", "1"]);
+    assert!(!second.exists() && !third.exists() && fourth.exists());
+}

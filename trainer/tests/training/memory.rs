@@ -5,14 +5,14 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use elastic_proto::worker::{Checkpoint, ToWorker};
+use elastic_proto::worker::{Checkpoint, FromWorker, ToWorker};
 use elastic_trainer::Environment;
 use elastic_trainer::random::mix;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 
 use crate::agent::{Agent, Commits, ENDLESS, assignment};
-use crate::worker::{Worker, environment, last_step, trace, train, wait_for};
+use crate::worker::{Worker, environment, free_port, last_step, trace, train, wait_for};
 
 fn memory() -> File {
     memfd_create("test", MemfdFlags::CLOEXEC).unwrap().into()
@@ -193,4 +193,68 @@ fn a_worker_that_gets_no_memory_says_so_once_and_trains() {
     let (status, _, logged) = worker.end();
     assert_eq!(status.code(), Some(143), "{logged}");
     assert_eq!(logged.matches("the agent keeps no snapshots: there is no memory to spare").count(), 1, "{logged}");
+}
+
+#[test]
+fn the_first_nodes_keep_snapshots_and_when_the_round_changes_so_does_who_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = format!(
+        "{ENDLESS} --snapshot-every 1 --checkpoint-replicas 1 --trace {}",
+        folder.path().join("trace").display()
+    );
+    let places = |round: u64| {
+        let port = free_port();
+        [0, 1].map(|rank| Environment { local_rank: 0, ..environment(rank, 2, round, port) })
+    };
+    let memories = [memory(), memory()];
+    let start = |place: Environment, memory: &File| {
+        let agent =
+            Agent::with_memory(folder.path(), &place, None, Commits::Granted, Some(memory.try_clone().unwrap()));
+        let place = Environment { agent: Some(agent.socket.clone()), ..place };
+        let worker = Worker::start(&flags, &place, None);
+        (agent, worker)
+    };
+    let [first, second] = places(1);
+    let group = [start(first, &memories[0]), start(second, &memories[1])];
+    let asked = |agent: &Agent| {
+        let heard = agent.heard.lock().unwrap();
+        let words = heard.iter().filter_map(|word| match word {
+            FromWorker::Memory { .. } => Some("memory"),
+            FromWorker::Forget => Some("forget"),
+            _ => None,
+        });
+        words.collect::<Vec<_>>()
+    };
+    // Given a round whose first node keeps them; the second has only looked what was left
+    wait_for("two snapshots", || (snapshots(&memories[0], "--lr").len() == 2).then_some(()));
+    group[0].0.step_reached(10);
+    assert_eq!((asked(&group[0].0), asked(&group[1].0)), (vec!["memory"], vec!["memory", "forget"]));
+    assert!(snapshots(&memories[1], "--lr").is_empty());
+    // When they change places, then the one keeps them and the other gives its memory back
+    for (agent, _) in &group {
+        agent.forming(2, std::time::Duration::from_secs(40));
+    }
+    let step = group.iter().map(|(agent, _)| agent.quiesced(2)).max().unwrap();
+    let [first, second] = places(2);
+    for ((agent, _), place) in group.iter().zip([second, first]) {
+        agent.say(&ToWorker::Assignment(assignment(&place, None)));
+    }
+    let later = |memory: &File| snapshots(memory, "--lr").into_iter().all(|kept| kept > step);
+    wait_for("two snapshots", || (snapshots(&memories[1], "--lr").len() == 2 && later(&memories[1])).then_some(()));
+    group[0].0.step_reached(step + 10);
+    assert_eq!(
+        (asked(&group[0].0), asked(&group[1].0)),
+        (vec!["memory", "forget"], vec!["memory", "forget", "memory"])
+    );
+    assert!(!later(&memories[0]));
+    // And what the one has left is found even by a worker that is to keep none.
+    let held = snapshots(&memories[1], "--lr").into_iter().max().unwrap();
+    for (_, worker) in group {
+        worker.signal(Signal::KILL);
+        worker.end();
+    }
+    let [first, second] = places(3);
+    let group = [start(first, &memory()), start(second, &memories[1])];
+    assert!(begun(folder.path(), 3) >= held);
+    drop(group);
 }

@@ -1,0 +1,203 @@
+//! What is left in memory when a job ends: an agent has it saved and commits it, and the job's next start goes on from
+//! there. Not for what lies in the memory.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use elastic_tests::agents::{Agent, Job, exits, json_lines};
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::live::workers;
+
+const LONG: Duration = Duration::from_secs(60);
+
+const TRAINING: [&str; 3] = ["digits", "--epochs=40", "--hidden=128,128"];
+
+fn number(line: &Value, name: &str) -> u64 {
+    line[name].as_u64().unwrap()
+}
+
+/// A job of two workers a node that has no restart to spare.
+fn job(etcd: &EtcdServer, nodes: &str) -> Job {
+    let job = Job::on(etcd, nodes).flag("--nproc-per-node=2").flag("--max-restarts=0");
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
+    let mut program = vec![binary("elastic-trainer").to_str().unwrap().to_owned()];
+    program.extend(TRAINING.iter().map(|&word| word.to_owned()));
+    program.extend(["--device=cpu", "--checkpoint-every=200", "--snapshot-every=7"].map(str::to_owned));
+    program.push(format!("--checkpoint-dir={}", job.path("checkpoints").display()));
+    program.push(format!("--trace={}", job.path("trace").display()));
+    job.program(program)
+}
+
+fn last(trace: &Path, event: &str) -> Option<u64> {
+    json_lines(trace).iter().filter(|line| line["event"] == event).map(|line| number(line, "step")).max()
+}
+
+/// Holds all workers of the job, some way past a checkpoint, and kills them after `meanwhile`. The last step that was
+/// done.
+async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl FnOnce()) -> u64 {
+    let trace = job.path("trace");
+    eventually("a checkpoint and some steps", LONG, async || {
+        (last(&trace, "committed").is_some() && last(&trace, "step") >= Some(240)).then_some(())
+    })
+    .await;
+    let all = workers(job);
+    assert_eq!(all.len(), count);
+    let send = |signal| {
+        for pid in all.values() {
+            kill_process(Pid::from_raw(*pid).unwrap(), signal).unwrap();
+        }
+    };
+    send(Signal::STOP);
+    meanwhile();
+    send(Signal::KILL);
+    last(&trace, "step").unwrap()
+}
+
+/// The step that the newest round began after, once there is a round newer than `round`.
+async fn begun_after(job: &Job, round: u64) -> u64 {
+    let begin = eventually("the next start's round", LONG, async || {
+        let lines = json_lines(&job.path("trace"));
+        lines.into_iter().find(|line| line["event"] == "begin" && number(line, "round") > round)
+    });
+    number(&begin.await, "step")
+}
+
+fn newest_round(job: &Job) -> u64 {
+    json_lines(&job.path("trace")).iter().map(|line| number(line, "round")).max().unwrap()
+}
+
+/// What an agent says it has saved.
+fn saved(agent: &Agent) -> Option<u64> {
+    let output = agent.output();
+    let words = output.split_once("saved step ")?.1;
+    words.split_once(' ')?.0.parse().ok()
+}
+
+#[tokio::test]
+async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_the_next_start_goes_on_from_it() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    let done = kill_all_workers(&job, 4, || ()).await;
+    let round = newest_round(&job);
+    assert_eq!(exits(&mut agents).await, [1, 1]);
+
+    // Then one has saved the last snapshot, and the other has not, and says so
+    let steps: Vec<u64> = agents.iter().filter_map(saved).collect();
+    let [step] = steps[..] else { panic!("{steps:?} were saved") };
+    assert!(step % 7 == 0 && step + 8 > done, "{done} steps were done, and step {step} was saved");
+    let silent = agents.iter().find(|agent| saved(agent).is_none()).unwrap().output();
+    assert!(silent.contains("the snapshots in memory are not saved by this node"), "{silent}");
+    let pointer = job.record(&etcd, "checkpoint").await.unwrap();
+    assert_eq!((number(&pointer, "step"), number(&pointer, "round")), (step, round));
+    let verify = Command::new(binary("elastic-trainer"))
+        .args(["checkpoint", "verify"])
+        .arg(Path::new(pointer["path"].as_str().unwrap()).parent().unwrap())
+        .output()
+        .unwrap();
+    assert!(verify.status.success(), "{}", String::from_utf8_lossy(&verify.stdout));
+
+    // And the next start of the job goes on from there, to the undisturbed run's end.
+    let mut agents = job.start_all(["a", "b"]);
+    assert_eq!(begun_after(&job, round).await, step);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    let alone = Command::new(binary("elastic-trainer")).args(TRAINING).arg("--device=cpu").output().unwrap();
+    let printed = String::from_utf8(alone.stdout).unwrap();
+    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
+    assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
+}
+
+#[tokio::test]
+async fn a_rescue_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "1");
+    let mut agent = job.start("a");
+    // Given a folder that cannot be written
+    let (folder, aside) = (job.path("checkpoints"), job.path("aside"));
+    let spoil = || {
+        std::fs::rename(&folder, &aside).unwrap();
+        std::fs::write(&folder, "").unwrap();
+    };
+    kill_all_workers(&job, 2, spoil).await;
+    let round = newest_round(&job);
+    let committed = last(&job.path("trace"), "committed").unwrap();
+    assert_eq!(exits([&mut agent]).await, [1]);
+    let output = agent.output();
+    let expected = format!("the job resumes from step {committed}, {}/", folder.display());
+    assert!(output.contains("the newest snapshot in memory is not saved: ") && output.contains(&expected), "{output}");
+    assert!(output.contains("cannot be written"), "{output}");
+
+    std::fs::remove_file(&folder).unwrap();
+    std::fs::rename(&aside, &folder).unwrap();
+    let mut agent = job.start("a");
+    assert_eq!(begun_after(&job, round).await, committed);
+    assert_eq!(exits([&mut agent]).await, [0]);
+}
+
+/// Asks for memory, says how it is saved, and fails.
+const WORKER: &str = r#"
+import json, os, socket, sys
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+def ask(**message):
+    agent.sendall((json.dumps(message) + "\n").encode())
+    answer = b""
+    while not answer.endswith(b"\n"): answer += socket.recv_fds(agent, 65536, 4)[0]
+    return json.loads(answer)
+ask(type="register", local_rank=0, pid=os.getpid())
+assert ask(type="memory", id=1, bytes=8192, rescue=["sh", "-c", sys.argv[1]])["type"] == "memory"
+sys.exit(3)
+"#;
+
+/// The agent of a job whose worker fails at once, and whose memory is saved by a shell.
+fn failing(job: Job, save: &str) -> (Job, Agent) {
+    let script = job.path("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let job = job.program(["python3", script.to_str().unwrap(), save]);
+    let agent = job.start("a");
+    (job, agent)
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_a_rescue_that_takes_long() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let (job, mut agent) =
+        // The agent makes one $ of two.
+        failing(Job::on(&etcd, "1").flag("--max-restarts=0"), "echo $$$$ > pid; echo begun >&2; exec sleep 600");
+    agent.says("saving from memory: begun", LONG).await;
+    agent.signal(Signal::INT);
+    agent.says("once more kills the workers and leaves at once", LONG).await;
+    assert!(!agent.is_gone(), "the first lets it be");
+    agent.signal(Signal::INT);
+    assert_eq!(exits([&mut agent]).await, [1]);
+    assert!(agent.output().contains("the saving was cut short"), "{}", agent.output());
+    let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
+    let path = format!("/proc/{pid}");
+    eventually("the end of what saved", LONG, async || (!Path::new(&path).exists()).then_some(())).await;
+}
+
+#[tokio::test]
+async fn what_a_rescue_prints_is_committed_only_if_it_is_a_checkpoint() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (save, says) in [
+        ("echo no >&2; exit 4", "sh ended with exit status: 4: no; the job resumes from its beginning"),
+        ("echo nonsense", "sh printed no checkpoint but \"nonsense"),
+        ("true", "there is no snapshot in memory to save"),
+        (
+            r#"echo '{"step":7,"path":"/x/manifest.json","digest":"crc32c:0"}'; test $# = 1 -a $0 = --after -a $1 = 0"#,
+            "saved step 7 from memory to /x/manifest.json",
+        ),
+    ] {
+        let (job, mut agent) = failing(Job::on(&etcd, "1").flag("--max-restarts=0"), save);
+        assert_eq!(exits([&mut agent]).await, [1]);
+        assert!(agent.output().contains(says), "{save}: {}", agent.output());
+        let committed = job.record(&etcd, "checkpoint").await.is_some();
+        assert_eq!(committed, save.contains("manifest"), "{save}");
+    }
+}

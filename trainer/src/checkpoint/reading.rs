@@ -1,0 +1,112 @@
+//! Reading what a manifest lists, and comparing every checksum: one thread reads, another checks what was read, so that a
+//! disk need not wait for either. Not for what a manifest says.
+
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{channel, sync_channel};
+use std::thread;
+
+use super::disk::Disk;
+use super::manifest::{Extent, Manifest, hex};
+use super::memory::Pages;
+use super::{Checkpoints, Flaw};
+
+/// One is read while the other is checked.
+const BUFFERS: usize = 2;
+
+/// A chunk of a file.
+struct Chunk<'a> {
+    extent: &'a Extent,
+    number: u64,
+    expected: &'a str,
+    start: u64,
+    end: u64,
+}
+
+impl Chunk<'_> {
+    fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    fn flaw(&self, cause: &str) -> Flaw {
+        let Chunk { extent, number, start, end, .. } = self;
+        Flaw { file: extent.file.clone(), chunk: Some(*number), cause: format!("bytes {start} to {end} {cause}") }
+    }
+
+    /// Compares its checksum, and gives what of it is state to `take`, with its place there.
+    fn check(&self, bytes: &[u8], take: &mut impl FnMut(u64, &[u8])) -> Option<Flaw> {
+        let found = hex(crc32c::crc32c(bytes));
+        if found != *self.expected {
+            return Some(self.flaw(&format!("have the checksum {found}, not {}", self.expected)));
+        }
+        let data = self.extent.file_offset..self.extent.file_offset + self.extent.len;
+        let piece = data.start.max(self.start)..data.end.min(self.end);
+        if !piece.is_empty() {
+            let within = (piece.start - self.start) as usize..(piece.end - self.start) as usize;
+            take(self.extent.offset + (piece.start - data.start), &bytes[within]);
+        }
+        None
+    }
+}
+
+fn chunks(manifest: &Manifest) -> impl Iterator<Item = Chunk<'_>> {
+    manifest.extents.iter().flat_map(|extent| {
+        (0..).zip(&extent.crc32c).map(move |(number, expected)| {
+            let start = number * extent.chunk;
+            Chunk { extent, number, expected, start, end: extent.file_len.min(start + extent.chunk) }
+        })
+    })
+}
+
+impl<D: Disk> Checkpoints<D> {
+    /// Reads all files of a checkpoint and says what is wrong with them. What is right goes to `take`, with its place in
+    /// the flat state.
+    pub(super) fn check(
+        &self,
+        path: &Path,
+        manifest: &Manifest,
+        take: impl FnMut(u64, &[u8]) + Send,
+    ) -> io::Result<Vec<Flaw>> {
+        let largest = chunks(manifest).map(|chunk| chunk.len()).max().unwrap_or(0);
+        let (emptied, empty) = channel();
+        for _ in 0..BUFFERS {
+            let mut buffer = Pages::own(largest.max(1))?;
+            buffer.populate();
+            // The receiver is here.
+            let _ = emptied.send(buffer);
+        }
+        let (filled, full) = sync_channel::<(Chunk<'_>, Pages)>(BUFFERS);
+        let mut unread = Vec::new();
+        let damaged = thread::scope(|scope| {
+            let mut take = take;
+            let checker = move || {
+                let mut damaged = Vec::new();
+                for (chunk, buffer) in full {
+                    damaged.extend(chunk.check(&buffer.bytes()[..chunk.len()], &mut take));
+                    // Nobody may want it any more.
+                    let _ = emptied.send(buffer);
+                }
+                damaged
+            };
+            let checker = thread::Builder::new().name("checksums".into()).spawn_scoped(scope, checker)?;
+            let mut spare = None;
+            for chunk in chunks(manifest) {
+                let Some(mut buffer) = spare.take().or_else(|| empty.recv().ok()) else { break };
+                let (file, into) = (path.with_file_name(&chunk.extent.file), &mut buffer.bytes_mut()[..chunk.len()]);
+                match self.disk.read(&file, chunk.start, into) {
+                    // What goes wrong there is seen at its end.
+                    Ok(()) => drop(filled.send((chunk, buffer))),
+                    Err(error) => {
+                        unread.push(chunk.flaw(&format!("cannot be read: {error}")));
+                        spare = Some(buffer);
+                    }
+                }
+            }
+            drop(filled);
+            checker.join().map_err(|_| io::Error::other("the thread that compares checksums has panicked"))
+        })?;
+        unread.extend(damaged);
+        unread.sort_by_key(|flaw| flaw.chunk);
+        Ok(unread)
+    }
+}

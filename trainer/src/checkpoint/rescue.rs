@@ -1,0 +1,155 @@
+//! Saving what an ended worker has left in memory, by a process that knows nothing of its run but what lies there. Not for
+//! going on from it: that is a worker's, with [`super::frames`].
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use elastic_proto::worker::Checkpoint;
+use tracing::warn;
+
+use super::disk::{ALIGNMENT, Host};
+use super::frames::FRAMES;
+use super::memory::Mapping;
+use super::snapshot::{Frame, Layout, Unfit};
+use super::{CheckpointError, Checkpoints};
+
+/// Why nothing is saved.
+#[derive(Debug, thiserror::Error)]
+pub enum RescueError {
+    /// It is no memory that a worker kept snapshots in.
+    #[error(
+        "standard input is no memory for snapshots ({0}): agents give it to this command, people have no use for it"
+    )]
+    NoMemory(String),
+    /// The disk does not take it.
+    #[error(transparent)]
+    Disk(#[from] CheckpointError),
+}
+
+/// Saves the newest whole snapshot in `memory`, if it is newer than step `after`, to a folder. When this returns it is
+/// durable.
+pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, RescueError> {
+    let Some(frame) = newest(memory, after)? else { return Ok(None) };
+    let mut checkpoints = Checkpoints::new(Host, folder);
+    checkpoints.prepare()?;
+    Ok(Some(checkpoints.save(&frame)?))
+}
+
+/// The newest whole frame of a step after `after`.
+fn newest(memory: impl AsFd, after: u64) -> Result<Option<Frame>, RescueError> {
+    let none = |error: io::Error| RescueError::NoMemory(error.to_string());
+    let len = rustix::fs::fstat(&memory).map_err(|error| none(error.into()))?.st_size as usize;
+    let frame = len / FRAMES;
+    if len == 0 || frame * FRAMES != len || !frame.is_multiple_of(ALIGNMENT) {
+        return Err(RescueError::NoMemory(format!("{len} bytes are not those of {FRAMES} frames")));
+    }
+    let mapping = Arc::new(Mapping::of(memory.as_fd(), len).map_err(none)?);
+    let mut found = Vec::new();
+    for number in 0..FRAMES {
+        match Layout::found(mapping.part(number * frame, frame).bytes()) {
+            Ok(layout) if layout.step() > after => found.push((layout.step(), number, layout)),
+            Ok(_) | Err(Unfit::Torn) => {}
+            Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in memory: {cause}"),
+        }
+    }
+    found.sort_by_key(|(step, ..)| std::cmp::Reverse(*step));
+    for (step, number, layout) in found {
+        let mut frame = Frame::at(&mapping, &layout, number);
+        match frame.take_up() {
+            Ok(_) => return Ok(Some(frame)),
+            Err(Unfit::Torn) => {}
+            Err(Unfit::Flawed(cause)) => warn!("passed over the snapshot of step {step} in memory: {cause}"),
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::super::frames::Frames;
+    use super::super::manifest::{Entry, Position};
+    use super::super::snapshot::Snapshot;
+    use super::*;
+
+    const NUMBERS: usize = 3 << 20;
+
+    fn entries() -> Vec<Entry> {
+        vec![Entry { name: "a".into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
+    }
+
+    /// Memory in which a worker has left snapshots of these steps.
+    fn left(steps: &[u64]) -> File {
+        let tensors = entries();
+        let layout = Layout::new("job", "--flags", &tensors);
+        let memory = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(layout.bytes()).unwrap();
+        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
+        assert!(frames.wait(Duration::from_secs(60)));
+        for &step in steps {
+            let (data, state) = (Position::default(), vec![step as f32; NUMBERS]);
+            let (tensors, state) = (&tensors, &state);
+            let (job, settings, done) = ("job", "--flags", None);
+            let snapshot = Snapshot { job, round: 4, world_size: 2, step, done, settings, data, tensors, state };
+            let mut room = frames.room().unwrap();
+            room.frame.fill(&snapshot);
+            frames.put(room.frame);
+        }
+        memory
+    }
+
+    /// The step that is saved, and that it loads.
+    fn saved(memory: &File, after: u64) -> Option<u64> {
+        let folder = tempfile::tempdir().unwrap();
+        let saved = save(memory, after, folder.path()).unwrap()?;
+        let loaded = Checkpoints::new(Host, folder.path()).load(Path::new(&saved.path), Some(&saved.digest)).unwrap();
+        assert_eq!((loaded.manifest.step, loaded.manifest.round, saved.round), (saved.step, 4, 4));
+        assert!(loaded.state == vec![saved.step as f32; NUMBERS]);
+        Some(saved.step)
+    }
+
+    #[test]
+    fn the_newest_whole_snapshot_is_saved_if_it_is_newer_than_the_commit() {
+        assert_eq!(saved(&left(&[]), 0), None);
+        let memory = left(&[5, 9]);
+        assert_eq!((saved(&memory, 0), saved(&memory, 8), saved(&memory, 9)), (Some(9), Some(9), None));
+        // When a byte of the newest is not as it was, or it was cut short, then the other one is
+        let half = memory.metadata().unwrap().len() / 2;
+        let newest = (0..2).map(|frame| frame * half).find(|&start| {
+            let mut head = [0; 4096];
+            memory.read_exact_at(&mut head, start).unwrap();
+            String::from_utf8_lossy(&head).contains("\"step\": 9")
+        });
+        let newest = newest.unwrap();
+        for place in [0, 9, 41, 60, half - 5000] {
+            let mut byte = [0];
+            memory.read_exact_at(&mut byte, newest + place).unwrap();
+            memory.write_all_at(&[byte[0] ^ 0x10], newest + place).unwrap();
+            assert_eq!((saved(&memory, 0), saved(&memory, 5)), (Some(5), None), "byte {place}");
+            memory.write_all_at(&byte, newest + place).unwrap();
+        }
+        assert_eq!(saved(&memory, 0), Some(9));
+    }
+
+    #[test]
+    fn what_is_no_memory_for_snapshots_and_what_no_disk_takes_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        other.set_len(5000).unwrap();
+        let error = save(&other, 0, folder.path()).unwrap_err().to_string();
+        assert!(error.contains("is no memory for snapshots") && error.contains("5000 bytes"), "{error}");
+        other.set_len(8192).unwrap();
+        assert_eq!(save(&other, 0, folder.path()).unwrap(), None);
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let error = save(left(&[5]), 0, &file).unwrap_err().to_string();
+        assert!(error.contains("cannot be written") && error.contains("file"), "{error}");
+    }
+}
