@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use elastic_proto::worker::Checkpoint;
-use tracing::info;
+use tracing::{debug, warn};
 
 use super::disk::Disk;
 use super::retention::Name;
@@ -104,7 +104,7 @@ impl<D: Disk> Checkpoints<D> {
         };
         let (step, bytes) = (frame.step(), range.len());
         write().map_err(|cause| CheckpointError::Save { step, folder: self.folder.clone(), cause })?;
-        tracing::debug!(step, share = part.index, of = part.count, bytes, "wrote a share of the checkpoint");
+        debug!(step, share = part.index, of = part.count, bytes, "wrote a share of the checkpoint");
         Ok(())
     }
 
@@ -114,7 +114,10 @@ impl<D: Disk> Checkpoints<D> {
         match self.join(&folder, frame, part) {
             Ok(checkpoint) => Ok(checkpoint),
             Err(cause) => {
-                info!(step = frame.step(), %cause, "cannot join the shares of the checkpoint: it is written anew");
+                warn!(
+                    step = frame.step(),
+                    "cannot join the shares of the checkpoint: {cause}; rank 0 writes all of it"
+                );
                 self.save(frame)
             }
         }
@@ -137,7 +140,7 @@ impl<D: Disk> Checkpoints<D> {
             self.disk.remove_file(&path)?;
         }
         self.disk.rename(&file, &folder.join(DATA))?;
-        tracing::debug!(step = frame.step(), shares = part.count, "joined the shares of the checkpoint");
+        debug!(step = frame.step(), shares = part.count, "joined the shares of the checkpoint");
         self.seal(folder, frame)
     }
 
