@@ -22,7 +22,8 @@ impl Team {
     /// A team of so many, the caller's thread among them. Where the system gives no more, that one does all the work.
     pub fn new(threads: NonZeroUsize) -> Team {
         let pool = |others: usize| {
-            let builder = ThreadPoolBuilder::new().num_threads(others).thread_name(|number| format!("compute-{number}"));
+            let builder =
+                ThreadPoolBuilder::new().num_threads(others).thread_name(|number| format!("compute-{number}"));
             let built = builder.build();
             built.inspect_err(|cause| warn!(%cause, "one thread computes in place of {threads}")).ok()
         };

@@ -24,7 +24,7 @@ const COMPILERS: [(&str, c_int); 2] = [("libnvrtc.so.13", 13), ("libnvrtc.so.12"
 const OLDEST: c_int = 12_000;
 
 /// All functions of the driver that are called, here or by `cudarc` on our behalf.
-const CALLED: [&str; 34] = [
+const CALLED: [&str; 38] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -39,6 +39,10 @@ const CALLED: [&str; 34] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",
     "cuMemFree_v2",

@@ -11,6 +11,7 @@ mod compiling;
 mod double;
 mod graphs;
 mod kernels;
+mod nccl;
 mod precision;
 mod training;
 #[allow(dead_code)] // What other tests need.

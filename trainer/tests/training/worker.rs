@@ -118,6 +118,9 @@ impl Worker {
         if let Some(socket) = &environment.agent {
             command.env("ELASTIC_AGENT_SOCKET", socket);
         }
+        if environment.warm_up {
+            command.env("ELASTIC_WARM_UP", "1");
+        }
         if let Some(folder) = environment.cuda.folders.first() {
             command.env("ELASTIC_CUDA_LIBRARIES", folder);
         }

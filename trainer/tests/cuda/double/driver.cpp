@@ -25,6 +25,7 @@
 #include "../../../kernels/attention.cu"
 #undef THREADS
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <elf.h>
@@ -39,8 +40,8 @@
 namespace {
 
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801,
-              CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
+              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+              NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
 
 using Pointer = unsigned long long;
 using Work = std::function<void()>;
@@ -179,11 +180,27 @@ struct Module {
     std::string image;
 };
 
+// A stream's work is done in the call that asks for it, but for what the stand-in for NCCL puts on it: that counts here
+// what it was given and what has ended (`Stream` in trainer/fake-nccl).
+struct Stream {
+    std::atomic<uint64_t> enqueued{0}, ended{0};
+};
+
+struct Event {
+    const Stream *stream = nullptr;
+    uint64_t after = 0;
+};
+
+// Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
+// this double can.
+Result idle(const Stream *stream) { return stream->ended < stream->enqueued ? NOT_READY : SUCCESS; }
+
 const char *words(int code)
 {
     switch (code) {
     case SUCCESS: return "no error";
     case OUT_OF_MEMORY: return "out of memory";
+    case NOT_READY: return "device not ready";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
     case NOT_SUPPORTED: return "operation not supported";
@@ -221,11 +238,27 @@ CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
 CUDA cuCtxSynchronize() { return ready(); }
-CUDA cuStreamCreate(void **stream, unsigned) { return *stream = &context, ready(); }
-CUDA cuStreamDestroy_v2(void *) { return ready(); }
-CUDA cuStreamSynchronize(void *)
+CUDA cuStreamCreate(Stream **stream, unsigned) { return *stream = new Stream, ready(); }
+CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
+CUDA cuEventRecord(Event *event, const Stream *stream)
 {
-    const Result wrong = outside();
+    event->stream = stream;
+    event->after = stream->enqueued;
+    return ready();
+}
+CUDA cuEventQuery(const Event *event)
+{
+    if (Result wrong = ready())
+        return wrong;
+    return event->stream && event->stream->ended < event->after ? NOT_READY : SUCCESS;
+}
+CUDA cuEventDestroy_v2(Event *event) { return delete event, SUCCESS; }
+CUDA cuStreamDestroy_v2(void *) { return ready(); }
+CUDA cuStreamSynchronize(const Stream *stream)
+{
+    if (Result wrong = outside())
+        return wrong;
+    const Result wrong = idle(stream);
     return wrong ? wrong : ready();
 }
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes); }
@@ -249,8 +282,10 @@ CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, void *)
 {
     return copy(to, (void *)from, bytes, from, 0);
 }
-CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *)
+CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, const Stream *stream)
 {
+    if (Result wrong = idle(stream))
+        return wrong;
     return copy((void *)to, (void *)from, bytes, to, from);
 }
 CUDA cuModuleLoadData(Module **module, const void *image)
@@ -275,10 +310,12 @@ CUDA cuModuleGetFunction(const Call **function, Module *module, const char *name
     return *function = &found->second, SUCCESS;
 }
 CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                    unsigned, void *, void **arguments, void **)
+                    unsigned, const Stream *stream, void **arguments, void **)
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = idle(stream))
         return wrong;
     const Index grid = {gx, gy, gz}, block = {bx, by, bz};
     if (!gx || !gy || !gz || !bx || !by || !bz || gy > 65535 || gz > 65535 || bx * by * bz > 1024)
