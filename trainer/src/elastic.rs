@@ -9,7 +9,7 @@ use crate::model::Model;
 use crate::settings::{Environment, Settings};
 use crate::state::State;
 use crate::stop::Stop;
-use crate::train::{TrainError, Trainer};
+use crate::train::{Ready, TrainError, Trainer};
 
 /// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit
 /// for bit, as if nothing had happened.
@@ -142,6 +142,13 @@ impl<'a> Elastic<'a> {
             Some(out) => out,
             None => &mut stdout,
         };
+        // To be known to the agent is to be ready: what takes long comes first.
+        let ready = Ready::make(&settings, &environment, model, data);
+        let ready = match ready {
+            // No round has begun that it could fail in, and this worker must not seem ready for one.
+            Err(error) if environment.warm_up => return Err(error),
+            ready => ready,
+        };
         let (mut agent, assignment) = match &environment.agent {
             None => (None, None),
             Some(path) => {
@@ -149,7 +156,8 @@ impl<'a> Elastic<'a> {
                 (Some(agent), Some(assignment))
             }
         };
-        let result = Trainer::new(&settings, &environment, assignment, &mut agent, &stop, model, data)
+        let result = ready
+            .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready))
             .and_then(|trainer| trainer.rescued_by(rescue).train(out));
         if let (Err(error), Some(agent)) = (&result, &mut agent)
             && !matches!(error, TrainError::Stopped)

@@ -8,7 +8,7 @@
 //! train        the loop: a step, its reduction, its checkpoint; from one round to the next in the same process
 //! data         samples, their order, the batch of a step            model       what is trained, its gradient, AdamW
 //! collective   sums and copies between the ranks of a round         checkpoint  saving, committing, loading
-//! nccl         the same between GPUs; training does not use it yet
+//! nccl         the same between GPUs
 //! agent        the worker's side of the agent's socket              settings    flags, environment
 //! engine       what computes a step: CPUs, or a GPU               cuda, device   GPUs, and which to use
 //! gradient     a rank's share of a step                           team        the threads that compute it

@@ -86,6 +86,9 @@ fn main() -> ExitCode {
             if let Err(error) = write_error_file(&format!("{error:#}")) {
                 error!("{error:#}");
             }
+            if matches!(error.downcast_ref(), Some(error) if TrainError::is_stuck(error)) {
+                end_now();
+            }
             ExitCode::FAILURE
         }
     }
@@ -118,6 +121,13 @@ fn tell(outcome: &Outcome, judge: impl FnOnce() -> String) -> anyhow::Result<()>
         writeln!(io::stdout(), "{}", judge()).context("cannot print")?;
     }
     io::stdout().flush().context("cannot print")
+}
+
+/// Ends this process without the ends of its libraries: those would wait for a thread that is in one of them for good.
+#[allow(unsafe_code)]
+fn end_now() -> ! {
+    // SAFETY: nothing is open that has to be written; what was printed is out.
+    unsafe { libc::_exit(1) }
 }
 
 /// Says why in the file that torchrun's agents read, in its format.

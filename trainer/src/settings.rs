@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, FromArgMatches};
+use clap::{Args, FromArgMatches, ValueEnum};
 
 use crate::checkpoint::retention::Retention;
 use crate::collective::{Patience, SumOrder};
@@ -61,6 +61,14 @@ pub struct Settings {
     /// either. A run must go on with the same
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
+    /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL where
+    /// every worker has one that works, else over TCP. The result is the same. Workers on CPUs use TCP
+    #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Collectives::Auto)]
+    pub collectives: Collectives,
+    /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python environment,
+    /// or where the loader looks]
+    #[arg(long, value_name = "FILE")]
+    pub nccl_library: Option<PathBuf>,
     /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
@@ -106,6 +114,18 @@ pub struct Settings {
     /// Give up on a round whose workers have not all appeared after this long
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub form_timeout: Duration,
+}
+
+/// What carries the gradients of GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Collectives {
+    /// NCCL where every worker has it, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// NCCL, or an error.
+    Nccl,
 }
 
 impl Default for Settings {

@@ -32,12 +32,12 @@ use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
-use crate::engine::{self, Engine, Ranks, Reduced, Step};
+use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, Tensor};
 use crate::plot::{self, Point};
 use crate::saving::Saving;
-use crate::settings::{Environment, Settings};
+use crate::settings::{Collectives, Environment, Settings};
 use crate::state::State;
 use crate::stop::Stop;
 use crate::trace::{Event, Trace};
@@ -113,6 +113,35 @@ pub(crate) struct Trainer<'a, M: Model> {
     draining: bool,
 }
 
+/// What a worker needs whatever its place, and takes long to make.
+pub(crate) struct Ready<'a, M: Model> {
+    model: &'a M,
+    data: &'a dyn Data<Batch = M::Batch>,
+    engine: Box<dyn Engine<M> + 'a>,
+}
+
+impl<'a, M: Model> Ready<'a, M> {
+    /// Opens the GPU, with its kernels and NCCL, if there is to be one.
+    pub(crate) fn make(
+        settings: &Settings,
+        environment: &Environment,
+        model: &'a M,
+        data: &'a dyn Data<Batch = M::Batch>,
+    ) -> Result<Ready<'a, M>, TrainError> {
+        check(model, data).map_err(TrainError::Unusable)?;
+        let (device, precision) = (settings.device, settings.precision);
+        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
+            device,
+            precision,
+            cause,
+        })?;
+        if settings.collectives == Collectives::Nccl {
+            engine.nccl().map_err(|cause| TrainError::NoNccl(cause.to_string()))?;
+        }
+        Ok(Ready { model, data, engine })
+    }
+}
+
 /// How a worker's part in a round ends well.
 enum Ended {
     /// All steps are done.
@@ -128,25 +157,18 @@ impl<'a, M: Model> Trainer<'a, M> {
         assignment: Option<Assignment>,
         agent: &'a mut Option<Agent>,
         stop: &'a Stop,
-        model: &'a M,
-        data: &'a dyn Data<Batch = M::Batch>,
-    ) -> Result<Trainer<'a, M>, TrainError> {
-        check(model, data).map_err(TrainError::Unusable)?;
+        ready: Ready<'a, M>,
+    ) -> Trainer<'a, M> {
+        let Ready { model, data, engine } = ready;
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
-        let (device, precision) = (settings.device, settings.precision);
-        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
-            device,
-            precision,
-            cause,
-        })?;
         // A checkpoint goes on wherever it is; peers must give the same bits.
         let mut shared = format!("{words} --epochs {} --bucket-mb {}", settings.epochs, settings.bucket_mb);
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
         }
-        Ok(Trainer {
+        Trainer {
             settings,
             model,
             data,
@@ -180,7 +202,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             account: Account::new(Instant::now()),
             seen: Vec::new(),
             draining: false,
-        })
+        }
     }
 
     /// The same, with a command line that saves what is in the agent's memory, up to `--dir`.
@@ -200,7 +222,14 @@ impl<'a, M: Model> Trainer<'a, M> {
             };
             match next {
                 Ok(assignment) => self.take_place(assignment),
-                Err(error) => return Err(self.part(error)),
+                Err(error) => {
+                    let error = self.part(error);
+                    if error.is_stuck() {
+                        // NCCL may be at all that this holds.
+                        std::mem::forget(self);
+                    }
+                    return Err(error);
+                }
             }
         }
     }
@@ -209,8 +238,11 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn round(&mut self, out: &mut dyn Write) -> Result<Ended, TrainError> {
         let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
         let mut group = group.recorded_by(&self.recorder);
-        let ended = self.agree(&mut group).and_then(|()| self.give_memory_back());
-        let ended = ended.and_then(|()| self.steps(&mut group, out));
+        let ended = loop {
+            if let Some(ended) = self.turn(&mut group, out).transpose() {
+                break ended;
+            }
+        };
         // After any other error it is dropped without a farewell: the peers shall not wait in vain.
         if matches!(ended, Ok(_) | Err(TrainError::Stopped)) {
             self.group = Some(group);
@@ -218,7 +250,20 @@ impl<'a, M: Model> Trainer<'a, M> {
         ended
     }
 
-    fn steps(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Ended, TrainError> {
+    /// From making ready for sums to the end. None where all ranks have to begin anew with that, in the same round.
+    fn turn(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Option<Ended>, TrainError> {
+        self.engine.join(group)?;
+        self.agree(group)?;
+        self.give_memory_back()?;
+        let Some(ended) = self.steps(group, out)? else { return Ok(None) };
+        match self.engine.leave(group) {
+            Err(EngineError::Again) => Ok(None),
+            // Whoever is gone now is missed in the next round, if there is one.
+            _ => Ok(Some(ended)),
+        }
+    }
+
+    fn steps(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Option<Ended>, TrainError> {
         let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
         let total = self.schedule.total_steps();
@@ -255,7 +300,10 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.engine.reduce(&task, Ranks { group, nodes: &nodes, vote })
             });
             self.end_copy(copying);
-            let Reduced { loss, votes } = reduced?;
+            let Reduced { loss, votes } = match reduced {
+                Err(EngineError::Again) => return Ok(None),
+                reduced => reduced?,
+            };
 
             let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
             let loss = loss / units;
@@ -284,10 +332,10 @@ impl<'a, M: Model> Trainer<'a, M> {
             }
             // All ranks learn in the same step that a round is forming, too: this is the boundary.
             if votes & QUIESCE != 0 {
-                return Ok(Ended::Quiesced);
+                return Ok(Some(Ended::Quiesced));
             }
         }
-        Ok(Ended::Finished)
+        Ok(Some(Ended::Finished))
     }
 
     /// Ends a run whose steps are done.

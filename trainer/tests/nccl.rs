@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use elastic_trainer::collective::recorder::Recorder;
 use elastic_trainer::collective::tree::{cover, shards_of};
 use elastic_trainer::collective::{Group, Patience, Place};
-use elastic_trainer::nccl::{Added, Communicator, Device, Library, Span};
+use elastic_trainer::cuda::Surroundings;
+use elastic_trainer::nccl::{Added, Communicator, Device, Joined, Library, LibraryError, Span};
 use elastic_trainer::random::unit;
 use elastic_trainer::stop::Stop;
 
@@ -27,6 +28,10 @@ const NUMBERS: usize = 300_000;
 /// The stand-in, built beside this test.
 fn fake() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
+}
+
+fn open(file: &Path) -> Result<std::sync::Arc<Library>, LibraryError> {
+    Library::open(Some(file), &Surroundings::default())
 }
 
 /// The stand-in's stream: see `fake_nccl::Stream`.
@@ -114,7 +119,10 @@ impl Rank {
                 self.place = Some(place);
                 let group = group.map_err(|error| error.to_string())?.recorded_by(&self.recorder);
                 let group = self.group.insert(group.with_patience(Patience { form: time, operation: time }));
-                self.communicator.join(group).map(|way| format!("{way:?}")).map_err(|error| error.to_string())
+                match self.communicator.join(group).map_err(|error| error.to_string())? {
+                    Joined::By(way) => Ok(format!("{way:?}")),
+                    Joined::Refused { ranks, cause } => Err(format!("refused by {ranks:?}: {cause:?}")),
+                }
             }
             "sum" => {
                 let group = self.group.as_mut().unwrap();
@@ -137,7 +145,7 @@ impl Rank {
             "leave" => {
                 let mut group = self.group.take().unwrap();
                 let device = Box::new(host());
-                let next = Communicator::new(Library::open(Some(&fake())).unwrap(), device).unwrap();
+                let next = Communicator::new(open(&fake()).unwrap(), device).unwrap();
                 let communicator = std::mem::replace(&mut self.communicator, next);
                 communicator.close(&mut group).map_err(|error| error.to_string())?;
                 group.leave();
@@ -210,7 +218,7 @@ fn host() -> Host {
 #[test]
 #[ignore = "a part of the other tests"]
 fn rank() {
-    let library = Library::open(Some(Path::new(&std::env::var("NCCL_OF_TEST").unwrap()))).unwrap();
+    let library = open(Path::new(&std::env::var("NCCL_OF_TEST").unwrap())).unwrap();
     let communicator = Communicator::new(library, Box::new(host())).unwrap();
     let (stop, recorder) = (Stop::default(), Recorder::default());
     let mut rank = Rank { communicator, group: None, place: None, stop, recorder };
@@ -327,18 +335,18 @@ fn without(functions: &[&str], folder: &Path) -> PathBuf {
 #[test]
 fn old_and_poor_libraries_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();
-    let whole = Library::open(Some(&fake())).unwrap();
+    let whole = open(&fake()).unwrap();
     assert_eq!(whole.version(), 23_007);
     let can = whole.capabilities();
     assert!(can.shrink && can.revoke && can.grow);
-    let poor = Library::open(Some(&without(&["ncclCommRevoke", "ncclCommGrow"], folder.path()))).unwrap();
+    let poor = open(&without(&["ncclCommRevoke", "ncclCommGrow"], folder.path())).unwrap();
     let can = poor.capabilities();
     assert!(can.shrink && !can.revoke && !can.grow);
-    let broken = Library::open(Some(&without(&["ncclAllReduce"], folder.path()))).unwrap_err().to_string();
+    let broken = open(&without(&["ncclAllReduce"], folder.path())).unwrap_err().to_string();
     assert!(broken.contains("no function ncclAllReduce"), "{broken}");
     // SAFETY: no other thread of this test's process is at the environment.
     unsafe { std::env::set_var("FAKE_NCCL_VERSION", "21602") };
-    let old = Library::open(Some(&fake())).unwrap_err().to_string();
+    let old = open(&fake()).unwrap_err().to_string();
     assert!(old.contains("is NCCL 2.16.2, and 2.17 or newer is needed") && old.contains("pip install"), "{old}");
 }
 
@@ -414,7 +422,7 @@ fn a_rank_that_hangs_is_given_up_after_the_deadline() {
     survivors.iter_mut().for_each(|process| process.begin("sum"));
     for survivor in &mut survivors {
         let answer = survivor.answer();
-        assert!(answer.contains("sent nothing for"), "{answer}");
+        assert!(answer.contains("did not end within"), "{answer}");
     }
     let record = std::fs::read(folder.path().join("collectives-round-1-rank-0.json")).unwrap();
     let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
@@ -452,8 +460,8 @@ fn a_communicator_that_is_never_made_is_given_up() {
     let mut processes: [Process; 2] = start(&fake());
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG ncclCommInitRankConfig"), "set");
     let answers = join(&mut processes.each_mut(), 1, Duration::from_secs(1));
-    // Whoever gives up first is gone for the other.
-    let given_up = |answer: &String| answer.contains("sent nothing for") || answer.contains("lost rank");
+    // All learn of it, and the group is as good as before.
+    let given_up = |answer: &String| answer.contains("refused by [0, 1]") && answer.contains("did not end within");
     assert!(answers.iter().all(given_up), "{answers:?}");
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG"), "set");
     every(&join(&mut processes.each_mut(), 2, LONG), "Renew");
@@ -501,6 +509,6 @@ fn a_call_that_never_returns_is_reported() {
     assert_eq!(processes[0].ask("set FAKE_NCCL_BLOCK ncclAllReduce"), "set");
     let answers = all(&mut processes.each_mut(), "sum");
     assert!(answers[0].contains("NCCL does not come back from sum"), "{answers:?}");
-    assert!(answers[1].contains("sent nothing for"), "{answers:?}");
+    assert!(answers[1].contains("did not end within"), "{answers:?}");
     assert!(processes[0].ask("sum").contains("NCCL does not come back from an earlier call"));
 }

@@ -3,6 +3,9 @@
 // Helpers of tests fail as tests do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
+#[allow(dead_code)] // What tests of the trainer need.
+#[path = "../../../trainer/tests/cuda/double.rs"]
+mod double;
 mod elasticity;
 mod endings;
 mod faults;
@@ -12,6 +15,7 @@ mod hosted;
 mod live;
 mod memory;
 mod mistakes;
+mod nccl;
 mod networks;
 mod outcome;
 mod preemption;

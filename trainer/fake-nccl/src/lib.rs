@@ -14,6 +14,8 @@
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
 //! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
+//! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`, or
+//!                                     one of FAKE_NCCL_FAIL: process 4711 removes it, and does so once
 //! ```
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 // A test's stand-in may panic as tests may.
@@ -125,9 +127,19 @@ fn asked(variable: &str, name: &str) -> bool {
     std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| listed == name))
 }
 
+/// What `fits` makes of a fault of this kind that is for this process, once.
+fn once<T>(variable: &str, fits: impl Fn(&str) -> Option<T>) -> Option<T> {
+    let path = std::env::var_os("FAKE_NCCL_FAULT")?;
+    let text = std::fs::read_to_string(&path).ok()?;
+    let fault = text.trim().strip_prefix(&format!("{} {variable}=", std::process::id()))?;
+    let found = fits(fault)?;
+    std::fs::remove_file(path).ok().map(|()| found)
+}
+
 /// Waits for ever, but for a cancel, if this is to hang.
 fn hang(name: &str, shared: &Shared) -> Result<(), c_int> {
-    while asked("FAKE_NCCL_HANG", name) {
+    let once = once("FAKE_NCCL_HANG", |fault| (fault == name).then_some(())).is_some();
+    while once || asked("FAKE_NCCL_HANG", name) {
         if shared.cancel.load(Ordering::SeqCst) {
             return Err(REMOTE_ERROR);
         }
@@ -142,8 +154,8 @@ fn enter(name: &str) -> Result<(), c_int> {
         std::thread::sleep(Duration::from_millis(10));
     }
     let failures = std::env::var("FAKE_NCCL_FAIL").unwrap_or_default();
-    let code = failures.split(',').find_map(|failure| failure.strip_prefix(name)?.strip_prefix(':')?.parse().ok());
-    code.map_or(Ok(()), Err)
+    let code = |failure: &str| failure.strip_prefix(name)?.strip_prefix(':')?.parse().ok();
+    failures.split(',').find_map(code).or_else(|| once("FAKE_NCCL_FAIL", code)).map_or(Ok(()), Err)
 }
 
 /// A communicator, in the thread that it belongs to.

@@ -243,6 +243,13 @@ impl Group {
         self.poll(&[], Duration::ZERO).map(drop)
     }
 
+    /// Whether a peer has sent something that this rank does not wait for yet: the peer is past what this one is in.
+    pub(crate) fn is_behind(&mut self) -> bool {
+        let interests: Vec<Interest> =
+            (0..self.world_size).map(|peer| Interest { peer, send: false, receive: true }).collect();
+        self.poll(&interests, Duration::ZERO).unwrap_or(false)
+    }
+
     /// Whether a wanted socket became ready within `time`.
     fn poll(&mut self, interests: &[Interest], time: Duration) -> Result<bool, CollectiveError> {
         let mut peers = Vec::with_capacity(self.world_size);

@@ -226,6 +226,20 @@ impl Gpu {
         &self.stream
     }
 
+    /// Copies numbers to another place on the GPU.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn copy(&self, from: &CudaView<'_, f32>, to: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(from.len(), to.len(), "what is copied and the room for it");
+        self.stream.memcpy_dtod(from, to).map_err(self.failed("copy"))
+    }
+
+    /// Waits until all that was asked for is done. What NCCL does is not part of it.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        self.stream.synchronize().map_err(self.failed("compute"))
+    }
+
     /// How often memory was given so far.
     pub(super) fn allocations(&self) -> u64 {
         self.allocations.load(Relaxed)
@@ -250,7 +264,7 @@ impl Gpu {
     }
 }
 
-fn failed(gpu: usize, doing: &'static str, error: DriverError) -> CudaError {
+pub(super) fn failed(gpu: usize, doing: &'static str, error: DriverError) -> CudaError {
     let cause = match error.error_string() {
         Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
         Err(_) => format!("{:?}", error.0),

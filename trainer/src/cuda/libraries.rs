@@ -43,7 +43,7 @@ pub(super) const PRODUCTS: Family = Family {
 const OLDEST: c_int = 12_000;
 
 /// All functions of the driver that are called, here or by `cudarc` on our behalf.
-const CALLED: [&str; 34] = [
+const CALLED: [&str; 38] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -58,6 +58,10 @@ const CALLED: [&str; 34] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",
     "cuMemFree_v2",

@@ -7,10 +7,10 @@
 //! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
 //!                                                                    rows, attention  the same for those of a GPT
 //! graph       launches, captured once and replayed                   product  products of matrices
-//! cublaslt    products by NVIDIA's library
+//! cublaslt    products by NVIDIA's library                           nccl_stream  a second stream, for sums over ranks by NCCL
 //! ```
 //!
-//! Nothing of CUDA is needed to build. All work of a process goes to one stream, in the order in which it is asked for;
+//! Nothing of CUDA is needed to build. A process's own work goes to one stream, in the order in which it is asked for;
 //! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
 //! bits on GPUs of one kind.
 
@@ -22,6 +22,7 @@ mod gpu;
 mod graph;
 mod launch;
 mod libraries;
+mod nccl_stream;
 mod product;
 mod rows;
 
@@ -34,6 +35,7 @@ pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
 pub use launch::{Labelled, Labels};
 pub use libraries::Surroundings;
+pub(crate) use nccl_stream::{NcclStream, ordered_sum};
 pub use product::{After, Matrix};
 pub use rows::{Chunks, Norm, Occurrences, Stream};
 

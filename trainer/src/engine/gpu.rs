@@ -1,11 +1,12 @@
-//! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there. For the sum over ranks a
-//! rank's partial sums come to the host.
+//! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there, and so do sums over ranks
+//! where these have NCCL. Else a rank's partial sums come to the host for the sum over TCP.
 
 use cudarc::driver::CudaSlice;
 
+use super::nccl::{Nccl, NoNccl};
 use super::{Engine, EngineError, Ranks, Reduced, Step};
-use crate::collective::SumOrder;
 use crate::collective::tree::Node;
+use crate::collective::{Group, SumOrder};
 use crate::cuda::{CudaError, Gpu, Graphs, Pass, Room};
 use crate::gradient::Task;
 use crate::model::Model;
@@ -14,6 +15,8 @@ use crate::state::State;
 
 /// It works on its own copy of the state.
 pub(super) struct OnGpu<'a, M: Model> {
+    /// Dropped before the memory that it works on.
+    nccl: Nccl,
     gpu: Gpu,
     pass: Box<dyn Pass<M::Batch> + 'a>,
     graphs: Graphs,
@@ -25,9 +28,10 @@ pub(super) struct OnGpu<'a, M: Model> {
     samples: Vec<u64>,
     /// Gradients that nobody uses.
     spare: Vec<CudaSlice<f32>>,
-    /// The sum over all ranks.
+    /// What is summed over NCCL, and the sum over all ranks.
+    sums: Vec<CudaSlice<f32>>,
     sum: CudaSlice<f32>,
-    /// The same, and what was summed, on the host.
+    /// The same on the host, for TCP.
     host_sum: Vec<f32>,
     partials: Vec<Vec<f32>>,
     order: SumOrder,
@@ -38,14 +42,16 @@ impl<'a, M: Model> OnGpu<'a, M> {
     pub(super) fn new(
         gpu: Gpu,
         pass: Box<dyn Pass<M::Batch> + 'a>,
+        nccl: Nccl,
         count: usize,
         order: SumOrder,
     ) -> Result<OnGpu<'a, M>, CudaError> {
         let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
         let sum = gpu.zeros(count + 1)?;
-        let (graphs, batch, samples, spare, partials) = Default::default();
-        let (host_sum, norm) = (vec![0.0; count + 1], Room::default());
+        let (graphs, batch, samples, spare, sums) = Default::default();
+        let (host_sum, partials, norm) = Default::default();
         Ok(OnGpu {
+            nccl,
             gpu,
             pass,
             graphs,
@@ -54,12 +60,55 @@ impl<'a, M: Model> OnGpu<'a, M> {
             batch,
             samples,
             spare,
+            sums,
             sum,
             host_sum,
             partials,
             order,
             norm,
         })
+    }
+
+    /// Sums over ranks on GPUs.
+    fn sum_over_nccl(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        // Those of a sum that was given up.
+        self.spare.append(&mut self.sums);
+        for &node in nodes {
+            let sum = self.sum_under(task, node)?;
+            self.sums.push(sum);
+        }
+        let OnGpu { nccl, gpu, sums, sum, .. } = self;
+        nccl.make_room(gpu, group, task.shards, sum.len())?;
+        // What goes wrong in a gradient is no fault of NCCL's, and nobody's time for the sum runs while another computes.
+        gpu.wait()?;
+        let votes = nccl.exchange(group, vote())?;
+        nccl.sum(gpu, group, task.shards, sums, sum)?;
+        Ok(votes)
+    }
+
+    /// Sums over ranks on hosts.
+    fn sum_over_tcp(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+        let Ranks { group, nodes, vote } = ranks;
+        self.host_sum.resize(self.sum.len(), 0.0);
+        self.partials.resize_with(nodes.len(), || vec![0.0; self.sum.len()]);
+        for (number, &node) in nodes.iter().enumerate() {
+            let sum = self.sum_under(task, node)?;
+            self.gpu.download(&sum.as_view(), &mut self.partials[number])?;
+            self.spare.push(sum);
+        }
+        let partials: Vec<&[f32]> = self.partials.iter().map(Vec::as_slice).collect();
+        let votes = group.sum(self.order, task.shards, &partials, &mut self.host_sum, Some(vote()))?;
+        self.gpu.upload(&self.host_sum, &mut self.sum.as_view_mut())?;
+        Ok(votes)
+    }
+
+    /// The sum of all shards, which are this rank's.
+    fn sum_alone(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+        let sum = self.sum_under(task, Node::root(task.shards))?;
+        self.gpu.copy(&sum.as_view(), &mut self.sum.as_view_mut())?;
+        self.spare.push(sum);
+        Ok((ranks.vote)())
     }
 
     /// As [`Task::sum_under`], in the same order.
@@ -126,18 +175,30 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(())
     }
 
-    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
-        let Ranks { group, nodes, vote } = ranks;
-        self.partials.resize_with(nodes.len(), || vec![0.0; self.host_sum.len()]);
-        for (number, &node) in nodes.iter().enumerate() {
-            let sum = self.sum_under(task, node)?;
-            self.gpu.download(&sum.as_view(), &mut self.partials[number])?;
-            self.spare.push(sum);
+    fn nccl(&self) -> Result<(), &NoNccl> {
+        self.nccl.usable()
+    }
+
+    fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {
+        self.nccl.join(group)
+    }
+
+    fn leave(&mut self, group: &mut Group) -> Result<(), EngineError> {
+        if self.nccl.is_joined() {
+            self.nccl.exchange(group, 0)?;
         }
-        let partials: Vec<&[f32]> = self.partials.iter().map(Vec::as_slice).collect();
-        let votes = group.sum(self.order, task.shards, &partials, &mut self.host_sum, Some(vote()))?;
-        self.gpu.upload(&self.host_sum, &mut self.sum.as_view_mut())?;
-        Ok(Reduced { loss: self.host_sum[self.host_sum.len() - 1], votes })
+        Ok(())
+    }
+
+    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+        let votes = match ranks.group.world_size() {
+            1 => self.sum_alone(task, ranks)?,
+            _ if self.nccl.is_joined() => self.sum_over_nccl(task, ranks)?,
+            _ => self.sum_over_tcp(task, ranks)?,
+        };
+        let mut loss = [0.0];
+        self.gpu.download(&self.sum.slice(self.sum.len() - 1..), &mut loss)?;
+        Ok(Reduced { loss: loss[0], votes })
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {

@@ -7,6 +7,7 @@
 
 mod gpu;
 mod host;
+mod nccl;
 
 use tracing::{info, warn};
 
@@ -20,6 +21,7 @@ use crate::settings::{Environment, Settings};
 use crate::state::State;
 use gpu::OnGpu;
 use host::OnHost;
+use nccl::{Nccl, NoNccl};
 
 /// What computes steps of a model.
 pub(crate) trait Engine<M: Model> {
@@ -28,6 +30,25 @@ pub(crate) trait Engine<M: Model> {
 
     /// Takes a state that has come from elsewhere.
     fn take(&mut self, state: &State) -> Result<(), CudaError>;
+
+    /// Why there is no NCCL, where there is none.
+    fn nccl(&self) -> Result<(), &NoNccl> {
+        Err(&NoNccl::Host)
+    }
+
+    /// Makes ready to sum over the ranks of a round. All of them call it, before anything else that they do together;
+    /// and again in the same round when [`EngineError::Again`] says so.
+    fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// Waits until all ranks have what was summed last: until then, none may end what it sends with. All of them call it
+    /// when they end the round together.
+    fn leave(&mut self, group: &mut Group) -> Result<(), EngineError> {
+        let _ = group;
+        Ok(())
+    }
 
     /// Sums the gradient of a step over all its shards, in the order of the tree, and keeps the sum for
     /// [`advance`](Self::advance).
@@ -64,6 +85,11 @@ pub(crate) enum EngineError {
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Collective(#[from] CollectiveError),
+    #[error(transparent)]
+    NoNccl(#[from] NoNccl),
+    /// All ranks hear of it at the same point. Their states may differ by one step.
+    #[error("it failed on a rank, and all begin anew")]
+    Again,
 }
 
 /// How to go on along a gradient.
@@ -125,5 +151,6 @@ fn on_gpu<'a, M: Model>(
     let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
     let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(settings.precision);
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
-    Ok(OnGpu::new(gpu, pass, model.parameters(), settings.sum_order)?)
+    let nccl = Nccl::load(&gpu, settings, environment);
+    Ok(OnGpu::new(gpu, pass, nccl, model.parameters(), settings.sum_order)?)
 }

@@ -12,16 +12,32 @@ use super::ordered::{self, Moves};
 use super::owner::{Answer, Owner};
 use super::recovery::{Held, Standing, Way, decide};
 use super::{Device, Span};
-use crate::collective::{CollectiveError, Group};
+use crate::collective::{CollectiveError, Group, Patience};
 
 /// Time between two looks at the round and its peers while NCCL works.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long NCCL may take beyond an operation's time to come back from what it is in.
 const STUCK_TIME: Duration = Duration::from_secs(10);
+/// How long NCCL may take when a peer is past what this rank is in: NCCL has done it there, or has failed.
+const LAG_TIME: Duration = Duration::from_secs(3);
 /// How long after an error of NCCL's a peer's connection may take to show that the peer is gone.
 const NAMING_TIME: Duration = Duration::from_millis(500);
 /// The round, and the id that its ranks find each other by.
 const TICKET: usize = 8 + 128;
+
+/// What came of joining a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Joined {
+    /// There is a communicator, which was made in this way.
+    By(Way),
+    /// There is none, for nobody: NCCL could not make one for these ranks. The group is as good as before.
+    Refused {
+        /// Who failed.
+        ranks: Vec<usize>,
+        /// Why, where this rank is one of them.
+        cause: Option<String>,
+    },
+}
 
 /// One rank's communicator. It belongs to the round of the group that it was [joined](Self::join) with, and is used with
 /// that group, which watches over the peers meanwhile.
@@ -46,34 +62,66 @@ impl Communicator {
         Ok(Communicator { owner: Owner::start(library.clone(), device)?, library, held: None, stuck: false })
     }
 
-    /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow.
-    /// Returns which it was. All ranks call it, after they have formed the group.
+    /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow. All
+    /// ranks call it, after they have formed the group, and all learn the same of it.
     ///
     /// # Errors
-    /// A peer is gone or late, a later round forms, or NCCL fails.
-    pub fn join(&mut self, group: &mut Group) -> Result<Way, CollectiveError> {
+    /// A peer is gone or late, or a later round forms.
+    pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
         let own = Standing { held: self.held, can: self.library.capabilities() };
         let all: Vec<Standing> = group.gather(own.to_words())?.into_iter().map(Standing::from_words).collect();
         let mut way = decide(&all);
         if way != Way::Renew {
             // In a communicator that grows, rank 0 is one of those who were there.
             let made = self.keep(group, &way, all[0].held.map(|held| held.round));
-            if let Err(error) = &made {
-                warn!("the communicator cannot be kept ({error}); all ranks make a new one");
-            }
-            // Only where it has worked for all.
-            let worked = group.gather([u64::from(made.is_ok())])?;
-            if worked.contains(&[0]) {
+            if !self.agree(group, made)?.is_empty() {
                 way = Way::Renew;
             }
         }
         if way == Way::Renew {
-            self.renew(group)?;
+            let made = self.renew(group);
+            let cause = made.as_ref().err().map(ToString::to_string);
+            let ranks = self.agree(group, made)?;
+            if !ranks.is_empty() {
+                self.end();
+                return Ok(Joined::Refused { ranks, cause });
+            }
         }
         let (round, rank, world_size) = (group.round(), group.rank(), group.world_size());
         self.held = Some(Held { round, rank, world_size, revoked: false });
-        info!(round, ?way, version = self.library.version(), "NCCL's communicator is made");
-        Ok(way)
+        info!(round, ?way, version = self.library.version_text(), "NCCL's communicator is made");
+        Ok(Joined::By(way))
+    }
+
+    /// The ranks for which NCCL has made nothing. Those that know already wait for the others, which are given less time
+    /// for NCCL than for this.
+    fn agree(&mut self, group: &mut Group, made: Result<(), CollectiveError>) -> Result<Vec<usize>, CollectiveError> {
+        let well = made.is_ok();
+        match made {
+            Ok(()) => {}
+            Err(error @ CollectiveError::Nccl { .. }) => warn!("NCCL's communicator cannot be made or kept: {error}"),
+            Err(error) => return Err(error),
+        }
+        let all = group.gather([u64::from(well)])?;
+        Ok((0..all.len()).filter(|&rank| all[rank] == [0]).collect())
+    }
+
+    /// Gives up what it holds, for a round in which it has no part. Its ranks have nothing under way.
+    pub fn end(&mut self) {
+        self.held = None;
+        let abort = |handle: &mut Handle| {
+            handle.abort();
+            Ok(())
+        };
+        if !self.stuck && self.owner.ask(abort).wait(STUCK_TIME).is_none() {
+            self.give_up();
+        }
+    }
+
+    /// NCCL does not come back.
+    fn give_up(&mut self) {
+        self.stuck = true;
+        self.owner.give_up();
     }
 
     /// Goes on with the survivors' communicator.
@@ -90,7 +138,7 @@ impl Communicator {
                 let stays = held.is_some() && held.map(|held| held.round) == newest;
                 if !stays {
                     // What a joiner has of long ago is of no use.
-                    self.ask(group, "parting", group.patience().form, |handle, _| {
+                    self.ask(group, "parting", forming_time(group), |handle, _| {
                         handle.abort();
                         Ok(())
                     })?;
@@ -117,11 +165,18 @@ impl Communicator {
         mint: impl FnOnce(&mut Handle) -> Result<UniqueId, Failure> + Send + 'static,
     ) -> Result<UniqueId, CollectiveError> {
         let mut ticket = [0; TICKET];
+        let mut made = Ok(());
         if group.rank() == 0 {
-            let id = self.ask(group, "minting", group.patience().form, |handle, _| mint(handle))?;
+            let id = self.ask(group, "minting", forming_time(group), |handle, _| mint(handle));
+            // Where there is none, the others learn that, too.
+            let id = id.unwrap_or_else(|error| {
+                made = Err(error);
+                UniqueId([0; 128])
+            });
             ticket = write_ticket(group.round(), &id);
         }
         group.broadcast(&mut ticket)?;
+        made?;
         read_ticket(&ticket, group.round()).map_err(|cause| CollectiveError::Nccl { cause, remote: false })
     }
 
@@ -131,7 +186,7 @@ impl Communicator {
         name: &'static str,
         work: impl FnOnce(&mut Handle, Instant) -> Result<(), Failure> + Send + 'static,
     ) -> Result<(), CollectiveError> {
-        let time = group.patience().form;
+        let time = forming_time(group);
         let started = group.begin_beside("nccl", name, 0);
         let result = self.ask_since(group, name, started, time, work);
         group.ended(result)
@@ -216,7 +271,7 @@ impl Communicator {
         let of_round = self.held.is_some_and(|held| held.round == group.round() && !held.revoked);
         let result = match of_round || self.stuck {
             true => {
-                let time = group.patience().operation;
+                let time = time_of(group.patience().operation);
                 self.ask_since(group, name, started, time, move |handle, deadline| handle.run(operation, deadline))
             }
             false => {
@@ -224,9 +279,18 @@ impl Communicator {
                 Err(CollectiveError::Nccl { cause, remote: false })
             }
         };
-        if result.is_err() {
-            self.calm();
-        }
+        let result = match result {
+            Err(error) => {
+                self.calm();
+                Err(match error {
+                    CollectiveError::Stuck { what } => CollectiveError::Stuck { what },
+                    // Its device may still be at the buffers.
+                    _ if self.stuck => CollectiveError::Stuck { what: name },
+                    error => error,
+                })
+            }
+            result => result,
+        };
         group.ended(result)
     }
 
@@ -235,7 +299,7 @@ impl Communicator {
         let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
         match self.owner.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
             Some(Ok(Remains::Revoked)) => self.held = Some(Held { revoked: true, ..held }),
-            Some(Ok(Remains::Busy)) | None => self.stuck = true,
+            Some(Ok(Remains::Busy)) | None => self.give_up(),
             Some(_) => {}
         }
     }
@@ -273,17 +337,24 @@ impl Communicator {
         }
         let deadline = started + time;
         let answer: Answer<T> = self.owner.ask(move |handle| work(handle, deadline));
-        let mut cause = None;
+        let (mut cause, mut behind) = (None, None);
         loop {
             match answer.wait(LOOK) {
                 Some(Ok(value)) => return Ok(value),
                 Some(Err(failure)) => return Err(cause.unwrap_or_else(|| explain(failure, group, started))),
                 None if Instant::now() >= deadline + STUCK_TIME => {
-                    self.stuck = true;
+                    self.give_up();
                     return Err(CollectiveError::Stuck { what });
                 }
                 None if cause.is_none() => {
                     cause = group.watch().err();
+                    if cause.is_none()
+                        && group.is_behind()
+                        && behind.get_or_insert_with(Instant::now).elapsed() > LAG_TIME
+                    {
+                        let cause_here = format!("other ranks have been past {what} for {} s", LAG_TIME.as_secs());
+                        cause = Some(CollectiveError::Nccl { cause: cause_here, remote: true });
+                    }
                     if cause.is_some() {
                         self.owner.interrupt();
                     }
@@ -294,12 +365,28 @@ impl Communicator {
     }
 }
 
+/// How long NCCL may take of the time that there is for an operation: a rank for which it fails at once tells the others
+/// by the group's next operation, and that must not be given up before they are out of NCCL.
+fn time_of(operation: Duration) -> Duration {
+    operation * 3 / 4
+}
+
+/// How long NCCL may take to make a communicator.
+fn forming_time(group: &Group) -> Duration {
+    let Patience { form, operation } = group.patience();
+    form.min(time_of(operation))
+}
+
 /// A failure in the words of the round: where a peer is gone, that is the cause, whatever NCCL made of it.
 fn explain(failure: Failure, group: &mut Group, started: Instant) -> CollectiveError {
     let (cause, remote) = match failure {
         Failure::Late => {
-            let ranks = (0..group.world_size() as usize).filter(|&rank| rank != group.rank() as usize).collect();
-            return CollectiveError::Stalled { ranks, waited: started.elapsed() };
+            let waited = started.elapsed().as_secs_f64();
+            let cause = format!(
+                "it did not end within {waited:.1} s, though no rank is gone; one hangs in it, or the network between \
+                 them is cut (--peer-timeout sets the limit)"
+            );
+            (cause, true)
         }
         Failure::Call { function, code, message } => {
             let failed = Instant::now();
@@ -330,6 +417,9 @@ fn read_ticket(ticket: &[u8; TICKET], round: u64) -> Result<UniqueId, String> {
     if theirs != round {
         return Err(format!("rank 0 gave out an id of round {theirs}, and this is round {round}"));
     }
+    if ticket[8..] == [0; 128] {
+        return Err("rank 0 has no id to give out".to_owned());
+    }
     Ok(UniqueId(std::array::from_fn(|i| ticket[8 + i])))
 }
 
@@ -343,5 +433,7 @@ mod tests {
         assert_eq!(read_ticket(&ticket, 7).unwrap().0, [3; 128]);
         let Err(refusal) = read_ticket(&ticket, 8) else { panic!("it was taken") };
         assert!(refusal.contains("round 7") && refusal.contains("round 8"), "{refusal}");
+        let Err(none) = read_ticket(&write_ticket(7, &UniqueId([0; 128])), 7) else { panic!("it was taken") };
+        assert!(none.contains("no id"), "{none}");
     }
 }

@@ -4,20 +4,25 @@
 //! knows.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, OsString, c_char, c_int, c_uint, c_void};
+use std::error::Error;
+use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
 use super::recovery::Capabilities;
-use crate::site_packages::{ENVIRONMENTS, site_packages};
+use crate::cuda::Surroundings;
+use crate::site_packages::site_packages;
 
 /// The oldest version that will do: 2.17 has the configuration that is handed over here.
 const OLDEST: c_int = 21_700;
 
-const REMEDY: &str =
-    "install it (pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, or the package libnccl2), or name its file";
+/// The library's file.
+const NAME: &str = "libnccl.so.2";
+
+const REMEDY: &str = "install it (pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, or the package libnccl2), or name its file with \
+     --nccl-library";
 
 /// `ncclSuccess`
 pub(super) const SUCCESS: c_int = 0;
@@ -40,7 +45,7 @@ pub enum LibraryError {
         tried: Vec<String>,
     },
     /// It is too old.
-    #[error("{path} is NCCL {}.{}.{}, and 2.17 or newer is needed; {REMEDY}", version / 10_000, version / 100 % 100, version % 100)]
+    #[error("{path} is NCCL {}, and 2.17 or newer is needed; {REMEDY}", text(*version))]
     TooOld {
         /// The file.
         path: String,
@@ -55,6 +60,10 @@ pub enum LibraryError {
         /// The function.
         function: &'static str,
     },
+}
+
+fn text(version: c_int) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// `ncclComm_t`
@@ -194,18 +203,21 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Loads NCCL from `file`; or, without one, from the first of these that is there: Python's packages in the active
-    /// environment, the neighbours of what `LD_LIBRARY_PATH` names there, and wherever the loader looks.
+    /// Loads NCCL from `file`; or, without one, from the first of these that is there: the folders of
+    /// `ELASTIC_CUDA_LIBRARIES`, Python's packages in the active environment, the neighbours of what `LD_LIBRARY_PATH`
+    /// names there, wherever the loader looks, and CUDA's own folder.
     ///
     /// # Errors
     /// There is none, or the first that is there will not do.
-    pub fn open(file: Option<&Path>) -> Result<Arc<Library>, LibraryError> {
+    pub fn open(file: Option<&Path>, surroundings: &Surroundings) -> Result<Arc<Library>, LibraryError> {
         let places = match file {
             Some(file) => vec![file.to_owned()],
             None => {
-                let mut places = wheels(|name| std::env::var_os(name));
+                let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+                let mut places = files(surroundings, &paths);
                 places.retain(|place| place.exists());
-                places.extend(["libnccl.so.2".into(), "libnccl.so".into()]);
+                places.extend([NAME.into(), "libnccl.so".into()]);
+                places.extend(Some(Path::new("/usr/local/cuda/lib64").join(NAME)).filter(|place| place.exists()));
                 places
             }
         };
@@ -214,7 +226,11 @@ impl Library {
             // SAFETY: loading runs the library's constructors; whoever named or installed it vouches for it.
             match unsafe { libloading::os::unix::Library::open(Some(&place), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => return Library::bind(&place, library).map(Arc::new),
-                Err(error) => tried.push(format!("{}: {error}", place.display())),
+                Err(error) => {
+                    // The error itself says no more than that it was one.
+                    let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+                    tried.push(format!("{}: {reason}", place.display()));
+                }
             }
         }
         Err(LibraryError::Missing { tried })
@@ -240,6 +256,11 @@ impl Library {
     /// As NCCL counts: 22809 is 2.28.9.
     pub fn version(&self) -> i32 {
         self.version
+    }
+
+    /// The same, for people.
+    pub fn version_text(&self) -> String {
+        text(self.version)
     }
 
     /// Where it was found.
@@ -269,17 +290,18 @@ impl Library {
     }
 }
 
-/// Where Python's packages may have put it, as `nvidia-nccl-cu12` and `nvidia-nccl-cu13` do.
-fn wheels(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for prefix in ENVIRONMENTS.into_iter().filter_map(&variable) {
-        let folders = site_packages(Path::new(&prefix));
-        found.extend(folders.into_iter().map(|packages| packages.join("nvidia/nccl/lib/libnccl.so.2")));
+/// Where it may lie by itself: in the folders that are named, and where Python's packages put it, as `nvidia-nccl-cu12`
+/// and `nvidia-nccl-cu13` do.
+fn files(surroundings: &Surroundings, library_path: &OsStr) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = surroundings.folders.iter().map(|folder| folder.join(NAME)).collect();
+    for prefix in &surroundings.prefixes {
+        found.extend(site_packages(prefix).into_iter().map(|packages| packages.join("nvidia/nccl/lib").join(NAME)));
+        found.push(prefix.join("lib").join(NAME));
     }
     // …/site-packages/nvidia/cu13/lib has its neighbour at …/site-packages/nvidia/nccl/lib.
-    let paths = variable("LD_LIBRARY_PATH").unwrap_or_default();
-    let neighbours = std::env::split_paths(&paths).filter_map(|path| Some(path.parent()?.parent()?.to_owned()));
-    found.extend(neighbours.filter(|path| path.ends_with("nvidia")).map(|path| path.join("nccl/lib/libnccl.so.2")));
+    let named = std::env::split_paths(library_path).chain(surroundings.folders.iter().cloned());
+    let neighbours = named.filter_map(|path| Some(path.parent()?.parent()?.to_owned()));
+    found.extend(neighbours.filter(|path| path.ends_with("nvidia")).map(|path| path.join("nccl/lib").join(NAME)));
     found
 }
 
@@ -295,21 +317,37 @@ mod tests {
         for name in ["python3.9", "python3.11", "pkgconfig"] {
             fs::create_dir_all(folder.path().join("lib").join(name)).unwrap();
         }
-        let found = wheels(|name| match name {
-            "VIRTUAL_ENV" => Some(folder.path().into()),
-            "LD_LIBRARY_PATH" => Some("/usr/lib:/v/site-packages/nvidia/cu13/lib".into()),
+        let surroundings = Surroundings::read(|name| match name {
+            "VIRTUAL_ENV" => Some(folder.path().display().to_string()),
+            "ELASTIC_CUDA_LIBRARIES" => Some("/own:/w/site-packages/nvidia/cuda_nvrtc/lib".to_owned()),
             _ => None,
         });
+        let found = files(&surroundings, OsStr::new("/usr/lib:/v/site-packages/nvidia/cu13/lib"));
         let wheel = "site-packages/nvidia/nccl/lib/libnccl.so.2";
         let python = |version: &str| folder.path().join("lib").join(version).join(wheel);
-        assert_eq!(found, [python("python3.11"), python("python3.9"), Path::new("/v").join(wheel)]);
+        let expected = [
+            "/own/libnccl.so.2".into(),
+            "/w/site-packages/nvidia/cuda_nvrtc/lib/libnccl.so.2".into(),
+            python("python3.11"),
+            python("python3.9"),
+            folder.path().join("lib/libnccl.so.2"),
+            Path::new("/v").join(wheel),
+            Path::new("/w").join(wheel),
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
     fn a_missing_library_and_a_wrong_one_say_what_to_do() {
-        let missing = Library::open(Some(Path::new("/nowhere/libnccl.so.2"))).unwrap_err().to_string();
-        assert!(missing.contains("/nowhere/libnccl.so.2") && missing.contains("pip install"), "{missing}");
-        let wrong = Library::open(Some(Path::new("libc.so.6"))).unwrap_err().to_string();
+        let open = |file| Library::open(Some(Path::new(file)), &Surroundings::default());
+        let missing = open("/nowhere/libnccl.so.2").unwrap_err().to_string();
+        assert!(
+            missing.contains("/nowhere/libnccl.so.2")
+                && missing.contains("pip install")
+                && missing.contains("--nccl-library"),
+            "{missing}"
+        );
+        let wrong = open("libc.so.6").unwrap_err().to_string();
         assert!(wrong.contains("libc.so.6 has no function ncclGetVersion"), "{wrong}");
     }
 

@@ -26,7 +26,7 @@ pub mod recovery;
 
 use std::ffi::c_void;
 
-pub use communicator::Communicator;
+pub use communicator::{Communicator, Joined};
 pub use library::{Library, LibraryError};
 
 /// The device of a rank, as far as a communicator needs it. It is used in one thread.

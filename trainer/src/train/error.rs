@@ -37,6 +37,9 @@ pub enum TrainError {
     /// The GPU failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// NCCL is to be used, and cannot be.
+    #[error("--collectives nccl is not possible: {0}; with --collectives auto it would be TCP")]
+    NoNccl(String),
     /// The peers cannot be worked with.
     #[error(transparent)]
     Collective(CollectiveError),
@@ -152,6 +155,9 @@ impl From<EngineError> for TrainError {
         match error {
             EngineError::Cuda(error) => error.into(),
             EngineError::Collective(error) => error.into(),
+            EngineError::NoNccl(cause) => TrainError::NoNccl(cause.to_string()),
+            // The loop begins anew before it comes to that.
+            EngineError::Again => CollectiveError::Nccl { cause: EngineError::Again.to_string(), remote: true }.into(),
         }
     }
 }
@@ -166,6 +172,12 @@ impl From<AgentError> for TrainError {
 }
 
 impl TrainError {
+    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU.
+    pub fn is_stuck(&self) -> bool {
+        let (TrainError::Collective(cause) | TrainError::GivenUp { cause, .. }) = self else { return false };
+        matches!(cause, CollectiveError::Stuck { .. })
+    }
+
     /// Whose fault it is, as far as this rank can know.
     pub fn class(&self) -> FailureClass {
         match self {

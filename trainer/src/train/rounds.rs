@@ -38,6 +38,7 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn may_pass(&self, error: &TrainError) -> bool {
         let forming = self.stop.forming_after(self.place.round).is_some();
         match error {
+            error if error.is_stuck() => false,
             TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => {
                 self.agent.is_some() && (forming || error.class() == FailureClass::Peer)
             }

@@ -11,7 +11,8 @@ use elastic_trainer::cuda::{Compiler, Surroundings};
 const REAL: &str = "ELASTIC_TEST_GPU";
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    // Tests of agents use it, too.
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../trainer"))
 }
 
 /// The virtual environment that has NVRTC.

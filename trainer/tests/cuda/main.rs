@@ -12,6 +12,7 @@ mod double;
 mod graphs;
 mod kernels;
 mod library;
+mod nccl;
 mod precision;
 mod training;
 #[allow(dead_code)] // What other tests need.

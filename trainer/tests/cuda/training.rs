@@ -13,9 +13,9 @@ use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::cuda::Surroundings;
 use serde_json::Value;
 
-use crate::agent::{assignment, start_member};
+use crate::agent::{Agent, Commits, assignment, start_member};
 use crate::double::{cache, cublaslt, driver, folders, prefix};
-use crate::worker::{environment, free_port};
+use crate::worker::{Worker, environment, free_port};
 
 /// A few steps are enough, since each is the whole way.
 pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
@@ -176,6 +176,24 @@ fn a_newcomer_gets_the_state_from_a_gpu() {
     let (status, _, logged) = worker.end();
     assert!(status.success(), "{logged}");
     assert_eq!(checksum(&printed), checksum(&self::printed(flags, "")));
+}
+
+#[test]
+fn a_worker_is_known_to_its_agent_once_its_gpu_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let cuda = Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) };
+    for (round, warm_up) in [(1, false), (2, true)] {
+        let mut place = Environment { cuda: cuda.clone(), warm_up, ..environment(0, 1, round, free_port()) };
+        let agent = Agent::start(folder.path(), &place, None, Commits::Granted);
+        place.agent = Some(agent.socket.clone());
+        let (status, _, logged) = Worker::start(&format!("{SHORT} --device cuda:7"), &place, None).end();
+        assert!(!status.success() && logged.contains("there is no GPU 7"), "{logged}");
+        match warm_up {
+            // In a round it is a failure that the agent hears of.
+            false => assert!(agent.failure().1.contains("there is no GPU 7")),
+            true => assert!(agent.heard.lock().unwrap().is_empty(), "it was no more than started"),
+        }
+    }
 }
 
 #[test]

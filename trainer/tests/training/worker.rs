@@ -118,6 +118,9 @@ impl Worker {
         if let Some(socket) = &environment.agent {
             command.env("ELASTIC_AGENT_SOCKET", socket);
         }
+        if environment.warm_up {
+            command.env("ELASTIC_WARM_UP", "1");
+        }
         if !environment.cuda.folders.is_empty() {
             command.env("ELASTIC_CUDA_LIBRARIES", std::env::join_paths(&environment.cuda.folders).unwrap());
         }

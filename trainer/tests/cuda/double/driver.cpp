@@ -25,6 +25,7 @@
 #include "../../../kernels/attention.cu"
 #undef THREADS
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <elf.h>
@@ -40,8 +41,8 @@
 namespace {
 
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
-              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801,
-              CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
+              INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
+              NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
 
 using Pointer = unsigned long long;
 using Work = std::function<void()>;
@@ -78,7 +79,10 @@ long launches;
 // Of a launch: a real driver tells it at a later call, and never works again.
 Result broken = SUCCESS;
 using Graph = std::vector<Work>;
+// A stream's work is done in the call that asks for it, but for what the stand-in for NCCL puts on it: that counts here
+// what it was given and what has ended (`Stream` in trainer/fake-nccl, which knows of these two alone).
 struct Stream {
+    std::atomic<uint64_t> enqueued{0}, ended{0};
     // What was asked for while it captures, and whether something was that a graph cannot hold.
     Graph *captured = nullptr;
     bool spoiled = false;
@@ -194,11 +198,21 @@ struct Module {
     std::string image;
 };
 
+struct Event {
+    const Stream *stream = nullptr;
+    uint64_t after = 0;
+};
+
+// Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
+// this double can.
+Result idle(const Stream *stream) { return stream->ended < stream->enqueued ? NOT_READY : SUCCESS; }
+
 const char *words(int code)
 {
     switch (code) {
     case SUCCESS: return "no error";
     case OUT_OF_MEMORY: return "out of memory";
+    case NOT_READY: return "device not ready";
     case NO_DEVICE: return "no CUDA-capable device is detected";
     case ILLEGAL_ADDRESS: return "an illegal memory access was encountered";
     case NOT_SUPPORTED: return "operation not supported";
@@ -237,10 +251,26 @@ CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
 CUDA cuCtxSynchronize() { return ready(); }
 CUDA cuStreamCreate(Stream **stream, unsigned) { return *stream = new Stream, ready(); }
+CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
+CUDA cuEventRecord(Event *event, const Stream *stream)
+{
+    event->stream = stream;
+    event->after = stream->enqueued;
+    return ready();
+}
+CUDA cuEventQuery(const Event *event)
+{
+    if (Result wrong = ready())
+        return wrong;
+    return event->stream && event->stream->ended < event->after ? NOT_READY : SUCCESS;
+}
+CUDA cuEventDestroy_v2(Event *event) { return delete event, SUCCESS; }
 CUDA cuStreamDestroy_v2(Stream *stream) { return delete stream, ready(); }
 CUDA cuStreamSynchronize(Stream *stream)
 {
-    const Result wrong = outside(stream);
+    if (Result wrong = outside(stream))
+        return wrong;
+    const Result wrong = idle(stream);
     return wrong ? wrong : ready();
 }
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes, nullptr); }
@@ -266,6 +296,8 @@ CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream)
 }
 CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream)
 {
+    if (Result wrong = idle(stream))
+        return wrong;
     return copy((void *)to, (void *)from, bytes, to, from, stream);
 }
 CUDA cuModuleLoadData(Module **module, const void *image)
@@ -294,6 +326,8 @@ CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz,
 {
     std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = idle(stream))
         return wrong;
     const Index grid = {gx, gy, gz}, block = {bx, by, bz};
     if (!gx || !gy || !gz || !bx || !by || !bz || gy > 65535 || gz > 65535 || bx * by * bz > 1024)

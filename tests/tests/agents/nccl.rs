@@ -1,0 +1,90 @@
+//! Training on GPUs that sums over NCCL, through changes of its group. GPU and NCCL are doubles: what passes here says
+//! nothing of either.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use elastic_tests::agents::{Agent, Job, json_lines};
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::double::{cache, driver, prefix};
+use crate::live::{Worker, workers};
+
+const LONG: Duration = Duration::from_secs(60);
+
+const TRAINING: &str = "digits --epochs 60 --hidden 8 --batch 200 --shards 3 --device cuda";
+
+/// The double of NCCL, built beside this test.
+fn fake() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
+}
+
+fn variables() -> [(&'static str, PathBuf); 3] {
+    [("ELASTIC_CUDA_LIBRARIES", driver()), ("VIRTUAL_ENV", prefix()), ("XDG_CACHE_HOME", cache())]
+}
+
+/// Waits until a round trains with so many workers, a while after `step`: its last step.
+async fn gets_on(job: &Job, world_size: u64, after: u64) -> u64 {
+    eventually(&format!("{world_size} train"), LONG, async || {
+        let lines = json_lines(&job.path("trace"));
+        let last = lines.iter().rfind(|line| line["event"] == "step")?;
+        let step = last["step"].as_u64()?;
+        (last["world_size"] == world_size && step > after + 20).then_some(step)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
+    let trainer = binary("elastic-trainer");
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let mut job = Job::on(&etcd, "1:3").flag("--max-restarts=10").conf("last_call_timeout", "100ms");
+    let library = format!("--nccl-library={}", fake().display());
+    let trace = format!("--trace={}", job.path("trace").display());
+    for (name, value) in variables() {
+        job = job.env(name, value);
+    }
+    let program = [trainer.to_str().unwrap()].into_iter().chain(TRAINING.split(' '));
+    let job = job.program(program.chain([&library[..], &trace, "--collectives=nccl"]));
+    let mut agents = job.start_all(["a", "b", "c"]);
+    let step = gets_on(&job, 3, 0).await;
+    let first = workers(&job);
+    let alive = |worker: &Worker| workers(&job).get(worker) == first.get(worker);
+    let at = |node: &str| (node.to_owned(), 0);
+
+    // When a node dies, then the others go on without it
+    agents[2].kill();
+    let step = gets_on(&job, 2, step).await;
+    // When it comes back, then there are three again
+    agents[2] = job.start("c");
+    let step = gets_on(&job, 3, step).await;
+    assert!(alive(&at("a")) && alive(&at("b")), "{first:?} {:?}", workers(&job));
+    // When a worker dies, then another takes its place
+    kill_process(Pid::from_raw(first[&at("b")]).unwrap(), Signal::KILL).unwrap();
+    eventually("another worker", LONG, async || {
+        workers(&job).get(&at("b")).filter(|pid| **pid != first[&at("b")]).copied()
+    })
+    .await;
+    gets_on(&job, 3, step).await;
+    assert!(alive(&at("a")));
+
+    // Then the end is that of one worker alone
+    for agent in &mut agents {
+        assert_eq!(agent.exit(LONG).await, 0, "{}", agent.output());
+    }
+    let alone = Command::new(&trainer).args(TRAINING.split(' ')).envs(variables()).output().unwrap();
+    let printed = String::from_utf8(alone.stdout).unwrap();
+    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
+    assert!(agents.iter().map(Agent::output).collect::<String>().contains(checksum), "not {checksum}");
+    // And the communicator went from group to group in the quickest ways.
+    let logged = agents[0].output();
+    let ways: Vec<&str> = logged.lines().filter(|line| line.contains("NCCL's communicator is made")).collect();
+    let in_order = ["way=Shrink", "way=Grow", "way=Renew"]
+        .into_iter()
+        .try_fold(0, |from, way| ways[from..].iter().position(|line| line.contains(way)).map(|found| from + found + 1));
+    assert!(in_order.is_some(), "{ways:#?}");
+}

@@ -1,0 +1,188 @@
+//! Whether the GPUs of a round sum over NCCL, and how it goes on when that fails: in the same round, over TCP if need be.
+//! Not for how NCCL is called.
+//!
+//! Which way a sum takes changes no bit of it, so ranks may change over between two steps. They do it together: each
+//! step begins with a small exchange over TCP, in which a rank also tells that NCCL failed it in the step before. The
+//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew.
+
+use std::io;
+
+use cudarc::driver::CudaSlice;
+use tracing::{info, warn};
+
+use super::EngineError;
+use crate::collective::{CollectiveError, Group};
+use crate::cuda::{self, CudaError, Gpu, NcclStream};
+use crate::nccl::{Communicator, Joined, Library, LibraryError};
+use crate::settings::{Collectives, Environment, Settings};
+
+/// Failures after which a process leaves NCCL alone.
+const FAILURES: u32 = 2;
+
+/// Why gradients are not summed over NCCL.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoNccl {
+    #[error("steps are computed on CPUs, and NCCL sums between GPUs (--device)")]
+    Host,
+    /// Or there is nobody to sum with.
+    #[error("it is not asked for")]
+    Unasked,
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    #[error(transparent)]
+    Gpu(#[from] CudaError),
+    #[error("there can be no thread for NCCL: {0}")]
+    Thread(#[from] io::Error),
+    #[error("NCCL does not work for this worker: {0}")]
+    Failed(String),
+    /// It is not for want of it here.
+    #[error("NCCL cannot be used by rank {}, which says why", .0.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))]
+    Ranks(Vec<usize>),
+}
+
+/// A rank's NCCL.
+pub(super) struct Nccl {
+    collectives: Collectives,
+    communicator: Result<Communicator, NoNccl>,
+    /// Whether the present round's ranks sum over it.
+    joined: bool,
+    failures: u32,
+    /// What was said of TCP in its place: each thing once.
+    said: Option<String>,
+    staging: Option<CudaSlice<f32>>,
+}
+
+impl Nccl {
+    /// Loads it where there may be somebody to sum with. That there is none is no error yet.
+    pub(super) fn load(gpu: &Gpu, settings: &Settings, environment: &Environment) -> Nccl {
+        let collectives = settings.collectives;
+        let wanted = match collectives {
+            Collectives::Auto => environment.agent.is_some() || environment.world_size > 1,
+            Collectives::Tcp => false,
+            Collectives::Nccl => true,
+        };
+        let load = || {
+            let library = Library::open(settings.nccl_library.as_deref(), &environment.cuda)?;
+            info!("NCCL {} ({})", library.version_text(), library.path());
+            Ok(Communicator::new(library, Box::new(NcclStream::new(gpu)?))?)
+        };
+        let communicator = if wanted { load() } else { Err(NoNccl::Unasked) };
+        Nccl { collectives, communicator, joined: false, failures: 0, said: None, staging: None }
+    }
+
+    pub(super) fn usable(&self) -> Result<(), &NoNccl> {
+        self.communicator.as_ref().map(drop)
+    }
+
+    pub(super) fn is_joined(&self) -> bool {
+        self.joined
+    }
+
+    /// Makes a communicator of a round's ranks, if all of them can.
+    pub(super) fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {
+        self.joined = false;
+        if group.world_size() == 1 {
+            self.communicator.iter_mut().for_each(Communicator::end);
+            return Ok(());
+        }
+        let usable = group.gather([u64::from(self.communicator.is_ok())])?;
+        let mut without: Vec<usize> = (0..usable.len()).filter(|&rank| usable[rank] == [0]).collect();
+        if let Ok(communicator) = self.communicator.as_mut() {
+            if !without.is_empty() {
+                communicator.end();
+            } else {
+                match communicator.join(group)? {
+                    Joined::By(_) => {
+                        self.joined = true;
+                        return Ok(());
+                    }
+                    Joined::Refused { ranks, cause } => {
+                        // Here all of them know, and none needs to try again.
+                        self.fail(cause.unwrap_or_else(|| NoNccl::Ranks(ranks.clone()).to_string()), FAILURES);
+                        without = ranks;
+                    }
+                }
+            }
+        }
+        self.fall_back(without)
+    }
+
+    /// Goes on over TCP, and says why, unless that is what was asked for.
+    fn fall_back(&mut self, without: Vec<usize>) -> Result<(), EngineError> {
+        let others = NoNccl::Ranks(without);
+        let cause = self.communicator.as_ref().err().unwrap_or(&others);
+        match self.collectives {
+            Collectives::Tcp => {}
+            Collectives::Nccl => {
+                let communicator = std::mem::replace(&mut self.communicator, Err(NoNccl::Unasked));
+                return Err(communicator.err().unwrap_or(others).into());
+            }
+            Collectives::Auto => {
+                let text = cause.to_string();
+                if self.said.as_ref() != Some(&text) {
+                    warn!("gradients are summed over TCP, through the host: {text}");
+                    self.said = Some(text);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks' words before a sum, put together. An error where NCCL failed one of them in the sum before.
+    pub(super) fn exchange(&mut self, group: &mut Group, vote: u32) -> Result<u32, EngineError> {
+        let all = group.gather([u64::from(vote), 0])?;
+        if all.iter().any(|[_, failed]| *failed > 0) {
+            // Its rank warns of it; this one may have more luck, and is not to blame for it.
+            return Err(EngineError::Again);
+        }
+        Ok(all.iter().fold(0, |votes, [vote, _]| votes | *vote as u32))
+    }
+
+    /// Writes the sum over all ranks into `sum`. What is on the GPU's own stream must be done.
+    pub(super) fn sum(
+        &mut self,
+        gpu: &Gpu,
+        group: &mut Group,
+        shards: u32,
+        partials: &[CudaSlice<f32>],
+        sum: &mut CudaSlice<f32>,
+    ) -> Result<(), EngineError> {
+        let (Ok(communicator), Some(staging)) = (&mut self.communicator, &mut self.staging) else {
+            unreachable!("it is joined, and there is room")
+        };
+        match cuda::ordered_sum(gpu, communicator, group, shards, partials, sum, staging) {
+            Err(CollectiveError::Nccl { cause, .. }) => {
+                warn!("NCCL failed in a sum ({cause}); all ranks make a new communicator and agree on a state");
+                self.fail(cause, 1);
+                group.gather([0, 1])?;
+                Err(EngineError::Again)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    /// Room for what others send in a sum of so many numbers. To be asked for while the GPU's own stream is at work.
+    pub(super) fn make_room(
+        &mut self,
+        gpu: &Gpu,
+        group: &Group,
+        shards: u32,
+        elements: usize,
+    ) -> Result<(), CudaError> {
+        let needed = Communicator::staging_elements(group, shards, elements);
+        if self.staging.as_ref().is_none_or(|staging| staging.len() < needed) {
+            // Not both at once.
+            self.staging = None;
+            self.staging = Some(gpu.zeros(needed)?);
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, cause: String, times: u32) {
+        self.joined = false;
+        self.failures += times;
+        if self.failures >= FAILURES {
+            self.communicator = Err(NoNccl::Failed(cause));
+        }
+    }
+}

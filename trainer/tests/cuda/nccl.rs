@@ -1,0 +1,207 @@
+//! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it says, and how it
+//! goes on when NCCL fails. Not a word about NCCL itself, nor about agents: with these, see `tests/tests/agents/nccl.rs`.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::Child;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::training::{SHORT, checksum, command, printed, refused};
+use crate::worker::free_port;
+
+/// Nothing in these tests takes this long.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+const LACKS: &str = "gradients are summed over TCP, through the host";
+
+/// The double of NCCL, built beside this test.
+fn fake() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
+}
+
+fn with_nccl(flags: &str) -> String {
+    format!("{flags} --device cuda:0 --nccl-library {}", fake().display())
+}
+
+/// A worker whose log is read as it grows.
+struct Worker {
+    child: Child,
+    lines: Receiver<String>,
+    logged: String,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Worker {
+    /// Reads until it logs this.
+    fn says(&mut self, text: &str) {
+        while !self.logged.contains(text) {
+            let line = self.lines.recv_timeout(DEADLINE);
+            let line = line.unwrap_or_else(|_| panic!("it never says {text:?}: {}", self.logged));
+            self.logged += &format!("{line}\n");
+        }
+    }
+
+    /// Waits for its end: whether it went well, what it printed, and its log.
+    fn end(mut self) -> (bool, String, String) {
+        while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
+            self.logged += &format!("{line}\n");
+        }
+        let mut printed = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+        (self.child.wait().unwrap().success(), printed, std::mem::take(&mut self.logged))
+    }
+}
+
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+/// A group of workers on GPU 0, with these variables each.
+fn start(flags: &str, variables: &[&[(&str, &str)]]) -> Vec<Worker> {
+    let (port, world_size) = (free_port().to_string(), variables.len().to_string());
+    let start = |(rank, variables): (usize, &&[(&str, &str)])| {
+        let mut command = command(flags, "devices=1");
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", &world_size);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).envs(variables.iter().copied());
+        let mut child = command.spawn().unwrap();
+        let (sender, lines) = channel();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Worker { child, lines, logged: String::new() }
+    };
+    variables.iter().enumerate().map(start).collect()
+}
+
+/// All end well: what rank 0 prints, and all logs.
+fn all_end(workers: Vec<Worker>) -> (String, Vec<String>) {
+    let ends: Vec<_> = workers.into_iter().map(Worker::end).collect();
+    assert!(ends.iter().all(|(well, ..)| *well), "{ends:#?}");
+    let printed = ends[0].1.clone();
+    (printed, ends.into_iter().map(|(.., logged)| logged).collect())
+}
+
+#[test]
+fn sums_over_nccl_have_the_bits_of_tcp_and_of_one_worker() {
+    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
+    let plain: &[(&str, &str)] = &[];
+    for variables in [&[plain; 2][..], &[plain; 3]] {
+        for (transport, over_nccl) in [("auto", true), ("nccl", true), ("tcp", false)] {
+            let flags = format!("{} --collectives {transport}", with_nccl(SHORT));
+            let (printed, logs) = all_end(start(&flags, variables));
+            assert_eq!(checksum(&printed), checksum(&alone), "{} workers, {transport}", variables.len());
+            let made = logs.iter().filter(|logged| logged.contains("NCCL's communicator is made")).count();
+            assert_eq!(made, if over_nccl { logs.len() } else { 0 }, "{logs:#?}");
+            assert!(!logs.concat().contains("WARN"), "{logs:#?}");
+        }
+    }
+}
+
+#[test]
+fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
+    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
+    let missing = format!("{SHORT} --device cuda:0 --nccl-library /nowhere/libnccl.so.2");
+    let old: &[(&str, &str)] = &[("FAKE_NCCL_VERSION", "21602")];
+    let refuses: &[(&str, &str)] = &[("FAKE_NCCL_FAIL", "ncclCommInitRankConfig:5")];
+    // What each of the ranks says.
+    let cases: [(&str, &[Variables<'_>], [&str; 2]); 4] = [
+        (&missing, &[&[], &[]], ["/nowhere/libnccl.so.2: cannot open", "pip install nvidia-nccl-cu13"]),
+        (
+            &with_nccl(SHORT),
+            &[&[], old],
+            ["NCCL cannot be used by rank 1", "is NCCL 2.16.2, and 2.17 or newer is needed"],
+        ),
+        (&with_nccl(SHORT), &[refuses, refuses], ["ncclCommInitRankConfig failed with code 5"; 2]),
+        // The one that can waits for no more than the other's word.
+        (
+            &with_nccl(SHORT),
+            &[&[], refuses],
+            ["NCCL cannot be used by rank", "ncclCommInitRankConfig failed with code 5"],
+        ),
+    ];
+    for (flags, variables, said) in cases {
+        let (printed, logs) = all_end(start(flags, variables));
+        assert_eq!(checksum(&printed), checksum(&alone), "{flags}");
+        for (logged, why) in logs.iter().zip(said) {
+            let lines: Vec<&str> = logged.lines().filter(|line| line.contains(LACKS)).collect();
+            assert!(lines.len() == 1 && lines[0].contains("WARN"), "{logged}");
+            assert!(lines[0].contains(why) || lines[0].contains("other ranks have been past joining"), "{logged}");
+        }
+    }
+    // Alone nobody needs it.
+    assert_eq!(checksum(&printed(&missing, "")), checksum(&alone));
+}
+
+#[test]
+fn nccl_that_is_demanded_and_lacks_is_an_error() {
+    for (flags, why) in [
+        ("--device cuda:0 --nccl-library /nowhere/libnccl.so.2", "/nowhere/libnccl.so.2: cannot open"),
+        ("--device cuda:0 --nccl-library /dev/null", "NCCL cannot be loaded: /dev/null"),
+        ("--device cuda:0 --nccl-library libc.so.6", "has no function ncclGetVersion: it is not NCCL 2.17 or newer"),
+        ("--device cpu", "steps are computed on CPUs"),
+    ] {
+        let error = refused(&format!("{SHORT} {flags} --collectives nccl"), "");
+        let what = "--collectives nccl is not possible: ";
+        assert!(error.contains(what) && error.contains(why) && error.contains("--collectives auto"), "{error}");
+    }
+    // Where it is there, but does not work
+    let flags = format!("{} --collectives nccl", with_nccl(SHORT));
+    for (well, _, logged) in
+        start(&flags, &[&[("FAKE_NCCL_FAIL", "ncclCommInitRankConfig:5")][..]; 2]).into_iter().map(Worker::end)
+    {
+        assert!(!well && logged.contains("ERROR --collectives nccl is not possible: NCCL does not work"), "{logged}");
+    }
+}
+
+/// A run long enough to be disturbed.
+const LONGER: &str = "digits --epochs 12 --hidden 8 --batch 200 --shards 3 --peer-timeout 4";
+
+#[test]
+fn nccl_that_hangs_or_fails_is_made_anew_and_no_step_is_lost() {
+    let alone = printed(&format!("{LONGER} --device cuda:0"), "");
+    for fault in ["FAKE_NCCL_HANG=ncclGroupEnd", "FAKE_NCCL_FAIL=ncclGroupEnd:3"] {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, trace) = (folder.path().join("fault"), folder.path().join("trace"));
+        let variables = [("FAKE_NCCL_FAULT", file.to_str().unwrap())];
+        let flags = format!("{} --trace {}", with_nccl(LONGER), trace.display());
+        let mut workers = start(&flags, &[&variables[..]; 3]);
+        // Given one whose NCCL fails in the middle, once
+        crate::worker::wait_for("some steps", || crate::worker::last_step(&trace, "step").filter(|step| *step > 20));
+        fs::write(folder.path().join("part"), format!("{} {fault}\n", workers[1].child.id())).unwrap();
+        fs::rename(folder.path().join("part"), &file).unwrap();
+        workers[1].says("NCCL failed in a sum");
+        // Then all go on over NCCL, in the same round, and nothing is lost.
+        let (printed, logs) = all_end(workers);
+        assert_eq!(checksum(&printed), checksum(&alone), "{fault}");
+        for logged in logs {
+            assert!(logged.matches("NCCL's communicator is made").count() == 2 && !logged.contains(LACKS), "{logged}");
+            assert!(logged.matches("goes on from memory").count() == 1, "{logged}");
+        }
+    }
+}
+
+#[test]
+fn nccl_that_keeps_failing_is_left_alone() {
+    let alone = printed(&format!("{LONGER} --device cuda:0"), "");
+    let fails: &[(&str, &str)] = &[("FAKE_NCCL_FAIL", "ncclGroupEnd:3")];
+    let (printed, logs) = all_end(start(&with_nccl(LONGER), &[&[], fails]));
+    assert_eq!(checksum(&printed), checksum(&alone));
+    assert!(logs[1].contains(&format!("{LACKS}: NCCL does not work for this worker")), "{}", logs[1]);
+    assert!(logs[0].contains(LACKS), "{}", logs[0]);
+}
+
+#[test]
+fn a_worker_whose_nccl_does_not_come_back_ends_and_says_so() {
+    let blocks: &[(&str, &str)] = &[("FAKE_NCCL_BLOCK", "ncclGroupEnd")];
+    let flags = with_nccl(&LONGER.replace("--peer-timeout 4", "--peer-timeout 1"));
+    let mut workers = start(&flags, &[blocks, &[]]).into_iter();
+    let (blocked, other) = (workers.next().unwrap().end(), workers.next().unwrap().end());
+    assert!(!blocked.0 && blocked.2.contains("ERROR NCCL does not come back from ordered sum"), "{}", blocked.2);
+    assert!(!other.0, "{}", other.2);
+}
