@@ -342,7 +342,9 @@ CUDA cuStreamBeginCapture_v2(Stream *stream, int)
         return wrong;
     if (stream->captured || !setting("graphs", 1))
         return NOT_SUPPORTED;
-    return *stream = {new Graph, false}, SUCCESS;
+    stream->captured = new Graph;
+    stream->spoiled = false;
+    return SUCCESS;
 }
 CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
 {
