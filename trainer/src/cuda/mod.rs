@@ -35,7 +35,7 @@ pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
 pub use launch::{Labelled, Labels};
 pub use libraries::Surroundings;
-pub(crate) use nccl_stream::{NcclStream, ordered_sum};
+pub(crate) use nccl_stream::{NcclStream, all_reduce, ordered_sum};
 pub use product::{After, Matrix};
 pub use rows::{Chunks, Norm, Occurrences, Stream};
 

@@ -96,12 +96,23 @@ pub(crate) fn ordered_sum(
     sum: &mut CudaSlice<f32>,
     staging: &mut CudaSlice<f32>,
 ) -> Result<(), CollectiveError> {
-    let span = |buffer: &CudaSlice<f32>| {
-        // SAFETY: the borrows keep the buffers and all others away from them until this returns. An operation that is not
-        // over then is one that its callers were told of.
-        unsafe { Span::new(gpu.address(buffer) as usize, buffer.len()) }
-    };
-    let own: Vec<Span> = partials.iter().map(span).collect();
-    let (into, room) = (span(sum), span(staging));
+    let own: Vec<Span> = partials.iter().map(|partial| span(gpu, partial)).collect();
+    let (into, room) = (span(gpu, sum), span(gpu, staging));
     communicator.ordered_sum(group, shards, &own, into, room)
+}
+
+/// As [`Communicator::all_reduce`], under the same conditions.
+pub(crate) fn all_reduce(
+    gpu: &Gpu,
+    communicator: &mut Communicator,
+    group: &mut Group,
+    sum: &mut CudaSlice<f32>,
+) -> Result<(), CollectiveError> {
+    communicator.all_reduce(group, span(gpu, sum))
+}
+
+fn span(gpu: &Gpu, buffer: &CudaSlice<f32>) -> Span {
+    // SAFETY: the borrows of this module's functions keep their buffers, and all others away from them, until these return.
+    // An operation that is not over then is one that their callers were told of.
+    unsafe { Span::new(gpu.address(buffer) as usize, buffer.len()) }
 }

@@ -78,12 +78,24 @@ impl<'a, M: Model> OnGpu<'a, M> {
             let sum = self.sum_under(task, node)?;
             self.sums.push(sum);
         }
-        let OnGpu { nccl, gpu, sums, sum, .. } = self;
-        nccl.make_room(gpu, group, task.shards, sum.len())?;
+        let OnGpu { nccl, gpu, sums, sum, order, .. } = self;
+        match order {
+            SumOrder::Fixed => nccl.make_room(gpu, group, task.shards, sum.len())?,
+            SumOrder::Any => {
+                match sums.first() {
+                    Some(first) => gpu.copy(&first.as_view(), &mut sum.as_view_mut())?,
+                    None => gpu.clear(sum)?,
+                }
+                sums.iter().skip(1).try_for_each(|more| gpu.add(sum, more))?;
+            }
+        }
         // What goes wrong in a gradient is no fault of NCCL's, and nobody's time for the sum runs while another computes.
         gpu.wait()?;
         let votes = nccl.exchange(group, vote())?;
-        nccl.sum(gpu, group, task.shards, sums, sum)?;
+        match order {
+            SumOrder::Fixed => nccl.sum(gpu, group, task.shards, sums, sum)?,
+            SumOrder::Any => nccl.sum_in_any_order(gpu, group, sum)?,
+        }
         Ok(votes)
     }
 

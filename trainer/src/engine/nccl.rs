@@ -150,7 +150,24 @@ impl Nccl {
         let (Ok(communicator), Some(staging)) = (&mut self.communicator, &mut self.staging) else {
             unreachable!("it is joined, and there is room")
         };
-        match cuda::ordered_sum(gpu, communicator, group, shards, partials, sum, staging) {
+        let result = cuda::ordered_sum(gpu, communicator, group, shards, partials, sum, staging);
+        self.judge(group, result)
+    }
+
+    /// The same of what each rank has in `sum`, in NCCL's order.
+    pub(super) fn sum_in_any_order(
+        &mut self,
+        gpu: &Gpu,
+        group: &mut Group,
+        sum: &mut CudaSlice<f32>,
+    ) -> Result<(), EngineError> {
+        let Ok(communicator) = &mut self.communicator else { unreachable!("it is joined") };
+        let result = cuda::all_reduce(gpu, communicator, group, sum);
+        self.judge(group, result)
+    }
+
+    fn judge(&mut self, group: &mut Group, result: Result<(), CollectiveError>) -> Result<(), EngineError> {
+        match result {
             Err(CollectiveError::Nccl { cause, .. }) => {
                 warn!("NCCL failed in a sum ({cause}); all ranks make a new communicator and agree on a state");
                 self.fail(cause, 1);
