@@ -164,9 +164,9 @@ impl Rank {
             let number = |seed: u32, i: usize| unit((u64::from(seed) << 32) + i as u64) - 0.5;
             let mut partials: Vec<Vec<f32>> =
                 nodes.iter().map(|node| (0..length).map(|i| number(node.first, i)).collect()).collect();
-            let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
-            let mut expected = vec![0.0; length];
-            group.ordered_sum(shards, &slices, &mut expected, 0).map_err(|error| error.to_string())?;
+            let rest: Vec<&[f32]> = partials.iter().skip(1).map(Vec::as_slice).collect();
+            let mut expected = partials.first().cloned().unwrap_or(vec![0.0; length]);
+            group.ordered_sum(shards, &rest, &mut expected, 0).map_err(|error| error.to_string())?;
 
             let mut sum = vec![0.0; length];
             let mut staging = vec![0.0; Communicator::staging_elements(group, shards, length)];

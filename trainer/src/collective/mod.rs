@@ -293,20 +293,23 @@ impl Group {
         self.ended(result)
     }
 
-    /// Adds the shards' buffers in the order of [`tree`] and writes the sum into `sum`, the same on all ranks and for
-    /// every number of ranks. `partials` are the sums of this rank's [`tree::cover`], in its order. The ranks' `vote`s
-    /// travel along; the answer has each bit that any of them set.
+    /// Adds the shards' buffers in the order of [`tree`]. The sum is the same on all ranks and for every number of ranks.
+    /// `sum`, where it will be, holds that of the first node of this rank's [`tree::cover`]; `rest` are those of the others,
+    /// in their order. What a rank without shards has in `sum` does not count. The ranks' `vote`s travel along; the answer
+    /// has each bit that any of them set.
+    ///
+    /// After an error `sum` may hold anything.
     ///
     /// # Panics
-    /// When `partials` do not fit the rank's cover or the length of `sum`.
+    /// When `rest` does not fit the rank's cover or the length of `sum`.
     pub fn ordered_sum(
         &mut self,
         shards: u32,
-        partials: &[&[f32]],
+        rest: &[&[f32]],
         sum: &mut [f32],
         vote: u32,
     ) -> Result<u32, CollectiveError> {
-        let result = ordered::sum(self, shards, partials, sum, vote);
+        let result = ordered::sum(self, shards, rest, sum, vote);
         self.ended(result)
     }
 

@@ -4,7 +4,8 @@ use std::fmt;
 
 use clap::ValueEnum;
 
-use super::{CollectiveError, Group};
+use super::tree::shards_of;
+use super::{CollectiveError, Group, pairwise};
 
 /// In which order the gradients of a step are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -27,31 +28,27 @@ impl fmt::Display for SumOrder {
 }
 
 impl Group {
-    /// Adds the shards' buffers in this order and writes the sum into `sum`, the same on all ranks. `partials` are the sums
-    /// of this rank's [`cover`](super::tree::cover), in its order. With a `vote` on all ranks the answer has each bit that
-    /// any of them set; without, on all ranks, it is 0.
+    /// Adds the shards' buffers in this order, the same on all ranks. `sum` and `rest` are as for
+    /// [`ordered_sum`](Self::ordered_sum). With a `vote` on all ranks the answer has each bit that any of them set; without,
+    /// on all ranks, it is 0.
     ///
     /// # Panics
-    /// When `partials` do not fit the rank's cover or the length of `sum`.
+    /// When `rest` does not fit the rank's cover or the length of `sum`.
     pub fn sum(
         &mut self,
         order: SumOrder,
         shards: u32,
-        partials: &[&[f32]],
+        rest: &[&[f32]],
         sum: &mut [f32],
         vote: Option<u32>,
     ) -> Result<u32, CollectiveError> {
         if order == SumOrder::Fixed {
-            return self.ordered_sum(shards, partials, sum, vote.unwrap_or_default());
+            return self.ordered_sum(shards, rest, sum, vote.unwrap_or_default());
         }
-        match partials.split_first() {
-            Some((first, _)) => sum.copy_from_slice(first),
-            // There are more ranks than shards.
-            None => sum.fill(0.0),
+        if shards_of(self.rank(), self.world_size(), shards).is_empty() {
+            sum.fill(0.0);
         }
-        for partial in partials.iter().skip(1) {
-            sum.iter_mut().zip(*partial).for_each(|(sum, more)| *sum += more);
-        }
+        rest.iter().for_each(|more| pairwise::add(sum, more));
         self.all_reduce(sum)?;
         let Some(vote) = vote else { return Ok(0) };
         Ok(self.gather([u64::from(vote)])?.iter().fold(0, |votes, [vote]| votes | *vote as u32))

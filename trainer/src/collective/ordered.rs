@@ -4,16 +4,18 @@
 //! The buffer is cut into one chunk for each rank, its owner. Each rank sends its partial sums of a chunk to the owner,
 //! which completes the tree and sends the finished chunk to all. Both halves are one byte stream to each peer, cut into
 //! segments: a segment is added as soon as all peers have sent it, and goes out while the next ones come in. What a peer
-//! sends too early waits in the socket, so that what is added is still in the processor's cache.
+//! sends too early waits in the socket, so that what is added is still in the processor's cache. A finished segment may
+//! take the place of this rank's own part of it: its owner had that before.
 //!
 //! Of a small buffer every rank owns all: each sends its partial sums to all, and each adds the same numbers in the same
-//! order. One way through the network in place of two.
+//! order. One way through the network in place of two. Where ranks and shards are powers of two, their nodes are
+//! neighbours by pairs, pairs of pairs and so on, and are added [pairwise](super::pairwise), in fewer messages.
 
 use std::ops::Range;
 
 use super::lane::{Interest, Kind, Lane};
 use super::tree::{Node, cover, shards_of};
-use super::{CollectiveError, Group};
+use super::{CollectiveError, Group, pairwise};
 
 /// Bytes of each partial sum that are added at a time. Smaller than the ring's: a chunk is a rank's whole share of a
 /// step, and this overlaps its halves even at a megabyte.
@@ -29,6 +31,9 @@ const WINDOW: usize = 4;
 /// packets that nothing follows, and repeats them after 200 ms.
 const LEAD: usize = 8;
 
+/// Numbers of a segment that are added at a time. What is copied and added for them stays in the nearest cache.
+const BLOCK: usize = 2048;
+
 /// Buffers up to this many bytes are added by every rank. Not longer than a segment.
 const EVERYWHERE_BYTES: usize = 32 * 1024;
 
@@ -37,6 +42,8 @@ const EVERYWHERE_BYTES: usize = 32 * 1024;
 pub(super) struct Staging {
     /// By rank.
     received: Vec<Vec<f32>>,
+    /// This rank's first partial sum of a block, in whose place the sum is made.
+    own: Vec<f32>,
     /// For the inner nodes of the tree.
     scratch: Vec<Vec<f32>>,
 }
@@ -63,12 +70,18 @@ struct Stream {
 pub(super) fn sum(
     group: &mut Group,
     shards: u32,
-    partials: &[&[f32]],
+    rest: &[&[f32]],
     sum: &mut [f32],
     vote: u32,
 ) -> Result<u32, CollectiveError> {
+    let in_pairs =
+        group.world_size.is_power_of_two() && shards.is_power_of_two() && group.world_size <= shards as usize;
+    if in_pairs && size_of_val(sum) <= EVERYWHERE_BYTES {
+        assert!(rest.is_empty(), "each rank's shards lie under one node");
+        return pairwise::sum_in_tree(group, sum, vote);
+    }
     let mut staging = std::mem::take(&mut group.staging);
-    let result = run(group, &mut staging, shards, partials, sum, vote);
+    let result = run(group, &mut staging, shards, rest, sum, vote);
     group.staging = staging;
     result
 }
@@ -77,7 +90,7 @@ fn run(
     group: &mut Group,
     staging: &mut Staging,
     shards: u32,
-    partials: &[&[f32]],
+    rest: &[&[f32]],
     sum: &mut [f32],
     vote: u32,
 ) -> Result<u32, CollectiveError> {
@@ -92,8 +105,8 @@ fn run(
     let nodes_of = |rank: usize| cover(shards, &shards_of(rank as u32, ranks as u32, shards));
     let mine = chunk_of(rank);
     let my_nodes = nodes_of(rank);
-    assert_eq!(partials.len(), my_nodes.len(), "one partial sum for each node of the rank's cover");
-    assert!(partials.iter().all(|partial| partial.len() == elements), "partial sums as long as the sum");
+    assert_eq!(rest.len(), my_nodes.len().saturating_sub(1), "one partial sum for each node of the rank's cover");
+    assert!(rest.iter().all(|partial| partial.len() == elements), "partial sums as long as the sum");
 
     staging.received.resize_with(ranks, Vec::new);
     let mut streams: Vec<Stream> = (1..ranks)
@@ -124,23 +137,27 @@ fn run(
     loop {
         let mut moved = false;
         for stream in &mut streams {
-            moved |= stream.send(group, partials, sum, &mine, finished)?;
+            moved |= stream.send(group, rest, sum, &mine, finished)?;
             moved |= stream.receive(group, &mut staging.received, sum, finished)?;
         }
         while finished < mine.len() {
             let segment = finished..mine.len().min(finished + SEGMENT);
-            if !streams.iter().all(|stream| stream.has_partials(segment.end)) {
+            // A sum takes the place of what is still for others where each rank adds all.
+            let is_ready =
+                |stream: &Stream| stream.has_partials(segment.end) && !(everywhere && stream.owes_partials());
+            if !streams.iter().all(is_ready) {
                 break;
             }
-            let sources = Sources { partials, mine: &mine, my_nodes: &my_nodes, streams: &streams };
-            let place = mine.start + segment.start..mine.start + segment.end;
-            add_tree(
-                Node::root(shards),
-                &|node| sources.find(node, &segment, &staging.received),
-                &mut sum[place],
-                &mut staging.scratch,
-            );
             finished = segment.end;
+            let Staging { received, own, scratch } = staging;
+            for start in segment.clone().step_by(BLOCK) {
+                let block = start..segment.end.min(start + BLOCK);
+                let sum = &mut sum[mine.start + block.start..mine.start + block.end];
+                own.clear();
+                own.extend_from_slice(sum);
+                let sources = Sources { own, rest, start: mine.start, nodes: &my_nodes, streams: &streams, received };
+                add_tree(Node::root(shards), &|node| sources.find(node, &segment, &block), sum, scratch);
+            }
             moved = true;
         }
         if finished == mine.len() && streams.iter().all(Stream::is_done) {
@@ -165,6 +182,10 @@ impl Stream {
     /// Whether all its partial sums of the first `elements` of this rank's chunk are here.
     fn has_partials(&self, elements: usize) -> bool {
         self.lane.heard() && self.received >= self.partials_in.min(self.nodes.len() * elements * size_of::<f32>())
+    }
+
+    fn owes_partials(&self) -> bool {
+        self.sent < self.partials_out
     }
 
     fn can_send(&self, finished: usize) -> bool {
@@ -215,17 +236,18 @@ impl Stream {
     fn send(
         &mut self,
         group: &Group,
-        partials: &[&[f32]],
+        rest: &[&[f32]],
         sum: &[f32],
         mine: &Range<usize>,
         finished: usize,
     ) -> Result<bool, CollectiveError> {
         let mut moved = false;
         while self.can_send(finished) {
-            let body: &[u8] = if self.sent < self.partials_out {
-                let (node, place) = piece(self.sent, partials.len(), self.chunk.len(), self.ready(finished));
+            let body: &[u8] = if self.owes_partials() {
+                let (node, place) = piece(self.sent, self.nodes_out, self.chunk.len(), self.ready(finished));
                 let start = self.chunk.start * size_of::<f32>();
-                &bytemuck::cast_slice(partials[node])[start + place.start..start + place.end]
+                let partial = if node == 0 { sum } else { rest[node - 1] };
+                &bytemuck::cast_slice(partial)[start + place.start..start + place.end]
             } else {
                 let done: &[u8] = bytemuck::cast_slice(&sum[mine.start..mine.start + finished]);
                 let end = self.ready(finished).saturating_sub(self.partials_out).min(done.len());
@@ -292,24 +314,30 @@ fn piece(at: usize, nodes: usize, elements: usize, until: usize) -> (usize, Rang
 
 /// Where the nodes that some rank owns whole are found.
 struct Sources<'a> {
-    partials: &'a [&'a [f32]],
-    mine: &'a Range<usize>,
-    my_nodes: &'a [Node],
+    /// A block of this rank's first node, and the other nodes.
+    own: &'a [f32],
+    rest: &'a [&'a [f32]],
+    /// Where this rank's chunk starts in those.
+    start: usize,
+    nodes: &'a [Node],
     streams: &'a [Stream],
+    received: &'a [Vec<f32>],
 }
 
 impl<'a> Sources<'a> {
-    /// The partial sum of `node` over `segment` of this rank's chunk, if a rank owns the node whole.
-    fn find(&self, node: Node, segment: &Range<usize>, staging: &'a [Vec<f32>]) -> Option<&'a [f32]> {
+    /// The partial sum of `node` over `block`, in `segment`, of this rank's chunk, if a rank owns the node whole.
+    fn find(&self, node: Node, segment: &Range<usize>, block: &Range<usize>) -> Option<&'a [f32]> {
         let position = |nodes: &[Node]| nodes.iter().position(|&candidate| candidate == node);
-        if let Some(number) = position(self.my_nodes) {
-            return Some(&self.partials[number][self.mine.start + segment.start..self.mine.start + segment.end]);
+        match position(self.nodes) {
+            Some(0) => return Some(self.own),
+            Some(number) => return Some(&self.rest[number - 1][self.start + block.start..self.start + block.end]),
+            None => {}
         }
         self.streams.iter().find_map(|stream| {
             let number = position(&stream.nodes)?;
             let slot = segment.start / SEGMENT % WINDOW;
-            let start = stream.nodes.len() * slot * SEGMENT + number * segment.len();
-            Some(&staging[stream.lane.peer][start..start + segment.len()])
+            let start = stream.nodes.len() * slot * SEGMENT + number * segment.len() + block.start - segment.start;
+            Some(&self.received[stream.lane.peer][start..start + block.len()])
         })
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
     while distance < core {
         let partner = rank ^ distance;
         let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(&mut theirs));
-        exchange(group, operation, started, partner, Some(out), Some(into))?;
+        exchange(group, operation, started, (partner, 0), Some(out), Some(into))?;
         add(data, &theirs);
         distance *= 2;
     }
@@ -34,6 +34,22 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
         Some(extra) => send(group, operation, started, extra, bytemuck::cast_slice(data)),
         None => Ok(()),
     }
+}
+
+/// The same with votes, between ranks whose number is a power of two: each turn adds what lies under two neighbours of a
+/// binary tree, the lower ranks' and the higher ranks'.
+pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Result<u32, CollectiveError> {
+    let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
+    let mut theirs = vec![0.0; sum.len()];
+    let (mut votes, mut distance) = (vote, 1);
+    while distance < group.world_size {
+        let partner = group.rank ^ distance;
+        let (out, into) = (bytemuck::cast_slice(sum), bytemuck::cast_slice_mut(&mut theirs));
+        votes |= exchange(group, operation, started, (partner, votes), Some(out), Some(into))?;
+        add(sum, &theirs);
+        distance *= 2;
+    }
+    Ok(votes)
 }
 
 /// Copies rank 0's bytes along a binomial tree.
@@ -52,7 +68,7 @@ pub(super) fn broadcast(group: &mut Group, data: &mut [u8]) -> Result<(), Collec
     Ok(())
 }
 
-fn add(sum: &mut [f32], more: &[f32]) {
+pub(super) fn add(sum: &mut [f32], more: &[f32]) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
 }
 
@@ -63,7 +79,7 @@ fn send(
     peer: usize,
     data: &[u8],
 ) -> Result<(), CollectiveError> {
-    exchange(group, operation, started, peer, Some(data), None)
+    exchange(group, operation, started, (peer, 0), Some(data), None).map(drop)
 }
 
 fn receive(
@@ -73,19 +89,19 @@ fn receive(
     peer: usize,
     data: &mut [u8],
 ) -> Result<(), CollectiveError> {
-    exchange(group, operation, started, peer, None, Some(data))
+    exchange(group, operation, started, (peer, 0), None, Some(data)).map(drop)
 }
 
-/// Sends `out` to a peer and fills `into` from it, at the same time.
+/// Sends `out` to a peer and fills `into` from it, at the same time. A word goes along, and the peer's comes back.
 fn exchange(
     group: &mut Group,
     operation: Operation,
     started: Instant,
-    peer: usize,
+    (peer, word): (usize, u32),
     out: Option<&[u8]>,
     mut into: Option<&mut [u8]>,
-) -> Result<(), CollectiveError> {
-    let mut lane = Lane::new(peer, operation, 0);
+) -> Result<u32, CollectiveError> {
+    let mut lane = Lane::new(peer, operation, word);
     let (mut sent, mut got) = (0, 0);
     loop {
         let (was_opened, was_heard, before) = (lane.opened(), lane.heard(), sent + got);
@@ -98,7 +114,7 @@ fn exchange(
         let send = out.is_some_and(|out| !lane.opened() || sent < out.len());
         let receive = into.as_ref().is_some_and(|into| !lane.heard() || got < into.len());
         if !send && !receive {
-            return Ok(());
+            return Ok(lane.word);
         }
         if (was_opened, was_heard, before) == (lane.opened(), lane.heard(), sent + got) {
             group.wait(&[Interest { peer, send, receive }], started)?;

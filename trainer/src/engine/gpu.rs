@@ -31,8 +31,7 @@ pub(super) struct OnGpu<'a, M: Model> {
     /// What is summed over NCCL, and the sum over all ranks.
     sums: Vec<CudaSlice<f32>>,
     sum: CudaSlice<f32>,
-    /// The same on the host, for TCP.
-    host_sum: Vec<f32>,
+    /// The same on the host, for TCP: the first becomes the sum.
     partials: Vec<Vec<f32>>,
     order: SumOrder,
     norm: Room<f64>,
@@ -49,7 +48,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
         let sum = gpu.zeros(count + 1)?;
         let (graphs, batch, samples, spare, sums) = Default::default();
-        let (host_sum, partials, norm) = Default::default();
+        let (partials, norm) = Default::default();
         Ok(OnGpu {
             nccl,
             gpu,
@@ -62,7 +61,6 @@ impl<'a, M: Model> OnGpu<'a, M> {
             spare,
             sums,
             sum,
-            host_sum,
             partials,
             order,
             norm,
@@ -102,16 +100,16 @@ impl<'a, M: Model> OnGpu<'a, M> {
     /// Sums over ranks on hosts.
     fn sum_over_tcp(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        self.host_sum.resize(self.sum.len(), 0.0);
-        self.partials.resize_with(nodes.len(), || vec![0.0; self.sum.len()]);
+        self.partials.resize_with(nodes.len().max(1), || vec![0.0; self.sum.len()]);
         for (number, &node) in nodes.iter().enumerate() {
             let sum = self.sum_under(task, node)?;
             self.gpu.download(&sum.as_view(), &mut self.partials[number])?;
             self.spare.push(sum);
         }
-        let partials: Vec<&[f32]> = self.partials.iter().map(Vec::as_slice).collect();
-        let votes = group.sum(self.order, task.shards, &partials, &mut self.host_sum, Some(vote()))?;
-        self.gpu.upload(&self.host_sum, &mut self.sum.as_view_mut())?;
+        let [first, rest @ ..] = &mut self.partials[..] else { unreachable!("one at least") };
+        let rest: Vec<&[f32]> = rest.iter().map(Vec::as_slice).collect();
+        let votes = group.sum(self.order, task.shards, &rest, first, Some(vote()))?;
+        self.gpu.upload(first, &mut self.sum.as_view_mut())?;
         Ok(votes)
     }
 

@@ -52,10 +52,14 @@ impl<M: Model> Engine<M> for OnHost<M> {
             _ if self.bucket < self.sum.len() => self.sum_in_buckets(task, ranks)?,
             _ => {
                 let Ranks { group, nodes, vote } = ranks;
-                let partials: Vec<Vec<f32>> = nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect();
-                let slices: Vec<&[f32]> = partials.iter().map(Vec::as_slice).collect();
-                let votes = group.sum(self.order, task.shards, &slices, &mut self.sum, Some(vote()))?;
-                partials.into_iter().for_each(|partial| self.crew.recycle(partial));
+                let mut sums =
+                    nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect::<Vec<_>>().into_iter();
+                if let Some(first) = sums.next() {
+                    self.crew.recycle(std::mem::replace(&mut self.sum, first));
+                }
+                let rest: Vec<&[f32]> = sums.as_slice().iter().map(Vec::as_slice).collect();
+                let votes = group.sum(self.order, task.shards, &rest, &mut self.sum, Some(vote()))?;
+                sums.for_each(|sum| self.crew.recycle(sum));
                 votes
             }
         };

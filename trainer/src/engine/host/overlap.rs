@@ -24,7 +24,10 @@ struct Sums<'a, 'o> {
     group: &'a mut Group,
     shards: u32,
     order: SumOrder,
-    /// The sums of this rank's nodes but the last, which are done.
+    /// Where the sum is made: that of the first node, if it is done before the last. Else in what the last's first part
+    /// hands out.
+    first: Option<&'a mut [f32]>,
+    /// The sums of the nodes between the first and the last.
     done: &'a [Vec<f32>],
     /// The last node, its parts, and whence their buckets come, the end of the gradient first.
     last: Option<Node>,
@@ -41,18 +44,25 @@ impl<M: Model> OnHost<M> {
         let Ranks { group, nodes, vote } = ranks;
         let OnHost { crew, sum, bucket, order, outboxes } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
-        let done: Vec<Vec<f32>> = before.iter().map(|&node| task.sum_under(node, crew)).collect();
+        let mut done = before.iter().map(|&node| task.sum_under(node, crew)).collect::<Vec<_>>().into_iter();
         let parts = last.map_or(Vec::new(), |last| parts_of(last, crew.team.threads()));
         outboxes.resize_with(parts.len(), Vec::new);
+        let in_outbox = last.is_some() && before.is_empty();
+        if in_outbox {
+            std::mem::swap(sum, &mut outboxes[0]);
+        } else if let Some(first) = done.next() {
+            crew.recycle(std::mem::replace(sum, first));
+        }
 
-        let (bucket, order) = (*bucket, *order);
+        let (bucket, order, length) = (*bucket, *order, task.model.parameters() + 1);
         let votes = std::thread::scope(|scope| {
             // In here, so that a panic ends what waits for them.
             let (senders, inboxes): (Vec<_>, Vec<_>) = parts.iter().map(|_| channel()).unzip();
             let ((ask, asked), (answer, answers)) = (channel(), channel());
-            let (shards, done, parts) = (task.shards, &done, &parts);
-            let sums = Sums { group, shards, order, done, last, parts, inboxes, ask, vote: answers };
-            let summing = scope.spawn(move || sums.run(sum, bucket));
+            let (shards, done, parts) = (task.shards, done.as_slice(), &parts);
+            let first = (!in_outbox).then_some(&mut sum[..]);
+            let sums = Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote: answers };
+            let summing = scope.spawn(move || sums.run(length, bucket));
             task.sum_from_back(parts, crew, outboxes, bucket, |part, numbers| {
                 // Nobody takes it where a sum has failed.
                 let _ = senders[part].send(numbers);
@@ -63,16 +73,20 @@ impl<M: Model> OnHost<M> {
             }
             summing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        done.into_iter().for_each(|sum| crew.recycle(sum));
+        if in_outbox {
+            std::mem::swap(sum, &mut outboxes[0]);
+        }
+        done.for_each(|sum| crew.recycle(sum));
         votes
     }
 }
 
 impl Sums<'_, '_> {
-    fn run(self, sum: &mut [f32], bucket: usize) -> Result<u32, CollectiveError> {
-        let Sums { group, shards, order, done, last, parts, inboxes, ask, vote } = self;
-        let (count, mut votes) = (sum.len().div_ceil(bucket), 0);
-        for (number, sum) in sum.rchunks_mut(bucket).enumerate() {
+    fn run(self, length: usize, bucket: usize) -> Result<u32, CollectiveError> {
+        let Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote } = self;
+        let (count, mut votes) = (length.div_ceil(bucket), 0);
+        let mut first = first.map(|first| first.rchunks_mut(bucket));
+        for number in 0..count {
             let arrived: Result<Vec<&mut [f32]>, RecvError> = inboxes.iter().map(Receiver::recv).collect();
             // Else a computing thread has panicked: that goes on where it is.
             let Ok(mut arrived) = arrived else { return Ok(votes) };
@@ -87,8 +101,12 @@ impl Sums<'_, '_> {
                 None
             };
             let done = done.iter().filter_map(|sum| sum.rchunks(bucket).nth(number));
-            let partials: Vec<&[f32]> = done.chain(arrived.first().map(|numbers| &**numbers)).collect();
-            votes |= group.sum(order, shards, &partials, sum, own)?;
+            // The other parts are added into the first.
+            let mut last = arrived.into_iter().next();
+            let first = first.as_mut().map_or_else(|| last.take(), Iterator::next);
+            let Some(sum) = first else { unreachable!("a rank without nodes has room for the sum") };
+            let rest: Vec<&[f32]> = done.chain(last.as_deref()).collect();
+            votes |= group.sum(order, shards, &rest, sum, own)?;
         }
         Ok(votes)
     }
