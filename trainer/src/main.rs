@@ -96,27 +96,33 @@ fn main() -> ExitCode {
 
 fn train_digits(flags: &digits::Flags) -> anyhow::Result<()> {
     let task = digits::Task::new(flags)?;
-    let outcome = task.train(elastic(&flags.settings)?)?;
-    tell(&outcome, || task.judge(outcome.state.parameters()))
+    let stop = listen()?;
+    let outcome = task.train(elastic(&flags.settings, &stop)?)?;
+    tell(&outcome, &stop, || task.judge(outcome.state.parameters()))
 }
 
 fn train_gpt(flags: &gpt::Flags) -> anyhow::Result<()> {
     let task = gpt::Task::new(flags)?;
-    let outcome = task.train(elastic(&flags.settings)?)?;
-    tell(&outcome, || task.judge(outcome.state.parameters()))
+    let stop = listen()?;
+    let outcome = task.train(elastic(&flags.settings, &stop)?)?;
+    tell(&outcome, &stop, || task.judge(outcome.state.parameters()))
+}
+
+fn listen() -> anyhow::Result<Stop> {
+    Stop::on_signals().context("cannot listen for signals")
 }
 
 /// Training in this process's place.
-fn elastic(settings: &Settings) -> anyhow::Result<Elastic<'static>> {
-    let stop = Stop::on_signals().context("cannot listen for signals")?;
+fn elastic(settings: &Settings, stop: &Stop) -> anyhow::Result<Elastic<'static>> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let own = std::env::current_exe().ok().and_then(|path| path.into_os_string().into_string().ok());
     let rescue = own.into_iter().flat_map(|own| [own, "checkpoint".to_owned(), "rescue".to_owned()]);
-    Ok(Elastic::new(settings.clone(), environment).stop(stop).rescue(rescue))
+    Ok(Elastic::new(settings.clone(), environment).stop(stop.clone()).rescue(rescue))
 }
 
-/// Prints what rank 0 has to say of a trained model.
-fn tell(outcome: &Outcome, judge: impl FnOnce() -> String) -> anyhow::Result<()> {
+/// Prints what rank 0 has to say of a trained model. That may take long, and there is nothing more to save.
+fn tell(outcome: &Outcome, stop: &Stop, judge: impl FnOnce() -> String) -> anyhow::Result<()> {
+    stop.release_signals();
     if outcome.rank == 0 {
         writeln!(io::stdout(), "{}", judge()).context("cannot print")?;
     }

@@ -12,6 +12,8 @@ pub(crate) const GLANCE: Duration = Duration::from_millis(50);
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     raised: Arc<AtomicBool>,
+    /// Signals end the process.
+    released: Arc<AtomicBool>,
     forming: Arc<Mutex<Option<Forming>>>,
 }
 
@@ -29,9 +31,15 @@ impl Stop {
     pub fn on_signals() -> std::io::Result<Stop> {
         let stop = Stop::default();
         for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+            signal_hook::flag::register_conditional_default(signal, stop.released.clone())?;
             signal_hook::flag::register(signal, stop.raised.clone())?;
         }
         Ok(stop)
+    }
+
+    /// Has later signals end the process at once, as they do where nothing listens for them: all is saved.
+    pub fn release_signals(&self) {
+        self.released.store(true, Ordering::Relaxed);
     }
 
     /// Raises it.

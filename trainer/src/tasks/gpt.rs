@@ -1,8 +1,10 @@
 //! A GPT that learns generated text. Not for the text itself.
 
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use tracing::info;
 
 use crate::data::Data;
 use crate::data::markov::{FOLLOWERS, Markov};
@@ -16,7 +18,10 @@ use crate::train::TrainError;
 const HELD_OUT: usize = 1 << 15;
 
 /// Rows that are judged at once.
-const JUDGED: usize = 1 << 10;
+const JUDGED: usize = 1 << 8;
+
+/// A longer time is told of before it passes.
+const LONG: Duration = Duration::from_secs(5);
 
 /// What to train, and how.
 #[derive(Debug, Clone, Args)]
@@ -107,11 +112,18 @@ impl Task {
         let windows = HELD_OUT.div_ceil(context) as u64;
         let held_out = self.corpus.held_out(windows);
         let (numbers, mut batch) = ((0..windows).collect::<Vec<_>>(), Tokens::default());
-        let pieces = numbers.chunks((JUDGED / context).max(1)).map(|piece| {
+        let (begun, mut loss) = (Instant::now(), 0.0);
+        let pieces = numbers.chunks((JUDGED / context).max(1));
+        let others = pieces.len() - 1;
+        for (number, piece) in pieces.enumerate() {
             held_out.read(piece, &mut batch);
-            f64::from(self.model.loss(parameters, &mut batch))
-        });
-        (pieces.sum::<f64>() / (windows * context as u64) as f64, windows)
+            loss += f64::from(self.model.loss(parameters, &mut batch));
+            let left = begun.elapsed() * others as u32;
+            if number == 0 && left > LONG {
+                info!("the loss in {windows} windows that were not trained on takes about {} s", left.as_secs());
+            }
+        }
+        (loss / (windows * context as u64) as f64, windows)
     }
 
     /// The mean loss that no model can go below.
