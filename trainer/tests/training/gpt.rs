@@ -1,8 +1,13 @@
 //! The GPT as a command: what it learns, and the promises that hold for it as for the digits. Not for its gradient.
 
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
 use clap::Parser;
 use elastic_proto::worker::ToWorker;
 use elastic_trainer::tasks::gpt;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::agent::{assignment, start_group, start_member};
 use crate::worker::{environment, free_port, last_step, trace, train};
@@ -108,4 +113,23 @@ fn a_network_that_cannot_be_is_refused() {
     let error = gpt::Task::new(&flags).unwrap_err().to_string();
     assert!(error.contains("a width of 10 cannot be shared by 4 heads") && error.contains("--heads"), "{error}");
     assert!(Arguments::try_parse_from(["gpt", "--vocabulary", "3"]).is_err());
+}
+
+#[test]
+fn a_long_judgement_is_announced_and_a_signal_ends_it() {
+    let flags = "gpt --width 512 --layers 6 --windows 1 --batch 1 --shards 1 --epochs 1 --device cpu";
+    let mut worker = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"))
+        .args(flags.split(' '))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut logged = BufReader::new(worker.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(logged.any(|line| line.contains("windows that were not trained on takes about")), "it is announced");
+    kill_process(Pid::from_child(&worker), Signal::TERM).unwrap();
+    let status = worker.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+    let mut printed = String::new();
+    worker.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+    assert!(printed.contains("done: 1 steps") && !printed.contains("held-out loss"), "{printed}");
 }
