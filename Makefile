@@ -52,7 +52,7 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
 	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
 
-gpu: ## Runs the kernels' tests on this machine's GPU, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
+gpu: ## Runs the kernels' tests on this machine's GPU, times snapshots there, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
 	@tests/gpu.sh
 
 wheel: ## Builds the Python package, with the program in it, into target/wheels/

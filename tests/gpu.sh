@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the kernels' tests on this machine's GPU, and then the trainer's steps beside PyTorch's.
+# Runs the kernels' tests on this machine's GPU, times snapshots of GPT-2 124M there, and then the trainer's steps beside
+# PyTorch's.
 #
 #   tests/gpu.sh
 #
@@ -20,7 +21,7 @@ nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
 # The trainer finds NVRTC and cuBLASLt there, or in the environment of the Python below.
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
 ELASTIC_TEST_GPU=1 "$nextest" nextest run --locked --workspace --no-capture \
-    -E 'package(elastic-trainer) & binary(cuda) & test(/kernels::|graphs::|products::/)'
+    -E 'package(elastic-trainer) & binary(cuda) & test(/kernels::|graphs::|products::|snapshots::(state|timed)::/)'
 
 python=${ELASTIC_TORCH_PYTHON:-}
 [[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a Python whose torch computes on the GPU"

@@ -42,6 +42,7 @@ use crate::state::State;
 use crate::stop::Stop;
 use crate::trace::{Event, Trace};
 use account::Account;
+use copies::CopyingBeside;
 use report::Report;
 use sharing::Sharing;
 
@@ -87,8 +88,12 @@ pub(crate) struct Trainer<'a, M: Model> {
     rescue: Vec<String>,
     /// The last step that was copied.
     copied: u64,
+    /// A copy is due since one before took longer than to the next.
+    copy_soon: bool,
     /// The next copy goes to disk, whichever step it is of.
     save_soon: bool,
+    /// A copy that takes no part in steps. It ends with the round.
+    beside: Option<CopyingBeside>,
     /// In the present round.
     place: Place,
     /// What the agent said of it.
@@ -190,7 +195,9 @@ impl<'a, M: Model> Trainer<'a, M> {
             gives_back: false,
             rescue: Vec::new(),
             copied: 0,
+            copy_soon: false,
             save_soon: false,
+            beside: None,
             assignment,
             assigned: None,
             group: None,
@@ -255,7 +262,12 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.engine.join(group)?;
         self.agree(group)?;
         self.give_memory_back()?;
-        let Some(ended) = self.steps(group, out)? else { return Ok(None) };
+        let ended = self.steps(group, out);
+        let copied = match &ended {
+            Err(error) if error.is_stuck() => Ok(()),
+            _ => self.end_copy_beside(),
+        };
+        let Some(ended) = ended.and_then(|ended| copied.map(|()| ended))? else { return Ok(None) };
         match self.engine.leave(group) {
             Err(EngineError::Again) => Ok(None),
             // Whoever is gone now is missed in the next round, if there is one.
@@ -326,7 +338,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
             self.draining |= drain_begins;
             self.save_soon |= drain_begins;
-            self.hear_shares(votes);
+            self.hear_shares(votes)?;
             if rank == 0 && report.is_due() {
                 report.print(out, step, loss)?;
             }

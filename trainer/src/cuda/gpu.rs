@@ -1,4 +1,4 @@
-//! A GPU with the kernels on it, its memory and its one stream. Not for what a kernel is called with.
+//! A GPU with the kernels on it, its memory and the stream that computes. Not for what a kernel is called with.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -26,6 +26,7 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
+    pub(super) warned_of_pageable: AtomicBool,
     pub(super) functions: Functions,
 }
 
@@ -79,7 +80,8 @@ impl Gpu {
         let name = context.name().map_err(failed("tell its name"))?;
         let (major, minor) = context.compute_capability().map_err(failed("tell its kind"))?;
         let arch = format!("sm_{major}{minor}");
-        // SAFETY: there is one stream, which orders all uses of a buffer.
+        // SAFETY: one stream orders all uses of a buffer, but for NCCL's and for copies of the state. For these
+        // `nccl_stream` and `state` see to the order themselves.
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("make a stream"))?;
 
@@ -127,7 +129,7 @@ impl Gpu {
         let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
         let (driver, nvrtc) = (found.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        let (allocations, capturing) = Default::default();
+        let (allocations, capturing, warned_of_pageable) = Default::default();
         let mut gpu = Gpu {
             number,
             name,
@@ -137,6 +139,7 @@ impl Gpu {
             stream,
             allocations,
             capturing,
+            warned_of_pageable,
             functions,
         };
         gpu.products = Products::find(surroundings, &found, &gpu)?;
@@ -197,7 +200,8 @@ impl Gpu {
         self.stream.memset_zeros(buffer).map_err(self.failed("clear memory"))
     }
 
-    /// Copies numbers onto the GPU. The host's may change as soon as this returns.
+    /// Copies numbers onto the GPU. The host's may change as soon as this returns, or, in [`HostMemory`](super::HostMemory),
+    /// once the GPU has done it.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -251,7 +255,7 @@ impl Gpu {
     }
 
     /// A graph would read the host's memory when it is replayed, and its memory is its own.
-    fn outside_of_a_graph(&self, doing: &'static str) -> Result<(), CudaError> {
+    pub(super) fn outside_of_a_graph(&self, doing: &'static str) -> Result<(), CudaError> {
         match self.capturing.load(Relaxed) {
             true => Err(self.failed(doing)(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))),
             false => Ok(()),

@@ -8,9 +8,10 @@
 //!                                                                    rows, attention  the same for those of a GPT
 //! graph       launches, captured once and replayed                   product  products of matrices
 //! cublaslt    products by NVIDIA's library                           nccl_stream  a second stream, for sums over ranks by NCCL
+//! state       what training changes, and copies of it beside it      host_memory  what copies go to and from
 //! ```
 //!
-//! Nothing of CUDA is needed to build. A process's own work goes to one stream, in the order in which it is asked for;
+//! Nothing of CUDA is needed to build. All that is computed goes to one stream, in the order in which it is asked for;
 //! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
 //! bits on GPUs of one kind.
 
@@ -20,11 +21,13 @@ mod compiler;
 mod cublaslt;
 mod gpu;
 mod graph;
+mod host_memory;
 mod launch;
 mod libraries;
 mod nccl_stream;
 mod product;
 mod rows;
+mod state;
 
 use std::path::PathBuf;
 
@@ -33,11 +36,13 @@ pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
+pub use host_memory::HostMemory;
 pub use launch::{Labelled, Labels};
 pub use libraries::Surroundings;
 pub(crate) use nccl_stream::{NcclStream, all_reduce, ordered_sum};
 pub use product::{After, Matrix};
 pub use rows::{Chunks, Norm, Occurrences, Stream};
+pub use state::{GpuState, HostCopy};
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use super::nccl::{Nccl, NoNccl};
 use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::collective::tree::Node;
 use crate::collective::{Group, SumOrder};
-use crate::cuda::{CudaError, Gpu, Graphs, Pass, Room};
+use crate::cuda::{CudaError, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
 use crate::gradient::Task;
 use crate::model::Model;
 use crate::model::clip::bounded;
@@ -20,8 +20,7 @@ pub(super) struct OnGpu<'a, M: Model> {
     gpu: Gpu,
     pass: Box<dyn Pass<M::Batch> + 'a>,
     graphs: Graphs,
-    /// Parameters, means, squares.
-    state: [CudaSlice<f32>; 3],
+    state: GpuState,
     /// Whether the loop's numbers are older.
     ahead: bool,
     batch: M::Batch,
@@ -32,7 +31,7 @@ pub(super) struct OnGpu<'a, M: Model> {
     sums: Vec<CudaSlice<f32>>,
     sum: CudaSlice<f32>,
     /// The same on the host, for TCP: the first becomes the sum.
-    partials: Vec<Vec<f32>>,
+    partials: Vec<HostMemory>,
     order: SumOrder,
     norm: Room<f64>,
 }
@@ -45,7 +44,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         count: usize,
         order: SumOrder,
     ) -> Result<OnGpu<'a, M>, CudaError> {
-        let state = [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?];
+        let state = GpuState::new(&gpu, count)?;
         let sum = gpu.zeros(count + 1)?;
         let (graphs, batch, samples, spare, sums) = Default::default();
         let (partials, norm) = Default::default();
@@ -100,16 +99,18 @@ impl<'a, M: Model> OnGpu<'a, M> {
     /// Sums over ranks on hosts.
     fn sum_over_tcp(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        self.partials.resize_with(nodes.len().max(1), || vec![0.0; self.sum.len()]);
+        self.partials.resize_with(nodes.len().max(1), || self.gpu.host_memory(self.sum.len()));
         for (number, &node) in nodes.iter().enumerate() {
             let sum = self.sum_under(task, node)?;
             self.gpu.download(&sum.as_view(), &mut self.partials[number])?;
             self.spare.push(sum);
         }
         let [first, rest @ ..] = &mut self.partials[..] else { unreachable!("one at least") };
-        let rest: Vec<&[f32]> = rest.iter().map(Vec::as_slice).collect();
+        let rest: Vec<&[f32]> = rest.iter().map(|partial| &partial[..]).collect();
         let votes = group.sum(self.order, task.shards, &rest, first, Some(vote()))?;
-        self.gpu.upload(first, &mut self.sum.as_view_mut())?;
+        self.gpu.upload(&first[..], &mut self.sum.as_view_mut())?;
+        // The GPU may still read what the next step overwrites.
+        self.gpu.wait()?;
         Ok(votes)
     }
 
@@ -158,7 +159,8 @@ impl<'a, M: Model> OnGpu<'a, M> {
     fn piece(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
         let mut gradient = self.room()?;
         task.data.read(samples, &mut self.batch);
-        let OnGpu { gpu, pass, graphs, state: [parameters, ..], batch, .. } = self;
+        let OnGpu { gpu, pass, graphs, state, batch, .. } = self;
+        let [parameters, ..] = state.parts();
         let shape = pass.load(gpu, batch)?;
         let key = (shape, gpu.address(&gradient));
         graphs.run(gpu, key, || pass.gradient(gpu, parameters, &mut gradient))?;
@@ -177,10 +179,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     }
 
     fn take(&mut self, state: &State) -> Result<(), CudaError> {
-        let count = self.sum.len() - 1;
-        for (numbers, room) in state.flat.chunks_exact(count).zip(&mut self.state) {
-            self.gpu.upload(numbers, &mut room.slice_mut(..count))?;
-        }
+        self.state.upload(&self.gpu, &state.flat)?;
         self.ahead = false;
         Ok(())
     }
@@ -222,17 +221,21 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         };
         self.ahead = true;
         state.step += 1;
-        self.gpu.adamw(rule, state.step, tensors, &mut self.state, &self.sum, scale)
+        self.gpu.adamw(rule, state.step, tensors, self.state.parts_mut(&self.gpu)?, &self.sum, scale)
     }
 
     fn give(&mut self, state: &mut State) -> Result<(), CudaError> {
-        if !std::mem::take(&mut self.ahead) {
-            return Ok(());
-        }
-        let count = self.sum.len() - 1;
-        for (numbers, room) in state.flat.chunks_exact_mut(count).zip(&self.state) {
-            self.gpu.download(&room.slice(..count), numbers)?;
+        if std::mem::take(&mut self.ahead) {
+            self.state.download(&self.gpu, &mut state.flat)?;
         }
         Ok(())
+    }
+
+    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
+        let copy = self.state.snapshot(&self.gpu)?;
+        if copy.is_none() {
+            self.give(state)?;
+        }
+        Ok(copy)
     }
 }

@@ -2,8 +2,8 @@
 //! there are, nor for how ranks find each other.
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one from
-//! elsewhere, and gives back when the numbers are needed: for a checkpoint, for a newcomer, at the end. How many steps are
-//! done stands in the loop's state at all times.
+//! elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be taken of that
+//! copy, while steps go on. How many steps are done stands in the loop's state at all times.
 
 mod gpu;
 mod host;
@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::collective::tree::Node;
 use crate::collective::{CollectiveError, Group};
-use crate::cuda::{CudaError, Gpu};
+use crate::cuda::{CudaError, Gpu, HostCopy};
 use crate::device::{Device, Precision};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
@@ -59,6 +59,12 @@ pub(crate) trait Engine<M: Model> {
 
     /// Brings the numbers of the loop's state up to its step.
     fn give(&mut self, state: &mut State) -> Result<(), CudaError>;
+
+    /// Begins a copy of the state's numbers that steps to come do not change. None where those of the loop's state will
+    /// do: they are brought up to its step, and stand still until it is [advanced](Self::advance).
+    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
+        self.give(state).map(|()| None)
+    }
 }
 
 /// The ranks that share a step, and this one's part in it.

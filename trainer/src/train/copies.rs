@@ -2,12 +2,16 @@
 //! checkpoint counts: that is [`crate::saving`]'s.
 //!
 //! A copy is made while the next step's gradient is computed: the state stands still until the optimizer changes it,
-//! which waits for what is not copied yet.
+//! which waits for what is not copied yet. From a GPU the numbers come to memory of their own meanwhile, and that is all
+//! the optimizer waits for; from there they are copied beside as many steps as it takes.
 //!
 //! One worker of each node keeps snapshots in its agent's memory, the first: all hold the same state, and nodes fail as
 //! a whole. Rank 0 is one of them, and writes every so many to disk.
 
+use std::io;
+use std::panic;
 use std::path::{self, Path};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use elastic_proto::worker::Checkpoint;
@@ -23,15 +27,36 @@ use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::part::Part;
 use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
 use crate::checkpoint::writer::Room;
+use crate::cuda::{CudaError, HostCopy};
 use crate::model::Model;
 use crate::saving::Saving;
 use crate::state::State;
 use crate::stop::Stop;
 
-/// A copy on its way.
+/// A copy of the loop's own numbers, on its way.
 pub(super) struct Copying {
     room: Room,
     about: About,
+}
+
+/// A copy of numbers that stay as they are, on its way beside steps.
+pub(super) struct CopyingBeside {
+    thread: JoinHandle<Result<Room, CudaError>>,
+}
+
+impl CopyingBeside {
+    fn start(mut room: Room, about: About, numbers: HostCopy) -> io::Result<CopyingBeside> {
+        let work = move || {
+            // Where they do not come, what is in the frame stays.
+            room.frame.fill(&about.of(numbers.numbers()?));
+            Ok(room)
+        };
+        Ok(CopyingBeside { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
+    }
+
+    fn end(self) -> Result<Room, CudaError> {
+        self.thread.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
+    }
 }
 
 /// What a snapshot says of a state.
@@ -143,33 +168,54 @@ impl<M: Model> Trainer<'_, M> {
         self.frames = self.frames.take().filter(Frames::are_kept);
     }
 
-    /// Where a copy of the present state is due, and there is a frame for it, the beginning of one. What is to be on disk
-    /// is on rank 0 alone; a disk that fails is warned of, no error.
+    /// Where a copy of the present state is due, and there is a frame for it, the beginning of one: what is to be made
+    /// [`during`] the next gradient, unless it is made beside steps. What is to be on disk is on rank 0 alone; a disk that
+    /// fails is warned of, no error.
     pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
+        if self.beside.as_ref().is_some_and(|beside| beside.thread.is_finished()) {
+            self.end_copy_beside()?;
+        }
         let (step, every) = (self.state.step, self.settings.snapshot_every);
         if let Some(part) = self.sharing.as_mut().and_then(Sharing::begins) {
             return self.begin_share(part);
         }
         let due = self.sharing.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
         let write = self.save_soon || due;
-        if step == 0 || step == self.copied || !(write || every > 0 && step.is_multiple_of(every)) {
+        let due = write || self.copy_soon || every > 0 && step.is_multiple_of(every);
+        if step == 0 || step == self.copied || !due {
             return Ok(None);
         }
+        // Two at once would leave none that is whole to whoever comes after a kill.
+        if self.beside.is_some() {
+            (self.copy_soon, self.save_soon) = (true, write);
+            return Ok(None);
+        }
+        self.copy_soon = false;
         let frames = self.frames.as_ref().filter(|frames| frames.are_kept());
         let room = match &mut self.saving {
             Some(saving) => saving.room(step, write),
             None => frames.and_then(Frames::room),
         };
         let Some(room) = room else { return Ok(None) };
-        self.engine.give(&mut self.state)?;
-        (self.copied, self.save_soon) = (step, false);
-        Ok(Some(Copying { room, about: self.about() }))
+        self.save_soon = false;
+        self.copy_to(room)
+    }
+
+    /// The beginning of a copy of the present state.
+    fn copy_to(&mut self, room: Room) -> Result<Option<Copying>, TrainError> {
+        let numbers = self.engine.snapshot(&mut self.state)?;
+        self.copied = self.state.step;
+        let about = self.about();
+        let Some(numbers) = numbers else { return Ok(Some(Copying { room, about })) };
+        self.beside = Some(CopyingBeside::start(room, about, numbers).map_err(CheckpointError::Thread)?);
+        Ok(None)
     }
 
     /// The beginning of a copy of the present state, of which this worker writes a share.
     fn begin_share(&mut self, part: Part) -> Result<Option<Copying>, TrainError> {
         let step = self.state.step;
         let room = match &mut self.saving {
+            _ if self.beside.is_some() => None,
             Some(saving) => saving.room_to_share(step, part),
             None => self.frames.as_ref().and_then(Frames::room).map(|room| room.to_share(part)),
         };
@@ -177,14 +223,25 @@ impl<M: Model> Trainer<'_, M> {
             self.sharing.iter_mut().for_each(Sharing::no_room);
             return Ok(None);
         };
-        self.engine.give(&mut self.state)?;
-        self.copied = step;
-        Ok(Some(Copying { room, about: self.about() }))
+        self.copy_to(room)
     }
 
-    /// Takes in a copy that was made.
+    /// Takes in a copy that was made during a gradient.
     pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
-        let Some(Copying { room, .. }) = copying else { return };
+        if let Some(Copying { room, .. }) = copying {
+            self.take_in(room);
+        }
+    }
+
+    /// Waits for a copy that is made beside steps, if one is, and takes it in.
+    pub(super) fn end_copy_beside(&mut self) -> Result<(), TrainError> {
+        let Some(beside) = self.beside.take() else { return Ok(()) };
+        let room = beside.end()?;
+        self.take_in(room);
+        Ok(())
+    }
+
+    fn take_in(&mut self, room: Room) {
         match (&mut self.saving, &self.helper, &self.frames) {
             (Some(saving), ..) => saving.take_in(room),
             (None, Some(helper), _) if room.is_to_share() => drop(helper.take_in(room)),

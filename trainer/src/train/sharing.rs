@@ -162,8 +162,8 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Hears the votes of the step that was just done.
-    pub(super) fn hear_shares(&mut self, votes: u32) {
-        let Some(sharing) = &mut self.sharing else { return };
+    pub(super) fn hear_shares(&mut self, votes: u32) -> Result<(), TrainError> {
+        let Some(sharing) = &mut self.sharing else { return Ok(()) };
         let decide = |saving: &Option<Saving>, how| saving.iter().for_each(|saving| saving.decide(how));
         match sharing.shares.heard(votes, sharing.since.elapsed()) {
             Next::Nothing => {}
@@ -171,7 +171,12 @@ impl<M: Model> Trainer<'_, M> {
             Next::Complete => decide(&self.saving, How::Complete(sharing.part)),
             // Without a copy there is nothing to write: the next one is due at once.
             Next::Alone if std::mem::take(&mut sharing.lacked) => self.save_soon |= sharing.shares.want(),
-            Next::Alone => decide(&self.saving, How::Whole),
+            Next::Alone => {
+                // What is decided is for the frame.
+                self.end_copy_beside()?;
+                decide(&self.saving, How::Whole);
+            }
         }
+        Ok(())
     }
 }

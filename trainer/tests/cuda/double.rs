@@ -78,9 +78,14 @@ fn built(folder: &str, source: &str, name: &str, soname: &str) -> PathBuf {
     folder
 }
 
+/// Whether tests of kernels run on a real GPU.
+pub(crate) fn is_real() -> bool {
+    std::env::var(REAL).is_ok_and(|value| value == "1")
+}
+
 /// Where a test of kernels finds its libraries: on the double, or on a real GPU if that is asked for.
 pub(crate) fn surroundings() -> Surroundings {
-    if std::env::var(REAL).is_ok_and(|value| value == "1") {
+    if is_real() {
         return Surroundings::read(|name| std::env::var(name).ok());
     }
     Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) }

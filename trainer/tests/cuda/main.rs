@@ -1,7 +1,7 @@
 //! The trainer on a GPU, as far as that can be shown without one: every kernel is compiled for real GPUs, and the whole
 //! way from flags to parameters runs on a double of the driver, which runs the same kernels on the CPU. Nothing here
 //! says how a real GPU behaves, nor how fast it is: for that there is `make gpu`, which runs the tests of `kernels`,
-//! `graphs` and `precision::products` on one.
+//! `graphs`, `precision::products`, `snapshots::state` and `snapshots::timed` on one.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // The harness may do what its tests may.
 
 #[allow(dead_code)] // What other tests need.
@@ -14,6 +14,7 @@ mod kernels;
 mod library;
 mod nccl;
 mod precision;
+mod snapshots;
 mod training;
 #[allow(dead_code)] // What other tests need.
 #[path = "../training/worker.rs"]

@@ -5,7 +5,12 @@
 //
 // FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
 // `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads), `graphs=0`
-// (nothing can be captured).
+// (nothing can be captured), `pinned=0` (there is no pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each
+// copy to or from pinned memory is told of on standard error).
+//
+// Copies to and from pinned memory are made as late as can be: when their stream does something else, when another stream
+// waits for them, or a thread does, and for that not before 500 launches more, or before everybody else has been idle for
+// a while. So what should have waited for one, and did not, finds wrong numbers.
 
 #include "on_cpu.h"
 
@@ -26,8 +31,11 @@
 #undef THREADS
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <elf.h>
 #include <map>
 #include <memory>
@@ -69,6 +77,8 @@ const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
                                              KERNEL(attention_queries_128), KERNEL(attention_keys_128)};
 
 std::mutex whole;
+// A late copy was made.
+std::condition_variable changed;
 bool initialized;
 thread_local void *current;
 int context;
@@ -79,14 +89,32 @@ long launches;
 // Of a launch: a real driver tells it at a later call, and never works again.
 Result broken = SUCCESS;
 using Graph = std::vector<Work>;
-// A stream's work is done in the call that asks for it, but for what the stand-in for NCCL puts on it: that counts here
-// what it was given and what has ended (`Stream` in trainer/fake-nccl, which knows of these two alone).
+// A copy that is not made yet.
+struct Late {
+    Pointer device;
+    const char *host;
+    size_t bytes;
+    // How many launches there were when it was asked for.
+    long asked;
+    Work copy;
+};
+// A stream's work is done in the call that asks for it, but for late copies, and for what the stand-in for NCCL puts on
+// it: that counts here what it was given and what has ended (`Stream` in trainer/fake-nccl, which knows of these two
+// alone).
 struct Stream {
     std::atomic<uint64_t> enqueued{0}, ended{0};
     // What was asked for while it captures, and whether something was that a graph cannot hold.
     Graph *captured = nullptr;
     bool spoiled = false;
+    std::deque<Late> late;
+    // Late copies that were made.
+    uint64_t made = 0;
 };
+std::vector<Stream *> streams;
+// Where pinned memory begins, and its bytes.
+std::map<const char *, size_t> pinned;
+// Calls that were work: others than waiting and asking.
+long calls;
 
 long setting(const char *name, long otherwise)
 {
@@ -104,9 +132,46 @@ Result ready()
     return current ? broken : INVALID_CONTEXT;
 }
 
+// Makes a stream's late copies, up to so many in all.
+void catch_up(Stream *stream, const char *since, uint64_t up_to = UINT64_MAX)
+{
+    while (stream && stream->made < up_to && !stream->late.empty()) {
+        const Late late = stream->late.front();
+        stream->late.pop_front();
+        stream->made++;
+        if (setting("tell", 0))
+            fprintf(stderr, "double: %zu bytes were copied after %ld launches, since %s\n", late.bytes,
+                    launches - late.asked, since);
+        late.copy();
+        changed.notify_all();
+    }
+}
+
+bool overlap(Pointer a, size_t bytes, Pointer b, size_t more) { return a < b + more && b < a + bytes; }
+
+// Memory goes: nothing may be about to copy from it or to it.
+void unused(Pointer device, const void *host, size_t bytes)
+{
+    for (const Stream *stream : streams)
+        for (const Late &late : stream->late)
+            if (overlap(late.device, late.bytes, device, bytes) ||
+                overlap((Pointer)late.host, late.bytes, (Pointer)host, bytes)) {
+                fprintf(stderr, "double: memory is freed that a copy is to be made from or to\n");
+                abort();
+            }
+}
+
+bool is_pinned(const void *host, size_t bytes)
+{
+    auto found = pinned.upper_bound((const char *)host);
+    return found != pinned.begin() && (--found, (const char *)host + bytes <= found->first + found->second);
+}
+
 // Does a stream's work, now or in each replay.
 Result enqueue(Stream *stream, Work work)
 {
+    calls++;
+    catch_up(stream, "its stream goes on");
     if (stream->captured)
         stream->captured->push_back(work);
     else
@@ -175,6 +240,8 @@ Result release(Pointer pointer, Stream *stream)
     if (found == allocations.end())
         return INVALID_VALUE;
     auto [bytes, mapped, length] = found->second;
+    catch_up(stream, "its stream goes on");
+    unused(pointer, nullptr, bytes);
     munmap(mapped, length);
     allocated -= bytes;
     allocations.erase(found);
@@ -191,6 +258,12 @@ Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer ot
     if (!other)
         if (Result wrong = outside(stream))
             return wrong;
+    const char *host = other ? nullptr : (const char *)(device == (Pointer)to ? from : to);
+    if (host && is_pinned(host, bytes)) {
+        calls++;
+        stream->late.push_back({device, host, bytes, launches, [=] { memcpy(to, from, bytes); }});
+        return SUCCESS;
+    }
     return enqueue(stream, [=] { memcpy(to, from, bytes); });
 }
 
@@ -199,8 +272,12 @@ struct Module {
 };
 
 struct Event {
-    const Stream *stream = nullptr;
+    Stream *stream = nullptr;
     uint64_t after = 0;
+    // The stream's late copies before it.
+    uint64_t made = 0;
+    bool is_past() const { return !stream || stream->ended >= after; }
+    bool is_caught_up() const { return !stream || stream->made >= made; }
 };
 
 // Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
@@ -250,24 +327,67 @@ CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
 CUDA cuCtxSynchronize() { return ready(); }
-CUDA cuStreamCreate(Stream **stream, unsigned) { return *stream = new Stream, ready(); }
-CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
-CUDA cuEventRecord(Event *event, const Stream *stream)
+CUDA cuStreamCreate(Stream **stream, unsigned)
 {
+    std::lock_guard<std::mutex> held(whole);
+    streams.push_back(*stream = new Stream);
+    return ready();
+}
+CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
+CUDA cuEventRecord(Event *event, Stream *stream)
+{
+    std::lock_guard<std::mutex> held(whole);
     event->stream = stream;
     event->after = stream->enqueued;
+    event->made = stream->made + stream->late.size();
     return ready();
 }
 CUDA cuEventQuery(const Event *event)
 {
+    std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    return event->stream && event->stream->ended < event->after ? NOT_READY : SUCCESS;
+    return event->is_past() && event->is_caught_up() ? SUCCESS : NOT_READY;
+}
+// Of late copies alone: nobody may wait so for NCCL's work.
+CUDA cuEventSynchronize(Event *event)
+{
+    std::unique_lock<std::mutex> held(whole);
+    const long enough = launches + 500;
+    while (!event->is_caught_up() && !broken) {
+        const long before = calls;
+        changed.wait_for(held, std::chrono::milliseconds(300), [&] { return event->is_caught_up(); });
+        if (calls == before || launches >= enough)
+            catch_up(event->stream, "a thread waits", event->made);
+    }
+    if (Result wrong = ready())
+        return wrong;
+    return event->is_past() ? SUCCESS : NOT_READY;
+}
+CUDA cuStreamWaitEvent(Stream *stream, Event *event, unsigned)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = outside(stream))
+        return wrong;
+    if (!event->is_past())
+        return NOT_READY;
+    if (!setting("deaf", 0))
+        catch_up(event->stream, "another stream waits", event->made);
+    return SUCCESS;
 }
 CUDA cuEventDestroy_v2(Event *event) { return delete event, SUCCESS; }
-CUDA cuStreamDestroy_v2(Stream *stream) { return delete stream, ready(); }
+// It stays, since an event may be of it.
+CUDA cuStreamDestroy_v2(Stream *stream)
+{
+    std::lock_guard<std::mutex> held(whole);
+    return catch_up(stream, "its stream ends"), ready();
+}
 CUDA cuStreamSynchronize(Stream *stream)
 {
+    std::lock_guard<std::mutex> held(whole);
+    catch_up(stream, "a thread waits for its stream");
     if (Result wrong = outside(stream))
         return wrong;
     const Result wrong = idle(stream);
@@ -277,6 +397,31 @@ CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, by
 CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, Stream *stream) { return allocate(pointer, bytes, stream); }
 CUDA cuMemFree_v2(Pointer pointer) { return release(pointer, nullptr); }
 CUDA cuMemFreeAsync(Pointer pointer, Stream *stream) { return release(pointer, stream); }
+CUDA cuMemHostAlloc(void **memory, size_t bytes, unsigned)
+{
+    std::lock_guard<std::mutex> held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (!setting("pinned", 1))
+        return OUT_OF_MEMORY;
+    const size_t page = sysconf(_SC_PAGESIZE);
+    if (!(*memory = aligned_alloc(page, (bytes + page - 1) / page * page)))
+        return OUT_OF_MEMORY;
+    memset(*memory, 0xff, bytes);
+    pinned[(const char *)*memory] = bytes;
+    return SUCCESS;
+}
+CUDA cuMemFreeHost(void *memory)
+{
+    std::lock_guard<std::mutex> held(whole);
+    auto found = pinned.find((const char *)memory);
+    if (found == pinned.end())
+        return INVALID_VALUE;
+    unused(0, memory, found->second);
+    pinned.erase(found);
+    free(memory);
+    return broken;
+}
 CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *stream)
 {
     std::lock_guard<std::mutex> held(whole);
@@ -372,6 +517,8 @@ CUDA cuGraphLaunch(const Graph *graph, Stream *stream)
         return wrong;
     if (Result wrong = outside(stream))
         return wrong;
+    calls++;
+    catch_up(stream, "its stream goes on");
     for (const Work &work : *graph)
         work();
     return SUCCESS;

@@ -1,0 +1,79 @@
+//! Memory of the host that a GPU copies to and from by itself. Not for when it does.
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::Relaxed;
+
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{DriverError, PinnedHostSlice};
+use tracing::warn;
+
+use super::Gpu;
+
+/// Numbers in pinned memory: the kernel does not move its pages, so that a GPU reaches them without the driver's help, and
+/// the process's threads do other things meanwhile. Where there is none to be had it is memory as any other, and copies
+/// hold up whoever asks for them.
+#[derive(Debug)]
+pub struct HostMemory {
+    start: NonNull<f32>,
+    len: usize,
+    /// Whose the numbers are; reached by `start` alone.
+    _owner: Owner,
+}
+
+#[derive(Debug)]
+enum Owner {
+    Pinned { _memory: PinnedHostSlice<f32> },
+    Pageable { _memory: Vec<f32> },
+}
+
+// SAFETY: it owns its numbers, and lends them as a slice does.
+unsafe impl Send for HostMemory {}
+// SAFETY: as above.
+unsafe impl Sync for HostMemory {}
+
+impl Gpu {
+    /// Memory of zeros for so many numbers. It takes long: it is to be kept.
+    pub fn host_memory(&self, len: usize) -> HostMemory {
+        match self.pinned(len) {
+            Ok(memory) => memory,
+            Err(error) => {
+                if !self.warned_of_pageable.swap(true, Relaxed) {
+                    warn!(
+                        "{}; copies between GPU and host take longer, and training waits for those of snapshots",
+                        self.failed("get pinned memory of the host")(error)
+                    );
+                }
+                let mut memory = vec![0.0; len];
+                let start = NonNull::new(memory.as_mut_ptr()).unwrap_or(NonNull::dangling());
+                HostMemory { start, len, _owner: Owner::Pageable { _memory: memory } }
+            }
+        }
+    }
+
+    fn pinned(&self, len: usize) -> Result<HostMemory, DriverError> {
+        // SAFETY: it is zeroed below, before anybody reads it. It is not write-combined, since the host reads it.
+        let mut memory = unsafe { self.stream().context().alloc_pinned_with_flags::<f32>(len.max(1), 0) }?;
+        let start = NonNull::new(memory.as_mut_ptr()?).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
+        // SAFETY: it has room for as many, and zero bytes are a number.
+        unsafe { start.write_bytes(0, len) };
+        Ok(HostMemory { start, len, _owner: Owner::Pinned { _memory: memory } })
+    }
+}
+
+impl Deref for HostMemory {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the owner has as many numbers there for as long as this lives, and they are reached through this alone.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for HostMemory {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}

@@ -1,0 +1,179 @@
+//! The state of training on a GPU, and copies of it for the host that are made while the next step is computed. Not for
+//! what a step does to it, nor for what a copy is good for.
+//!
+//! ```text
+//! the GPU's stream    … step n ──┬── gradient of step n + 1 ───────────┬── step n + 1 …
+//! a second stream                └── copy to pinned memory ──┬─────────┘
+//! a thread of the host                                       └── reads it, for as long as it likes
+//! ```
+//!
+//! Between streams the order is made by events, which the GPU waits for: no thread of the host does, but the one that
+//! reads the copy.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, result};
+
+use super::{CudaError, Gpu, HostMemory, gpu};
+
+/// Parameters, means and squares, in buffers of their own.
+///
+/// Whoever changes them asks for them by [`parts_mut`](Self::parts_mut), which lets a copy that is under way go first.
+#[derive(Debug)]
+pub struct GpuState {
+    parts: [CudaSlice<f32>; 3],
+    /// Made for the first copy.
+    copier: Option<Copier>,
+}
+
+/// What copies are made with.
+#[derive(Debug)]
+struct Copier {
+    stream: Arc<CudaStream>,
+    /// Recorded on the GPU's stream where the numbers are what is to be copied.
+    reached: CudaEvent,
+    copy: Arc<Copy>,
+    /// The GPU's stream does not wait for the copy yet.
+    unawaited: bool,
+    /// The numbers are still those that were copied last.
+    current: bool,
+}
+
+#[derive(Debug)]
+struct Copy {
+    gpu: usize,
+    memory: HostMemory,
+    /// Recorded behind the copy.
+    made: CudaEvent,
+}
+
+/// A copy in memory of the host, which is perhaps still being made. No other is made while one is kept.
+#[derive(Debug)]
+pub struct HostCopy(Arc<Copy>);
+
+impl HostCopy {
+    /// The numbers, once they are there: parameters, means, squares.
+    pub fn numbers(&self) -> Result<&[f32], CudaError> {
+        let Copy { gpu, memory, made } = &*self.0;
+        made.synchronize().map_err(|error| gpu::failed(*gpu, "copy the state", error))?;
+        Ok(memory)
+    }
+}
+
+impl GpuState {
+    /// Of zeros, for so many parameters.
+    pub fn new(gpu: &Gpu, count: usize) -> Result<GpuState, CudaError> {
+        Ok(GpuState { parts: [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?], copier: None })
+    }
+
+    /// Parameters, means and squares.
+    pub fn parts(&self) -> &[CudaSlice<f32>; 3] {
+        &self.parts
+    }
+
+    /// The same, to change them on the GPU's stream.
+    pub fn parts_mut(&mut self, gpu: &Gpu) -> Result<&mut [CudaSlice<f32>; 3], CudaError> {
+        if let Some(copier) = &mut self.copier {
+            copier.current = false;
+            if copier.unawaited {
+                gpu.stream().wait(&copier.copy.made).map_err(gpu.failed("wait for a copy of the state"))?;
+                copier.unawaited = false;
+            }
+        }
+        Ok(&mut self.parts)
+    }
+
+    /// Replaces all numbers.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn upload(&mut self, gpu: &Gpu, numbers: &[f32]) -> Result<(), CudaError> {
+        assert_eq!(numbers.len(), self.len(), "numbers of a state");
+        let mut rest = numbers;
+        for part in self.parts_mut(gpu)? {
+            let (from, more) = rest.split_at(part.len());
+            gpu.upload(from, &mut part.as_view_mut())?;
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// Brings all numbers to the host, and waits for that.
+    ///
+    /// # Panics
+    /// When there is not room for as many.
+    pub fn download(&self, gpu: &Gpu, into: &mut [f32]) -> Result<(), CudaError> {
+        assert_eq!(into.len(), self.len(), "room for a state");
+        if let Some(copier) = self.copier.as_ref().filter(|copier| copier.current) {
+            into.copy_from_slice(HostCopy(Arc::clone(&copier.copy)).numbers()?);
+            return Ok(());
+        }
+        let mut rest = into;
+        for part in &self.parts {
+            let (room, more) = rest.split_at_mut(part.len());
+            gpu.download(&part.as_view(), room)?;
+            rest = more;
+        }
+        Ok(())
+    }
+
+    /// Begins to copy the numbers as they are once the GPU's stream has done all that it was asked for. What it is asked
+    /// for from now on goes on meanwhile. None while a copy made before is kept.
+    pub fn snapshot(&mut self, gpu: &Gpu) -> Result<Option<HostCopy>, CudaError> {
+        gpu.outside_of_a_graph("copy the state")?;
+        let len = self.len();
+        let copier = match &mut self.copier {
+            Some(copier) => copier,
+            none => none.insert(Copier::new(gpu, len)?),
+        };
+        copier.begin(gpu, &self.parts)
+    }
+
+    fn len(&self) -> usize {
+        self.parts.iter().map(CudaSlice::len).sum()
+    }
+}
+
+impl Drop for GpuState {
+    fn drop(&mut self) {
+        if let Some(copier) = &self.copier {
+            // The buffers go now. If it fails, nothing on this GPU reads them any more.
+            let _ = copier.stream.synchronize();
+        }
+    }
+}
+
+impl Copier {
+    fn new(gpu: &Gpu, len: usize) -> Result<Copier, CudaError> {
+        let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
+        let stream = context.new_stream().map_err(&failed)?;
+        let reached = context.new_event(None).map_err(&failed)?;
+        // Whoever waits for it sleeps: cores are for those who compute.
+        let made = context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC)).map_err(&failed)?;
+        let copy = Arc::new(Copy { gpu: gpu.number(), memory: gpu.host_memory(len), made });
+        Ok(Copier { stream, reached, copy, unawaited: false, current: false })
+    }
+
+    fn begin(&mut self, gpu: &Gpu, parts: &[CudaSlice<f32>; 3]) -> Result<Option<HostCopy>, CudaError> {
+        let failed = gpu.failed("copy the state");
+        let Some(Copy { memory, made, .. }) = Arc::get_mut(&mut self.copy) else { return Ok(None) };
+        self.current = false;
+        self.reached.record(gpu.stream()).map_err(&failed)?;
+        self.stream.wait(&self.reached).map_err(&failed)?;
+        let mut rest = &mut memory[..];
+        for part in parts {
+            let (room, more) = rest.split_at_mut(part.len());
+            // SAFETY: the room is as long. Nobody reads it before `made`: there is no `HostCopy` but the one below, and
+            // `Copier` itself makes no other use of the memory until it has it alone again. The buffer stays until the
+            // stream has done this (`drop`), and is not changed before (`parts_mut`).
+            unsafe { result::memcpy_dtoh_async(room, part.device_ptr(&self.stream).0, self.stream.cu_stream()) }
+                .map_err(&failed)?;
+            rest = more;
+        }
+        made.record(&self.stream).map_err(&failed)?;
+        (self.unawaited, self.current) = (true, true);
+        Ok(Some(HostCopy(Arc::clone(&self.copy))))
+    }
+}
