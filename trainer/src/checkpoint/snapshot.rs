@@ -11,6 +11,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::thread;
 
 use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
 use super::memory::{Mapping, Pages};
@@ -224,12 +225,17 @@ impl Frame {
     }
 
     /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a frame never
-    /// has the states of two steps in it.
+    /// has the states of two steps in it. Where there can be no thread more, it is filled when `work` is done.
     pub fn fill_during<T>(&mut self, snapshot: &Snapshot<'_>, work: impl FnOnce() -> T) -> T {
-        std::thread::scope(|scope| {
-            scope.spawn(|| self.fill(snapshot));
-            work()
-        })
+        let (done, begun) = thread::scope(|scope| {
+            let copier = thread::Builder::new().name("snapshot".into());
+            let begun = copier.spawn_scoped(scope, || self.fill(snapshot)).is_ok();
+            (work(), begun)
+        });
+        if !begun {
+            self.fill(snapshot);
+        }
+        done
     }
 
     /// Takes up what an earlier process left here, if that is whole and of the run that the layout is for. Reads all of

@@ -9,6 +9,8 @@ mod gpu;
 mod host;
 mod nccl;
 
+use std::io;
+
 use tracing::{info, warn};
 
 use crate::collective::tree::Node;
@@ -93,6 +95,8 @@ pub(crate) enum EngineError {
     Collective(#[from] CollectiveError),
     #[error(transparent)]
     NoNccl(#[from] NoNccl),
+    #[error("there can be no thread for sums: {0}")]
+    Thread(#[source] io::Error),
     /// All ranks hear of it at the same point. Their states may differ by one step.
     #[error("it failed on a rank, and all begin anew")]
     Again,

@@ -125,6 +125,9 @@ pub enum TrainError {
         /// Why.
         cause: String,
     },
+    /// No thread more is to be had.
+    #[error("there can be no thread for a step's sums: {0}; raise the limit on processes, or choose fewer --threads")]
+    Thread(#[source] io::Error),
     /// The loss is no number.
     #[error("the loss of step {step} is not finite; lower --lr")]
     Diverged {
@@ -155,6 +158,7 @@ impl From<EngineError> for TrainError {
         match error {
             EngineError::Cuda(error) => error.into(),
             EngineError::Collective(error) => error.into(),
+            EngineError::Thread(cause) => TrainError::Thread(cause),
             EngineError::NoNccl(cause) => TrainError::NoNccl(cause.to_string()),
             // The loop begins anew before it comes to that.
             EngineError::Again => CollectiveError::Nccl { cause: EngineError::Again.to_string(), remote: true }.into(),

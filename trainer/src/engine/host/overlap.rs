@@ -11,11 +11,12 @@
 //! distributed", 2020).
 
 use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
+use std::thread;
 
 use super::OnHost;
 use crate::collective::tree::Node;
 use crate::collective::{CollectiveError, Group, SumOrder};
-use crate::engine::Ranks;
+use crate::engine::{EngineError, Ranks};
 use crate::gradient::{Task, add_parts, parts_of};
 use crate::model::Model;
 
@@ -40,7 +41,7 @@ struct Sums<'a, 'o> {
 
 impl<M: Model> OnHost<M> {
     /// Sums the gradient of `task` over the ranks. Returns the votes.
-    pub(super) fn sum_in_buckets(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, CollectiveError> {
+    pub(super) fn sum_in_buckets(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
         let OnHost { crew, sum, bucket, order, outboxes } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
@@ -55,14 +56,15 @@ impl<M: Model> OnHost<M> {
         }
 
         let (bucket, order, length) = (*bucket, *order, task.model.parameters() + 1);
-        let votes = std::thread::scope(|scope| {
+        let votes = thread::scope(|scope| {
             // In here, so that a panic ends what waits for them.
             let (senders, inboxes): (Vec<_>, Vec<_>) = parts.iter().map(|_| channel()).unzip();
             let ((ask, asked), (answer, answers)) = (channel(), channel());
             let (shards, done, parts) = (task.shards, done.as_slice(), &parts);
             let first = (!in_outbox).then_some(&mut sum[..]);
             let sums = Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote: answers };
-            let summing = scope.spawn(move || sums.run(length, bucket));
+            let summing = thread::Builder::new().name("sums".into());
+            let summing = summing.spawn_scoped(scope, move || sums.run(length, bucket)).map_err(EngineError::Thread)?;
             task.sum_from_back(parts, crew, outboxes, bucket, |part, numbers| {
                 // Nobody takes it where a sum has failed.
                 let _ = senders[part].send(numbers);
@@ -71,7 +73,7 @@ impl<M: Model> OnHost<M> {
             if asked.recv().is_ok() {
                 let _ = answer.send(vote());
             }
-            summing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            Ok(summing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?)
         });
         if in_outbox {
             std::mem::swap(sum, &mut outboxes[0]);
@@ -124,7 +126,7 @@ mod tests {
     use crate::collective::tree::{cover, shards_of};
     use crate::collective::{Patience, Place};
     use crate::data::{Batch, Data, Order};
-    use crate::engine::{Engine, EngineError, Reduced};
+    use crate::engine::{Engine, Reduced};
     use crate::model::Tensor;
     use crate::random::{mix, unit};
     use crate::settings::Settings;
