@@ -1,13 +1,17 @@
 // A double of the CUDA driver for tests on machines without a GPU: those functions that the trainer calls, over host
 // memory, with the kernels run by on_cpu.h. What it accepts, a driver may refuse, and the other way round. It is strict
 // where that is cheap: memory begins as NaN and ends at a page that cannot be touched, copies must stay within one
-// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it.
+// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it. What a stream is asked
+// for is done later, by a thread of the double's own: whoever looks at a result without waiting for it finds the old one.
 //
 // FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
 // `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads), `graphs=0`
-// (nothing can be captured).
+// (nothing can be captured), `overlap=1` (what comes behind an event waits until NCCL's stand-in has ended an operation
+// that it was given later: nobody who waits for all of it before NCCL's turn ever gets there).
 
 #include "on_cpu.h"
+
+#include "device.h"
 
 #include "../../../kernels/product.cu"
 #undef THREADS
@@ -31,7 +35,6 @@
 #include <elf.h>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <tuple>
@@ -45,7 +48,6 @@ enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED
               NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
 
 using Pointer = unsigned long long;
-using Work = std::function<void()>;
 using Call = std::function<Work(void **)>;
 
 // What copies the arguments that a launch points to, into a call of the kernel with them.
@@ -68,7 +70,6 @@ const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
                                              KERNEL(attention_keys_64), KERNEL(attention_128),
                                              KERNEL(attention_queries_128), KERNEL(attention_keys_128)};
 
-std::mutex whole;
 bool initialized;
 thread_local void *current;
 int context;
@@ -77,17 +78,7 @@ std::map<Pointer, std::tuple<size_t, void *, size_t>> allocations;
 size_t allocated;
 long launches;
 // Of a launch: a real driver tells it at a later call, and never works again.
-Result broken = SUCCESS;
-using Graph = std::vector<Work>;
-// A stream's work is done in the call that asks for it, but for what the stand-in for NCCL puts on it: that counts here
-// what it was given and what has ended (`Stream` in trainer/fake-nccl, which knows of these two alone).
-struct Stream {
-    std::atomic<uint64_t> enqueued{0}, ended{0};
-    // What was asked for while it captures, and whether something was that a graph cannot hold.
-    Graph *captured = nullptr;
-    bool spoiled = false;
-};
-
+std::atomic<Result> broken{SUCCESS};
 long setting(const char *name, long otherwise)
 {
     const char *all = getenv("FAKE_CUDA");
@@ -101,28 +92,19 @@ Result ready()
 {
     if (!initialized)
         return NOT_INITIALIZED;
-    return current ? broken : INVALID_CONTEXT;
+    return current ? broken.load() : INVALID_CONTEXT;
 }
 
-// Does a stream's work, now or in each replay.
-Result enqueue(Stream *stream, Work work)
-{
-    if (stream->captured)
-        stream->captured->push_back(work);
-    else
-        work();
-    return SUCCESS;
-}
-
-// The same for what counts as a launch.
+// Has a stream do what counts as a launch.
 Result launch(Stream *stream, Work work)
 {
-    return enqueue(stream, [=] {
+    enqueue(stream, [=] {
         if (broken || ++launches == setting("fail", 0))
             broken = ILLEGAL_ADDRESS;
         else
             work();
     });
+    return SUCCESS;
 }
 
 // What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
@@ -145,7 +127,7 @@ bool within(Pointer pointer, size_t bytes)
 
 Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (bytes == 0)
@@ -168,30 +150,33 @@ Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
 
 Result release(Pointer pointer, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = outside(stream))
         return wrong;
     auto found = allocations.find(pointer);
     if (found == allocations.end())
         return INVALID_VALUE;
     auto [bytes, mapped, length] = found->second;
-    munmap(mapped, length);
     allocated -= bytes;
     allocations.erase(found);
+    // What was asked for before still finds it.
+    if (!stream) {
+        drain(held);
+        munmap(mapped, length);
+        return broken;
+    }
+    enqueue(stream, [mapped = mapped, length = length] { munmap(mapped, length); });
     return broken;
 }
 
-Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer other, Stream *stream)
+// What every copy begins with; one from or to the host is no work for a graph.
+Result may_copy(Pointer one, Pointer other, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    if (!within(device, bytes) || (other && !within(other, bytes)))
+    if (!within(one, bytes) || (other && !within(other, bytes)))
         return INVALID_VALUE;
-    if (!other)
-        if (Result wrong = outside(stream))
-            return wrong;
-    return enqueue(stream, [=] { memcpy(to, from, bytes); });
+    return other ? SUCCESS : outside(stream);
 }
 
 struct Module {
@@ -205,7 +190,10 @@ struct Event {
 
 // Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
 // this double can.
-Result idle(const Stream *stream) { return stream->ended < stream->enqueued ? NOT_READY : SUCCESS; }
+Result idle(const Stream *stream) { return stream->of_nccl_ended() < stream->of_nccl() ? NOT_READY : SUCCESS; }
+
+// Done with what was asked for before the event. What counts is this double's, and NCCL's beside it.
+bool is_past(const Event *event) { return !event->stream || event->stream->ended >= event->after; }
 
 const char *words(int code)
 {
@@ -249,29 +237,66 @@ CUDA cuDevicePrimaryCtxRetain(void **made, int) { return *made = &context, SUCCE
 CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
-CUDA cuCtxSynchronize() { return ready(); }
-CUDA cuStreamCreate(Stream **stream, unsigned) { return *stream = new Stream, ready(); }
-CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
-CUDA cuEventRecord(Event *event, const Stream *stream)
+CUDA cuCtxSynchronize()
 {
+    Held held(whole);
+    drain(held);
+    return ready();
+}
+CUDA cuStreamCreate(Stream **stream, unsigned)
+{
+    Held held(whole);
+    return streams.insert(*stream = new Stream), ready();
+}
+CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
+CUDA cuEventRecord(Event *event, Stream *stream)
+{
+    Held held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = outside(stream))
+        return wrong;
     event->stream = stream;
     event->after = stream->enqueued;
-    return ready();
+    if (setting("overlap", 0) && !stream->of_nccl()) {
+        // One more for each event whose turn is still to come.
+        const uint64_t last = stream->gates.empty() ? 0 : stream->gates.rbegin()->second;
+        stream->gates[stream->own] = std::max(last, nccl_ended()) + 1;
+    }
+    return SUCCESS;
 }
 CUDA cuEventQuery(const Event *event)
 {
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
-    return event->stream && event->stream->ended < event->after ? NOT_READY : SUCCESS;
+    return is_past(event) ? SUCCESS : NOT_READY;
+}
+CUDA cuEventSynchronize(const Event *event)
+{
+    Held held(whole);
+    if (Result wrong = event->stream ? idle(event->stream) : SUCCESS)
+        return wrong;
+    done.wait(held, [=] { return is_past(event); });
+    return ready();
 }
 CUDA cuEventDestroy_v2(Event *event) { return delete event, SUCCESS; }
-CUDA cuStreamDestroy_v2(Stream *stream) { return delete stream, ready(); }
+CUDA cuStreamDestroy_v2(Stream *stream)
+{
+    Held held(whole);
+    drain(stream, held);
+    streams.erase(stream);
+    return delete stream, ready();
+}
 CUDA cuStreamSynchronize(Stream *stream)
 {
+    Held held(whole);
     if (Result wrong = outside(stream))
         return wrong;
-    const Result wrong = idle(stream);
-    return wrong ? wrong : ready();
+    if (Result wrong = idle(stream))
+        return wrong;
+    drain(stream, held);
+    return ready();
 }
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes, nullptr); }
 CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, Stream *stream) { return allocate(pointer, bytes, stream); }
@@ -279,26 +304,39 @@ CUDA cuMemFree_v2(Pointer pointer) { return release(pointer, nullptr); }
 CUDA cuMemFreeAsync(Pointer pointer, Stream *stream) { return release(pointer, stream); }
 CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!within(to, bytes))
         return INVALID_VALUE;
-    return enqueue(stream, [=] { memset((void *)to, value, bytes); });
+    return enqueue(stream, [=] { memset((void *)to, value, bytes); }), SUCCESS;
 }
 CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *stream)
 {
-    return copy((void *)to, from, bytes, to, 0, stream);
+    Held held(whole);
+    if (Result wrong = may_copy(to, 0, bytes, stream))
+        return wrong;
+    // The host's may change as soon as this returns.
+    const std::string staged((const char *)from, bytes);
+    return enqueue(stream, [=] { memcpy((void *)to, staged.data(), bytes); }), SUCCESS;
 }
 CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream)
 {
-    return copy(to, (void *)from, bytes, from, 0, stream);
+    Held held(whole);
+    if (Result wrong = may_copy(from, 0, bytes, stream))
+        return wrong;
+    enqueue(stream, [=] { memcpy(to, (void *)from, bytes); });
+    drain(stream, held);
+    return ready();
 }
 CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream)
 {
+    Held held(whole);
     if (Result wrong = idle(stream))
         return wrong;
-    return copy((void *)to, (void *)from, bytes, to, from, stream);
+    if (Result wrong = may_copy(from, to, bytes, stream))
+        return wrong;
+    return enqueue(stream, [=] { memcpy((void *)to, (void *)from, bytes); }), SUCCESS;
 }
 CUDA cuModuleLoadData(Module **module, const void *image)
 {
@@ -324,7 +362,7 @@ CUDA cuModuleGetFunction(const Call **function, Module *module, const char *name
 CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned, Stream *stream, void **arguments, void **)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (Result wrong = idle(stream))
@@ -337,7 +375,7 @@ CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz,
 }
 CUDA cuStreamBeginCapture_v2(Stream *stream, int)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (stream->captured || !setting("graphs", 1))
@@ -348,7 +386,7 @@ CUDA cuStreamBeginCapture_v2(Stream *stream, int)
 }
 CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!stream->captured)
@@ -361,27 +399,30 @@ CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
     *graph = nullptr;
     return CAPTURE_INVALIDATED;
 }
-CUDA cuGraphInstantiateWithFlags(Graph **made, const Graph *graph, unsigned long long)
+// One that is destroyed while it is at work is done with that first.
+CUDA cuGraphInstantiateWithFlags(std::shared_ptr<Graph> **made, const Graph *graph, unsigned long long)
 {
-    return *made = new Graph(*graph), ready();
+    return *made = new std::shared_ptr<Graph>(new Graph(*graph)), ready();
 }
-CUDA cuGraphLaunch(const Graph *graph, Stream *stream)
+CUDA cuGraphLaunch(const std::shared_ptr<Graph> *launched, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (Result wrong = outside(stream))
         return wrong;
-    for (const Work &work : *graph)
-        work();
+    enqueue(stream, [graph = *launched] {
+        for (const Work &work : *graph)
+            work();
+    });
     return SUCCESS;
 }
-CUDA cuGraphExecDestroy(Graph *graph) { return delete graph, SUCCESS; }
+CUDA cuGraphExecDestroy(std::shared_ptr<Graph> *graph) { return delete graph, SUCCESS; }
 CUDA cuGraphDestroy(Graph *graph) { return delete graph, SUCCESS; }
 // For the double of cuBLASLt: a launch of `work` with `data`, and how to be rid of that; and whether memory is there.
 CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(void *))
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     const std::shared_ptr<void> kept(data, drop);
     if (Result wrong = ready())
         return wrong;
@@ -389,7 +430,7 @@ CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(
 }
 extern "C" __attribute__((visibility("default"))) bool fakeWithin(Pointer pointer, size_t bytes)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     return within(pointer, bytes);
 }
 CUDA cuGetErrorString(int code, const char **text) { return *text = words(code), SUCCESS; }
