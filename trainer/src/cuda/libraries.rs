@@ -43,7 +43,7 @@ pub(super) const PRODUCTS: Family = Family {
 const OLDEST: c_int = 12_000;
 
 /// All functions of the driver that are called, here or by `cudarc` on our behalf.
-const CALLED: [&str; 38] = [
+const CALLED: [&str; 39] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -61,6 +61,7 @@ const CALLED: [&str; 38] = [
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
+    "cuEventSynchronize",
     "cuEventDestroy_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",

@@ -13,6 +13,7 @@ mod graphs;
 mod kernels;
 mod library;
 mod nccl;
+mod overlap;
 mod precision;
 mod training;
 #[allow(dead_code)] // What other tests need.
