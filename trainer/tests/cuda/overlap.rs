@@ -135,9 +135,9 @@ fn operations(file: &Path) -> Vec<Value> {
 #[test]
 fn a_gpu_that_fails_behind_a_bucket_is_not_taken_for_nccl() {
     let flags = format!("{} {IN_BUCKETS}", with_nccl(SHORT));
-    // In the second step, and there at several places of the pass back
-    for launch in ["fail=90", "fail=95", "fail=100", "fail=105"] {
-        let fails = format!("devices=1,{launch}");
+    // Kernels of the first step's last pass that wait until NCCL is at a bucket, and some around them
+    for launch in (98..114).step_by(3) {
+        let fails = format!("devices=1,overlap=1,fail={launch}");
         let workers = start(&flags, &[PLAIN, &[("FAKE_CUDA", &fails)]]).into_iter();
         let ends: Vec<_> = workers.map(Worker::end).collect();
         let (well, _, logged) = &ends[1];

@@ -99,10 +99,13 @@ Result ready()
 Result launch(Stream *stream, Work work)
 {
     enqueue(stream, [=] {
-        if (broken || ++launches == setting("fail", 0))
-            broken = ILLEGAL_ADDRESS;
-        else
-            work();
+        if (!broken && ++launches != setting("fail", 0))
+            return work();
+        broken = ILLEGAL_ADDRESS;
+        // Nothing of it waits for anything any more.
+        Held held(whole);
+        for (Stream *stream : streams)
+            stream->gates.clear();
     });
     return SUCCESS;
 }
