@@ -77,7 +77,8 @@ pub struct Settings {
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = SumOrder::Fixed)]
     pub sum_order: SumOrder,
     /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is still
-    /// being computed, on CPUs; all of it at once with 0. Results do not depend on it; all workers must have the same
+    /// being computed; all of it at once with 0, and where GPUs sum over TCP. In the fixed order results do not depend on
+    /// it; all workers must have the same
     #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
     pub bucket_mb: f32,
     /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew

@@ -13,7 +13,9 @@
 //! FAKE_NCCL_HANG=ncclAllReduce        what these begin never ends, but by an abort
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
+//! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
 //! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
+//! FAKE_NCCL_TELLS=1                   what hangs says so on standard error
 //! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`, or
 //!                                     one of FAKE_NCCL_FAIL: process 4711 removes it, and does so once
 //! ```
@@ -24,6 +26,7 @@
 mod network;
 pub mod operations;
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -40,7 +43,8 @@ const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
-/// What a test passes for a `cudaStream_t`: how many operations were put on it, and how many have ended.
+/// What a test passes for a `cudaStream_t`: how many operations were put on it, by whomever, and how many have ended. An
+/// operation reads its buffers when all before it have ended.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Stream {
@@ -95,8 +99,9 @@ impl Comm {
     /// As `submit`; the communicator is busy until it ends with a code.
     fn submit_long(&self, name: &'static str, job: impl FnOnce(&Shared) -> Result<(), c_int> + Send + 'static) {
         self.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
+        let fault = Fault::of(name);
         self.submit(move |shared| {
-            let result = hang(name, shared).and_then(|()| job(shared));
+            let result = fault.hang(shared).and_then(|()| job(shared));
             shared.result.store(result.err().unwrap_or(SUCCESS), Ordering::SeqCst);
         });
     }
@@ -122,9 +127,60 @@ impl Drop for Comm {
     }
 }
 
-/// Whether the environment's `variable` lists `name`.
-fn asked(variable: &str, name: &str) -> bool {
-    std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| listed == name))
+/// How often each function was called.
+static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// A call that is to be disturbed or not.
+struct Fault {
+    name: &'static str,
+    /// Which of its function's calls it is, from 1 on.
+    number: u64,
+}
+
+impl Fault {
+    /// That of a function's last call.
+    fn of(name: &'static str) -> Fault {
+        Fault { name, number: CALLS.lock().unwrap().get(name).copied().unwrap_or(0) }
+    }
+
+    /// Whether it is what `text` names.
+    fn is(&self, text: &str) -> bool {
+        let (name, number) = text.split_once('#').unwrap_or((text, ""));
+        name == self.name && (number.is_empty() || number.parse() == Ok(self.number))
+    }
+
+    /// Whether the environment's `variable` lists it.
+    fn asked(&self, variable: &str) -> bool {
+        std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| self.is(listed)))
+    }
+
+    /// Waits for ever, but for a cancel, if this is to hang.
+    fn hang(&self, shared: &Shared) -> Result<(), c_int> {
+        let once = once("FAKE_NCCL_HANG", |fault| self.is(fault).then_some(())).is_some();
+        if (once || self.asked("FAKE_NCCL_HANG")) && std::env::var_os("FAKE_NCCL_TELLS").is_some() {
+            eprintln!("fake-nccl: hangs in call {} of {}", self.number, self.name);
+        }
+        while once || self.asked("FAKE_NCCL_HANG") {
+            if shared.cancel.load(Ordering::SeqCst) {
+                return Err(REMOTE_ERROR);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Does not return, or fails with a code, if it is to.
+    fn enter(&self) -> Result<(), c_int> {
+        while self.asked("FAKE_NCCL_BLOCK") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let failures = std::env::var("FAKE_NCCL_FAIL").unwrap_or_default();
+        let code = |failure: &str| {
+            let (named, code) = failure.split_once(':')?;
+            self.is(named).then(|| code.parse().ok()).flatten()
+        };
+        failures.split(',').find_map(code).or_else(|| once("FAKE_NCCL_FAIL", code)).map_or(Ok(()), Err)
+    }
 }
 
 /// What `fits` makes of a fault of this kind that is for this process, once.
@@ -136,30 +192,15 @@ fn once<T>(variable: &str, fits: impl Fn(&str) -> Option<T>) -> Option<T> {
     std::fs::remove_file(path).ok().map(|()| found)
 }
 
-/// Waits for ever, but for a cancel, if this is to hang.
-fn hang(name: &str, shared: &Shared) -> Result<(), c_int> {
-    let once = once("FAKE_NCCL_HANG", |fault| (fault == name).then_some(())).is_some();
-    while once || asked("FAKE_NCCL_HANG", name) {
-        if shared.cancel.load(Ordering::SeqCst) {
-            return Err(REMOTE_ERROR);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
-}
-
-/// The faults of every call: one that blocks, and one that fails with a code.
-fn enter(name: &str) -> Result<(), c_int> {
-    while asked("FAKE_NCCL_BLOCK", name) {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let failures = std::env::var("FAKE_NCCL_FAIL").unwrap_or_default();
-    let code = |failure: &str| failure.strip_prefix(name)?.strip_prefix(':')?.parse().ok();
-    failures.split(',').find_map(code).or_else(|| once("FAKE_NCCL_FAIL", code)).map_or(Ok(()), Err)
+/// A call begins; it may have to fail.
+fn enter(name: &'static str) -> Result<(), c_int> {
+    *CALLS.lock().unwrap().entry(name).or_default() += 1;
+    Fault::of(name).enter()
 }
 
 /// A communicator, in the thread that it belongs to.
-fn open(name: &str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
+#[allow(clippy::mut_from_ref)] // It comes from the pointer.
+fn open(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
     // SAFETY: the caller hands over what an init, shrink or grow has made, and has not ended it.
     let comm = unsafe { comm.as_mut() }.ok_or(INVALID_ARGUMENT)?;
     if comm.caller != std::thread::current().id() {

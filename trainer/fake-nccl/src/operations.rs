@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::network::Frame;
-use super::{Comm, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream, code, enter, hang, open};
+use super::{Comm, Fault, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream, code, enter, open};
 
-/// What an operation sends, what it receives, and where that goes.
+/// What an operation sends, read when the stream has come to it; what it receives, and where that goes.
 struct Transfer {
-    out: Vec<Frame>,
+    out: Box<dyn FnOnce() -> Vec<Frame> + Send>,
     into: Vec<(usize, usize)>,
     place: Box<dyn FnOnce(Vec<Vec<u8>>) + Send>,
 }
@@ -18,12 +19,17 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
     let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
     // SAFETY: the caller's stream, which outlives the communicator.
     let stream: &'static Stream = unsafe { stream.as_ref() }.ok_or(INVALID_ARGUMENT)?;
-    stream.enqueued.fetch_add(1, Ordering::SeqCst);
+    let before = stream.enqueued.fetch_add(1, Ordering::SeqCst);
+    let fault = Fault::of(name);
     comm.submit(move |shared| {
         let Transfer { out, into, place } = transfer;
+        // The device is at what was asked for before.
+        while stream.ended.load(Ordering::SeqCst) < before {
+            std::thread::sleep(Duration::from_micros(20));
+        }
         // As a kernel that waits for a peer: a death alone does not end it.
         let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
-        let received = hang(name, shared).ok().and_then(|()| mesh.exchange(out, &into, &shared.cancel, seen));
+        let received = fault.hang(shared).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
         match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
             Some(received) => place(received),
             None if seen => shared.result.store(REMOTE_ERROR, Ordering::SeqCst),
@@ -35,9 +41,9 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
 }
 
 /// The bytes of `count` numbers at an address.
-fn read(from: *const c_void, count: usize) -> Vec<u8> {
-    // SAFETY: the caller's buffer.
-    unsafe { std::slice::from_raw_parts(from.cast::<u8>(), count * 4) }.to_vec()
+fn read(from: usize, count: usize) -> Vec<u8> {
+    // SAFETY: the caller's buffer, which lives until the operation has ended.
+    unsafe { std::slice::from_raw_parts(from as *const u8, count * 4) }.to_vec()
 }
 
 fn write(to: usize, bytes: &[u8]) {
@@ -45,16 +51,20 @@ fn write(to: usize, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
 }
 
-/// Everyone's bytes to everyone, and back by rank.
-fn with_all(comm: &Comm, own: Vec<u8>, place: impl FnOnce(Vec<Vec<u8>>) + Send + 'static) -> Result<Transfer, c_int> {
+/// Everyone's `count` numbers to everyone, and their bytes back by rank.
+fn with_all(
+    comm: &Comm,
+    (from, count): (*const c_void, usize),
+    place: impl FnOnce(Vec<Vec<u8>>) + Send + 'static,
+) -> Result<Transfer, c_int> {
     let mesh = comm.mesh().ok_or(INVALID_USAGE)?;
-    let (rank, length) = (mesh.rank(), own.len());
+    let (rank, from) = (mesh.rank(), from as usize);
     let peers: Vec<usize> = (0..mesh.ranks()).filter(|&peer| peer != rank).collect();
     Ok(Transfer {
-        out: peers.iter().map(|&peer| (peer, own.clone())).collect(),
-        into: peers.iter().map(|&peer| (peer, length)).collect(),
+        into: peers.iter().map(|&peer| (peer, count * 4)).collect(),
+        out: Box::new(move || peers.iter().map(|&peer| (peer, read(from, count))).collect()),
         place: Box::new(move |mut received| {
-            received.insert(rank, own);
+            received.insert(rank, read(from, count));
             place(received);
         }),
     })
@@ -72,7 +82,7 @@ pub unsafe extern "C" fn ncclAllReduce(
 ) -> c_int {
     code(open("ncclAllReduce", comm).and_then(|comm| {
         let to = to as usize;
-        let transfer = with_all(comm, read(from, count), move |all| {
+        let transfer = with_all(comm, (from, count), move |all| {
             let number = |bytes: &[u8], i: usize| f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
             let sums = (0..count).flat_map(|i| all.iter().map(|bytes| number(bytes, i)).sum::<f32>().to_le_bytes());
             write(to, &sums.collect::<Vec<u8>>());
@@ -92,7 +102,7 @@ pub unsafe extern "C" fn ncclAllGather(
 ) -> c_int {
     code(open("ncclAllGather", comm).and_then(|comm| {
         let to = to as usize;
-        let transfer = with_all(comm, read(from, count), move |all| write(to, &all.concat()))?;
+        let transfer = with_all(comm, (from, count), move |all| write(to, &all.concat()))?;
         launch("ncclAllGather", comm, stream, transfer)
     }))
 }
@@ -109,7 +119,7 @@ pub unsafe extern "C" fn ncclBroadcast(
 ) -> c_int {
     code(open("ncclBroadcast", comm).and_then(|comm| {
         let to = to as usize;
-        let transfer = with_all(comm, read(from, count), move |all| write(to, &all[root as usize]))?;
+        let transfer = with_all(comm, (from, count), move |all| write(to, &all[root as usize]))?;
         launch("ncclBroadcast", comm, stream, transfer)
     }))
 }
@@ -119,7 +129,8 @@ pub unsafe extern "C" fn ncclBroadcast(
 struct Pending {
     open: bool,
     comm: Option<(usize, usize)>,
-    out: Vec<Frame>,
+    /// To whom, from where, and how many numbers.
+    out: Vec<(usize, usize, usize)>,
     into: Vec<(usize, usize)>,
     places: Vec<usize>,
 }
@@ -141,12 +152,14 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
     code(open("ncclGroupEnd", comm as *mut Comm).and_then(|comm| {
         let place =
             move |received: Vec<Vec<u8>>| places.iter().zip(received).for_each(|(&to, bytes)| write(to, &bytes));
-        launch("ncclGroupEnd", comm, stream as *const Stream, Transfer { out, into, place: Box::new(place) })
+        let out = move || out.into_iter().map(|(peer, from, count)| (peer, read(from, count))).collect();
+        let transfer = Transfer { out: Box::new(out), into, place: Box::new(place) };
+        launch("ncclGroupEnd", comm, stream as *const Stream, transfer)
     }))
 }
 
 /// Notes a send or a receive of the group that is open.
-fn note(name: &str, comm: *mut Comm, stream: *const Stream, note: impl FnOnce(&mut Pending)) -> c_int {
+fn note(name: &'static str, comm: *mut Comm, stream: *const Stream, note: impl FnOnce(&mut Pending)) -> c_int {
     code(open(name, comm).and_then(|_| {
         PENDING.with_borrow_mut(|pending| {
             // NCCL takes single ones, too; the trainer has none.
@@ -169,7 +182,7 @@ pub unsafe extern "C" fn ncclSend(
     comm: *mut Comm,
     stream: *const Stream,
 ) -> c_int {
-    note("ncclSend", comm, stream, |pending| pending.out.push((peer as usize, read(from, count))))
+    note("ncclSend", comm, stream, |pending| pending.out.push((peer as usize, from as usize, count)))
 }
 
 #[unsafe(no_mangle)]

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
-    CudaContext, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
-    DriverError, ValidAsZeroBits,
+    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut,
+    DeviceRepr, DriverError, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
 
@@ -244,6 +244,21 @@ impl Gpu {
         self.stream.synchronize().map_err(self.failed("compute"))
     }
 
+    /// A mark that is not set yet.
+    pub(crate) fn mark(&self) -> Result<Mark, CudaError> {
+        self.stream.context().new_event(None).map(Mark).map_err(self.failed("make a mark"))
+    }
+
+    /// Sets a mark behind all that was asked for.
+    pub(crate) fn set(&self, mark: &Mark) -> Result<(), CudaError> {
+        mark.0.record(&self.stream).map_err(self.failed("set a mark"))
+    }
+
+    /// Waits until all that was asked for before a mark was last set is done.
+    pub(crate) fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
+        mark.0.synchronize().map_err(self.failed("compute"))
+    }
+
     /// How often memory was given so far.
     pub(super) fn allocations(&self) -> u64 {
         self.allocations.load(Relaxed)
@@ -275,6 +290,10 @@ pub(super) fn failed(gpu: usize, doing: &'static str, error: DriverError) -> Cud
     };
     CudaError::Failed { gpu, doing, cause }
 }
+
+/// A place in what a GPU is asked for: whoever waits until the GPU is there does not wait for what is behind it.
+#[derive(Debug)]
+pub(crate) struct Mark(CudaEvent);
 
 /// A buffer that is kept from call to call, so that a step needs no fresh memory.
 #[derive(Debug)]

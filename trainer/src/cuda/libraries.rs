@@ -43,7 +43,7 @@ pub(super) const PRODUCTS: Family = Family {
 const OLDEST: c_int = 12_000;
 
 /// All functions of the driver that are called, here or by `cudarc` on our behalf.
-const CALLED: [&str; 38] = [
+const CALLED: [&str; 42] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
@@ -58,14 +58,18 @@ const CALLED: [&str; 38] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
+    "cuEventSynchronize",
     "cuEventDestroy_v2",
     "cuMemAlloc_v2",
     "cuMemAllocAsync",
     "cuMemFree_v2",
     "cuMemFreeAsync",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
     "cuMemsetD8Async",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",

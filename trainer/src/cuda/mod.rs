@@ -34,6 +34,7 @@ use std::path::PathBuf;
 pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+pub(crate) use gpu::Mark;
 pub use gpu::{Gpu, Room};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
@@ -109,13 +110,23 @@ pub trait Pass<B> {
     ///
     /// It launches kernels and nothing else: no copies from or to the host, no waiting, and nothing in the launches that
     /// depends on the batch's numbers. Memory comes from [`Room`]s, which stay where they are while shapes do not grow.
+    ///
+    /// It may tell on the way how much of the gradient is final, as [`Model::gradient_from_back`] does: `done` takes it
+    /// from some place on to its end, more each time, and never all of it. The launches so far write that part, and those
+    /// to come leave it alone.
+    ///
+    /// [`Model::gradient_from_back`]: crate::model::Model::gradient_from_back
     fn gradient(
         &mut self,
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
         gradient: &mut CudaSlice<f32>,
+        done: &mut Done<'_>,
     ) -> Result<(), CudaError>;
 }
+
+/// Takes the end of a gradient that is final once the launches so far are done.
+pub type Done<'a> = dyn FnMut(CudaViewMut<'_, f32>) -> Result<(), CudaError> + 'a;
 
 /// Why a GPU cannot be used, or no longer.
 #[derive(Debug, thiserror::Error)]

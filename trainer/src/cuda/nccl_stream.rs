@@ -1,14 +1,17 @@
 //! A stream of a GPU for NCCL alone, and sums over ranks of buffers on that GPU. Not for when there is one, nor for
 //! NCCL's own calls.
 //!
-//! The stream has no order with the one that everything else goes to. None is needed: work for one is asked for when that
-//! of the other is seen to be done. So nobody ever waits blindly for a stream on which a dead peer's operation may be.
+//! The stream has no order with the one that everything else goes to. None is needed: what one works on is asked for when
+//! the other is seen to be done with it. So nobody ever waits blindly for a stream on which a dead peer's operation may be.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaFunction, CudaSlice, CudaStream, DriverError, PushKernelArg, result};
+use cudarc::driver::{
+    CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, PushKernelArg,
+    result,
+};
 
 use super::CudaError;
 use super::gpu::{self, Gpu};
@@ -83,8 +86,8 @@ impl Device for NcclStream {
     }
 }
 
-/// As [`Communicator::ordered_sum`], of buffers on this GPU, which has done all that was asked of it: see [`Gpu::wait`].
-/// `staging` is at least as long as [`Communicator::staging_elements`] says.
+/// As [`Communicator::ordered_sum`], of parts of buffers on this GPU, which has done all that was asked of it with these
+/// parts: see [`Gpu::wait_for`]. `staging` is at least as long as [`Communicator::staging_elements`] says.
 ///
 /// When this returns [`CollectiveError::Stuck`], NCCL may still be at the buffers: they must stay until the process ends.
 pub(crate) fn ordered_sum(
@@ -92,8 +95,8 @@ pub(crate) fn ordered_sum(
     communicator: &mut Communicator,
     group: &mut Group,
     shards: u32,
-    partials: &[CudaSlice<f32>],
-    sum: &mut CudaSlice<f32>,
+    partials: &[CudaView<'_, f32>],
+    sum: &mut CudaViewMut<'_, f32>,
     staging: &mut CudaSlice<f32>,
 ) -> Result<(), CollectiveError> {
     let own: Vec<Span> = partials.iter().map(|partial| span(gpu, partial)).collect();
@@ -106,13 +109,14 @@ pub(crate) fn all_reduce(
     gpu: &Gpu,
     communicator: &mut Communicator,
     group: &mut Group,
-    sum: &mut CudaSlice<f32>,
+    sum: &mut CudaViewMut<'_, f32>,
 ) -> Result<(), CollectiveError> {
     communicator.all_reduce(group, span(gpu, sum))
 }
 
-fn span(gpu: &Gpu, buffer: &CudaSlice<f32>) -> Span {
-    // SAFETY: the borrows of this module's functions keep their buffers, and all others away from them, until these return.
+fn span(gpu: &Gpu, numbers: &impl DevicePtr<f32>) -> Span {
+    let (address, _) = numbers.device_ptr(gpu.stream());
+    // SAFETY: the borrows of this module's functions keep these numbers, and all others away from them, until these return.
     // An operation that is not over then is one that their callers were told of.
-    unsafe { Span::new(gpu.address(buffer) as usize, buffer.len()) }
+    unsafe { Span::new(address as usize, numbers.len()) }
 }

@@ -1,39 +1,50 @@
 //! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there, and so do sums over ranks
 //! where these have NCCL. Else a rank's partial sums come to the host for the sum over TCP.
 
+mod overlap;
+
 use cudarc::driver::CudaSlice;
 
 use super::nccl::{Nccl, NoNccl};
 use super::{Engine, EngineError, Ranks, Reduced, Step};
 use crate::collective::tree::Node;
 use crate::collective::{Group, SumOrder};
-use crate::cuda::{CudaError, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
+use crate::cuda::{CudaError, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
 use crate::gradient::Task;
 use crate::model::Model;
 use crate::model::clip::bounded;
+use crate::settings::Settings;
 use crate::state::State;
+use overlap::Bucket;
 
 /// It works on its own copy of the state.
 pub(super) struct OnGpu<'a, M: Model> {
     /// Dropped before the memory that it works on.
     nccl: Nccl,
     gpu: Gpu,
-    pass: Box<dyn Pass<M::Batch> + 'a>,
-    graphs: Graphs,
+    passes: Passes<'a, M>,
     state: GpuState,
     /// Whether the loop's numbers are older.
     ahead: bool,
-    batch: M::Batch,
     samples: Vec<u64>,
     /// Gradients that nobody uses.
     spare: Vec<CudaSlice<f32>>,
     /// What is summed over NCCL, and the sum over all ranks.
     sums: Vec<CudaSlice<f32>>,
     sum: CudaSlice<f32>,
+    /// How NCCL sums it: the end first.
+    buckets: Vec<Bucket>,
     /// The same on the host, for TCP: the first becomes the sum.
     partials: Vec<HostMemory>,
     order: SumOrder,
     norm: Room<f64>,
+}
+
+/// What computes gradients.
+struct Passes<'a, M: Model> {
+    pass: Box<dyn Pass<M::Batch> + 'a>,
+    graphs: Graphs,
+    batch: M::Batch,
 }
 
 impl<'a, M: Model> OnGpu<'a, M> {
@@ -41,59 +52,19 @@ impl<'a, M: Model> OnGpu<'a, M> {
         gpu: Gpu,
         pass: Box<dyn Pass<M::Batch> + 'a>,
         nccl: Nccl,
+        settings: &Settings,
         count: usize,
-        order: SumOrder,
     ) -> Result<OnGpu<'a, M>, CudaError> {
         let state = GpuState::new(&gpu, count)?;
         let sum = gpu.zeros(count + 1)?;
-        let (graphs, batch, samples, spare, sums) = Default::default();
-        let (partials, norm) = Default::default();
-        Ok(OnGpu {
-            nccl,
-            gpu,
-            pass,
-            graphs,
-            state,
-            ahead: false,
-            batch,
-            samples,
-            spare,
-            sums,
-            sum,
-            partials,
-            order,
-            norm,
-        })
-    }
-
-    /// Sums over ranks on GPUs.
-    fn sum_over_nccl(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
-        let Ranks { group, nodes, vote } = ranks;
-        // Those of a sum that was given up.
-        self.spare.append(&mut self.sums);
-        for &node in nodes {
-            let sum = self.sum_under(task, node)?;
-            self.sums.push(sum);
-        }
-        let OnGpu { nccl, gpu, sums, sum, order, .. } = self;
-        match order {
-            SumOrder::Fixed => nccl.make_room(gpu, group, task.shards, sum.len())?,
-            SumOrder::Any => {
-                match sums.first() {
-                    Some(first) => gpu.copy(&first.as_view(), &mut sum.as_view_mut())?,
-                    None => gpu.clear(sum)?,
-                }
-                sums.iter().skip(1).try_for_each(|more| gpu.add(sum, more))?;
-            }
-        }
-        // What goes wrong in a gradient is no fault of NCCL's, and nobody's time for the sum runs while another computes.
-        gpu.wait()?;
-        let votes = nccl.exchange(group, vote())?;
-        match order {
-            SumOrder::Fixed => nccl.sum(gpu, group, task.shards, sums, sum)?,
-            SumOrder::Any => nccl.sum_in_any_order(gpu, group, sum)?,
-        }
-        Ok(votes)
+        let buckets = match nccl.usable() {
+            Ok(()) => overlap::cut(&gpu, sum.len(), settings.bucket())?,
+            Err(_) => Vec::new(),
+        };
+        let (graphs, batch, order) = (Graphs::default(), M::Batch::default(), settings.sum_order);
+        let (samples, spare, sums, partials, norm) = Default::default();
+        let passes = Passes { pass, graphs, batch };
+        Ok(OnGpu { nccl, gpu, passes, state, ahead: false, samples, spare, sums, sum, buckets, partials, order, norm })
     }
 
     /// Sums over ranks on hosts.
@@ -135,41 +106,67 @@ impl<'a, M: Model> OnGpu<'a, M> {
     fn leaf(&mut self, task: &Task<'_, M>, shard: u32) -> Result<CudaSlice<f32>, CudaError> {
         let mut samples = std::mem::take(&mut self.samples);
         task.samples_of(shard, &mut samples);
-        let mut pieces = samples.chunks(task.largest_piece());
-        let gradient = match pieces.next() {
-            None => {
-                let mut gradient = self.room()?;
-                self.gpu.clear(&mut gradient)?;
-                gradient
-            }
-            Some(piece) => {
-                let mut gradient = self.piece(task, piece)?;
-                for piece in pieces {
-                    let more = self.piece(task, piece)?;
-                    self.gpu.add(&mut gradient, &more)?;
-                    self.spare.push(more);
-                }
-                gradient
-            }
-        };
+        let gradient = self.sum_of(task, &samples)?;
         self.samples = samples;
         Ok(gradient)
     }
 
-    fn piece(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
-        let mut gradient = self.room()?;
-        task.data.read(samples, &mut self.batch);
-        let OnGpu { gpu, pass, graphs, state, batch, .. } = self;
-        let [parameters, ..] = state.parts();
-        let shape = pass.load(gpu, batch)?;
-        let key = (shape, gpu.address(&gradient));
-        graphs.run(gpu, key, || pass.gradient(gpu, parameters, &mut gradient))?;
-        Ok(gradient)
+    /// The sum of samples that are computed a piece at a time.
+    fn sum_of(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
+        let mut sum = self.room()?;
+        if samples.is_empty() {
+            self.gpu.clear(&mut sum)?;
+        }
+        for (number, piece) in samples.chunks(task.largest_piece()).enumerate() {
+            let mut more = if number == 0 { None } else { Some(self.room()?) };
+            let OnGpu { gpu, passes, state, .. } = self;
+            let [parameters, ..] = state.parts();
+            passes.run(gpu, parameters, (task, piece), more.as_mut().unwrap_or(&mut sum), None)?;
+            if let Some(more) = more {
+                gpu.add(&mut sum, &more)?;
+                self.spare.push(more);
+            }
+        }
+        Ok(sum)
     }
 
     /// For a gradient and its loss.
     fn room(&mut self) -> Result<CudaSlice<f32>, CudaError> {
         self.spare.pop().map_or_else(|| self.gpu.zeros(self.sum.len()), Ok)
+    }
+}
+
+impl<M: Model> Drop for OnGpu<'_, M> {
+    fn drop(&mut self) {
+        // A sum that failed may have left it at a gradient, by graphs and buffers that end now. One that cannot compute is
+        // at nothing.
+        let _ = self.gpu.wait();
+    }
+}
+
+impl<M: Model> Passes<'_, M> {
+    /// Has the GPU write the gradient and the loss of samples that are computed at once. Somebody may be told how much of
+    /// it is final, each time that one more bucket of so many numbers is.
+    fn run(
+        &mut self,
+        gpu: &Gpu,
+        parameters: &CudaSlice<f32>,
+        (task, samples): (&Task<'_, M>, &[u64]),
+        gradient: &mut CudaSlice<f32>,
+        told: Option<(usize, &mut Done<'_>)>,
+    ) -> Result<(), CudaError> {
+        let Passes { pass, graphs, batch } = self;
+        task.data.read(samples, batch);
+        let shape = pass.load(gpu, batch)?;
+        let (bucket, done) = told.map_or((usize::MAX, None), |(bucket, done)| (bucket, Some(done)));
+        let launches = |gradient: &mut CudaSlice<f32>, done: &mut Done<'_>| {
+            let mut full = 0;
+            pass.gradient(gpu, parameters, gradient, &mut |end| {
+                let now = end.len() / bucket;
+                if std::mem::replace(&mut full, now) == now { Ok(()) } else { done(end) }
+            })
+        };
+        graphs.run(gpu, shape, gradient, launches, done)
     }
 }
 

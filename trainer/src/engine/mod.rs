@@ -162,5 +162,5 @@ fn on_gpu<'a, M: Model>(
     let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(settings.precision);
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
     let nccl = Nccl::load(&gpu, settings, environment);
-    Ok(OnGpu::new(gpu, pass, nccl, model.parameters(), settings.sum_order)?)
+    Ok(OnGpu::new(gpu, pass, nccl, settings, model.parameters())?)
 }

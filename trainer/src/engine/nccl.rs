@@ -6,6 +6,7 @@
 //! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew.
 
 use std::io;
+use std::ops::Range;
 
 use cudarc::driver::CudaSlice;
 use tracing::{info, warn};
@@ -138,7 +139,8 @@ impl Nccl {
         Ok(all.iter().fold(0, |votes, [vote, _]| votes | *vote as u32))
     }
 
-    /// Writes the sum over all ranks into `sum`. What is on the GPU's own stream must be done.
+    /// Writes the sum over all ranks of a `part` of the numbers into that part of `sum`. The GPU's own stream must be done
+    /// with it.
     pub(super) fn sum(
         &mut self,
         gpu: &Gpu,
@@ -146,29 +148,35 @@ impl Nccl {
         shards: u32,
         partials: &[CudaSlice<f32>],
         sum: &mut CudaSlice<f32>,
+        part: Range<usize>,
     ) -> Result<(), EngineError> {
         let (Ok(communicator), Some(staging)) = (&mut self.communicator, &mut self.staging) else {
             unreachable!("it is joined, and there is room")
         };
-        let result = cuda::ordered_sum(gpu, communicator, group, shards, partials, sum, staging);
-        self.judge(group, result)
+        let partials: Vec<_> = partials.iter().map(|partial| partial.slice(part.clone())).collect();
+        let sum = &mut sum.slice_mut(part);
+        let result = cuda::ordered_sum(gpu, communicator, group, shards, &partials, sum, staging);
+        self.judge(gpu, group, result)
     }
 
-    /// The same of what each rank has in `sum`, in NCCL's order.
+    /// The same of what each rank has in that part of `sum`, in NCCL's order.
     pub(super) fn sum_in_any_order(
         &mut self,
         gpu: &Gpu,
         group: &mut Group,
         sum: &mut CudaSlice<f32>,
+        part: Range<usize>,
     ) -> Result<(), EngineError> {
         let Ok(communicator) = &mut self.communicator else { unreachable!("it is joined") };
-        let result = cuda::all_reduce(gpu, communicator, group, sum);
-        self.judge(group, result)
+        let result = cuda::all_reduce(gpu, communicator, group, &mut sum.slice_mut(part));
+        self.judge(gpu, group, result)
     }
 
-    fn judge(&mut self, group: &mut Group, result: Result<(), CollectiveError>) -> Result<(), EngineError> {
+    fn judge(&mut self, gpu: &Gpu, group: &mut Group, result: Result<(), CollectiveError>) -> Result<(), EngineError> {
         match result {
             Err(CollectiveError::Nccl { cause, .. }) => {
+                // What goes wrong in a gradient is no fault of NCCL's, which cannot go on either then.
+                gpu.wait()?;
                 warn!("NCCL failed in a sum ({cause}); all ranks make a new communicator and agree on a state");
                 self.fail(cause, 1);
                 group.gather([0, 1])?;
@@ -178,15 +186,16 @@ impl Nccl {
         }
     }
 
-    /// Room for what others send in a sum of so many numbers. To be asked for while the GPU's own stream is at work.
+    /// Room for what others send in sums of these lengths. What is asked of the GPU's own stream afterwards finds it.
     pub(super) fn make_room(
         &mut self,
         gpu: &Gpu,
         group: &Group,
         shards: u32,
-        elements: usize,
+        lengths: impl Iterator<Item = usize>,
     ) -> Result<(), CudaError> {
-        let needed = Communicator::staging_elements(group, shards, elements);
+        // A rank's chunk of fewer numbers may be longer than that of more.
+        let needed = lengths.map(|length| Communicator::staging_elements(group, shards, length)).max().unwrap_or(0);
         if self.staging.as_ref().is_none_or(|staging| staging.len() < needed) {
             // Not both at once.
             self.staging = None;

@@ -217,7 +217,7 @@ fn a_perceptrons_gradient_is_the_hosts() {
             let mut batch = Workspace::new(numbers(rows * sizes[0], 21), labels);
             let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
             assert_eq!(pass.load(&gpu, &batch).unwrap(), rows as u64);
-            pass.gradient(&gpu, &parameters, &mut gradient).unwrap();
+            pass.gradient(&gpu, &parameters, &mut gradient, &mut |_| Ok(())).unwrap();
             let mut found = vec![f32::NAN; count + 1];
             gpu.download(&gradient.as_view(), &mut found).unwrap();
             let mut wanted = vec![0.0; count];

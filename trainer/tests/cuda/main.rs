@@ -13,6 +13,7 @@ mod graphs;
 mod kernels;
 mod library;
 mod nccl;
+mod overlap;
 mod precision;
 mod snapshots;
 mod training;

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::Child;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::training::{SHORT, checksum, command, printed, refused};
 use crate::worker::free_port;
 
 /// Nothing in these tests takes this long.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 const LACKS: &str = "gradients are summed over TCP, through the host";
 
@@ -22,12 +22,12 @@ fn fake() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
 }
 
-fn with_nccl(flags: &str) -> String {
+pub(crate) fn with_nccl(flags: &str) -> String {
     format!("{flags} --device cuda:0 --nccl-library {}", fake().display())
 }
 
 /// A worker whose log is read as it grows.
-struct Worker {
+pub(crate) struct Worker {
     child: Child,
     lines: Receiver<String>,
     logged: String,
@@ -41,8 +41,32 @@ impl Drop for Worker {
 }
 
 impl Worker {
+    /// Starts one of a group on GPU 0: its rank, and their number.
+    pub(crate) fn start(
+        flags: &str,
+        (rank, world_size): (usize, usize),
+        port: u16,
+        variables: Variables<'_>,
+    ) -> Worker {
+        let mut command = command(flags, "devices=1");
+        let [rank, world_size] = [rank, world_size].map(|number| number.to_string());
+        command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", &world_size);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).envs(variables.iter().copied());
+        let mut child = command.spawn().unwrap();
+        let (sender, lines) = channel();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Worker { child, lines, logged: String::new() }
+    }
+
+    /// Ends it, as nothing else would.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Reads until it logs this.
-    fn says(&mut self, text: &str) {
+    pub(crate) fn says(&mut self, text: &str) {
         while !self.logged.contains(text) {
             let line = self.lines.recv_timeout(DEADLINE);
             let line = line.unwrap_or_else(|_| panic!("it never says {text:?}: {}", self.logged));
@@ -51,9 +75,13 @@ impl Worker {
     }
 
     /// Waits for its end: whether it went well, what it printed, and its log.
-    fn end(mut self) -> (bool, String, String) {
-        while let Ok(line) = self.lines.recv_timeout(DEADLINE) {
-            self.logged += &format!("{line}\n");
+    pub(crate) fn end(mut self) -> (bool, String, String) {
+        loop {
+            match self.lines.recv_timeout(DEADLINE) {
+                Ok(line) => self.logged += &format!("{line}\n"),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("it does not end: {}", self.logged),
+            }
         }
         let mut printed = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
@@ -61,26 +89,17 @@ impl Worker {
     }
 }
 
-type Variables<'a> = &'a [(&'a str, &'a str)];
+pub(crate) type Variables<'a> = &'a [(&'a str, &'a str)];
 
 /// A group of workers on GPU 0, with these variables each.
-fn start(flags: &str, variables: &[&[(&str, &str)]]) -> Vec<Worker> {
-    let (port, world_size) = (free_port().to_string(), variables.len().to_string());
-    let start = |(rank, variables): (usize, &&[(&str, &str)])| {
-        let mut command = command(flags, "devices=1");
-        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string()).env("WORLD_SIZE", &world_size);
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port).envs(variables.iter().copied());
-        let mut child = command.spawn().unwrap();
-        let (sender, lines) = channel();
-        let log = BufReader::new(child.stderr.take().unwrap());
-        thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Worker { child, lines, logged: String::new() }
-    };
-    variables.iter().enumerate().map(start).collect()
+pub(crate) fn start(flags: &str, variables: &[Variables<'_>]) -> Vec<Worker> {
+    let (port, all) = (free_port(), variables.len());
+    let ranked = variables.iter().enumerate();
+    ranked.map(|(rank, variables)| Worker::start(flags, (rank, all), port, variables)).collect()
 }
 
 /// All end well: what rank 0 prints, and all logs.
-fn all_end(workers: Vec<Worker>) -> (String, Vec<String>) {
+pub(crate) fn all_end(workers: Vec<Worker>) -> (String, Vec<String>) {
     let ends: Vec<_> = workers.into_iter().map(Worker::end).collect();
     assert!(ends.iter().all(|(well, ..)| *well), "{ends:#?}");
     let printed = ends[0].1.clone();

@@ -21,7 +21,7 @@ use crate::worker::{Worker, environment, free_port};
 pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
 
 /// The same for a GPT: two epochs of two steps.
-const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2 --width 16 --vocabulary 20 --batch 6 \
+pub(crate) const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2 --width 16 --vocabulary 20 --batch 6 \
                    --shards 3 --clip 0.5 --micro-batch 1";
 
 /// A worker on a double that `how` describes.

@@ -9,7 +9,8 @@ use cudarc::driver::CudaSlice;
 
 use super::{Affine, Block, Gpt, Places, Tokens};
 use crate::cuda::{
-    self, After, Attended, Attention, Chunks, CudaError, Gpu, Labelled, Labels, Matrix, Norm, Occurrences, Room, Stream,
+    self, After, Attended, Attention, Chunks, CudaError, Done, Gpu, Labelled, Labels, Matrix, Norm, Occurrences, Room,
+    Stream,
 };
 
 /// Tokens whose scores of the whole vocabulary are in memory at once.
@@ -107,6 +108,7 @@ impl cuda::Pass<Tokens> for Pass<'_> {
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
         gradient: &mut CudaSlice<f32>,
+        done: &mut Done<'_>,
     ) -> Result<(), CudaError> {
         let &mut Pass { model, ref inputs, ref targets, sequences, time, .. } = self;
         let Pass { occurrences, kept, slopes, chunks, .. } = self;
@@ -118,7 +120,7 @@ impl cuda::Pass<Tokens> for Pass<'_> {
 
         kept.forward(&here, &inputs)?;
         slopes.head(&here, &kept.normed, (&targets, size.vocabulary), gradient)?;
-        slopes.backward(&here, kept, gradient, chunks)?;
+        slopes.backward(&here, kept, (&mut *gradient, done), chunks)?;
 
         let mut tokens = gradient.slice_mut(places.tokens.clone());
         gpu.embed_slope(&inputs, occurrences, &slopes.stream.view(), &mut tokens)?;
@@ -279,11 +281,12 @@ impl Slopes {
         &mut self,
         here: &Here<'_>,
         kept: &Kept,
-        gradient: &mut CudaSlice<f32>,
+        (gradient, done): (&mut CudaSlice<f32>, &mut Done<'_>),
         chunks: &mut Chunks,
     ) -> Result<(), CudaError> {
         let &Here { gpu, places, shape, .. } = here;
         here.norm_back(&places.norm, (&kept.last, &kept.stats), self, gradient, chunks)?;
+        done(gradient.slice_mut(places.norm.weight.start..))?;
         for (block, layer) in places.blocks.iter().zip(&kept.layers).rev() {
             let Block { norm_1, attention, attention_out, norm_2, up, down } = block;
             here.parameters(down, (&layer.active, &self.stream), gradient, chunks)?;
@@ -292,6 +295,7 @@ impl Slopes {
             here.parameters(up, (&layer.normed_2, &self.four), gradient, chunks)?;
             here.back(up, &self.four, &mut self.single)?;
             here.norm_back(norm_2, (&layer.between, &layer.stats_2), self, gradient, chunks)?;
+            done(gradient.slice_mut(norm_2.weight.start..))?;
 
             here.parameters(attention_out, (&layer.attended, &self.stream), gradient, chunks)?;
             here.back(attention_out, &self.stream, &mut self.single)?;
@@ -303,6 +307,7 @@ impl Slopes {
             here.parameters(attention, (&layer.normed_1, &self.triple), gradient, chunks)?;
             here.back(attention, &self.triple, &mut self.single)?;
             here.norm_back(norm_1, (&layer.before, &layer.stats_1), self, gradient, chunks)?;
+            done(gradient.slice_mut(norm_1.weight.start..))?;
         }
         Ok(())
     }

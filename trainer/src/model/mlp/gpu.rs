@@ -3,7 +3,7 @@
 use cudarc::driver::CudaSlice;
 
 use super::{Mlp, Workspace};
-use crate::cuda::{self, After, CudaError, Gpu, Labels, Matrix, Room};
+use crate::cuda::{self, After, CudaError, Done, Gpu, Labels, Matrix, Room};
 
 /// Room for the activations of a batch, on the GPU.
 pub(super) struct Pass<'a> {
@@ -43,6 +43,7 @@ impl cuda::Pass<Workspace> for Pass<'_> {
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
         gradient: &mut CudaSlice<f32>,
+        done: &mut Done<'_>,
     ) -> Result<(), CudaError> {
         let Pass { model, rows, inputs, labels, classes: _, outputs, losses, slope, slope_before } = self;
         // References change places below, and rooms do not: each call launches the same.
@@ -74,6 +75,7 @@ impl cuda::Pass<Workspace> for Pass<'_> {
             gpu.product(&mut out, &slopes().transposed(), &inputs, &After::Plain)?;
             gpu.sum_rows(&mut gradient.slice_mut(affine.bias.clone()), &slope.view())?;
             if layer > 0 {
+                done(gradient.slice_mut(affine.weight.start..))?;
                 let mut out = slope_before.fit(gpu, rows * sizes[layer])?;
                 gpu.product(&mut out, &slopes(), &weight(layer), &After::WherePositive(before()))?;
                 std::mem::swap(&mut slope, &mut slope_before);

@@ -1,18 +1,19 @@
 // A double of the CUDA driver for tests on machines without a GPU: those functions that the trainer calls, over host
 // memory, with the kernels run by on_cpu.h. What it accepts, a driver may refuse, and the other way round. It is strict
 // where that is cheap: memory begins as NaN and ends at a page that cannot be touched, copies must stay within one
-// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it.
+// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it. What a stream is asked
+// for is done later, by a thread of the double's own: whoever looks at a result without waiting for it finds the old one.
 //
 // FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
 // `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads), `graphs=0`
-// (nothing can be captured), `pinned=0` (there is no pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each
-// copy to or from pinned memory is told of on standard error).
-//
-// Copies to and from pinned memory are made as late as can be: when their stream does something else, when another stream
-// waits for them, or a thread does, and for that not before 500 launches more, or before everybody else has been idle for
-// a while. So what should have waited for one, and did not, finds wrong numbers.
+// (nothing can be captured), `overlap=1` (what comes behind an event waits until NCCL's stand-in has ended an operation
+// that it was given later: nobody who waits for all of it before NCCL's turn ever gets there), `pinned=0` (there is no
+// pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each copy to or from pinned memory is told of on
+// standard error).
 
 #include "on_cpu.h"
+
+#include "device.h"
 
 #include "../../../kernels/product.cu"
 #undef THREADS
@@ -31,15 +32,11 @@
 #undef THREADS
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <elf.h>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <tuple>
@@ -52,8 +49,6 @@ enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED
               INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
               NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
 
-using Pointer = unsigned long long;
-using Work = std::function<void()>;
 using Call = std::function<Work(void **)>;
 
 // What copies the arguments that a launch points to, into a call of the kernel with them.
@@ -76,45 +71,16 @@ const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
                                              KERNEL(attention_keys_64), KERNEL(attention_128),
                                              KERNEL(attention_queries_128), KERNEL(attention_keys_128)};
 
-std::mutex whole;
-// A late copy was made.
-std::condition_variable changed;
 bool initialized;
 thread_local void *current;
 int context;
 // Where each begins, its bytes, and its mapping.
 std::map<Pointer, std::tuple<size_t, void *, size_t>> allocations;
 size_t allocated;
-long launches;
-// Of a launch: a real driver tells it at a later call, and never works again.
-Result broken = SUCCESS;
-using Graph = std::vector<Work>;
-// A copy that is not made yet.
-struct Late {
-    Pointer device;
-    const char *host;
-    size_t bytes;
-    // How many launches there were when it was asked for.
-    long asked;
-    Work copy;
-};
-// A stream's work is done in the call that asks for it, but for late copies, and for what the stand-in for NCCL puts on
-// it: that counts here what it was given and what has ended (`Stream` in trainer/fake-nccl, which knows of these two
-// alone).
-struct Stream {
-    std::atomic<uint64_t> enqueued{0}, ended{0};
-    // What was asked for while it captures, and whether something was that a graph cannot hold.
-    Graph *captured = nullptr;
-    bool spoiled = false;
-    std::deque<Late> late;
-    // Late copies that were made.
-    uint64_t made = 0;
-};
-std::vector<Stream *> streams;
 // Where pinned memory begins, and its bytes.
 std::map<const char *, size_t> pinned;
-// Calls that were work: others than waiting and asking.
-long calls;
+// Of a launch: a real driver tells it at a later call, and never works again.
+std::atomic<Result> broken{SUCCESS};
 
 long setting(const char *name, long otherwise)
 {
@@ -129,65 +95,22 @@ Result ready()
 {
     if (!initialized)
         return NOT_INITIALIZED;
-    return current ? broken : INVALID_CONTEXT;
+    return current ? broken.load() : INVALID_CONTEXT;
 }
 
-// Makes a stream's late copies, up to so many in all.
-void catch_up(Stream *stream, const char *since, uint64_t up_to = UINT64_MAX)
-{
-    while (stream && stream->made < up_to && !stream->late.empty()) {
-        const Late late = stream->late.front();
-        stream->late.pop_front();
-        stream->made++;
-        if (setting("tell", 0))
-            fprintf(stderr, "double: %zu bytes were copied after %ld launches, since %s\n", late.bytes,
-                    launches - late.asked, since);
-        late.copy();
-        changed.notify_all();
-    }
-}
-
-bool overlap(Pointer a, size_t bytes, Pointer b, size_t more) { return a < b + more && b < a + bytes; }
-
-// Memory goes: nothing may be about to copy from it or to it.
-void unused(Pointer device, const void *host, size_t bytes)
-{
-    for (const Stream *stream : streams)
-        for (const Late &late : stream->late)
-            if (overlap(late.device, late.bytes, device, bytes) ||
-                overlap((Pointer)late.host, late.bytes, (Pointer)host, bytes)) {
-                fprintf(stderr, "double: memory is freed that a copy is to be made from or to\n");
-                abort();
-            }
-}
-
-bool is_pinned(const void *host, size_t bytes)
-{
-    auto found = pinned.upper_bound((const char *)host);
-    return found != pinned.begin() && (--found, (const char *)host + bytes <= found->first + found->second);
-}
-
-// Does a stream's work, now or in each replay.
-Result enqueue(Stream *stream, Work work)
-{
-    calls++;
-    catch_up(stream, "its stream goes on");
-    if (stream->captured)
-        stream->captured->push_back(work);
-    else
-        work();
-    return SUCCESS;
-}
-
-// The same for what counts as a launch.
+// Has a stream do what counts as a launch.
 Result launch(Stream *stream, Work work)
 {
-    return enqueue(stream, [=] {
-        if (broken || ++launches == setting("fail", 0))
-            broken = ILLEGAL_ADDRESS;
-        else
-            work();
+    enqueue(stream, [=] {
+        if (!broken && ++launches != setting("fail", 0))
+            return work();
+        broken = ILLEGAL_ADDRESS;
+        // Nothing of it waits for anything any more.
+        Held held(whole);
+        for (Stream *stream : streams)
+            stream->gates.clear();
     });
+    return SUCCESS;
 }
 
 // What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
@@ -210,7 +133,7 @@ bool within(Pointer pointer, size_t bytes)
 
 Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (bytes == 0)
@@ -231,40 +154,63 @@ Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
     return SUCCESS;
 }
 
+// Memory goes: nothing may be about to be copied from it or to it.
+void unused(const std::function<bool(const Task &)> &is_of)
+{
+    for (const Stream *stream : streams)
+        if (std::any_of(stream->tasks.begin(), stream->tasks.end(), is_of)) {
+            fprintf(stderr, "double: memory is freed that a copy is to be made from or to\n");
+            abort();
+        }
+}
+
 Result release(Pointer pointer, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = outside(stream))
         return wrong;
     auto found = allocations.find(pointer);
     if (found == allocations.end())
         return INVALID_VALUE;
-    auto [bytes, mapped, length] = found->second;
-    catch_up(stream, "its stream goes on");
-    unused(pointer, nullptr, bytes);
-    munmap(mapped, length);
+    const auto [bytes, mapped, length] = found->second;
+    const auto unmap = [pointer, bytes = bytes, mapped = mapped, length = length] {
+        unused([=](const Task &task) { return task.is_of(pointer, bytes); });
+        munmap(mapped, length);
+    };
     allocated -= bytes;
     allocations.erase(found);
+    // What was asked for before still finds it.
+    if (!stream) {
+        drain(held);
+        unmap();
+        return broken;
+    }
+    enqueue(stream, [=] {
+        Held held(whole);
+        unmap();
+    });
     return broken;
 }
 
-Result copy(void *to, const void *from, size_t bytes, Pointer device, Pointer other, Stream *stream)
+// What every copy begins with; one from or to the host is no work for a graph.
+Result may_copy(Pointer one, Pointer other, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
     if (Result wrong = ready())
         return wrong;
-    if (!within(device, bytes) || (other && !within(other, bytes)))
+    if (!within(one, bytes) || (other && !within(other, bytes)))
         return INVALID_VALUE;
-    if (!other)
-        if (Result wrong = outside(stream))
-            return wrong;
-    const char *host = other ? nullptr : (const char *)(device == (Pointer)to ? from : to);
-    if (host && is_pinned(host, bytes)) {
-        calls++;
-        stream->late.push_back({device, host, bytes, launches, [=] { memcpy(to, from, bytes); }});
-        return SUCCESS;
-    }
-    return enqueue(stream, [=] { memcpy(to, from, bytes); });
+    return other ? SUCCESS : outside(stream);
+}
+
+// Makes a copy late, if the host's part of it is in pinned memory.
+bool is_late(Stream *stream, Pointer device, const void *host, size_t bytes, Work copy)
+{
+    auto found = pinned.upper_bound((const char *)host);
+    if (found == pinned.begin() || (--found, (const char *)host + bytes > found->first + found->second))
+        return false;
+    tells = setting("tell", 0);
+    enqueue(stream, Task{copy, nullptr, 0, bytes, device, host});
+    return true;
 }
 
 struct Module {
@@ -273,16 +219,16 @@ struct Module {
 
 struct Event {
     Stream *stream = nullptr;
-    uint64_t after = 0;
-    // The stream's late copies before it.
-    uint64_t made = 0;
-    bool is_past() const { return !stream || stream->ended >= after; }
-    bool is_caught_up() const { return !stream || stream->made >= made; }
+    // What counts is this double's work, and NCCL's beside it; and this double's alone.
+    uint64_t after = 0, own = 0;
 };
 
 // Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
 // this double can.
-Result idle(const Stream *stream) { return stream->ended < stream->enqueued ? NOT_READY : SUCCESS; }
+Result idle(const Stream *stream) { return stream->of_nccl_ended() < stream->of_nccl() ? NOT_READY : SUCCESS; }
+
+// Done with what was asked for before the event.
+bool is_past(const Event *event) { return !event->stream || event->stream->ended >= event->after; }
 
 const char *words(int code)
 {
@@ -326,72 +272,90 @@ CUDA cuDevicePrimaryCtxRetain(void **made, int) { return *made = &context, SUCCE
 CUDA cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 CUDA cuCtxGetCurrent(void **found) { return *found = current, SUCCESS; }
 CUDA cuCtxSetCurrent(void *chosen) { return current = chosen, SUCCESS; }
-CUDA cuCtxSynchronize() { return ready(); }
+CUDA cuCtxSynchronize()
+{
+    Held held(whole);
+    drain(held);
+    return ready();
+}
 CUDA cuStreamCreate(Stream **stream, unsigned)
 {
-    std::lock_guard<std::mutex> held(whole);
-    streams.push_back(*stream = new Stream);
-    return ready();
+    Held held(whole);
+    return streams.insert(*stream = new Stream), ready();
 }
 CUDA cuEventCreate(Event **event, unsigned) { return *event = new Event, ready(); }
 CUDA cuEventRecord(Event *event, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
+    if (Result wrong = ready())
+        return wrong;
+    if (Result wrong = outside(stream))
+        return wrong;
     event->stream = stream;
     event->after = stream->enqueued;
-    event->made = stream->made + stream->late.size();
-    return ready();
+    event->own = stream->own;
+    if (setting("overlap", 0) && !stream->of_nccl()) {
+        // One more for each event whose turn is still to come.
+        const uint64_t last = stream->gates.empty() ? 0 : stream->gates.rbegin()->second;
+        stream->gates[stream->own] = std::max(last, nccl_ended()) + 1;
+    }
+    return SUCCESS;
 }
 CUDA cuEventQuery(const Event *event)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
-    return event->is_past() && event->is_caught_up() ? SUCCESS : NOT_READY;
+    return is_past(event) ? SUCCESS : NOT_READY;
 }
-// Of late copies alone: nobody may wait so for NCCL's work.
-CUDA cuEventSynchronize(Event *event)
+CUDA cuEventSynchronize(const Event *event)
 {
-    std::unique_lock<std::mutex> held(whole);
+    Held held(whole);
+    if (Result wrong = event->stream ? idle(event->stream) : SUCCESS)
+        return wrong;
     const long enough = launches + 500;
-    while (!event->is_caught_up() && !broken) {
-        const long before = calls;
-        changed.wait_for(held, std::chrono::milliseconds(300), [&] { return event->is_caught_up(); });
-        if (calls == before || launches >= enough)
-            catch_up(event->stream, "a thread waits", event->made);
+    while (!is_past(event)) {
+        const long before = requests + launches;
+        done.wait_for(held, std::chrono::milliseconds(300), [=] { return is_past(event) || launches >= enough; });
+        if (requests + launches > before && launches < enough && !broken)
+            continue;
+        if (event->stream)
+            want(event->stream, event->own, "a thread waits");
+        done.wait(held, [=] { return is_past(event); });
     }
-    if (Result wrong = ready())
-        return wrong;
-    return event->is_past() ? SUCCESS : NOT_READY;
+    return ready();
 }
-CUDA cuStreamWaitEvent(Stream *stream, Event *event, unsigned)
+CUDA cuStreamWaitEvent(Stream *stream, const Event *event, unsigned)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (Result wrong = outside(stream))
         return wrong;
-    if (!event->is_past())
-        return NOT_READY;
-    if (!setting("deaf", 0))
-        catch_up(event->stream, "another stream waits", event->made);
-    return SUCCESS;
+    if (!event->stream || setting("deaf", 0))
+        return SUCCESS;
+    if (Result wrong = idle(event->stream))
+        return wrong;
+    return enqueue(stream, Task{nullptr, event->stream, event->after}), SUCCESS;
 }
 CUDA cuEventDestroy_v2(Event *event) { return delete event, SUCCESS; }
-// It stays, since an event may be of it.
 CUDA cuStreamDestroy_v2(Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
-    return catch_up(stream, "its stream ends"), ready();
+    Held held(whole);
+    drain(stream, held);
+    streams.erase(stream);
+    // It stays, since an event may be of it.
+    return ready();
 }
 CUDA cuStreamSynchronize(Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
-    catch_up(stream, "a thread waits for its stream");
+    Held held(whole);
     if (Result wrong = outside(stream))
         return wrong;
-    const Result wrong = idle(stream);
-    return wrong ? wrong : ready();
+    if (Result wrong = idle(stream))
+        return wrong;
+    drain(stream, held);
+    return ready();
 }
 CUDA cuMemAlloc_v2(Pointer *pointer, size_t bytes) { return allocate(pointer, bytes, nullptr); }
 CUDA cuMemAllocAsync(Pointer *pointer, size_t bytes, Stream *stream) { return allocate(pointer, bytes, stream); }
@@ -399,7 +363,7 @@ CUDA cuMemFree_v2(Pointer pointer) { return release(pointer, nullptr); }
 CUDA cuMemFreeAsync(Pointer pointer, Stream *stream) { return release(pointer, stream); }
 CUDA cuMemHostAlloc(void **memory, size_t bytes, unsigned)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!setting("pinned", 1))
@@ -413,37 +377,55 @@ CUDA cuMemHostAlloc(void **memory, size_t bytes, unsigned)
 }
 CUDA cuMemFreeHost(void *memory)
 {
-    std::lock_guard<std::mutex> held(whole);
-    auto found = pinned.find((const char *)memory);
+    Held held(whole);
+    const auto found = pinned.find((const char *)memory);
     if (found == pinned.end())
         return INVALID_VALUE;
-    unused(0, memory, found->second);
+    const size_t bytes = found->second;
+    unused([=](const Task &task) { return task.is_of(memory, bytes); });
     pinned.erase(found);
     free(memory);
     return broken;
 }
 CUDA cuMemsetD8Async(Pointer to, unsigned char value, size_t bytes, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!within(to, bytes))
         return INVALID_VALUE;
-    return enqueue(stream, [=] { memset((void *)to, value, bytes); });
+    return enqueue(stream, [=] { memset((void *)to, value, bytes); }), SUCCESS;
 }
 CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *stream)
 {
-    return copy((void *)to, from, bytes, to, 0, stream);
+    Held held(whole);
+    if (Result wrong = may_copy(to, 0, bytes, stream))
+        return wrong;
+    if (is_late(stream, to, from, bytes, [=] { memcpy((void *)to, from, bytes); }))
+        return SUCCESS;
+    // The host's may change as soon as this returns.
+    const std::string staged((const char *)from, bytes);
+    return enqueue(stream, [=] { memcpy((void *)to, staged.data(), bytes); }), SUCCESS;
 }
 CUDA cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream *stream)
 {
-    return copy(to, (void *)from, bytes, from, 0, stream);
+    Held held(whole);
+    if (Result wrong = may_copy(from, 0, bytes, stream))
+        return wrong;
+    if (is_late(stream, from, to, bytes, [=] { memcpy(to, (void *)from, bytes); }))
+        return SUCCESS;
+    enqueue(stream, [=] { memcpy(to, (void *)from, bytes); });
+    drain(stream, held);
+    return ready();
 }
 CUDA cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream *stream)
 {
+    Held held(whole);
     if (Result wrong = idle(stream))
         return wrong;
-    return copy((void *)to, (void *)from, bytes, to, from, stream);
+    if (Result wrong = may_copy(from, to, bytes, stream))
+        return wrong;
+    return enqueue(stream, [=] { memcpy((void *)to, (void *)from, bytes); }), SUCCESS;
 }
 CUDA cuModuleLoadData(Module **module, const void *image)
 {
@@ -469,7 +451,7 @@ CUDA cuModuleGetFunction(const Call **function, Module *module, const char *name
 CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                     unsigned, Stream *stream, void **arguments, void **)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (Result wrong = idle(stream))
@@ -482,7 +464,7 @@ CUDA cuLaunchKernel(const Call *function, unsigned gx, unsigned gy, unsigned gz,
 }
 CUDA cuStreamBeginCapture_v2(Stream *stream, int)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (stream->captured || !setting("graphs", 1))
@@ -493,7 +475,7 @@ CUDA cuStreamBeginCapture_v2(Stream *stream, int)
 }
 CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (!stream->captured)
@@ -506,29 +488,30 @@ CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
     *graph = nullptr;
     return CAPTURE_INVALIDATED;
 }
-CUDA cuGraphInstantiateWithFlags(Graph **made, const Graph *graph, unsigned long long)
+// One that is destroyed while it is at work is done with that first.
+CUDA cuGraphInstantiateWithFlags(std::shared_ptr<Graph> **made, const Graph *graph, unsigned long long)
 {
-    return *made = new Graph(*graph), ready();
+    return *made = new std::shared_ptr<Graph>(new Graph(*graph)), ready();
 }
-CUDA cuGraphLaunch(const Graph *graph, Stream *stream)
+CUDA cuGraphLaunch(const std::shared_ptr<Graph> *launched, Stream *stream)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     if (Result wrong = ready())
         return wrong;
     if (Result wrong = outside(stream))
         return wrong;
-    calls++;
-    catch_up(stream, "its stream goes on");
-    for (const Work &work : *graph)
-        work();
+    enqueue(stream, [graph = *launched] {
+        for (const Work &work : *graph)
+            work();
+    });
     return SUCCESS;
 }
-CUDA cuGraphExecDestroy(Graph *graph) { return delete graph, SUCCESS; }
+CUDA cuGraphExecDestroy(std::shared_ptr<Graph> *graph) { return delete graph, SUCCESS; }
 CUDA cuGraphDestroy(Graph *graph) { return delete graph, SUCCESS; }
 // For the double of cuBLASLt: a launch of `work` with `data`, and how to be rid of that; and whether memory is there.
 CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(void *))
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     const std::shared_ptr<void> kept(data, drop);
     if (Result wrong = ready())
         return wrong;
@@ -536,7 +519,7 @@ CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(
 }
 extern "C" __attribute__((visibility("default"))) bool fakeWithin(Pointer pointer, size_t bytes)
 {
-    std::lock_guard<std::mutex> held(whole);
+    Held held(whole);
     return within(pointer, bytes);
 }
 CUDA cuGetErrorString(int code, const char **text) { return *text = words(code), SUCCESS; }

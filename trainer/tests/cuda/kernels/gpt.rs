@@ -1,5 +1,6 @@
 //! The GPT's whole gradient beside the host's.
 
+use elastic_trainer::cuda::CudaViewMut;
 use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{Gpt, Model};
 use elastic_trainer::random::unit;
@@ -40,9 +41,20 @@ fn a_gpts_gradient_is_the_hosts() {
                 let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
                 gpu.upload(&vec![f32::NAN; count + 1], &mut gradient.as_view_mut()).unwrap();
                 pass.load(&gpu, &batch).unwrap();
-                pass.gradient(&gpu, &parameters, &mut gradient).unwrap();
+                // What is final is taken away at once.
+                let (mut taken, mut from) = (gpu.zeros::<f32>(count + 1).unwrap(), count + 1);
+                let take = &mut |mut end: CudaViewMut<'_, f32>| {
+                    let fresh = count + 1 - end.len()..std::mem::replace(&mut from, count + 1 - end.len());
+                    let mut part = end.slice_mut(..fresh.len());
+                    gpu.copy(&part.as_view(), &mut taken.slice_mut(fresh))?;
+                    gpu.clear(&mut part)
+                };
+                pass.gradient(&gpu, &parameters, &mut gradient, take).unwrap();
+                assert_eq!(from, (size.vocabulary + size.context) * size.width, "all but the embeddings");
                 let mut found = vec![0.0; count + 1];
                 gpu.download(&gradient.as_view(), &mut found).unwrap();
+                assert!(found[from..].iter().all(|&number| number == 0.0), "it is left alone");
+                gpu.download(&taken.slice(from..), &mut found[from..]).unwrap();
                 found
             };
             let (once, again) = (found(), found());

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
-use elastic_trainer::cuda::{CudaSlice, Gpu, GpuState, Graphs, Pass};
+use elastic_trainer::cuda::{CudaSlice, Done, Gpu, GpuState, Graphs, Pass};
 use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{AdamW, Gpt, Model};
 
@@ -37,7 +37,8 @@ impl Training<'_> {
             }
             let shape = pass.load(gpu, batch).unwrap();
             let [parameters, ..] = state.parts();
-            graphs.run(gpu, (shape, 0), || pass.gradient(gpu, parameters, gradient)).unwrap();
+            let launches = |gradient: &mut _, done: &mut Done<'_>| pass.gradient(gpu, parameters, gradient, done);
+            graphs.run(gpu, shape, gradient, launches, None).unwrap();
             let rule = AdamW::new(1e-4, 0.1);
             gpu.adamw(&rule, *steps, gpt.tensors(), state.parts_mut(gpu).unwrap(), gradient, 1e-4).unwrap();
             gpu.wait().unwrap();
