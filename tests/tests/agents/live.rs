@@ -273,5 +273,5 @@ async fn training_lives_through_kills_and_growth() {
 #[tokio::test]
 #[ignore = "takes minutes"]
 async fn training_lives_through_minutes_of_chaos() {
-    churn(&["--epochs=14000", "--hidden=64"], 60, seed()).await;
+    churn(&["--epochs=26000", "--hidden=64"], 60, seed()).await;
 }
