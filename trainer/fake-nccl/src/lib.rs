@@ -14,6 +14,7 @@
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
 //! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
+//! FAKE_NCCL_WRONG_ID=1                an id that the ranks are to meet under is another one here
 //! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
 //! FAKE_NCCL_TELLS=1                   what hangs says so on standard error
 //! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`, or
@@ -282,7 +283,10 @@ fn check_config(config: *const Config) -> Result<(), c_int> {
     if right { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 
-fn meet(shared: &Shared, id: Id, rank: c_int, ranks: c_int) -> Result<(), c_int> {
+fn meet(shared: &Shared, mut id: Id, rank: c_int, ranks: c_int) -> Result<(), c_int> {
+    if std::env::var_os("FAKE_NCCL_WRONG_ID").is_some() {
+        id.0[0] ^= 1;
+    }
     let mesh = network::meet(id, rank as usize, ranks as usize, &shared.cancel).ok_or(SYSTEM_ERROR)?;
     *shared.mesh.lock().unwrap() = Some(Arc::new(mesh));
     Ok(())

@@ -17,6 +17,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 const LACKS: &str = "gradients are summed over TCP, through the host";
 
+const PLAIN: Variables<'_> = &[];
+
 /// The double of NCCL, built beside this test.
 fn fake() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
@@ -169,6 +171,18 @@ fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
     }
     // Alone nobody needs it.
     assert_eq!(checksum(&printed(&missing, "")), checksum(&alone));
+}
+
+#[test]
+fn ranks_that_have_another_id_of_their_communicator_sum_over_tcp() {
+    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
+    let other: Variables<'_> = &[("FAKE_NCCL_WRONG_ID", "1")];
+    for variables in [[PLAIN, other], [other, PLAIN], [other, other]] {
+        // The one that has the right id would wait for ever.
+        let (printed, logs) = all_end(start(&with_nccl(SHORT), &variables));
+        assert_eq!(checksum(&printed), checksum(&alone), "{variables:?}");
+        assert!(logs.iter().all(|logged| logged.matches(LACKS).count() == 1), "{logs:#?}");
+    }
 }
 
 #[test]
