@@ -62,7 +62,7 @@ pub struct Settings {
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
     /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL where
-    /// every worker has one that works, else over TCP. The result is the same. Workers on CPUs use TCP
+    /// every worker has one that works, else over TCP. In the fixed order the result is the same. Workers on CPUs use TCP
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Collectives::Auto)]
     pub collectives: Collectives,
     /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python environment,
