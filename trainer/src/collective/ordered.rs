@@ -354,13 +354,12 @@ fn add_tree<'a>(node: Node, find: &impl Fn(Node) -> Option<&'a [f32]>, sum: &mut
         return sum.iter_mut().zip(left.iter().zip(right)).for_each(|(sum, (left, right))| *sum = left + right);
     }
     add_tree(left, find, sum, scratch);
-    let add = |sum: &mut [f32], more: &[f32]| sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
     if let Some(known) = known_right {
-        return add(sum, known);
+        return pairwise::add(sum, known);
     }
     let mut more = scratch.pop().unwrap_or_default();
     more.resize(sum.len(), 0.0);
     add_tree(right, find, &mut more, scratch);
-    add(sum, &more);
+    pairwise::add(sum, &more);
     scratch.push(more);
 }

@@ -22,14 +22,7 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
         receive(group, operation, started, extra, bytemuck::cast_slice_mut(&mut theirs))?;
         add(data, &theirs);
     }
-    let mut distance = 1;
-    while distance < core {
-        let partner = rank ^ distance;
-        let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(&mut theirs));
-        exchange(group, operation, started, (partner, 0), Some(out), Some(into))?;
-        add(data, &theirs);
-        distance *= 2;
-    }
+    double(group, operation, started, core, data, &mut theirs, 0)?;
     match extra {
         Some(extra) => send(group, operation, started, extra, bytemuck::cast_slice(data)),
         None => Ok(()),
@@ -41,12 +34,25 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
 pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Result<u32, CollectiveError> {
     let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
     let mut theirs = vec![0.0; sum.len()];
+    double(group, operation, started, group.world_size, sum, &mut theirs, vote)
+}
+
+/// The turns of the first `ranks`, a power of two. The answer has each bit of a vote that any of them set.
+fn double(
+    group: &mut Group,
+    operation: Operation,
+    started: Instant,
+    ranks: usize,
+    data: &mut [f32],
+    theirs: &mut [f32],
+    vote: u32,
+) -> Result<u32, CollectiveError> {
     let (mut votes, mut distance) = (vote, 1);
-    while distance < group.world_size {
+    while distance < ranks {
         let partner = group.rank ^ distance;
-        let (out, into) = (bytemuck::cast_slice(sum), bytemuck::cast_slice_mut(&mut theirs));
+        let (out, into) = (bytemuck::cast_slice(data), bytemuck::cast_slice_mut(theirs));
         votes |= exchange(group, operation, started, (partner, votes), Some(out), Some(into))?;
-        add(sum, &theirs);
+        add(data, theirs);
         distance *= 2;
     }
     Ok(votes)

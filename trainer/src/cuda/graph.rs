@@ -53,9 +53,9 @@ impl Graphs {
         mut launches: impl FnMut(&mut CudaSlice<f32>, &mut Done<'_>) -> Result<(), CudaError>,
         done: Option<&mut Done<'_>>,
     ) -> Result<(), CudaError> {
-        let key = (shape, gpu.address(result), done.is_some());
-        let nobody: &mut Done<'_> = &mut |_| Ok(());
         let cuts = done.is_some();
+        let key = (shape, gpu.address(result), cuts);
+        let nobody: &mut Done<'_> = &mut |_| Ok(());
         let done = done.unwrap_or(nobody);
         if self.off {
             return launches(result, done);
