@@ -162,6 +162,12 @@ fn eviction(node: &NodeId, fate: Fate, reason: &str) -> Eviction {
 }
 
 fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+/// Turns a node away that has no place. That it has none is as the leader sees it: its tombstone proves nothing about
+/// workers to a later leader that finds it to be a member.
+fn refusal(node: &NodeId, reason: &str) -> Eviction {
+    Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
+}
+
     let round = &view.round.value;
     let next = |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false });
     let budget_left = round.restarts < view.spec.max_restarts;
@@ -294,8 +300,7 @@ fn dismissals(view: &View) -> Option<(Verdict, String)> {
         return None;
     }
     let reason = "the operator drains this node: `elasticctl undrain` lets it take part again";
-    let evictions =
-        drained.iter().map(|node| Eviction { refused: true, drained: true, ..eviction(node, Fate::Fenced, reason) });
+    let evictions = drained.iter().map(|node| Eviction { drained: true, ..refusal(node, reason) });
     Some((Verdict::Refuse(evictions.collect()), format!("{} has left: drained by the operator", names(&drained))))
 }
 
@@ -320,8 +325,7 @@ fn contested_places(view: &View) -> Option<(Verdict, String)> {
         holder.host,
         node.name()
     );
-    let eviction = Eviction { refused: true, ..eviction(node, Fate::Fenced, &reason) };
-    Some((Verdict::Refuse(vec![eviction]), reason))
+    Some((Verdict::Refuse(vec![refusal(node, &reason)]), reason))
 }
 
 /// Nodes that bear another machine's node name: two machines would pass for one.
@@ -343,9 +347,7 @@ fn clashes(view: &View) -> Option<(Verdict, String)> {
         "the node name {} is taken by {}: give each node its own --node-name",
         holder.record.name, holder.record.host
     );
-    let eviction =
-        Eviction { node: node.clone(), fate: Fate::Fenced, refused: true, drained: false, reason: reason.clone() };
-    Some((Verdict::Refuse(vec![eviction]), reason))
+    Some((Verdict::Refuse(vec![refusal(node, &reason)]), reason))
 }
 
 struct Reported {

@@ -186,27 +186,25 @@ impl View {
 
     /// Newcomers that could take a place, in the order in which they came.
     pub(super) fn newcomers(&self) -> Vec<(&NodeId, &Present)> {
-        let mut newcomers: Vec<_> = self
-            .nodes
-            .iter()
-            .filter(|(node, present)| {
-                present.record.phase == Phase::Waiting
-                    && present.record.round.is_none()
-                    // A member that was just given a place has not spoken again yet.
-                    && self.members.get(*node).is_none_or(|member| member.evicted.is_some())
-                    && !self.confirmed_dead(node)
-                    && !self.drained(&present.record)
-            })
-            .collect();
+        let mut newcomers: Vec<_> =
+            self.placeless().filter(|(node, it)| !self.confirmed_dead(node) && !self.drained(&it.record)).collect();
         newcomers.sort_by_key(|(node, present)| (present.created, (*node).clone()));
         newcomers
     }
 
     /// Waiting nodes without a place that the operator asked to leave.
     pub(super) fn drained_newcomers(&self) -> impl Iterator<Item = &NodeId> {
-        let waits = |record: &NodeRecord| record.phase == Phase::Waiting && record.round.is_none();
-        let drained = move |(_, present): &(_, &Present)| waits(&present.record) && self.drained(&present.record);
-        self.nodes.iter().filter(drained).map(|(node, _)| node)
+        self.placeless().filter(|(_, present)| self.drained(&present.record)).map(|(node, _)| node)
+    }
+
+    /// Nodes that wait for a place in any round. What a node says is not enough: a member that was just given a place
+    /// has not spoken again yet.
+    fn placeless(&self) -> impl Iterator<Item = (&NodeId, &Present)> {
+        self.nodes.iter().filter(|(node, present)| {
+            present.record.phase == Phase::Waiting
+                && present.record.round.is_none()
+                && self.members.get(*node).is_none_or(|member| member.evicted.is_some())
+        })
     }
 
     /// Names of members that the operator asked to leave.

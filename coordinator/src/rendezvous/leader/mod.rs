@@ -333,9 +333,8 @@ impl Leader {
                 self.start(doing, txn, out);
             }
             Verdict::Refuse(evictions) => {
-                let nodes = evictions.iter().map(|eviction| eviction.node.clone()).collect();
-                let txn = self.guarded(self.evict_ops(view, &evictions));
-                self.start(Doing::Refuse { nodes }, txn, out);
+                let (doing, txn) = self.refuse_txn(view, &evictions);
+                self.start(doing, txn, out);
             }
             Verdict::Prune(rounds) => {
                 let txn = self.prune_txn(&rounds);

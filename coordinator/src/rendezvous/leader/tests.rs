@@ -1,6 +1,8 @@
 //! What a leader asks for, step by step, over records as a store would return them. Not for whole histories: the
 //! simulation plays those.
 
+mod doubt;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -15,6 +17,8 @@ struct Scene {
     desired: Value,
     round: Value,
     nodes: Vec<(&'static str, Value)>,
+    /// Whose rank keys of round 1 are there.
+    ranks: Vec<&'static str>,
 }
 
 impl Scene {
@@ -26,7 +30,7 @@ impl Scene {
             "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 2 },
             "group_world_size": 2, "world_size": 2, "reason": "r",
         });
-        Scene { keys: Keys::new("/elastic", &job), desired: json!({}), round, nodes }
+        Scene { keys: Keys::new("/elastic", &job), desired: json!({}), round, nodes, ranks: vec!["a", "b"] }
     }
 
     /// Round 2 is forming instead, and these nodes say this.
@@ -46,9 +50,14 @@ impl Scene {
 
     /// The record of a node, as the store has it at this revision.
     fn record(&self, name: &'static str, revision: i64) -> KeyValue {
-        let says = &self.nodes.iter().find(|(other, _)| *other == name).unwrap().1;
+        let came = self.nodes.iter().position(|(other, _)| *other == name).unwrap();
+        let says = &self.nodes[came].1;
         let own = json!({ "incarnation": "1", "host": name, "role": "default" });
-        kv(self.keys.node(&id(name)), merged(merged(about(name), &own), says), revision)
+        let key = self.keys.node(&id(name));
+        KeyValue {
+            create_revision: Revision(1 + came as i64),
+            ..kv(key, merged(merged(about(name), &own), says), revision)
+        }
     }
 
     /// A leader that has read the job, and what it wants then.
@@ -59,7 +68,7 @@ impl Scene {
             "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
             "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
         });
-        let ranks = ["a", "b"].into_iter().enumerate().map(|(rank, name)| {
+        let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
             kv(self.keys.rank(1, Revision(2), &id(name)), merged(about(name), &place))
         });

@@ -39,20 +39,27 @@ impl Leader {
         let mut then = self.evict_ops(view, &form.evict);
         then.push(Op::put(self.keys.round(), to_json(&record)));
         self.push_event(now, &record, &form.evict, &mut then);
-        // Whoever is not known to be dead may have spoken since: a watch can be late.
-        let silent: Vec<Guard> = form
-            .evict
-            .iter()
-            .filter(|eviction| eviction.fate != Fate::Dead)
-            .map(|eviction| {
-                let known = view.nodes.get(&eviction.node).map_or(Revision::NONE, |present| present.modified);
-                Guard::modified(self.keys.node(&eviction.node), known)
-            })
-            .collect();
+        let silent = self.silent(view, &form.evict);
         (Doing::Form { record, evict: form.evict }, self.guarded(then).guarded(silent))
     }
 
-    pub(super) fn evict_ops(&self, view: &View, evictions: &[Eviction]) -> Vec<Op> {
+    pub(super) fn refuse_txn(&self, view: &View, evictions: &[Eviction]) -> (Doing, Txn) {
+        let nodes = evictions.iter().map(|eviction| eviction.node.clone()).collect();
+        let txn = self.guarded(self.evict_ops(view, evictions)).guarded(self.silent(view, evictions));
+        (Doing::Refuse { nodes }, txn)
+    }
+
+    /// Guards that hold where the evicted have said nothing new: whoever is not known to be dead may have spoken since,
+    /// and a watch can be late.
+    fn silent(&self, view: &View, evictions: &[Eviction]) -> Vec<Guard> {
+        let silent = |eviction: &Eviction| {
+            let known = view.nodes.get(&eviction.node).map_or(Revision::NONE, |present| present.modified);
+            Guard::modified(self.keys.node(&eviction.node), known)
+        };
+        evictions.iter().filter(|eviction| eviction.fate != Fate::Dead).map(silent).collect()
+    }
+
+    fn evict_ops(&self, view: &View, evictions: &[Eviction]) -> Vec<Op> {
         let round = view.round.value.sealed.map_or(0, |sealed| sealed.number);
         evictions
             .iter()

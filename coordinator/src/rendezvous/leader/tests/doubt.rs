@@ -1,0 +1,68 @@
+//! What a leader does where it knows too little, or is told what cannot be. Not for its usual moves.
+
+use super::*;
+use crate::job::Fate;
+
+/// The tombstone that it wants written for a node.
+fn tombstone(scene: &Scene, wants: &[LeaderOutput], name: &str) -> Option<Tombstone> {
+    txn(wants)?.then.iter().find_map(|op| match op {
+        Op::Put { key, value, .. } if *key == scene.keys.evicted(&id(name)) => serde_json::from_slice(value).ok(),
+        _ => None,
+    })
+}
+
+fn waiting() -> Value {
+    json!({ "phase": "waiting" })
+}
+
+#[test]
+fn a_member_that_was_just_sealed_is_not_refused_by_a_drain() {
+    for phase in ["running", "forming"] {
+        // Given a round whose member b was a newcomer, and has not spoken since
+        let says_running = json!({ "phase": "running", "round": 1 });
+        let mut scene = match phase {
+            "running" => Scene::new(),
+            _ => Scene::forming(json!({ "phase": "waiting", "round": 2 }), waiting()),
+        };
+        scene = scene.node("b", waiting());
+        // when the operator drains it
+        scene.desired = json!({ "drain": ["b"] });
+        let (mut leader, wants) = scene.leader();
+        // then it is not turned away: it may be at work
+        assert_eq!(tombstone(&scene, &wants, "b"), None, "{phase}");
+        if phase == "forming" {
+            let wants = written(&mut leader, NOW, 7);
+            assert_eq!(tombstone(&scene, &wants, "b"), None, "{phase}");
+            continue;
+        }
+        // and it leaves as a member does once it has said that it works
+        let scene = scene.node("b", says_running);
+        let event = Event::Put(scene.record("b", 7));
+        let wants = leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+        assert_eq!(round(&scene, &wants).expect("a round").leaving, ["b"]);
+    }
+}
+
+#[test]
+fn a_refusal_claims_nothing_about_workers_and_only_where_the_node_stands_as_known() {
+    let drained = |mut scene: Scene| {
+        scene.desired = json!({ "drain": ["c"] });
+        scene
+    };
+    for (why, scene) in [
+        ("the operator drains it", drained(Scene::new().node("c", waiting()))),
+        ("its name is taken", Scene::new().node("c", json!({ "phase": "waiting", "name": "a", "machine": "x" }))),
+        (
+            "its place is taken",
+            Scene::new()
+                .node("a", json!({ "phase": "running", "round": 1, "place": 0 }))
+                .node("c", json!({ "phase": "waiting", "place": 0 })),
+        ),
+    ] {
+        let (_, wants) = scene.leader();
+        let stone = tombstone(&scene, &wants, "c").expect(why);
+        assert_eq!((stone.refused, stone.fate), (true, Fate::Unknown), "{why}");
+        let as_known = Guard::modified(scene.keys.node(&id("c")), Revision(4));
+        assert!(txn(&wants).expect(why).when.contains(&as_known), "{why}");
+    }
+}
