@@ -250,9 +250,9 @@ mod tests {
 
     #[test]
     fn only_the_last_sealed_rounds_members_have_a_last_word() {
-        let seat = Sealed { number: 3, plan: Revision(30) };
+        let seat = Sealed { number: 3, plan: Revision(30), nodes: 2 };
         let other_plan = Sealed { plan: Revision(31), ..seat };
-        let next = Sealed { number: 4, plan: Revision(40) };
+        let next = Sealed { number: 4, plan: Revision(40), nodes: 2 };
         for (state, number, sealed, may) in [
             (RoundState::Failed, 3, Some(seat), true),
             (RoundState::Failed, 4, Some(seat), true),

@@ -143,6 +143,9 @@ pub struct Sealed {
     pub number: u64,
     /// Mod revision of the `forming` record that it was sealed from.
     pub plan: Revision,
+    /// How many nodes it has, each with a rank key under the plan.
+    #[serde(default)]
+    pub nodes: u32,
 }
 
 /// The current round, `round`. Written by leaders alone, and by an agent that begins a generation.

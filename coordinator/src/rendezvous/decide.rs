@@ -112,6 +112,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
         _ if view.desired.closed => {
             (Verdict::Finish { state: RoundState::Closed, cause: None }, "the operator closed the job".to_owned())
         }
+        _ if let Some(damage) = view.damage() => (Verdict::Wait, damage),
         RoundState::Running => running(now, view, &mut wake),
         _ => forming(now, view, &mut wake),
     };

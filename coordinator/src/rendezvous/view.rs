@@ -117,6 +117,22 @@ impl View {
         self.nodes.get(node).filter(|n| n.record.round == Some(round)).map(|n| n.record.phase)
     }
 
+    /// What is missing of the last sealed round's rank keys, for people. Without them nobody knows who may still be at
+    /// work: nothing follows from what the other members say, not even that all have said it.
+    pub(super) fn damage(&self) -> Option<String> {
+        let sealed = self.round.value.sealed?;
+        // Where the record does not say how many there are, there is one at least.
+        let members = sealed.nodes.max(self.round.value.group_world_size).max(1) as usize;
+        let there = self.members.len();
+        (there < members).then(|| {
+            format!(
+                "the store is damaged: of the {members} rank keys under rounds/{}/{}/ there are {there}. Workers go on, but \
+                 no failure is handled and no round formed: restore these keys, or end the job with `elasticctl close`",
+                sealed.number, sealed.plan.0
+            )
+        })
+    }
+
     pub(super) fn confirmed_dead(&self, node: &NodeId) -> bool {
         self.contacts.get(node).is_some_and(|c| c.dead)
     }

@@ -243,7 +243,9 @@ impl Leader {
                 let echoed = if *node == self.node { Some(now) } else { view.contacts.get(node)?.echoed };
                 echoed.map(|echoed| now.since(echoed))
             })
-            .try_fold(Duration::ZERO, |oldest, age| age.map(|age| oldest.max(age)));
+            .try_fold(Duration::ZERO, |oldest, age| age.map(|age| oldest.max(age)))
+            // Whose rank keys are lost may be silent.
+            .filter(|_| view.damage().is_none());
         Some(Word {
             round: round.number,
             revision: view.round.modified,

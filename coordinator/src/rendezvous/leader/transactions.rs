@@ -85,7 +85,7 @@ impl Leader {
             number: old.number,
             generation: old.generation,
             state: RoundState::Running,
-            sealed: Some(Sealed { number: old.number, plan }),
+            sealed: Some(Sealed { number: old.number, plan, nodes: seats.len() as u32 }),
             group_world_size: seats.len() as u32,
             world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
             master: seats.first().and_then(|seat| view.nodes.get(&seat.node)?.record.master.clone()),

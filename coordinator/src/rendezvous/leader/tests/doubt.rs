@@ -66,3 +66,42 @@ fn a_refusal_claims_nothing_about_workers_and_only_where_the_node_stands_as_know
         assert!(txn(&wants).expect(why).when.contains(&as_known), "{why}");
     }
 }
+
+#[test]
+fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() {
+    let done = json!({ "phase": "done", "round": 1 });
+    let stopped = json!({ "phase": "stopped", "round": 2 });
+    let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
+    for (ranks, size) in [(vec![], Some(2)), (vec!["a"], Some(2)), (vec![], None)] {
+        for (what, mut scene) in [
+            ("at work", Scene::new()),
+            ("some done", Scene::new().node("a", done.clone())),
+            ("forming", Scene::forming(waits.clone(), json!({ "phase": "running", "round": 1 }))),
+            ("all have left", Scene::forming(stopped.clone(), stopped.clone())),
+        ] {
+            // Given a record that names more members than there are rank keys
+            scene.ranks = ranks.clone();
+            match size {
+                Some(size) => scene.round["sealed"]["nodes"] = json!(size),
+                // Even where the record says none, a sealed round has a member.
+                None => scene.round["group_world_size"] = json!(0),
+            }
+            let (mut leader, wants) = scene.leader();
+            // then nothing is concluded, sealed or ended, now or later
+            let said = wants.iter().any(|want| matches!(want, LeaderOutput::Say(line) if line.contains("rank keys")));
+            assert!(said, "{what}, {ranks:?}: {wants:?}");
+            assert_eq!(round(&scene, &wants), None, "{what}, {ranks:?}");
+            let later = leader.step(NOW + Duration::from_secs(3600), LeaderInput::Tick);
+            assert_eq!(round(&scene, &later), None, "{what}, {ranks:?}");
+            // and nobody is told that all members were heard
+            written(&mut leader, NOW, 6);
+            assert_eq!(leader.word(NOW).and_then(|word| word.all_heard), None, "{what}, {ranks:?}");
+        }
+    }
+    // An operator can still close the job.
+    let mut scene = Scene::new();
+    scene.ranks = vec![];
+    scene.desired = json!({ "closed": true });
+    let (_, wants) = scene.leader();
+    assert_eq!(round(&scene, &wants).expect("a result").state, RoundState::Closed);
+}
