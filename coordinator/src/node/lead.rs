@@ -59,6 +59,8 @@ pub(crate) type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;
 struct Stream {
     node: NodeId,
     answers: mpsc::UnboundedSender<LeaderMessage>,
+    /// When the newest answer was sent on it, in milliseconds.
+    answered_ms: Option<u64>,
 }
 
 /// A term being carried.
@@ -161,22 +163,29 @@ impl LeaderDrive {
                 }
             }
             LeaderNote::Opened { stream, node, answers } => {
-                self.streams.insert(stream, Stream { node: node.clone(), answers });
+                self.streams.insert(stream, Stream { node: node.clone(), answers, answered_ms: None });
                 self.step(LeaderInput::Opened(node));
             }
             LeaderNote::Beat { stream, beat } => self.beat(stream, beat),
-            LeaderNote::Closed { stream } => {
-                if let Some(Stream { node, .. }) = self.streams.remove(&stream)
-                    && !self.streams.values().any(|other| other.node == node)
-                {
-                    self.step(LeaderInput::Closed(node));
-                }
-            }
+            LeaderNote::Closed { stream } => self.closed(stream),
+        }
+    }
+
+    fn closed(&mut self, stream: u64) {
+        if let Some(Stream { node, .. }) = self.streams.remove(&stream)
+            && !self.streams.values().any(|other| other.node == node)
+        {
+            self.step(LeaderInput::Closed(node));
         }
     }
 
     fn beat(&mut self, stream: u64, Beat { seq, probe, echo_ms }: Beat) {
-        let Some(Stream { node, answers }) = self.streams.get(&stream) else { return };
+        let Some(Stream { node, answers, answered_ms }) = self.streams.get(&stream) else { return };
+        if echo_ms > *answered_ms {
+            // It claims to have heard what was not said to it: whoever that is, it is not that node.
+            tracing::warn!(%node, "a pulse stream in the name of this node is ended: it answers what was not sent on it");
+            return self.closed(stream);
+        }
         let (node, answers) = (node.clone(), answers.clone());
         let echo = echo_ms.map(Time::from_millis);
         self.step(LeaderInput::Heard { node, probe, echo });
@@ -195,6 +204,9 @@ impl LeaderDrive {
                 term: self.term().0,
                 sent_ms: now.as_millis(),
             };
+            if let Some(stream) = self.streams.get_mut(&stream) {
+                stream.answered_ms = Some(answer.sent_ms);
+            }
             // A stream that ended meanwhile reports so itself.
             let _ = answers.send(LeaderMessage { answer: Some(answer), probe: None });
         }
@@ -252,5 +264,73 @@ impl LeaderDrive {
                 () = sleep_until(Some(by)) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::job::{JobId, Keys};
+    use crate::mvcc::Limits;
+    use crate::store::{MemoryStore, Op, Txn};
+
+    /// A term on a store that holds a job whose first round is forming, once its leader has read it.
+    async fn leading() -> (LeaderDrive, mpsc::UnboundedReceiver<LeaderNote>) {
+        let job: JobId = "J".parse().unwrap();
+        let keys = Keys::new("/elastic", &job);
+        let spec = json!({
+            "protocol": 1, "min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000,
+            "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000,
+            "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
+        });
+        let round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
+        let put = |key: String, value: serde_json::Value| Op::put(key, value.to_string());
+        let store = MemoryStore::start(Limits::default());
+        let begun = Txn::of([put(keys.spec(), spec), put(keys.round(), round), put(keys.leader(), json!({}))]);
+        let term = store.txn(begun).await.unwrap().revision;
+        let leader = Leader::new(NodeId::from_text("coordinator:1"), keys, term, Time::now(), 0);
+        let (inbox, mut notes) = mpsc::unbounded_channel();
+        let mut drive = LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop));
+        while drive.word(Time::now()).is_none() {
+            let note = tokio::time::timeout(Duration::from_secs(10), notes.recv()).await.expect("it reads the job");
+            drive.note(note.unwrap());
+        }
+        (drive, notes)
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
+        let (mut drive, _notes) = leading().await;
+        let node = NodeId::new("b", "1");
+        let echoed = |drive: &LeaderDrive| drive.leader.view().unwrap().contacts[&NodeId::new("b", "1")].echoed;
+        let open = |drive: &mut LeaderDrive, stream| {
+            let (answers, received) = mpsc::unbounded_channel();
+            drive.note(LeaderNote::Opened { stream, node: node.clone(), answers });
+            received
+        };
+        let beat = |drive: &mut LeaderDrive, stream, echo_ms| {
+            drive.note(LeaderNote::Beat { stream, beat: Beat { seq: 1, probe: 0, echo_ms } });
+        };
+        // Given a member that answers what it is sent
+        let mut own = open(&mut drive, 1);
+        beat(&mut drive, 1, None);
+        let sent_ms = own.try_recv().unwrap().answer.unwrap().sent_ms;
+        beat(&mut drive, 1, Some(sent_ms));
+        assert!(own.try_recv().is_ok());
+        let known = echoed(&drive);
+        assert_eq!(known, Some(Time::from_millis(sent_ms)));
+        // when others speak in its name, with what this leader said to it, or will say
+        for (stream, echo_ms) in [(2, sent_ms), (3, sent_ms + 1), (4, u64::MAX)] {
+            let mut forged = open(&mut drive, stream);
+            beat(&mut drive, stream, Some(echo_ms));
+            // then they get no answer but the end
+            assert_eq!(forged.try_recv().unwrap_err(), mpsc::error::TryRecvError::Disconnected, "{echo_ms}");
+            assert_eq!(echoed(&drive), known, "{echo_ms}");
+        }
+        // and the member is answered as before
+        beat(&mut drive, 1, Some(sent_ms));
+        assert!(own.try_recv().is_ok());
     }
 }

@@ -206,7 +206,7 @@ impl Leader {
             LeaderInput::Answered { sent, result } => self.answered(now, sent, result, &mut out),
             LeaderInput::Watched(update) => self.watched(now, update, &mut out),
             LeaderInput::Opened(node) => {
-                let asked = self.view.as_ref().and_then(|view| view.probe).map_or(0, |(number, _)| number);
+                let asked = self.asked();
                 let contact = self.contact(node);
                 contact.opened = Some(now);
                 contact.heard = Some(now);
@@ -216,10 +216,12 @@ impl Leader {
                 }
             }
             LeaderInput::Heard { node, probe, echo } => {
+                let asked = self.asked();
                 let contact = self.contact(node);
                 contact.heard = Some(now);
-                contact.probe = contact.probe.max(probe);
-                contact.echoed = contact.echoed.max(echo);
+                // Nobody has seen what was not sent yet.
+                contact.probe = contact.probe.max(Some(probe).filter(|probe| *probe <= asked).unwrap_or(0));
+                contact.echoed = contact.echoed.max(echo.filter(|echo| *echo <= now));
             }
             LeaderInput::Closed(node) => self.suspect(&node, &mut out),
             LeaderInput::Dead(node) => self.contact(node).dead = true,
@@ -260,6 +262,11 @@ impl Leader {
             Some(view) => view.contacts.entry(node).or_default(),
             None => self.early.entry(node).or_default(),
         }
+    }
+
+    /// The newest probe.
+    fn asked(&self) -> u64 {
+        self.view.as_ref().and_then(|view| view.probe).map_or(0, |(number, _)| number)
     }
 
     /// Asks for the truth about a node that may have died.

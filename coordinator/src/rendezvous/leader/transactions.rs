@@ -190,7 +190,6 @@ impl Leader {
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
                     view.since = now;
-                    view.probe = None;
                     view.members = seats
                         .into_iter()
                         .map(|seat| {

@@ -105,3 +105,58 @@ fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() 
     let (_, wants) = scene.leader();
     assert_eq!(round(&scene, &wants).expect("a result").state, RoundState::Closed);
 }
+
+#[test]
+fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
+    let later = NOW + Duration::from_secs(20);
+    for echo in [Time::from_millis(u64::MAX), later + Duration::from_millis(1)] {
+        // Given a member that was heard, and is silent since
+        let (mut leader, _) = Scene::new().leader();
+        written(&mut leader, NOW, 7);
+        for node in ["a", "b"] {
+            leader.step(NOW, LeaderInput::Opened(id(node)));
+            leader.step(NOW, LeaderInput::Heard { node: id(node), probe: 0, echo: Some(NOW) });
+        }
+        leader.step(later, LeaderInput::Heard { node: id("a"), probe: 0, echo: Some(later) });
+        // when somebody speaks in its name
+        leader.step(later, LeaderInput::Heard { node: id("b"), probe: u64::MAX, echo: Some(echo) });
+        // then it counts as heard when it was
+        let age = leader.word(later).expect("a word").all_heard;
+        assert_eq!(age, Some(Duration::from_secs(20)), "{echo:?}");
+        // and has answered no probe that was not sent
+        assert_eq!(leader.view().expect("a view").contacts[&id("b")].probe, 0);
+    }
+}
+
+#[test]
+fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
+    // Given members that answered a probe in round 1
+    let blame = json!({ "class": "peer", "message": "connection reset" });
+    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let (mut leader, _) = scene.leader();
+    for node in ["a", "b"] {
+        leader.step(NOW, LeaderInput::Opened(id(node)));
+        leader.step(NOW, LeaderInput::Heard { node: id(node), probe: 1, echo: None });
+    }
+    written(&mut leader, NOW, 7);
+    let mut revision = 7;
+    let mut says = |leader: &mut Leader, name, value: Value| {
+        revision += 1;
+        let event = Event::Put(Scene::new().node(name, value).record(name, revision));
+        leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])))
+    };
+    for node in ["a", "b"] {
+        says(&mut leader, node, json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }));
+    }
+    written(&mut leader, NOW, 20);
+    assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
+    // when another failure in round 2 blames a peer
+    says(&mut leader, "a", json!({ "phase": "running", "round": 2 }));
+    let mut wants = says(&mut leader, "b", json!({ "phase": "failed", "round": 2, "failure": blame }));
+    if txn(&wants).is_some() {
+        wants.extend(written(&mut leader, NOW, 30));
+    }
+    // then everybody is asked once more
+    assert!(wants.iter().any(|want| matches!(want, LeaderOutput::Probe(number) if *number > 1)), "{wants:?}");
+    assert_eq!(round(&scene, &wants), None);
+}
