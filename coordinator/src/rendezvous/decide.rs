@@ -116,7 +116,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
         RoundState::Running => running(now, view, &mut wake),
         _ => forming(now, view, &mut wake),
     };
-    let again = if verdict == Verdict::Wait { wake.0 } else { None };
+    let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }
 }
 
@@ -162,13 +162,13 @@ fn eviction(node: &NodeId, fate: Fate, reason: &str) -> Eviction {
     Eviction { node: node.clone(), fate, refused: false, drained: false, reason: reason.to_owned() }
 }
 
-fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
 /// Turns a node away that has no place. That it has none is as the leader sees it: its tombstone proves nothing about
 /// workers to a later leader that finds it to be a member.
 fn refusal(node: &NodeId, reason: &str) -> Eviction {
     Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
 }
 
+fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
     let next = |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false });
     let budget_left = round.restarts < view.spec.max_restarts;
@@ -185,8 +185,11 @@ fn refusal(node: &NodeId, reason: &str) -> Eviction {
         let blames_peer = failure.class == FailureClass::Peer;
         // What takes a node away breaks the connections of those that stay.
         let explained = !lost.is_empty() || !leaving.is_empty();
-        let unjudged = blames_peer && !explained && !all_answered_since(view, failure.report);
+        // Who lives, but does not reach this leader, never answers: one lease is time enough for everybody else.
+        let answer_by = failure.said + view.spec.timings.lease_ttl;
+        let unjudged = blames_peer && !explained && now < answer_by && !all_answered_since(view, failure.report);
         if unjudged {
+            wake.at(answer_by);
             let asked = view.probe.is_some_and(|(_, report)| report >= failure.report);
             let verdict = if asked { Verdict::Wait } else { Verdict::Probe { report: failure.report } };
             return (verdict, format!("{} blames a peer: waiting for every member's word", failure.node.name()));

@@ -129,6 +129,29 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
 }
 
 #[test]
+fn a_failure_that_blames_a_peer_is_judged_after_one_lease_whoever_has_not_answered() {
+    // Given a failure that blames a peer, and a member that no probe reaches
+    let blame = json!({ "class": "peer", "message": "connection reset" });
+    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let (mut leader, wants) = scene.leader();
+    assert!(wants.contains(&LeaderOutput::Probe(1)));
+    // then the leader wants to be called again when a lease has passed
+    let judged = NOW + Duration::from_secs(10);
+    let before = judged.minus(Duration::from_millis(1));
+    assert!(leader.deadline().is_some_and(|at| at <= judged), "{:?}", leader.deadline());
+    let wants = leader.step(before, LeaderInput::Tick);
+    assert_eq!(round(&scene, &wants), None, "not before: {wants:?}");
+    if txn(&wants).is_some() {
+        // It only proves that it still leads.
+        written(&mut leader, before, 6);
+    }
+    assert!(leader.deadline().is_some_and(|at| at <= judged), "{:?}", leader.deadline());
+    let wants = leader.step(judged, LeaderInput::Tick);
+    let record = round(&scene, &wants).expect("a round");
+    assert_eq!((record.number, record.restarts), (2, 1), "{}", record.reason);
+}
+
+#[test]
 fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
     // Given members that answered a probe in round 1
     let blame = json!({ "class": "peer", "message": "connection reset" });
