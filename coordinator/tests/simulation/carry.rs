@@ -77,6 +77,10 @@ impl World {
         }
         self.coverage.member(process.member.mode_name(), &input);
         let outputs = process.member.step(now, input);
+        if process.member.is_stuck() {
+            let line = format!("p{p} is {} and waits for nothing", process.member.mode_name());
+            self.promises.breach("nobody waits for ever", line);
+        }
         if let Some(while_) = process.trips.take_if(|_| !outputs.is_empty()) {
             process.frozen = true;
             process.held = outputs;

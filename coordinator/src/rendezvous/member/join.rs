@@ -13,12 +13,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 impl Member {
     pub(super) fn join(&mut self, now: Time, out: &mut Out) {
-        let begun = *self.begun.get_or_insert(now);
-        if now.since(begun) >= self.setup.spec.timings.join_timeout {
-            let told = self.told.take().unwrap_or_else(|| "the job could not be joined".to_owned());
-            let limit = self.setup.spec.timings.join_timeout;
-            return self.end(End::StoreLost(format!("{told}: gave up after join_timeout ({limit:?})")), out);
-        }
+        self.begun.get_or_insert(now);
         if self.calls.contains(&Call::Begin) {
             return;
         }
@@ -34,6 +29,12 @@ impl Member {
             read.push(Op::range(keys.nodes()));
         }
         self.call(Call::Join, Txn::of(read), out);
+    }
+
+    pub(super) fn give_up_joining(&mut self, out: &mut Out) {
+        let told = self.told.take().unwrap_or_else(|| "the job could not be joined".to_owned());
+        let limit = self.setup.spec.timings.join_timeout;
+        self.end(End::StoreLost(format!("{told}: gave up after join_timeout ({limit:?})")), out);
     }
 
     pub(super) fn job_read(&mut self, now: Time, result: &TxnResult, out: &mut Out) {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::step::Out;
+use super::timers::Timer;
 use super::{Call, Member, MemberOutput, Mode};
 use crate::job::{LeaderRecord, Versioned, to_json};
 use crate::store::{Guard, Op, Revision, Txn};
@@ -80,11 +81,7 @@ impl Member {
     }
 
     pub(super) fn campaign(&mut self, now: Time, out: &mut Out) {
-        let due = self.campaign_at.is_some_and(|at| now >= at);
-        let Some(lease) = self.lease else { return };
-        if !due || !self.may_campaign() {
-            return;
-        }
+        let Some(lease) = self.lease.filter(|_| self.is_due(Timer::Campaign, now)) else { return };
         let key = self.setup.keys.leader();
         let guard = match self.dead_term {
             Some(term) if self.leader.as_ref().is_some_and(|leader| leader.modified == term) => {

@@ -1,6 +1,7 @@
 //! How a node's part ends: by the job's end, by a planned leave, by an eviction. Not for stopping workers.
 
 use super::step::Out;
+use super::timers::Timer;
 use super::{End, Member, MemberOutput, Mode, Workers};
 use crate::job::{Phase, RoundState};
 use crate::time::Time;
@@ -59,7 +60,22 @@ impl Member {
         self.mode = if self.leave_by.is_some() { Mode::Ending(End::Drained) } else { Mode::Evicted(reason) };
     }
 
-    pub(super) fn part(&mut self, finish: MemberOutput, out: &mut Out) {
+    /// Whether nothing but its last word is left: it is to end, and no worker lives.
+    pub(super) fn is_finished(&self) -> bool {
+        self.workers == Workers::None && matches!(self.mode, Mode::Ending(_) | Mode::Evicted(_))
+    }
+
+    /// Says its last word.
+    pub(super) fn finish(&mut self, out: &mut Out) {
+        let word = match &self.mode {
+            Mode::Ending(end) => MemberOutput::End(end.clone()),
+            Mode::Evicted(reason) => MemberOutput::Rejoin(reason.clone()),
+            _ => return,
+        };
+        self.part(word, out);
+    }
+
+    fn part(&mut self, finish: MemberOutput, out: &mut Out) {
         self.mode = Mode::Over;
         out.push(MemberOutput::Fence(None));
         out.push(MemberOutput::Pulse(None));
@@ -74,7 +90,7 @@ impl Member {
     /// other node goes once the store holds its word that it has stopped.
     pub(super) fn leave_when_due(&mut self, now: Time, out: &mut Out) {
         let Mode::Leaving(_, forming) = self.mode else { return };
-        let due = self.leave_by.is_some_and(|by| now >= by);
+        let due = self.is_due(Timer::Leave, now);
         if self.workers != Workers::None {
             if forming.is_some() || due {
                 self.stop(out);

@@ -22,6 +22,7 @@ mod leaving;
 mod own_key;
 mod rounds;
 mod step;
+mod timers;
 
 use std::time::Duration;
 

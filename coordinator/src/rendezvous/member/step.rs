@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use super::own_key::Reading;
+use super::timers::Timer;
 use super::{Call, End, Lease, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
 use crate::job::{Endpoint, Failure, FailureClass, NodeRecord, Phase, Versioned};
 use crate::rendezvous::Word;
@@ -49,25 +50,6 @@ impl Member {
         }
         self.settle(now, &mut out);
         out
-    }
-
-    /// When it wants a [`MemberInput::Tick`] at the latest.
-    pub fn deadline(&self) -> Option<Time> {
-        if self.mode == Mode::Over {
-            return None;
-        }
-        let fence = self.fence_point().filter(|_| self.workers != Workers::Killed);
-        // What waits for the pause after a failed call, or for a lease, is not due before.
-        let paused = |at: Time| self.retry_at.map_or(at, |until| at.max(until));
-        let campaign = self.campaign_at.filter(|_| self.may_campaign() && !self.calls.contains(&Call::Campaign));
-        let lease = (self.joined && !self.lease_asked && !self.renew_asked).then_some(self.lease_at);
-        let proving =
-            (self.workers != Workers::None || self.is_idle()) && self.calls.is_empty() && self.lease.is_some();
-        let prove = proving.then_some(self.prove_at);
-        let leaving =
-            matches!(self.mode, Mode::Leaving(..)) && !matches!(self.workers, Workers::Stopping(_) | Workers::Killed);
-        let leave = self.leave_by.filter(|_| leaving);
-        [fence, campaign.map(paused), lease, prove.map(paused), leave, self.retry_at].into_iter().flatten().min()
     }
 
     fn answered(&mut self, now: Time, call: Call, sent: Time, result: Result<TxnResult, StoreError>, out: &mut Out) {
@@ -333,17 +315,14 @@ impl Member {
     /// Does what is due.
     fn settle(&mut self, now: Time, out: &mut Out) {
         self.fence_check(now, out);
-        if self.workers == Workers::None {
-            let finish = match &self.mode {
-                Mode::Ending(end) => Some(MemberOutput::End(end.clone())),
-                Mode::Evicted(reason) => Some(MemberOutput::Rejoin(reason.clone())),
-                _ => None,
-            };
-            if let Some(finish) = finish {
-                return self.part(finish, out);
-            }
-        }
         self.leave_when_due(now, out);
+        if self.is_due(Timer::Join, now) {
+            self.give_up_joining(out);
+        }
+        // Last of what ends it: each of the above may.
+        if self.is_finished() {
+            return self.finish(out);
+        }
         if self.retry_at.is_none_or(|at| now >= at) {
             self.retry_at = None;
             if self.mode == Mode::Joining {
@@ -354,9 +333,7 @@ impl Member {
                 self.campaign(now, out);
             }
         }
-        if self.joined {
-            self.keep_lease(now, out);
-        }
+        self.keep_lease(now, out);
         let fence = self.fence_point();
         if fence != self.fence {
             self.fence = fence;
@@ -366,7 +343,7 @@ impl Member {
     }
 
     fn fence_check(&mut self, now: Time, out: &mut Out) {
-        if self.fence_point().is_none_or(|at| now < at) || self.workers == Workers::Killed {
+        if !self.is_due(Timer::Fence, now) {
             return;
         }
         self.kill(out);
@@ -379,7 +356,7 @@ impl Member {
     }
 
     fn keep_lease(&mut self, now: Time, out: &mut Out) {
-        if now < self.lease_at || self.lease_asked || self.renew_asked || self.mode == Mode::Over {
+        if !self.is_due(Timer::Lease, now) {
             return;
         }
         match self.lease {
@@ -426,12 +403,12 @@ impl Member {
             None => None,
         };
         let due = due.or_else(|| {
-            let overdue = self.workers != Workers::None && now >= self.prove_at;
+            let overdue = self.workers != Workers::None && self.is_due(Timer::Prove, now);
             overdue.then(|| self.own.touch()).flatten()
         });
         if let Some(txn) = due {
             self.call(Call::Own, txn, out);
-        } else if now >= self.prove_at {
+        } else if self.is_due(Timer::Prove, now) {
             self.prove_at = now + RETRY;
             if self.workers != Workers::None && self.own.created().is_none() {
                 // Its key went while workers are being stopped: an eviction, or only the lease.
@@ -447,7 +424,7 @@ impl Member {
 
     /// Whether it waits without workers and has nothing to write: only a read now and then tells it that it was evicted
     /// or refused.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.workers == Workers::None && matches!(self.mode, Mode::Waiting(_)) && self.own.created().is_some()
     }
 }
