@@ -26,6 +26,9 @@ pub enum CommitError {
         /// The step published.
         published: u64,
     },
+    /// No node could go on from it.
+    #[error("{0}")]
+    Unfit(String),
     /// The record under `checkpoint` is not ours.
     #[error("{0}")]
     Foreign(String),
@@ -35,6 +38,22 @@ pub enum CommitError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// The highest step that is taken. Readers of JSON round larger numbers, and no later step could ever be published.
+const LAST_STEP: u64 = (1 << 53) - 1;
+
+/// Whether a job could go on from `checkpoint`, as far as its record tells.
+fn check(checkpoint: &Checkpoint) -> Result<(), CommitError> {
+    let Checkpoint { step, path, .. } = checkpoint;
+    if *step > LAST_STEP {
+        return Err(CommitError::Unfit(format!("step {step} is not published: steps end at {LAST_STEP}")));
+    }
+    if !path.starts_with('/') || path.contains(char::is_control) {
+        let why = "give its absolute path, in printable characters, as every node sees it";
+        return Err(CommitError::Unfit(format!("the checkpoint at {path:?} is not published: {why}")));
+    }
+    Ok(())
 }
 
 /// Whether a member of `credentials.round` may still publish: while that round runs, and while the next is forming, so
@@ -68,6 +87,7 @@ pub async fn commit(
     status: &watch::Receiver<Status>,
     mut checkpoint: Checkpoint,
 ) -> Result<(), CommitError> {
+    check(&checkpoint)?;
     let step = checkpoint.step;
     for _ in 0..TRIES {
         let credentials = status.borrow().credentials.clone().filter(may_commit);
@@ -207,6 +227,7 @@ pub async fn commit_last(
     seat: Sealed,
     mut checkpoint: Checkpoint,
 ) -> Result<(), CommitError> {
+    check(&checkpoint)?;
     let step = checkpoint.step;
     checkpoint.round = seat.number;
     for _ in 0..TRIES {
@@ -245,6 +266,24 @@ mod tests {
             leaving: Vec::new(),
             reason: String::new(),
             cause: None,
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_no_node_could_go_on_from_is_refused() {
+        for (step, path, fit) in [
+            (0, "/shared/step-0/manifest.json", true),
+            (LAST_STEP, "/größe", true),
+            (LAST_STEP + 1, "/a", false),
+            (u64::MAX, "/a", false),
+            (1, "", false),
+            (1, "step-1/manifest.json", false),
+            (1, "./a", false),
+            (1, "/a\u{1b}[2J", false),
+            (1, "/a\nb", false),
+        ] {
+            let checkpoint = Checkpoint { step, path: path.to_owned(), digest: String::new(), round: 1 };
+            assert_eq!(check(&checkpoint).is_ok(), fit, "{step} {path:?}");
         }
     }
 
