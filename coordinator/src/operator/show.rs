@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::table::table;
+use super::table::{printable, table};
 use crate::date::utc;
 use crate::job::{EventRecord, JobId, LeaderRecord, RoundState, Versioned};
 use crate::overview::{Job, Overview};
@@ -73,7 +73,7 @@ pub fn describe(id: &JobId, job: &Job) -> String {
     let mut text = String::new();
     let mut say = |name: &str, value: Option<String>| {
         if let Some(value) = value {
-            text.push_str(&format!("{name:<12}{value}\n"));
+            text.push_str(&format!("{name:<12}{}\n", printable(&value)));
         }
     };
     let round = job.round.as_ref().map(|round| &round.value);
@@ -179,7 +179,13 @@ pub fn events_header() -> String {
 pub fn event_line(event: &EventRecord) -> String {
     let evicted: Vec<&str> = event.evicted.iter().map(|node| node.name()).collect();
     let evicted = if evicted.is_empty() { String::new() } else { format!(" (evicted: {})", evicted.join(", ")) };
-    format!("{:<24} {:<6} {:<10} {}{evicted}", utc(event.at_ms), event.round, event.state.to_string(), event.reason)
+    format!(
+        "{:<24} {:<6} {:<10} {}{evicted}",
+        utc(event.at_ms),
+        event.round,
+        event.state.to_string(),
+        printable(&event.reason)
+    )
 }
 
 /// One event, for programs.
