@@ -252,6 +252,7 @@ impl LeaderDrive {
                 self.streams.clear();
             }
             LeaderOutput::Say(line) => (self.say)(line),
+            LeaderOutput::Warn(line) => tracing::warn!("{line}"),
         }
     }
 

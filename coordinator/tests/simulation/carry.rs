@@ -205,7 +205,7 @@ impl World {
                 self.at(hop, Happening::Suspect { p, term, node, port: peer.port, until });
             }
             LeaderOutput::Deposed => self.stop_leading(p),
-            LeaderOutput::Say(_) => {}
+            LeaderOutput::Say(_) | LeaderOutput::Warn(_) => {}
         }
     }
 

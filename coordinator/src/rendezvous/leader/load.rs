@@ -3,7 +3,9 @@
 use super::super::decide::started;
 use super::super::view::{Evicted, Member, Present, View};
 use super::{Doing, Leader, LeaderOutput};
-use crate::job::{Desired, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone, Versioned};
+use crate::job::{
+    Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone, Versioned,
+};
 use crate::store::{Event, Guard, KeyValue, Op, OpResult, Scope, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -25,8 +27,14 @@ impl Leader {
     }
 
     pub(super) fn load(&mut self, now: Time, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
-        match self.view_of(now, result) {
+        let mut strays = Vec::new();
+        let view = self.view_of(now, result, &mut strays);
+        for problem in strays {
+            self.warn(format!("{problem} It counts as absent: delete it, or write it anew"), out);
+        }
+        match view {
             Ok(view) => {
+                self.warned.retain(|line| line.contains(" It counts as absent"));
                 self.view = Some(view);
                 self.loaded = result.revision;
                 self.stale = self.loaded < self.behind;
@@ -44,7 +52,7 @@ impl Leader {
                 self.suspect_absent(out);
             }
             Err(problem) => {
-                out.push(LeaderOutput::Say(format!("this job cannot be led: {problem}")));
+                self.warn(format!("this job cannot be led, so no failure is handled: {problem}"), out);
                 self.retry_at = Some(now + super::RETRY * 10);
                 self.stale = true;
             }
@@ -77,7 +85,9 @@ impl Leader {
         }
     }
 
-    fn view_of(&mut self, now: Time, result: &TxnResult) -> Result<View, String> {
+    /// What the store holds, as a view; a record that is not one of ours counts as absent and goes to `strays`, where
+    /// the job can be led without it.
+    fn view_of(&mut self, now: Time, result: &TxnResult, strays: &mut Vec<String>) -> Result<View, String> {
         let one = |at: usize| result.results.get(at).and_then(OpResult::value);
         let many = |at: usize| result.results.get(at).map_or(&[] as &[KeyValue], OpResult::values);
         let spec: Versioned<Spec> = Versioned::parse(one(0).ok_or("its spec is gone: was the store emptied?")?)?;
@@ -108,7 +118,10 @@ impl Leader {
         for kv in many(4) {
             if let Some(node) = Keys::node_of(&self.keys.nodes(), &kv.key) {
                 let known = old.as_ref().and_then(|old| old.nodes.get(&node));
-                view.nodes.insert(node, present(kv, known, now)?);
+                match present(kv, known, now) {
+                    Ok(present) => drop(view.nodes.insert(node, present)),
+                    Err(problem) => strays.push(problem),
+                }
             }
         }
         let sealed = view.round.value.sealed;
@@ -118,7 +131,13 @@ impl Leader {
                 let known = old.as_ref().and_then(|old| old.members.get(&node));
                 let absent =
                     (!view.nodes.contains_key(&node)).then(|| known.and_then(|known| known.absent).unwrap_or(now));
-                let rank = Versioned::<RankRecord>::parse(kv)?.value;
+                let rank = match Versioned::<RankRecord>::parse(kv) {
+                    Ok(rank) => rank.value,
+                    Err(problem) => {
+                        strays.push(problem);
+                        continue;
+                    }
+                };
                 let left = absent.is_some() && known.is_some_and(|known| known.left);
                 let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
                 view.members.insert(node, Member { rank, started, absent, left, evicted: None });
@@ -129,7 +148,14 @@ impl Leader {
         for kv in many(5) {
             let Some(node) = Keys::node_of(&self.keys.evictions(), &kv.key) else { continue };
             let Some(member) = view.members.get_mut(&node) else { continue };
-            let fate = Versioned::<Tombstone>::parse(kv)?.value.fate;
+            // That it stands there says that the node was evicted; what it says of its workers is lost.
+            let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
+                |problem| {
+                    strays.push(problem);
+                    Fate::Unknown
+                },
+                |stone| stone.value.fate,
+            );
             let known = old.as_ref().and_then(|old| old.members.get(&node)?.evicted);
             member.evicted = Some(Evicted { at: known.map_or(now, |known| known.at), fate });
         }
@@ -144,7 +170,7 @@ impl Leader {
                 self.reload(false);
             }
             WatchUpdate::Broken(error) => {
-                out.push(LeaderOutput::Say(format!("leading is not possible: {error}")));
+                self.warn(format!("leading is not possible: {error}"), out);
                 self.over = true;
                 out.push(LeaderOutput::Deposed);
             }
@@ -163,7 +189,7 @@ impl Leader {
         if event.revision() > self.loaded
             && let Err(problem) = self.event(now, event, out)
         {
-            out.push(LeaderOutput::Say(problem));
+            self.warn(problem, out);
         }
     }
 

@@ -6,7 +6,7 @@ mod load;
 mod tests;
 mod transactions;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::decide::{Decision, Eviction, Verdict, decide};
@@ -62,6 +62,8 @@ pub enum LeaderOutput {
     Deposed,
     /// A line for the log.
     Say(String),
+    /// A line for the log that asks somebody to do something.
+    Warn(String),
 }
 
 /// The leader's word to a member, as its pulse carries it.
@@ -132,6 +134,8 @@ pub struct Leader {
     /// Contacts made before the view was read.
     early: BTreeMap<NodeId, Contact>,
     last_reason: String,
+    /// What was warned of: once is enough.
+    warned: BTreeSet<String>,
     /// Members that did not open a stream to this leader were dialled.
     called: bool,
     over: bool,
@@ -160,6 +164,7 @@ impl Leader {
             wake: None,
             early: BTreeMap::new(),
             last_reason: String::new(),
+            warned: BTreeSet::new(),
             called: false,
             over: false,
         }
@@ -309,7 +314,8 @@ impl Leader {
         let sweep = over.then(|| self.sweep_txn(view)).flatten();
         // Every agent tells the job's end itself.
         if reason != self.last_reason && !over {
-            out.push(LeaderOutput::Say(reason.clone()));
+            let say = if view.damage().is_some() { LeaderOutput::Warn } else { LeaderOutput::Say };
+            out.push(say(reason.clone()));
             self.last_reason.clone_from(&reason);
         }
         match verdict {
@@ -346,8 +352,8 @@ impl Leader {
                 self.start(doing, txn, out);
             }
             Verdict::Prune(rounds) => {
-                let txn = self.prune_txn(&rounds);
-                self.start(Doing::Prune { rounds }, txn, out);
+                let (doing, txn) = self.prune_txn(rounds);
+                self.start(doing, txn, out);
             }
         }
     }
@@ -378,12 +384,22 @@ impl Leader {
             }
             Ok(_) => self.reload(sealing),
             Err(error) => {
+                let mut pause = RETRY;
                 if !error.is_transient() {
-                    out.push(LeaderOutput::Say(format!("leading is not possible: {error}")));
+                    // Only a person can help.
+                    pause = RETRY * 10;
+                    self.warn(format!("leading is not possible, so no failure is handled: {error}"), out);
                 }
-                self.retry_at = Some(now + RETRY);
+                self.retry_at = Some(now + pause);
                 self.reload(sealing);
             }
+        }
+    }
+
+    /// Warns, unless it has said the same before.
+    fn warn(&mut self, line: String, out: &mut Vec<LeaderOutput>) {
+        if self.warned.insert(line.clone()) {
+            out.push(LeaderOutput::Warn(line));
         }
     }
 

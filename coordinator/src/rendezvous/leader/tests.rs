@@ -62,6 +62,11 @@ impl Scene {
 
     /// A leader that has read the job, and what it wants then.
     fn leader(&self) -> (Leader, Vec<LeaderOutput>) {
+        self.led(self.store())
+    }
+
+    /// What the store holds, as the leader reads it.
+    fn store(&self) -> [Vec<KeyValue>; 8] {
         let kv = |key: String, value: Value| kv(key, value, 4);
         let spec = json!({
             "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000,
@@ -72,7 +77,7 @@ impl Scene {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
             kv(self.keys.rank(1, Revision(2), &id(name)), merged(about(name), &place))
         });
-        let results = [
+        [
             vec![kv(self.keys.spec(), spec)],
             vec![kv(self.keys.round(), self.round.clone())],
             vec![kv(self.keys.desired(), self.desired.clone())],
@@ -81,7 +86,11 @@ impl Scene {
             vec![],
             ranks.collect(),
             vec![],
-        ];
+        ]
+    }
+
+    /// A leader that has read these results.
+    fn led(&self, results: [Vec<KeyValue>; 8]) -> (Leader, Vec<LeaderOutput>) {
         let mut leader = Leader::new(NodeId::from_text("coordinator:1"), self.keys.clone(), Revision(5), NOW, 0);
         assert!(matches!(&leader.step(NOW, LeaderInput::Tick)[..], [LeaderOutput::Txn(_)]), "it reads the job");
         let results = results.into_iter().map(OpResult::Values).collect();

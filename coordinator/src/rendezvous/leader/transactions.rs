@@ -136,15 +136,14 @@ impl Leader {
         swept(view).iter().map(|node| Op::delete(self.keys.node(node))).collect()
     }
 
-    pub(super) fn prune_txn(&self, rounds: &[u64]) -> Txn {
-        let then = rounds
-            .iter()
-            .take(BATCH / 2)
-            .flat_map(|number| {
-                [Op::delete_prefix(self.keys.ranks_of_round(*number)), Op::delete_prefix(self.keys.barriers(*number))]
-            })
-            .collect();
-        self.guarded(then)
+    /// Deletes as many of these rounds' keys as fit; the rest stay stale, and their turn comes.
+    pub(super) fn prune_txn(&self, mut rounds: Vec<u64>) -> (Doing, Txn) {
+        rounds.truncate(BATCH / 2);
+        let of = |number: &u64| {
+            [Op::delete_prefix(self.keys.ranks_of_round(*number)), Op::delete_prefix(self.keys.barriers(*number))]
+        };
+        let txn = self.guarded(rounds.iter().flat_map(of).collect());
+        (Doing::Prune { rounds }, txn)
     }
 
     fn push_event(&self, now: Time, record: &RoundRecord, evictions: &[Eviction], then: &mut Vec<Op>) {

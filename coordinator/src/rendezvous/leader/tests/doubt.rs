@@ -88,7 +88,7 @@ fn a_round_without_the_rank_keys_that_it_should_have_is_damage_and_no_success() 
             }
             let (mut leader, wants) = scene.leader();
             // then nothing is concluded, sealed or ended, now or later
-            let said = wants.iter().any(|want| matches!(want, LeaderOutput::Say(line) if line.contains("rank keys")));
+            let said = wants.iter().any(|want| matches!(want, LeaderOutput::Warn(line) if line.contains("rank keys")));
             assert!(said, "{what}, {ranks:?}: {wants:?}");
             assert_eq!(round(&scene, &wants), None, "{what}, {ranks:?}");
             let later = leader.step(NOW + Duration::from_secs(3600), LeaderInput::Tick);
@@ -182,4 +182,83 @@ fn an_answer_to_an_earlier_rounds_probe_answers_no_later_one() {
     // then everybody is asked once more
     assert!(wants.iter().any(|want| matches!(want, LeaderOutput::Probe(number) if *number > 1)), "{wants:?}");
     assert_eq!(round(&scene, &wants), None);
+}
+
+#[test]
+fn a_record_that_is_not_ours_is_warned_of_and_does_not_stop_a_leader() {
+    // Given rubbish where a newcomer's record, and a member's tombstone, should be
+    let blame = json!({ "class": "own", "message": "ValueError: boom" });
+    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let mut store = scene.store();
+    let rubbish = |key: String| KeyValue { value: b"rubbish".to_vec(), ..kv(key, json!({}), 4) };
+    store[4].push(rubbish(scene.keys.node(&id("x"))));
+    store[5].push(rubbish(scene.keys.evicted(&id("a"))));
+    let (leader, wants) = scene.led(store);
+    // then a worker's failure is handled
+    assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{wants:?}");
+    // and each of them is named, in a warning that says what to do
+    for key in [scene.keys.node(&id("x")), scene.keys.evicted(&id("a"))] {
+        let warned = |want: &LeaderOutput| matches!(want, LeaderOutput::Warn(line) if line.contains(&key) && line.contains("delete it"));
+        assert_eq!(wants.iter().filter(|want| warned(want)).count(), 1, "{key}: {wants:?}");
+    }
+    // and the tombstone still means what it is
+    assert_eq!(leader.view().unwrap().members[&id("a")].evicted.unwrap().fate, Fate::Unknown);
+
+    // Given rubbish where a member's rank should be, then that is damage
+    let mut store = scene.store();
+    store[6][1].value = b"rubbish".to_vec();
+    let (_, wants) = scene.led(store);
+    assert_eq!(round(&scene, &wants), None);
+}
+
+#[test]
+fn a_refusal_by_the_store_is_told_once_and_not_asked_for_five_times_a_second() {
+    let (mut leader, _) = Scene::new().leader();
+    written(&mut leader, NOW, 6);
+    let (mut now, mut asked, mut warned) = (NOW, 0, 0);
+    while let Some(at) = leader.deadline().filter(|at| *at < NOW + Duration::from_secs(20)) {
+        now = now.max(at);
+        let mut wants = leader.step(now, LeaderInput::Tick);
+        if txn(&wants).is_some() {
+            asked += 1;
+            let refused = Err(StoreError::Denied { endpoints: "e".into(), cause: "permission denied".into() });
+            wants.extend(leader.step(now, LeaderInput::Answered { sent: now, result: refused }));
+        }
+        warned += wants.iter().filter(|want| matches!(want, LeaderOutput::Warn(_))).count();
+    }
+    assert_eq!(warned, 1);
+    assert!((2..=11).contains(&asked), "{asked}");
+}
+
+#[test]
+fn pruning_goes_on_until_the_last_stale_round() {
+    // Given the keys of more rounds than one transaction takes
+    let mut scene = Scene::new();
+    for name in ["a", "b"] {
+        scene = scene.node(name, json!({ "phase": "running", "round": 130 }));
+    }
+    scene.round["number"] = json!(130);
+    scene.round["sealed"] = json!({ "number": 130, "plan": 2, "nodes": 2 });
+    let mut store = scene.store();
+    for key in &mut store[6] {
+        key.key = key.key.replace("rounds/1/", "rounds/130/");
+    }
+    for number in 1..130 {
+        store[6].push(kv(scene.keys.rank(number, Revision(2), &id("a")), json!({}), 3));
+    }
+    let (mut leader, mut wants) = scene.led(store);
+    // when it prunes
+    let mut pruned = BTreeSet::new();
+    for revision in 10..20 {
+        let Some(txn) = txn(&wants).filter(|txn| matches!(txn.then[..], [Op::DeletePrefix { .. }, ..])) else { break };
+        assert!(txn.then.len() <= 128);
+        pruned.extend(txn.then.iter().filter_map(|op| match op {
+            Op::DeletePrefix { prefix } => Some(prefix.clone()),
+            _ => None,
+        }));
+        wants = written(&mut leader, NOW, revision);
+    }
+    // then nothing is forgotten
+    let all = (1..130).flat_map(|number| [scene.keys.ranks_of_round(number), scene.keys.barriers(number)]);
+    assert_eq!(pruned, all.collect());
 }
