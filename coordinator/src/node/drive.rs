@@ -78,7 +78,7 @@ impl<'a> Drive<'a> {
             tokio::select! {
                 Some(input) = inputs.recv() => self.member(input),
                 Some(note) = notes.recv() => {
-                    self.lead(|leader| leader.note(note));
+                    self.lead(|leader| leader.notes(note, &mut notes));
                 }
                 report = reports.recv() => match report {
                     Some(report) => self.report(report),

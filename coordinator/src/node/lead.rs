@@ -25,6 +25,9 @@ const FIRST_BEAT: Duration = Duration::from_millis(200);
 /// How long a suspect may leave a dial unanswered while the job's own patience is not known yet.
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Most notes taken in before a decision, and before whoever shares the task has its turn.
+const BATCH: usize = 1024;
+
 /// What runs beside a leader reports through this.
 pub(crate) enum LeaderNote {
     /// Of this term: a transaction, a watch or a dial.
@@ -95,6 +98,7 @@ impl LeaderDrive {
             Some(own) => drive.step(LeaderInput::Opened(own)),
             None => drive.step(LeaderInput::Tick),
         }
+        drive.decide();
         drive
     }
 
@@ -124,9 +128,9 @@ impl LeaderDrive {
     pub(crate) fn unreached(&self, now: Time) -> Option<&NodeId> {
         let view = self.leader.view()?;
         let patience = view.spec.timings.lease_ttl * 2;
-        view.members.keys().find(|node| {
-            let opened = view.contacts.get(*node).is_some_and(|contact| contact.opened.is_some());
-            let late = view.nodes.get(*node).is_some_and(|present| {
+        view.roster.members().map(|(node, _)| node).find(|node| {
+            let opened = view.roster.contact(node).is_some_and(|contact| contact.opened.is_some());
+            let late = view.roster.node(node).is_some_and(|present| {
                 // A result outlives its node.
                 present.record.phase != Phase::Done && now.since(present.arrived.max(self.begun)) >= patience
             });
@@ -146,16 +150,33 @@ impl LeaderDrive {
         if self.leader.deadline().is_some_and(|at| now >= at) {
             self.step(LeaderInput::Tick);
         }
+        self.decide();
         beats
     }
 
     /// This node's death is known from elsewhere.
     pub(crate) fn dead(&mut self, node: NodeId) {
         self.step(LeaderInput::Dead(node));
+        self.decide();
     }
 
-    /// Takes in what happened beside it.
+    /// Takes in what happened beside it: this, and what is queued behind it. One decision is enough for all.
+    pub(crate) fn notes(&mut self, first: LeaderNote, queue: &mut mpsc::UnboundedReceiver<LeaderNote>) {
+        self.take(first);
+        for _ in 1..BATCH {
+            let Ok(note) = queue.try_recv() else { break };
+            self.take(note);
+        }
+        self.decide();
+    }
+
+    /// Takes in one thing that happened beside it.
     pub(crate) fn note(&mut self, note: LeaderNote) {
+        self.take(note);
+        self.decide();
+    }
+
+    fn take(&mut self, note: LeaderNote) {
         match note {
             LeaderNote::Input(term, input) => {
                 if term == self.term() {
@@ -213,8 +234,19 @@ impl LeaderDrive {
     }
 
     fn step(&mut self, input: LeaderInput) {
-        for output in self.leader.step(Time::now(), input) {
+        for output in self.leader.take(Time::now(), input) {
             self.carry(output);
+        }
+    }
+
+    /// Lets the leader decide on what it was told.
+    fn decide(&mut self) {
+        loop {
+            let outputs = self.leader.act(Time::now());
+            if outputs.is_empty() {
+                return;
+            }
+            outputs.into_iter().for_each(|output| self.carry(output));
         }
     }
 
@@ -305,7 +337,8 @@ mod tests {
     async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
         let (mut drive, _notes) = leading().await;
         let node = NodeId::new("b", "1");
-        let echoed = |drive: &LeaderDrive| drive.leader.view().unwrap().contacts[&NodeId::new("b", "1")].echoed;
+        let echoed =
+            |drive: &LeaderDrive| drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).unwrap().echoed;
         let open = |drive: &mut LeaderDrive, stream| {
             let (answers, received) = mpsc::unbounded_channel();
             drive.note(LeaderNote::Opened { stream, node: node.clone(), answers });

@@ -8,8 +8,10 @@
 //!      └───────────── every member of n is accounted for: seal ─────┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::roster::Says;
 use super::seats::{Contest, Seat, in_order, seats};
 use super::view::{Member, Present, Standing, View};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundState};
@@ -65,6 +67,8 @@ pub struct Form {
     pub evict: Vec<Eviction>,
     /// All of the last round have left: no later leader need look for them.
     pub afresh: bool,
+    /// It ends a round for growth before that is `min_round_time` old.
+    pub quick: bool,
 }
 
 /// A node to be evicted.
@@ -130,24 +134,27 @@ fn names(nodes: &[&NodeId]) -> String {
 
 /// Members that are lost while the round runs: dead, silent, or never started.
 fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
-    let number = view.round.value.number;
-    let start_by = view.since + view.spec.timings.start_timeout;
+    let (roster, number) = (&view.roster, view.round.value.number);
     let mut lost = Vec::new();
-    for node in view.members.keys() {
-        let phase = view.phase_for(node, number);
-        if phase == Some(Phase::Done) {
+    for node in roster.gone() {
+        if view.phase_for(node, number) == Some(Phase::Done) {
             // It did its part, and its record outlives it.
             continue;
         }
         match view.standing(now, node) {
             Standing::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
             Standing::Missing(at) => wake.at(at),
-            Standing::Alive if started(phase) => {}
-            Standing::Alive if now >= start_by => {
-                lost.push(eviction(node, Fate::Unknown, "it did not start its workers in time"));
-            }
-            Standing::Alive => wake.at(start_by),
+            Standing::Alive => {}
         }
+    }
+    let start_by = view.since + view.spec.timings.start_timeout;
+    let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
+    let mut starting = roster.saying_not(says_started).filter(|node| !roster.gone().contains(*node));
+    if now >= start_by {
+        let late = "it did not start its workers in time";
+        lost.extend(starting.map(|node| eviction(node, Fate::Unknown, late)));
+    } else if starting.next().is_some() {
+        wake.at(start_by);
     }
     lost.truncate(MOST_EVICTIONS);
     lost
@@ -170,7 +177,8 @@ fn refusal(node: &NodeId, reason: &str) -> Eviction {
 
 fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let next = |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false });
+    let next =
+        |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false, quick: false });
     let budget_left = round.restarts < view.spec.max_restarts;
     let lost = losses(now, view, wake);
     let leaving = leaving(view);
@@ -215,22 +223,22 @@ fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
         return change(view, next, lost, reason);
     }
 
-    let phases: Vec<_> = view.members.keys().map(|node| view.phase_for(node, round.number)).collect();
-    if phases.iter().all(|phase| *phase == Some(Phase::Done)) {
+    let all_say = |phase| view.roster.count_saying(Some((round.number, phase))) == view.roster.size();
+    if all_say(Phase::Done) {
         return (Verdict::Finish { state: RoundState::Succeeded, cause: None }, "every member is done".to_owned());
     }
     if !leaving.is_empty() {
         let reason = format!("{} leaves", names(&leaving));
         return change(view, next, Vec::new(), reason);
     }
-    if view.members.len() > view.max_nodes() {
+    if view.roster.size() > view.max_nodes() {
         let reason = format!("the operator asks for at most {} nodes", view.max_nodes());
         return change(view, next, Vec::new(), reason);
     }
     if let Some(refusal) = refusals(view) {
         return refusal;
     }
-    let all_running = phases.iter().all(|phase| *phase == Some(Phase::Running));
+    let all_running = all_say(Phase::Running);
     if all_running && !view.stale_rounds.is_empty() {
         return (Verdict::Prune(view.stale_rounds.iter().copied().collect()), "the round runs fully".to_owned());
     }
@@ -239,12 +247,9 @@ fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
 
 /// Members that say that they leave, or that their operator drains.
 fn leaving(view: &View) -> Vec<&NodeId> {
-    let leaves = |node: &&NodeId| {
-        let asked = view.nodes.get(*node).is_some_and(|present| view.drained(&present.record));
-        let phase = view.phase_for(node, view.round.value.number);
-        phase == Some(Phase::Draining) || (asked && phase == Some(Phase::Running))
-    };
-    view.members.keys().filter(leaves).collect()
+    let (roster, number) = (&view.roster, view.round.value.number);
+    let runs = |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, number) == Some(Phase::Running);
+    roster.saying(Some((number, Phase::Draining))).chain(view.drained_nodes().filter(runs)).collect()
 }
 
 /// A change of membership: free of charge unless the policy counts it.
@@ -271,25 +276,30 @@ fn growth(
     all_running: bool,
     next: impl Fn(bool, Vec<Eviction>) -> Verdict,
 ) -> (Verdict, String) {
-    let newcomers = view.newcomers();
-    let room = view.max_nodes().saturating_sub(view.members.len());
-    if newcomers.is_empty() {
+    let newcomers = view.roster.count_newcomers();
+    let room = view.max_nodes().saturating_sub(view.roster.size());
+    if newcomers == 0 {
         return (Verdict::Wait, "all is well".to_owned());
     }
     if room == 0 {
-        return (Verdict::Wait, format!("the round is full: {} waiting as spare", newcomers.len()));
+        return (Verdict::Wait, format!("the round is full: {newcomers} waiting as spare"));
     }
     if !all_running {
         return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
     }
     let settled = view.since + view.spec.timings.min_round_time;
-    let called = if newcomers.len() >= room { None } else { view.last_call(now, &newcomers) };
-    if let Some(until) = called.into_iter().chain((now < settled).then_some(settled)).max() {
+    let called = if newcomers >= room { None } else { view.last_call(now) };
+    let grows = settled.min(view.quick.ready());
+    if let Some(until) = called.into_iter().chain((now < grows).then_some(grows)).max() {
         wake.at(until);
-        return (Verdict::Wait, format!("{} newcomers are being gathered", newcomers.len()));
+        return (Verdict::Wait, format!("{newcomers} newcomers are being gathered"));
     }
-    let joining: Vec<&NodeId> = newcomers.iter().take(room).map(|(node, _)| *node).collect();
-    change(view, next, Vec::new(), format!("{} joins", names(&joining)))
+    let joining: Vec<&NodeId> = view.roster.newcomers().take(room.min(4)).collect();
+    let (mut verdict, reason) = change(view, next, Vec::new(), format!("{} joins", names(&joining)));
+    if let Verdict::Form(form) = &mut verdict {
+        form.quick = now < settled;
+    }
+    (verdict, reason)
 }
 
 /// Nodes that may not take part.
@@ -310,18 +320,19 @@ fn dismissals(view: &View) -> Option<(Verdict, String)> {
 
 /// Nodes that claim a node rank which another node has.
 fn contested_places(view: &View) -> Option<(Verdict, String)> {
-    let (node, holder, place) = view.newcomers().into_iter().find_map(|(node, present)| {
-        let place = present.record.place?;
+    let roster = &view.roster;
+    let claimants = roster.contested().iter().flat_map(|place| roster.claiming(*place));
+    let (node, holder, place) = latecomers(view, claimants).into_iter().find_map(|(node, present)| {
         let record = &present.record;
-        let (_, holder) = view.nodes.iter().find(|(other, holder)| {
-            let same = holder.record.name == record.name && holder.record.machine == record.machine;
-            *other != node
-                && holder.created < present.created
-                && holder.record.place == Some(place)
-                && !same
-                && !view.confirmed_dead(other)
-        })?;
-        Some((node, &holder.record, place))
+        let place = record.place?;
+        let holds = |other: &&NodeId| {
+            roster.node(other).is_some_and(|holder| {
+                let same = holder.record.name == record.name && holder.record.machine == record.machine;
+                holder.created < present.created && !same && !view.confirmed_dead(other)
+            })
+        };
+        let holder = roster.claiming(place).filter(|other| *other != node).find(holds)?;
+        Some((node, &roster.node(holder)?.record, place))
     })?;
     let reason = format!(
         "node rank {place} is claimed by {} on {} and by {}: give each node its own --node-rank",
@@ -334,24 +345,30 @@ fn contested_places(view: &View) -> Option<(Verdict, String)> {
 
 /// Nodes that bear another machine's node name: two machines would pass for one.
 fn clashes(view: &View) -> Option<(Verdict, String)> {
-    let clash = view.newcomers().into_iter().find_map(|(node, present)| {
-        view.nodes
-            .iter()
-            .find(|(other, holder)| {
-                *other != node
-                    && holder.created < present.created
-                    && holder.record.name == present.record.name
-                    && holder.record.machine != present.record.machine
-                    && !view.confirmed_dead(other)
+    let roster = &view.roster;
+    let bearers = roster.shared_names().iter().flat_map(|name| roster.named(name));
+    let (node, holder) = latecomers(view, bearers).into_iter().find_map(|(node, present)| {
+        let record = &present.record;
+        let bears = |other: &&NodeId| {
+            roster.node(other).is_some_and(|holder| {
+                let other_machine = holder.record.name == record.name && holder.record.machine != record.machine;
+                holder.created < present.created && other_machine && !view.confirmed_dead(other)
             })
-            .map(|(_, holder)| (node, holder))
-    });
-    let (node, holder) = clash?;
-    let reason = format!(
-        "the node name {} is taken by {}: give each node its own --node-name",
-        holder.record.name, holder.record.host
-    );
+        };
+        let holder = roster.named(&record.name).filter(|other| *other != node).find(bears)?;
+        Some((node, &roster.node(holder)?.record))
+    })?;
+    let reason =
+        format!("the node name {} is taken by {}: give each node its own --node-name", holder.name, holder.host);
     Some((Verdict::Refuse(vec![refusal(node, &reason)]), reason))
+}
+
+/// Those of `nodes` that are newcomers, in the order in which they came.
+fn latecomers<'a>(view: &'a View, nodes: impl Iterator<Item = &'a NodeId>) -> Vec<(&'a NodeId, &'a Present)> {
+    let newcomers = nodes.filter(|node| view.roster.is_placeless(node) && !view.confirmed_dead(node));
+    let mut newcomers: Vec<_> = newcomers.filter_map(|node| Some((node, view.roster.node(node)?))).collect();
+    newcomers.sort_by_key(|(node, present)| (present.created, *node));
+    newcomers
 }
 
 struct Reported {
@@ -365,11 +382,10 @@ struct Reported {
 /// The root cause among the reports of this round: the strongest class, then the first in order of revisions.
 fn strongest_failure(view: &View) -> Option<Reported> {
     let number = view.round.value.number;
-    view.members
-        .keys()
-        .filter(|node| view.phase_for(node, number) == Some(Phase::Failed))
+    view.roster
+        .saying(Some((number, Phase::Failed)))
         .filter_map(|node| {
-            let present = view.nodes.get(node)?;
+            let present = view.roster.node(node)?;
             let mut cause = present.record.failure.clone()?;
             cause.node = Some(node.clone());
             let (class, report, said) = (cause.class, present.modified, present.said);
@@ -382,16 +398,13 @@ fn strongest_failure(view: &View) -> Option<Reported> {
 fn all_answered_since(view: &View, report: Revision) -> bool {
     let number = view.round.value.number;
     let Some((probe, after)) = view.probe else { return false };
-    after >= report
-        && view.members.keys().all(|node| {
-            matches!(view.phase_for(node, number), Some(Phase::Failed | Phase::Done))
-                || view.contacts.get(node).is_some_and(|contact| contact.probe >= probe)
-        })
+    let reported = |node| matches!(view.phase_for(node, number), Some(Phase::Failed | Phase::Done));
+    after >= report && view.roster.unanswered(probe).all(reported)
 }
 
 fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh });
+    let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh, quick: false });
     if !view.planned_here {
         // Every first leader finds the job's first record, written by whoever began it.
         let suffix = if round.sealed.is_some() { TAKEN_OVER } else { "" };
@@ -415,36 +428,47 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
         return refusal;
     }
 
-    let mut kept: Vec<_> = view
-        .members
-        .iter()
-        .filter(|(node, member)| {
-            member.evicted.is_none()
-                && view.phase_for(node, round.number) == Some(Phase::Waiting)
-                && !view.nodes.get(*node).is_some_and(|present| view.drained(&present.record))
-        })
-        .map(|(node, member)| (member.rank.group_rank, node))
-        .collect();
-    kept.sort();
-    let newcomers = view.newcomers();
-    let candidates = kept.iter().map(|(_, node)| *node).chain(newcomers.iter().map(|(node, _)| *node));
-    let wanted = |node| view.nodes.get(node).and_then(|present| present.record.place);
-    let (places, contest) = in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes());
+    let roster = &view.roster;
+    let waiting = Some((round.number, Phase::Waiting));
+    let waits =
+        |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, round.number) == Some(Phase::Waiting);
+    // Who waits for the round, but is not to have a place in it.
+    let unkept: BTreeSet<&NodeId> = roster.out().iter().chain(view.drained_nodes()).filter(waits).collect();
+    let kept = roster.count_saying(waiting) - unkept.len();
+    let newcomers = roster.count_newcomers();
+    // In order only when they are needed: nodes come one by one.
+    let in_order = || {
+        let mut kept: Vec<_> = roster
+            .saying(waiting)
+            .filter(|node| !unkept.contains(node))
+            .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
+            .collect();
+        kept.sort();
+        let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());
+        let wanted = |node| roster.node(node).and_then(|present| present.record.place);
+        in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
+    };
+    let (here, contest) = if roster.contested().is_empty() {
+        ((kept + newcomers).min(view.max_nodes()), None)
+    } else {
+        let (places, contest) = in_order();
+        (places.len(), contest)
+    };
 
-    let unsafe_until = unsafe_until(view, kept.is_empty()).filter(|(until, _)| now < *until);
+    let unsafe_until = unsafe_until(view, kept == 0).filter(|(until, _)| now < *until);
     let gone = |(node, member): (&NodeId, &Member)| {
         member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
     };
-    if round.sealed.is_some() && places.is_empty() && view.members.iter().all(gone) && unsafe_until.is_none() {
+    if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
         return (anew(Vec::new(), true), "every node of the last round has left".to_owned());
     }
-    if places.len() < view.min_nodes() {
-        let mut reason = format!("{} of at least {} nodes are here", places.len(), view.min_nodes());
+    if here < view.min_nodes() {
+        let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());
         if let Some(Contest { place, one, other }) = contest {
             reason = format!("{reason}; node rank {place} is claimed by {one} and by {other}, one of them gone");
         }
         wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
-        let Some(deadline) = patience_ends(view, &newcomers) else { return (Verdict::Wait, reason) };
+        let Some(deadline) = patience_ends(view) else { return (Verdict::Wait, reason) };
         if now >= deadline {
             let message = format!("{reason}, and join_timeout ({:?}) is over", view.spec.timings.join_timeout);
             let cause = Failure::new(FailureClass::Lost, message.clone());
@@ -458,49 +482,67 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
         return (Verdict::Wait, why.to_owned());
     }
     // A first round of a generation, or one that nobody of the last stays for.
-    if kept.is_empty()
-        && places.len() < view.max_nodes()
-        && let Some(until) = view.last_call(now, &newcomers)
+    if kept == 0
+        && here < view.max_nodes()
+        && let Some(until) = view.last_call(now)
     {
         wake.at(until);
-        return (Verdict::Wait, format!("{} nodes are here, last call for more", places.len()));
+        return (Verdict::Wait, format!("{here} nodes are here, last call for more"));
     }
+    let (places, _) = in_order();
     (Verdict::Seal(seats(view, &places)), round.reason.clone())
 }
 
 /// When a job below its minimum has failed: `join_timeout` after it came to that. Where every node has left, or none was
 /// ever there, nobody waits, and the time counts from the first that comes.
-fn patience_ends(view: &View, newcomers: &[(&NodeId, &Present)]) -> Option<Time> {
+fn patience_ends(view: &View) -> Option<Time> {
     let since = match view.round.value.sealed {
         Some(_) => view.since,
-        None => newcomers.iter().map(|(_, present)| present.arrived).min()?.max(view.since),
+        None => view.roster.arrivals()?.0.max(view.since),
     };
     Some(since + view.spec.timings.join_timeout)
 }
 
 /// Members of the last round that have not said they stopped: those to evict now, and those to wait for.
 fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>, Vec<&'a NodeId>) {
-    let number = view.round.value.number;
+    let (roster, number) = (&view.roster, view.round.value.number);
     let mut evict = Vec::new();
     let mut outstanding = Vec::new();
-    for (node, member) in &view.members {
-        if member.evicted.is_some() || member.left {
-            continue;
-        }
-        let stopped = matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
-        let answer_by = view.since + view.grace(node, member) + view.spec.timings.margin;
+    let too_late = "it did not stop in time";
+    let answer_by = |node| {
+        let grace = roster.member(node).map(|member| view.grace(node, member)).unwrap_or_default();
+        view.since + grace + view.spec.timings.margin
+    };
+    for node in roster.gone().difference(roster.out()) {
         match view.standing(now, node) {
             Standing::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
-            Standing::Alive if stopped => {}
-            Standing::Missing(at) if now < answer_by => {
-                wake.at(at.min(answer_by));
+            Standing::Missing(at) if now < answer_by(node) => {
+                wake.at(at.min(answer_by(node)));
                 outstanding.push(node);
             }
-            Standing::Alive if now < answer_by => {
-                wake.at(answer_by);
+            Standing::Missing(_) => evict.push(eviction(node, Fate::Unknown, too_late)),
+            Standing::Alive => {}
+        }
+    }
+    let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
+    let here = |node: &&NodeId| !roster.gone().contains(*node) && !roster.out().contains(*node);
+    let mut silent = roster.saying_not(stopped).filter(here).peekable();
+    let timings = &view.spec.timings;
+    let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
+    if now < soonest {
+        // Nobody's time is over yet: a few are enough to name.
+        if silent.peek().is_some() {
+            wake.at(soonest);
+        }
+        outstanding.extend(silent.take(4));
+    } else {
+        for node in silent {
+            if now < answer_by(node) {
+                wake.at(answer_by(node));
                 outstanding.push(node);
+            } else {
+                evict.push(eviction(node, Fate::Unknown, too_late));
             }
-            _ => evict.push(eviction(node, Fate::Unknown, "it did not stop in time")),
         }
     }
     evict.truncate(MOST_EVICTIONS);
@@ -510,25 +552,25 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
 /// Until when a running round would be unsafe: an evicted member may still be at work, or, where nobody stays, a whole
 /// group cut off from the store may be.
 fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)> {
-    let unsettled = view
-        .members
+    let roster = &view.roster;
+    let unsettled = roster
+        .out()
         .iter()
-        .filter_map(|(node, member)| view.settles_at(node, member.evicted?))
+        .filter_map(|node| view.settles_at(node, roster.member(node)?.evicted?))
         .max()
         .map(|at| (at, "waiting until an evicted node is past its fence point"));
     let number = view.round.value.number;
-    let unconfirmed = view
-        .members
-        .iter()
-        .filter(|(node, member)| {
-            let stopped = member.left || matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
-            let dead = member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead) || view.confirmed_dead(node);
-            !stopped && !dead
-        })
-        .map(|(_, member)| member.evicted.map_or(view.elected, |evicted| evicted.at))
-        .max();
-    let takeover = unconfirmed.filter(|_| keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait).map(|at| {
-        (at + view.spec.timings.takeover_delay, "waiting out takeover_delay: no member of the last round stays")
-    });
+    let unconfirmed = |(node, member): &(&NodeId, &Member)| {
+        let stopped = member.left || matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
+        let dead = member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead) || view.confirmed_dead(node);
+        !stopped && !dead
+    };
+    let takes_over = keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait;
+    let takeover = takes_over
+        .then(|| roster.members().filter(unconfirmed))
+        .and_then(|members| members.map(|(_, member)| member.evicted.map_or(view.elected, |evicted| evicted.at)).max())
+        .map(|at| {
+            (at + view.spec.timings.takeover_delay, "waiting out takeover_delay: no member of the last round stays")
+        });
     unsettled.into_iter().chain(takeover).max_by_key(|(at, _)| *at)
 }

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`decide`](mod@decide) | what the leader does next, from all it knows |
 //! | [`view`] | what a leader knows |
+//! | `roster` | the nodes within it, found by what is asked about them |
 //! | [`leader`] | keeps the view up to date and carries decisions out as guarded transactions |
 //! | [`member`] | a node's own steps: its key, its lease, its workers, its fence point |
 //!
@@ -16,10 +17,12 @@
 pub mod decide;
 pub mod leader;
 pub mod member;
+mod roster;
 mod seats;
 pub mod view;
 
 pub use decide::{Decision, Eviction, Form, Verdict, decide};
 pub use leader::{Leader, LeaderInput, LeaderOutput, Word};
 pub use member::{Call, Credentials, End, Member, MemberInput, MemberOutput, Outcome, Setup, Start};
+pub use roster::Roster;
 pub use seats::Seat;

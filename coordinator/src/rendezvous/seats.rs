@@ -52,7 +52,7 @@ pub(super) fn in_order<'a>(
 /// As torchrun does it: a node's first rank is the sum of the slots before it, its role rank likewise among the nodes
 /// of its role.
 pub(super) fn seats(view: &View, places: &[&NodeId]) -> Vec<Seat> {
-    let records: Vec<_> = places.iter().filter_map(|node| Some((*node, &view.nodes.get(*node)?.record))).collect();
+    let records: Vec<_> = places.iter().filter_map(|node| Some((*node, &view.roster.node(node)?.record))).collect();
     let mut roles: BTreeMap<&str, u32> = BTreeMap::new();
     for (_, record) in &records {
         *roles.entry(&record.role).or_default() += record.slots;

@@ -1,9 +1,10 @@
 //! What a leader knows when it decides: the store's records and its own observations. Not for deciding, nor for
 //! keeping itself up to date (that is [`super::Leader`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::roster::Roster;
 use crate::job::{Desired, Fate, NodeId, NodeRecord, OnStoreLoss, Phase, RankRecord, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
 use crate::time::Time;
@@ -23,20 +24,41 @@ pub struct View {
     pub elected: Time,
     /// When this leader first saw the round's number in its state.
     pub since: Time,
-    /// Keys under `nodes/`.
-    pub nodes: BTreeMap<NodeId, Present>,
-    /// Members of the last sealed round.
-    pub members: BTreeMap<NodeId, Member>,
-    /// What pulses told.
-    pub contacts: BTreeMap<NodeId, Contact>,
+    /// Keys under `nodes/`, members of the last sealed round, and what pulses told.
+    pub roster: Roster,
+    /// When growth may be quick next, though the round is young.
+    pub quick: Quick,
     /// The last probe: its number, and the failure report it was sent after.
     pub probe: Option<(u64, Revision)>,
     /// Rounds before the current one that still have keys.
     pub stale_rounds: BTreeSet<u64>,
 }
 
+/// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
+/// There are [`Quick::MOST`] at once, and one more after each [`Quick::REFILL`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quick {
+    /// When all of them are there again.
+    full: Time,
+}
+
+impl Quick {
+    const MOST: u32 = 2;
+    const REFILL: Duration = Duration::from_secs(60);
+
+    /// From when on one is there.
+    pub(super) fn ready(self) -> Time {
+        self.full.minus(Quick::REFILL * (Quick::MOST - 1))
+    }
+
+    /// One less.
+    pub(super) fn spend(&mut self, now: Time) {
+        self.full = self.full.max(now) + Quick::REFILL;
+    }
+}
+
 /// A node whose key is there.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Present {
     /// What it says.
     pub record: NodeRecord,
@@ -51,7 +73,7 @@ pub struct Present {
 }
 
 /// A member of the last sealed round.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
     /// Its place.
     pub rank: RankRecord,
@@ -67,7 +89,7 @@ pub struct Member {
 }
 
 /// How an evicted member stands.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
     /// When this leader evicted it, or found its tombstone.
     pub at: Time,
@@ -76,7 +98,7 @@ pub struct Evicted {
 }
 
 /// What the pulses told of a node.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Contact {
     /// When its stream to this leader was opened in this term.
     pub opened: Option<Time>,
@@ -114,7 +136,7 @@ impl View {
 
     /// A present node's phase, if it speaks of round `round`.
     pub(super) fn phase_for(&self, node: &NodeId, round: u64) -> Option<Phase> {
-        self.nodes.get(node).filter(|n| n.record.round == Some(round)).map(|n| n.record.phase)
+        self.roster.node(node).filter(|n| n.record.round == Some(round)).map(|n| n.record.phase)
     }
 
     /// What is missing of the last sealed round's rank keys, for people. Without them nobody knows who may still be at
@@ -123,7 +145,7 @@ impl View {
         let sealed = self.round.value.sealed?;
         // Where the record does not say how many there are, there is one at least.
         let members = sealed.nodes.max(self.round.value.group_world_size).max(1) as usize;
-        let there = self.members.len();
+        let there = self.roster.size();
         (there < members).then(|| {
             format!(
                 "the store is damaged: of the {members} rank keys under rounds/{}/{}/ there are {there}. Workers go on, but \
@@ -134,22 +156,19 @@ impl View {
     }
 
     pub(super) fn confirmed_dead(&self, node: &NodeId) -> bool {
-        self.contacts.get(node).is_some_and(|c| c.dead)
+        self.roster.contact(node).is_some_and(|c| c.dead)
     }
 
     /// Other nodes of the same name on the same machine. At most one of them is alive, but their keys do not tell which:
     /// a dead one's last write may arrive after its successor's first. Their ports can tell.
     pub(super) fn namesakes(&self, node: &NodeId) -> Vec<NodeId> {
-        let Some(own) = self.nodes.get(node).map(|present| &present.record) else { return Vec::new() };
-        let present = self.nodes.iter().map(|(other, it)| (other, &it.record.name, &it.record.machine));
-        let members = self.members.iter().map(|(other, it)| (other, &it.rank.name, &it.rank.machine));
-        let mut namesakes: Vec<NodeId> = present
-            .chain(members)
-            .filter(|(other, name, machine)| *other != node && **name == own.name && **machine == own.machine)
-            .map(|(other, ..)| other.clone())
-            .collect();
-        namesakes.dedup();
-        namesakes
+        let Some(own) = self.roster.node(node).map(|present| &present.record) else { return Vec::new() };
+        let same = |other: &&NodeId| {
+            let present = self.roster.node(other).map(|it| &it.record.machine);
+            let member = self.roster.member(other).map(|it| &it.rank.machine);
+            *other != node && present.into_iter().chain(member).any(|machine| *machine == own.machine)
+        };
+        self.roster.named(&own.name).filter(same).cloned().collect()
     }
 
     /// Where a member's loss of contact is counted from: the moment when every member that stays has opened its stream
@@ -158,14 +177,7 @@ impl View {
         if self.spec.on_store_loss == OnStoreLoss::Fence {
             return Some(self.elected);
         }
-        let mut since = self.elected;
-        for (node, member) in &self.members {
-            let stays = member.evicted.is_none() && self.nodes.contains_key(node) && !self.confirmed_dead(node);
-            if stays {
-                since = since.max(self.contacts.get(node)?.opened?);
-            }
-        }
-        Some(since)
+        Some(self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected))
     }
 
     /// [`View::counting_since`], or its bound: nobody is vouched for longer than the takeover delay.
@@ -179,9 +191,9 @@ impl View {
         if self.confirmed_dead(node) {
             return Standing::Lost(Fate::Dead, "its agent is gone");
         }
-        let Some(member) = self.members.get(node) else { return Standing::Alive };
+        let Some(member) = self.roster.member(node) else { return Standing::Alive };
         let Some(absent) = member.absent else { return Standing::Alive };
-        let heard = self.contacts.get(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
+        let heard = self.roster.contact(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
         let silent_from = self.counting_or_bound().max(heard);
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
         if now >= lost_at {
@@ -200,33 +212,21 @@ impl View {
         Some(self.counting_or_bound().max(evicted.at) + self.spec.timings.lease_ttl)
     }
 
-    /// Newcomers that could take a place, in the order in which they came.
-    pub(super) fn newcomers(&self) -> Vec<(&NodeId, &Present)> {
-        let mut newcomers: Vec<_> =
-            self.placeless().filter(|(node, it)| !self.confirmed_dead(node) && !self.drained(&it.record)).collect();
-        newcomers.sort_by_key(|(node, present)| (present.created, (*node).clone()));
-        newcomers
-    }
-
     /// Waiting nodes without a place that the operator asked to leave.
     pub(super) fn drained_newcomers(&self) -> impl Iterator<Item = &NodeId> {
-        self.placeless().filter(|(_, present)| self.drained(&present.record)).map(|(node, _)| node)
+        self.drained_nodes().filter(|node| self.roster.is_placeless(node))
     }
 
-    /// Nodes that wait for a place in any round. What a node says is not enough: a member that was just given a place
-    /// has not spoken again yet.
-    fn placeless(&self) -> impl Iterator<Item = (&NodeId, &Present)> {
-        self.nodes.iter().filter(|(node, present)| {
-            present.record.phase == Phase::Waiting
-                && present.record.round.is_none()
-                && self.members.get(*node).is_none_or(|member| member.evicted.is_some())
-        })
+    /// Nodes and members that the operator asked to leave.
+    pub(super) fn drained_nodes(&self) -> impl Iterator<Item = &NodeId> {
+        self.desired.drain.iter().flat_map(|name| self.roster.named(name))
     }
 
     /// Names of members that the operator asked to leave.
     pub(super) fn drained_members(&self) -> Vec<String> {
-        let names = self.members.values().filter(|member| member.evicted.is_none()).map(|member| &member.rank.name);
-        names.filter(|name| self.desired.drain.contains(name)).cloned().collect()
+        let stays = |node| self.roster.member(node).is_some_and(|member| member.evicted.is_none());
+        let names = self.desired.drain.iter().filter(|name| self.roster.named(name).any(stays));
+        names.cloned().collect()
     }
 
     /// How long a member may take to stop its workers for the forming round.
@@ -237,17 +237,11 @@ impl View {
         if leaves { self.spec.timings.drain_grace } else { self.spec.timings.stop_grace }
     }
 
-    /// Whether the operator asked this node to leave.
-    pub(super) fn drained(&self, record: &NodeRecord) -> bool {
-        self.desired.drain.contains(&record.name)
-    }
-
     /// Whether newcomers have been gathered long enough; if not, when they will have been. Latecomers extend the call,
     /// up to six times its length after the first.
-    pub(super) fn last_call(&self, now: Time, newcomers: &[(&NodeId, &Present)]) -> Option<Time> {
+    pub(super) fn last_call(&self, now: Time) -> Option<Time> {
         let call: Duration = self.spec.timings.last_call;
-        let first = newcomers.iter().map(|(_, present)| present.arrived).min()?;
-        let last = newcomers.iter().map(|(_, present)| present.arrived).max()?;
+        let (first, last) = self.roster.arrivals()?;
         let until = (last + call).min(first + call * 6);
         (now < until).then_some(until)
     }

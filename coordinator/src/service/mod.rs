@@ -376,7 +376,7 @@ impl Service {
 async fn lead(mut drive: LeaderDrive, mut notes: mpsc::UnboundedReceiver<LeaderNote>, mut stop: watch::Receiver<bool>) {
     while !drive.is_over() {
         tokio::select! {
-            Some(note) = notes.recv() => drive.note(note),
+            Some(note) = notes.recv() => drive.notes(note, &mut notes),
             () = sleep_until(drive.deadline()) => {
                 drive.tick();
                 if let Some(node) = drive.unreached(Time::now()) {

@@ -1,6 +1,7 @@
 //! How a leader's view comes to be: from one consistent read of the job, then from watches. Not for decisions.
 
 use super::super::decide::started;
+use super::super::roster::Roster;
 use super::super::view::{Evicted, Member, Present, View};
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
@@ -62,8 +63,8 @@ impl Leader {
     /// Members that have not opened a stream to this leader may have died with the one before: no stream will tell.
     pub(super) fn suspect_unheard(&self, out: &mut Vec<LeaderOutput>) {
         let Some(view) = &self.view else { return };
-        for node in view.members.keys() {
-            if view.contacts.get(node).is_none_or(|contact| contact.opened.is_none()) {
+        for (node, _) in view.roster.members() {
+            if view.roster.contact(node).is_none_or(|contact| contact.opened.is_none()) {
                 self.suspect(node, out);
             }
         }
@@ -72,13 +73,13 @@ impl Leader {
     /// Members whose keys are gone, or whose name another node bears, may be dead: their ports can tell.
     fn suspect_absent(&self, out: &mut Vec<LeaderOutput>) {
         let Some(view) = &self.view else { return };
-        for (node, member) in &view.members {
+        for (node, member) in view.roster.members() {
             if member.absent.is_some() || member.evicted.is_some() {
                 self.suspect(node, out);
             }
         }
-        for (node, present) in &view.nodes {
-            let member = view.members.contains_key(node);
+        for (node, present) in view.roster.nodes() {
+            let member = view.roster.member(node).is_some();
             if !member && present.record.phase == Phase::Waiting {
                 view.namesakes(node).iter().for_each(|other| self.suspect(other, out));
             }
@@ -108,18 +109,20 @@ impl Leader {
             planned_here: old.as_ref().is_some_and(|old| old.planned_here && old.round.modified == round.modified),
             elected: self.elected,
             since: old.as_ref().filter(|old| same_state(old)).map_or(now, |old| old.since),
-            nodes: Default::default(),
-            members: Default::default(),
-            contacts: old.as_ref().map_or_else(|| self.early.clone(), |old| old.contacts.clone()),
+            roster: Roster::new(self.node.clone()),
+            quick: old.as_ref().map_or_else(Default::default, |old| old.quick),
             probe: old.as_ref().and_then(|old| old.probe),
             stale_rounds: Default::default(),
             round,
         };
+        for (node, contact) in old.as_ref().map_or(&self.early, |old| old.roster.contacts()) {
+            view.roster.change_contact(node, |new| *new = *contact);
+        }
         for kv in many(4) {
             if let Some(node) = Keys::node_of(&self.keys.nodes(), &kv.key) {
-                let known = old.as_ref().and_then(|old| old.nodes.get(&node));
+                let known = old.as_ref().and_then(|old| old.roster.node(&node));
                 match present(kv, known, now) {
-                    Ok(present) => drop(view.nodes.insert(node, present)),
+                    Ok(present) => view.roster.put(&node, present),
                     Err(problem) => strays.push(problem),
                 }
             }
@@ -128,9 +131,9 @@ impl Leader {
         for kv in many(6) {
             let Some((number, plan, node)) = self.keys.rank_of(&kv.key) else { continue };
             if sealed.is_some_and(|sealed| (sealed.number, sealed.plan) == (number, plan)) {
-                let known = old.as_ref().and_then(|old| old.members.get(&node));
+                let known = old.as_ref().and_then(|old| old.roster.member(&node));
                 let absent =
-                    (!view.nodes.contains_key(&node)).then(|| known.and_then(|known| known.absent).unwrap_or(now));
+                    view.roster.node(&node).is_none().then(|| known.and_then(|known| known.absent).unwrap_or(now));
                 let rank = match Versioned::<RankRecord>::parse(kv) {
                     Ok(rank) => rank.value,
                     Err(problem) => {
@@ -140,14 +143,16 @@ impl Leader {
                 };
                 let left = absent.is_some() && known.is_some_and(|known| known.left);
                 let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
-                view.members.insert(node, Member { rank, started, absent, left, evicted: None });
+                view.roster.seat(&node, Member { rank, started, absent, left, evicted: None });
             } else if number < view.round.value.number && sealed.is_none_or(|sealed| sealed.number != number) {
                 view.stale_rounds.insert(number);
             }
         }
         for kv in many(5) {
             let Some(node) = Keys::node_of(&self.keys.evictions(), &kv.key) else { continue };
-            let Some(member) = view.members.get_mut(&node) else { continue };
+            if view.roster.member(&node).is_none() {
+                continue;
+            }
             // That it stands there says that the node was evicted; what it says of its workers is lost.
             let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
                 |problem| {
@@ -156,8 +161,9 @@ impl Leader {
                 },
                 |stone| stone.value.fate,
             );
-            let known = old.as_ref().and_then(|old| old.members.get(&node)?.evicted);
-            member.evicted = Some(Evicted { at: known.map_or(now, |known| known.at), fate });
+            let known = old.as_ref().and_then(|old| old.roster.member(&node)?.evicted);
+            let evicted = Evicted { at: known.map_or(now, |known| known.at), fate };
+            view.roster.change_member(&node, |member| member.evicted = Some(evicted));
         }
         Ok(view)
     }
@@ -212,23 +218,21 @@ impl Leader {
         let Some(node) = Keys::node_of(&self.keys.nodes(), event.key()) else { return Ok(()) };
         match event {
             Event::Put(kv) => {
-                let known = view.nodes.get(&node);
+                let known = view.roster.node(&node);
                 if known.is_some_and(|known| known.modified >= kv.mod_revision) {
                     return Ok(());
                 }
                 let present = present(&kv, known, now)?;
                 let newcomer = known.is_none();
-                if let Some(member) = view.members.get_mut(&node) {
-                    member.absent = None;
-                    member.left = false;
-                }
-                view.nodes.insert(node.clone(), present);
-                view.contacts.entry(node.clone()).or_default().heard = Some(now);
+                view.roster.put(&node, present);
+                view.roster.change_contact(&node, |contact| contact.heard = Some(now));
                 let sealed = view.round.value.sealed.map_or(0, |sealed| sealed.number);
                 let started = started(view.phase_for(&node, sealed));
-                if let Some(member) = view.members.get_mut(&node) {
+                view.roster.change_member(&node, |member| {
+                    member.absent = None;
+                    member.left = false;
                     member.started |= started;
-                }
+                });
                 if newcomer {
                     // A successor's arrival hints at a predecessor's death.
                     let namesakes = view.namesakes(&node);
@@ -236,18 +240,18 @@ impl Leader {
                 }
             }
             Event::Delete { revision, .. } => {
-                if view.nodes.get(&node).is_some_and(|known| known.modified > revision) {
+                if view.roster.node(&node).is_some_and(|known| known.modified > revision) {
                     return Ok(());
                 }
                 // While a round runs, `waiting` means that it has not said it started: that proves nothing.
                 let forming = view.round.value.state == RoundState::Forming;
                 let phase = view.phase_for(&node, view.round.value.number);
                 let stopped = forming && matches!(phase, Some(Phase::Waiting | Phase::Stopped));
-                view.nodes.remove(&node);
-                if let Some(member) = view.members.get_mut(&node) {
+                view.roster.remove(&node);
+                view.roster.change_member(&node, |member| {
                     member.absent = Some(now);
                     member.left = stopped;
-                }
+                });
                 self.suspect(&node, out);
             }
         }

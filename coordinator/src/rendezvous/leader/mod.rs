@@ -87,7 +87,7 @@ enum Doing {
     /// Reading the whole job.
     Load,
     /// Writing the round as forming.
-    Form { record: RoundRecord, evict: Vec<Eviction> },
+    Form { record: RoundRecord, evict: Vec<Eviction>, quick: bool },
     /// Writing rank keys; `rest` holds what follows, the `running` record last.
     Seal { record: RoundRecord, seats: Vec<Seat>, rest: VecDeque<Txn> },
     /// Writing the result.
@@ -133,6 +133,8 @@ pub struct Leader {
     wake: Option<Time>,
     /// Contacts made before the view was read.
     early: BTreeMap<NodeId, Contact>,
+    /// Something came since the last decision that may change it.
+    undecided: bool,
     last_reason: String,
     /// What was warned of: once is enough.
     warned: BTreeSet<String>,
@@ -163,6 +165,7 @@ impl Leader {
             retry_at: None,
             wake: None,
             early: BTreeMap::new(),
+            undecided: false,
             last_reason: String::new(),
             warned: BTreeSet::new(),
             called: false,
@@ -200,57 +203,83 @@ impl Leader {
         self.retry_at.or_else(|| [self.wake, proof].into_iter().flatten().min())
     }
 
-    /// Takes an input and says what is to be done.
+    /// Takes an input in, decides, and says what is to be done.
     pub fn step(&mut self, now: Time, input: LeaderInput) -> Vec<LeaderOutput> {
+        let mut out = self.take(now, input);
+        out.extend(self.act(now));
+        out
+    }
+
+    /// Takes an input in, and says what is to be done at once. Decisions wait for [`Leader::act`]: one is enough for all
+    /// that has come.
+    pub fn take(&mut self, now: Time, input: LeaderInput) -> Vec<LeaderOutput> {
         let mut out = Vec::new();
-        if self.over {
-            return out;
+        if !self.over {
+            self.undecided |= self.take_in(now, input, &mut out);
         }
+        out
+    }
+
+    /// Decides, if something has come or it is time, and says what is to be done.
+    pub fn act(&mut self, now: Time) -> Vec<LeaderOutput> {
+        let mut out = Vec::new();
+        let due = self.undecided || self.deadline().is_some_and(|at| now >= at);
+        if due && !self.over {
+            self.undecided = false;
+            self.decide(now, &mut out);
+        }
+        out
+    }
+
+    /// Takes an input in; whether something may follow from it. Nothing follows from a beat that answers no new probe:
+    /// it only puts off what silence would lead to.
+    fn take_in(&mut self, now: Time, input: LeaderInput, out: &mut Vec<LeaderOutput>) -> bool {
         match input {
             LeaderInput::Tick => {}
-            LeaderInput::Answered { sent, result } => self.answered(now, sent, result, &mut out),
-            LeaderInput::Watched(update) => self.watched(now, update, &mut out),
+            LeaderInput::Answered { sent, result } => self.answered(now, sent, result, out),
+            LeaderInput::Watched(update) => self.watched(now, update, out),
             LeaderInput::Opened(node) => {
                 let asked = self.asked();
-                let contact = self.contact(node);
-                contact.opened = Some(now);
-                contact.heard = Some(now);
-                if contact.probe < asked {
+                let mut answered = 0;
+                self.contact(node, |contact| {
+                    contact.opened = Some(now);
+                    contact.heard = Some(now);
+                    answered = contact.probe;
+                });
+                if answered < asked {
                     // A probe sent before its stream was there did not reach it.
                     out.push(LeaderOutput::Probe(asked));
                 }
             }
             LeaderInput::Heard { node, probe, echo } => {
-                let asked = self.asked();
-                let contact = self.contact(node);
-                contact.heard = Some(now);
                 // Nobody has seen what was not sent yet.
-                contact.probe = contact.probe.max(Some(probe).filter(|probe| *probe <= asked).unwrap_or(0));
-                contact.echoed = contact.echoed.max(echo.filter(|echo| *echo <= now));
+                let probe = Some(probe).filter(|probe| *probe <= self.asked()).unwrap_or(0);
+                let echo = echo.filter(|echo| *echo <= now);
+                return match &mut self.view {
+                    Some(view) => view.roster.heard(&node, now, probe, echo),
+                    None => {
+                        self.contact(node, |contact| {
+                            contact.heard = Some(now);
+                            contact.echoed = contact.echoed.max(echo);
+                        });
+                        false
+                    }
+                };
             }
-            LeaderInput::Closed(node) => self.suspect(&node, &mut out),
-            LeaderInput::Dead(node) => self.contact(node).dead = true,
+            LeaderInput::Closed(node) => self.suspect(&node, out),
+            LeaderInput::Dead(node) => self.contact(node, |contact| contact.dead = true),
         }
-        if !self.over {
-            self.act(now, &mut out);
-        }
-        out
+        true
     }
 
     /// What it tells a member; nothing before it has loaded the job.
     pub fn word(&self, now: Time) -> Option<Word> {
         let view = self.view.as_ref()?;
         let round = &view.round.value;
-        let all_heard = view
-            .members
-            .iter()
-            .filter(|(_, member)| member.evicted.is_none())
-            .map(|(node, _)| {
-                // Not when its beat came in: it may have been long under way, and its sender gone to a successor.
-                let echoed = if *node == self.node { Some(now) } else { view.contacts.get(node)?.echoed };
-                echoed.map(|echoed| now.since(echoed))
-            })
-            .try_fold(Duration::ZERO, |oldest, age| age.map(|age| oldest.max(age)))
+        // Not when a beat came in: it may have been long under way, and its sender gone to a successor.
+        let oldest = view.roster.all_echoed();
+        let all_heard = oldest
+            .map(|oldest| oldest.map_or(Duration::ZERO, |echoed| now.since(echoed)))
             // Whose rank keys are lost may be silent.
             .filter(|_| view.damage().is_none());
         Some(Word {
@@ -262,10 +291,10 @@ impl Leader {
         })
     }
 
-    fn contact(&mut self, node: NodeId) -> &mut Contact {
+    fn contact(&mut self, node: NodeId, change: impl FnOnce(&mut Contact)) {
         match &mut self.view {
-            Some(view) => view.contacts.entry(node).or_default(),
-            None => self.early.entry(node).or_default(),
+            Some(view) => view.roster.change_contact(&node, change),
+            None => change(self.early.entry(node).or_default()),
         }
     }
 
@@ -277,12 +306,12 @@ impl Leader {
     /// Asks for the truth about a node that may have died.
     fn suspect(&self, node: &NodeId, out: &mut Vec<LeaderOutput>) {
         let Some(view) = &self.view else { return };
-        let peer = match (view.nodes.get(node), view.members.get(node)) {
+        let peer = match (view.roster.node(node), view.roster.member(node)) {
             (Some(present), _) => &present.record.peer,
             (None, Some(member)) => &member.rank.peer,
             (None, None) => return,
         };
-        if *node != self.node && !view.contacts.get(node).is_some_and(|contact| contact.dead) {
+        if *node != self.node && !view.confirmed_dead(node) {
             out.push(LeaderOutput::Suspect(node.clone(), peer.clone()));
         }
     }
@@ -292,7 +321,7 @@ impl Leader {
     }
 
     /// Starts the next operation if none is under way.
-    fn act(&mut self, now: Time, out: &mut Vec<LeaderOutput>) {
+    fn decide(&mut self, now: Time, out: &mut Vec<LeaderOutput>) {
         self.wake = None;
         if self.doing.is_some() || self.retry_at.is_some_and(|at| now < at) {
             return;

@@ -1,6 +1,7 @@
 //! What a leader asks for, step by step, over records as a store would return them. Not for whole histories: the
 //! simulation plays those.
 
+mod cost;
 mod doubt;
 
 use serde_json::{Value, json};
@@ -19,6 +20,9 @@ struct Scene {
     nodes: Vec<(&'static str, Value)>,
     /// Whose rank keys of round 1 are there.
     ranks: Vec<&'static str>,
+    fewest: usize,
+    most: usize,
+    min_round_time_ms: u64,
 }
 
 impl Scene {
@@ -30,7 +34,8 @@ impl Scene {
             "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 2 },
             "group_world_size": 2, "world_size": 2, "reason": "r",
         });
-        Scene { keys: Keys::new("/elastic", &job), desired: json!({}), round, nodes, ranks: vec!["a", "b"] }
+        let (keys, ranks) = (Keys::new("/elastic", &job), vec!["a", "b"]);
+        Scene { keys, desired: json!({}), round, nodes, ranks, fewest: 1, most: 3, min_round_time_ms: 0 }
     }
 
     /// Round 2 is forming instead, and these nodes say this.
@@ -69,9 +74,9 @@ impl Scene {
     fn store(&self) -> [Vec<KeyValue>; 8] {
         let kv = |key: String, value: Value| kv(key, value, 4);
         let spec = json!({
-            "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000,
+            "protocol": 1, "min_nodes": self.fewest, "max_nodes": self.most, "max_restarts": 3, "lease_ttl_ms": 10_000,
             "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
-            "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
+            "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": self.min_round_time_ms,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
@@ -151,7 +156,7 @@ fn when_everybody_has_left_no_later_leader_waits_for_them() {
     assert_eq!((record.number, record.state, record.sealed), (2, RoundState::Forming, None));
     let wants = written(&mut leader, NOW, 8);
     assert!(round(&scene, &wants).is_none(), "once is enough: {wants:?}");
-    assert!(leader.view().unwrap().members.is_empty());
+    assert!(leader.view().unwrap().roster.size() == 0);
 
     // Given one that stays, the round is its
     let scene =

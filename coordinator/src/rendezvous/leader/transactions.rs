@@ -40,7 +40,7 @@ impl Leader {
         then.push(Op::put(self.keys.round(), to_json(&record)));
         self.push_event(now, &record, &form.evict, &mut then);
         let silent = self.silent(view, &form.evict);
-        (Doing::Form { record, evict: form.evict }, self.guarded(then).guarded(silent))
+        (Doing::Form { record, evict: form.evict, quick: form.quick }, self.guarded(then).guarded(silent))
     }
 
     pub(super) fn refuse_txn(&self, view: &View, evictions: &[Eviction]) -> (Doing, Txn) {
@@ -53,7 +53,7 @@ impl Leader {
     /// and a watch can be late.
     fn silent(&self, view: &View, evictions: &[Eviction]) -> Vec<Guard> {
         let silent = |eviction: &Eviction| {
-            let known = view.nodes.get(&eviction.node).map_or(Revision::NONE, |present| present.modified);
+            let known = view.roster.node(&eviction.node).map_or(Revision::NONE, |present| present.modified);
             Guard::modified(self.keys.node(&eviction.node), known)
         };
         evictions.iter().filter(|eviction| eviction.fate != Fate::Dead).map(silent).collect()
@@ -88,7 +88,7 @@ impl Leader {
             sealed: Some(Sealed { number: old.number, plan, nodes: seats.len() as u32 }),
             group_world_size: seats.len() as u32,
             world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
-            master: seats.first().and_then(|seat| view.nodes.get(&seat.node)?.record.master.clone()),
+            master: seats.first().and_then(|seat| view.roster.node(&seat.node)?.record.master.clone()),
             restarts: old.restarts,
             checkpoint: self.checkpoint.as_ref().map(|pointer| pointer.value.clone()),
             leaving: Vec::new(),
@@ -167,19 +167,21 @@ impl Leader {
         };
         match doing {
             Doing::Load => self.load(now, result, out),
-            Doing::Form { record, evict } => {
+            Doing::Form { record, evict, quick } => {
+                if quick {
+                    view.quick.spend(now);
+                }
                 if record.number != view.round.value.number {
                     view.since = now;
                 }
                 for eviction in evict {
-                    view.nodes.remove(&eviction.node);
-                    if let Some(member) = view.members.get_mut(&eviction.node) {
-                        member.evicted = Some(Evicted { at: now, fate: eviction.fate });
-                    }
+                    view.roster.remove(&eviction.node);
+                    let evicted = Evicted { at: now, fate: eviction.fate };
+                    view.roster.change_member(&eviction.node, |member| member.evicted = Some(evicted));
                 }
                 if record.sealed.is_none() {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
-                    view.members.clear();
+                    view.roster.dissolve();
                 }
                 view.planned_here = true;
                 self.wrote_round(record, result.revision);
@@ -189,13 +191,11 @@ impl Leader {
                 None => {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));
                     view.since = now;
-                    view.members = seats
-                        .into_iter()
-                        .map(|seat| {
-                            let absent = (!view.nodes.contains_key(&seat.node)).then_some(now);
-                            (seat.node, Member { rank: seat.rank, started: false, absent, left: false, evicted: None })
-                        })
-                        .collect();
+                    view.roster.dissolve();
+                    for Seat { node, rank } in seats {
+                        let absent = view.roster.node(&node).is_none().then_some(now);
+                        view.roster.seat(&node, Member { rank, started: false, absent, left: false, evicted: None });
+                    }
                     self.wrote_round(record, result.revision);
                 }
             },
@@ -204,9 +204,7 @@ impl Leader {
                 forget_swept(view);
                 self.wrote_round(record, result.revision);
             }
-            Doing::Refuse { nodes } => nodes.iter().for_each(|node: &NodeId| {
-                view.nodes.remove(node);
-            }),
+            Doing::Refuse { nodes } => nodes.iter().for_each(|node| view.roster.remove(node)),
             Doing::Prune { rounds } => rounds.iter().for_each(|round| {
                 view.stale_rounds.remove(round);
             }),
@@ -225,13 +223,13 @@ impl Leader {
 
 /// The done nodes whose keys the next sweep deletes.
 fn swept(view: &View) -> Vec<NodeId> {
-    let done = view.nodes.iter().filter(|(_, present)| present.record.phase == Phase::Done);
+    let done = view.roster.nodes().filter(|(_, present)| present.record.phase == Phase::Done);
     done.take(BATCH).map(|(node, _)| node.clone()).collect()
 }
 
 /// The deletions come back through the watch; until then the same keys would be swept again.
 fn forget_swept(view: &mut View) {
     for node in swept(view) {
-        view.nodes.remove(&node);
+        view.roster.remove(&node);
     }
 }

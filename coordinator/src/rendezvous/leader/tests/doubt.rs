@@ -124,7 +124,7 @@ fn a_beat_that_claims_what_was_not_said_yet_proves_nothing() {
         let age = leader.word(later).expect("a word").all_heard;
         assert_eq!(age, Some(Duration::from_secs(20)), "{echo:?}");
         // and has answered no probe that was not sent
-        assert_eq!(leader.view().expect("a view").contacts[&id("b")].probe, 0);
+        assert_eq!(leader.view().expect("a view").roster.contact(&id("b")).expect("a contact").probe, 0);
     }
 }
 

@@ -1,0 +1,201 @@
+//! What an event costs a leader of many nodes, counted in records that it looks at. Not for times: they differ from
+//! machine to machine.
+
+use super::*;
+use crate::rendezvous::roster::looks;
+
+const NODES: usize = 2000;
+
+/// Far less than the nodes there are.
+const FEW: u64 = 40;
+
+fn name(index: usize) -> String {
+    format!("n{index:04}")
+}
+
+/// Node `index` says this, at this revision.
+fn says(keys: &Keys, index: usize, revision: i64, value: Value) -> LeaderInput {
+    let own = json!({ "incarnation": "1", "host": "h", "role": "default" });
+    let record = merged(merged(about(&name(index)), &own), &value);
+    let mut kv = kv(keys.node(&id(&name(index))), record, revision);
+    kv.create_revision = Revision(10 + index as i64);
+    LeaderInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]))
+}
+
+/// What an input costs, with the decision that it leads to, and what is wanted then.
+fn cost(leader: &mut Leader, now: Time, input: LeaderInput) -> (u64, Vec<LeaderOutput>) {
+    looks::take();
+    let wants = leader.step(now, input);
+    (looks::take(), wants)
+}
+
+/// Every transaction that it wants succeeds, until it wants none.
+fn settle(leader: &mut Leader, now: Time, revision: &mut i64) {
+    while leader.is_busy() {
+        *revision += 1;
+        written(leader, now, *revision);
+    }
+}
+
+#[test]
+fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
+    // Given a job of many nodes whose first round is forming
+    let mut scene = Scene::new();
+    scene.round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
+    scene.nodes.clear();
+    scene.ranks.clear();
+    scene.most = NODES;
+    scene.fewest = NODES;
+    let (mut leader, _) = scene.leader();
+    let mut revision = 10_000;
+    settle(&mut leader, NOW, &mut revision);
+    let mut now = NOW;
+    let mut dearest: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut note = |what, cost: u64| {
+        let dearest = dearest.entry(what).or_default();
+        *dearest = cost.max(*dearest);
+    };
+    // when they come one by one,
+    for index in 0..NODES {
+        now = now + Duration::from_micros(100);
+        revision += 1;
+        let waits = json!({ "phase": "waiting", "master": { "host": "h", "port": 2 } });
+        let (cost, wants) = cost(&mut leader, now, says(&scene.keys, index, revision, waits));
+        match txn(&wants) {
+            // The seal names them all.
+            Some(_) => settle(&mut leader, now, &mut revision),
+            None => note("a node comes", cost),
+        }
+    }
+    assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
+    // open their streams,
+    for index in 0..NODES {
+        let (cost, _) = cost(&mut leader, now, LeaderInput::Opened(id(&name(index))));
+        note("a stream opens", cost);
+    }
+    // start their workers,
+    for index in 0..NODES {
+        revision += 1;
+        let runs = json!({ "phase": "running", "round": 1 });
+        let (cost, _) = cost(&mut leader, now, says(&scene.keys, index, revision, runs));
+        note("a node runs", cost);
+    }
+    // beat,
+    for index in 0..NODES {
+        now = now + Duration::from_micros(100);
+        let heard = LeaderInput::Heard { node: id(&name(index)), probe: 0, echo: Some(now) };
+        let (cost, wants) = cost(&mut leader, now, heard);
+        assert_eq!(wants, []);
+        note("a beat", cost);
+        looks::take();
+        assert!(leader.word(now).is_some());
+        note("a word", looks::take());
+    }
+    // and stop for the next round after one of them failed
+    revision += 1;
+    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
+    let (cost_of_failure, wants) = cost(&mut leader, now, says(&scene.keys, 7, revision, failed));
+    note("a node fails", cost_of_failure);
+    assert!(txn(&wants).is_some());
+    settle(&mut leader, now, &mut revision);
+    for index in 0..NODES {
+        revision += 1;
+        let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
+        let (cost, wants) = cost(&mut leader, now, says(&scene.keys, index, revision, waits));
+        match txn(&wants) {
+            Some(_) => settle(&mut leader, now, &mut revision),
+            None => note("a node stops", cost),
+        }
+    }
+    let round = &leader.view().expect("a view").round.value;
+    assert_eq!((round.number, round.state), (2, RoundState::Running));
+    // then none of it looked at more than a few of them
+    assert!(dearest.values().all(|cost| *cost <= FEW), "{dearest:?}");
+    assert_eq!(dearest["a word"], 0, "{dearest:?}");
+    assert_eq!(dearest["a beat"], 1, "{dearest:?}");
+}
+
+#[test]
+fn one_decision_is_enough_for_all_that_came() {
+    // Given members whose two failures come at once
+    let scene = Scene::new();
+    let (mut leader, _) = scene.leader();
+    settle(&mut leader, NOW, &mut 10);
+    let failed = |class: &str| {
+        let failure = json!({ "class": class, "message": "m" });
+        json!({ "phase": "failed", "round": 1, "failure": failure })
+    };
+    for (at, (node, class)) in [("a", "peer"), ("b", "own")].into_iter().enumerate() {
+        let event = Event::Put(Scene::new().node(node, failed(class)).record(node, 20 + at as i64));
+        let wants = leader.take(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+        assert_eq!(wants, [], "nothing is decided yet");
+    }
+    // then the leader decides on both together, and no second time
+    let record = round(&scene, &leader.act(NOW)).expect("a round");
+    assert_eq!((record.number, record.reason.starts_with("b: m")), (2, true), "{}", record.reason);
+    assert_eq!(leader.act(NOW), []);
+}
+
+#[test]
+fn two_growths_are_quick_and_more_wait_until_the_round_is_old() {
+    let waits = json!({ "phase": "waiting", "master": { "host": "h", "port": 2 } });
+    let mut scene = Scene::new();
+    scene.most = 3;
+    scene.min_round_time_ms = 5000;
+    let (mut leader, _) = scene.leader();
+    let mut revision = 20;
+    settle(&mut leader, NOW, &mut revision);
+    let mut say = |leader: &mut Leader, now, name: &str, says: Value| {
+        revision += 1;
+        let own = json!({ "incarnation": "1", "host": "h", "role": "default" });
+        let event = Event::Put(kv(scene.keys.node(&id(name)), merged(merged(about(name), &own), &says), revision));
+        let wants = leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+        let formed = round(&scene, &wants).map(|record| record.number);
+        settle(leader, now, &mut revision);
+        formed
+    };
+    let mut now = NOW;
+    let mut number = 1;
+    // Given a node that comes, fills the last place, and dies, again and again
+    for (at, quick) in [(0, true), (1, true), (2, false)] {
+        now = now + Duration::from_secs(1);
+        let flaps = format!("c{at}");
+        let formed = say(&mut leader, now, &flaps, waits.clone());
+        assert_eq!(formed, quick.then_some(number + 1), "growth {at}");
+        if !quick {
+            break;
+        }
+        number += 1;
+        let here = |number| json!({ "phase": "waiting", "round": number, "master": { "host": "h", "port": 2 } });
+        for node in ["a", "b"] {
+            say(&mut leader, now, node, here(number));
+        }
+        for node in ["a", "b", &flaps] {
+            say(&mut leader, now, node, json!({ "phase": "running", "round": number }));
+        }
+        // when it dies, its loss is acted on at once
+        leader.step(now, LeaderInput::Dead(id(&flaps)));
+        settle(&mut leader, now, &mut 5000);
+        number += 1;
+        assert_eq!(leader.view().expect("a view").round.value.number, number);
+        for node in ["a", "b"] {
+            say(&mut leader, now, node, here(number));
+        }
+        for node in ["a", "b"] {
+            say(&mut leader, now, node, json!({ "phase": "running", "round": number }));
+        }
+    }
+    // then it comes in only when the round is old
+    let due = now + Duration::from_secs(5);
+    while now < due {
+        now = leader.deadline().expect("a deadline").min(due);
+        let wants = leader.step(now, LeaderInput::Tick);
+        if let Some(record) = round(&scene, &wants) {
+            assert_eq!(record.number, number + 1);
+            assert!(now >= due.minus(Duration::from_secs(1)), "at {now:?}, not before about {due:?}");
+            return;
+        }
+        settle(&mut leader, now, &mut 6000);
+    }
+    panic!("it never came in");
+}

@@ -1,0 +1,543 @@
+//! The nodes as a leader knows them: their keys, places and contacts, in piles by what is asked about them. Each change
+//! moves one node from pile to pile, so a question costs what its answer is long, not what the job is large. Not for
+//! judging, nor for the round.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::view::{Contact, Member, Present};
+use crate::job::{NodeId, Phase};
+use crate::store::Revision;
+use crate::time::Time;
+
+/// Nodes in piles by a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Piles<K> {
+    piles: BTreeMap<K, BTreeSet<NodeId>>,
+    /// How many nodes lie in all of them.
+    count: usize,
+}
+
+impl<K> Default for Piles<K> {
+    fn default() -> Piles<K> {
+        Piles { piles: BTreeMap::new(), count: 0 }
+    }
+}
+
+impl<K: Ord> Piles<K> {
+    fn add(&mut self, key: K, node: &NodeId) {
+        self.count += usize::from(self.piles.entry(key).or_default().insert(node.clone()));
+    }
+
+    fn take(&mut self, key: &K, node: &NodeId) {
+        if let Some(pile) = self.piles.get_mut(key) {
+            self.count -= usize::from(pile.remove(node));
+            if pile.is_empty() {
+                self.piles.remove(key);
+            }
+        }
+    }
+
+    fn least(&self) -> Option<&K> {
+        self.piles.first_key_value().map(|(key, _)| key)
+    }
+
+    fn greatest(&self) -> Option<&K> {
+        self.piles.last_key_value().map(|(key, _)| key)
+    }
+}
+
+/// What a member says: a phase, of a round; nothing without a key, or as a newcomer.
+pub(super) type Says = Option<(u64, Phase)>;
+
+/// All nodes that a leader knows of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    /// The leader's own node: its echo is always fresh.
+    own: NodeId,
+    nodes: BTreeMap<NodeId, Present>,
+    members: BTreeMap<NodeId, Member>,
+    contacts: BTreeMap<NodeId, Contact>,
+    /// Nodes and members, by name.
+    names: Piles<String>,
+    /// Names that several bear.
+    shared_names: BTreeSet<String>,
+    /// Nodes by the place that each must have.
+    places: Piles<u32>,
+    /// Places that several claim.
+    contested: BTreeSet<u32>,
+    /// Members by what they say.
+    says: Piles<Says>,
+    /// Members that are dead or without a key.
+    gone: BTreeSet<NodeId>,
+    /// Members that were evicted, or that left.
+    out: BTreeSet<NodeId>,
+    /// Members by the newest probe that they answered.
+    answered: Piles<u64>,
+    /// Members that live and stay, by when they opened their stream.
+    opened: Piles<Option<Time>>,
+    /// Members that were not evicted, but for the own node, by the newest word that they have seen.
+    echoed: Piles<Option<Time>>,
+    /// Nodes that could take a place in any round, by when their keys came into being.
+    newcomers: Piles<Revision>,
+    /// The same, by when the leader saw them first.
+    arrivals: Piles<Time>,
+}
+
+/// Counts the records that are looked at, for tests of what an event costs.
+#[cfg(test)]
+pub(super) mod looks {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LOOKS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(in super::super) fn count() {
+        LOOKS.set(LOOKS.get() + 1);
+    }
+
+    /// How many since the last call.
+    pub(in super::super) fn take() -> u64 {
+        LOOKS.replace(0)
+    }
+}
+
+#[cfg(not(test))]
+mod looks {
+    pub(super) fn count() {}
+}
+
+/// The piles that a node lies in.
+struct Marks {
+    names: Vec<String>,
+    place: Option<u32>,
+    newcomer: Option<(Revision, Time)>,
+    member: Option<MemberMarks>,
+}
+
+struct MemberMarks {
+    says: Says,
+    gone: bool,
+    out: bool,
+    answered: u64,
+    opened: Option<Option<Time>>,
+    echoed: Option<Option<Time>>,
+}
+
+impl Roster {
+    /// Nobody yet; `own` is the leader's own node.
+    pub fn new(own: NodeId) -> Roster {
+        Roster {
+            own,
+            nodes: BTreeMap::new(),
+            members: BTreeMap::new(),
+            contacts: BTreeMap::new(),
+            names: Piles::default(),
+            shared_names: BTreeSet::new(),
+            places: Piles::default(),
+            contested: BTreeSet::new(),
+            says: Piles::default(),
+            gone: BTreeSet::new(),
+            out: BTreeSet::new(),
+            answered: Piles::default(),
+            opened: Piles::default(),
+            echoed: Piles::default(),
+            newcomers: Piles::default(),
+            arrivals: Piles::default(),
+        }
+    }
+
+    /// A node whose key is there.
+    pub fn node(&self, node: &NodeId) -> Option<&Present> {
+        looks::count();
+        self.nodes.get(node)
+    }
+
+    /// A member of the last sealed round.
+    pub fn member(&self, node: &NodeId) -> Option<&Member> {
+        looks::count();
+        self.members.get(node)
+    }
+
+    /// What the pulses told of a node.
+    pub fn contact(&self, node: &NodeId) -> Option<&Contact> {
+        looks::count();
+        self.contacts.get(node)
+    }
+
+    /// All nodes whose keys are there.
+    pub fn nodes(&self) -> impl Iterator<Item = (&NodeId, &Present)> {
+        self.nodes.iter().inspect(|_| looks::count())
+    }
+
+    /// All members of the last sealed round.
+    pub fn members(&self) -> impl Iterator<Item = (&NodeId, &Member)> {
+        self.members.iter().inspect(|_| looks::count())
+    }
+
+    /// How many members the last sealed round has.
+    pub fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// All that pulses told.
+    pub(super) fn contacts(&self) -> &BTreeMap<NodeId, Contact> {
+        &self.contacts
+    }
+
+    /// A node's key is there, and says this.
+    pub(super) fn put(&mut self, node: &NodeId, present: Present) {
+        self.change(node, |roster| drop(roster.nodes.insert(node.clone(), present)));
+    }
+
+    /// A node's key is gone.
+    pub(super) fn remove(&mut self, node: &NodeId) {
+        self.change(node, |roster| drop(roster.nodes.remove(node)));
+    }
+
+    /// A node has a place.
+    pub(super) fn seat(&mut self, node: &NodeId, member: Member) {
+        self.change(node, |roster| drop(roster.members.insert(node.clone(), member)));
+    }
+
+    /// Nobody has a place any more.
+    pub(super) fn dissolve(&mut self) {
+        for node in self.members.keys().cloned().collect::<Vec<_>>() {
+            self.change(&node, |roster| drop(roster.members.remove(&node)));
+        }
+    }
+
+    /// Something is new about a member, if the node is one.
+    pub(super) fn change_member(&mut self, node: &NodeId, change: impl Fn(&mut Member)) {
+        if self.members.contains_key(node) {
+            self.change(node, |roster| roster.members.get_mut(node).into_iter().for_each(change));
+        }
+    }
+
+    /// Something is new about the contact to a node.
+    pub(super) fn change_contact(&mut self, node: &NodeId, change: impl FnOnce(&mut Contact)) {
+        self.change(node, |roster| change(roster.contacts.entry(node.clone()).or_default()));
+    }
+
+    /// A node was heard; whether it answered a newer probe by it. By far the most frequent change: it moves the node in
+    /// one pile, or in two.
+    pub(super) fn heard(&mut self, node: &NodeId, now: Time, probe: u64, echo: Option<Time>) -> bool {
+        looks::count();
+        let Some(contact) = self.contacts.get_mut(node) else {
+            self.change_contact(node, |contact| {
+                *contact = Contact { heard: Some(now), probe, echoed: echo, ..Contact::default() };
+            });
+            return probe > 0;
+        };
+        let old = *contact;
+        contact.heard = Some(now);
+        contact.probe = old.probe.max(probe);
+        contact.echoed = old.echoed.max(echo);
+        let new = *contact;
+        if let Some(member) = self.members.get(node) {
+            if member.evicted.is_none() && *node != self.own && new.echoed != old.echoed {
+                self.echoed.take(&old.echoed, node);
+                self.echoed.add(new.echoed, node);
+            }
+            if new.probe != old.probe {
+                self.answered.take(&old.probe, node);
+                self.answered.add(new.probe, node);
+            }
+        }
+        new.probe != old.probe
+    }
+
+    /// Members that say this.
+    pub(super) fn saying(&self, says: Says) -> impl Iterator<Item = &NodeId> {
+        self.says.piles.get(&says).into_iter().flatten().inspect(|_| looks::count())
+    }
+
+    /// How many members say this.
+    pub(super) fn count_saying(&self, says: Says) -> usize {
+        self.says.piles.get(&says).map_or(0, BTreeSet::len)
+    }
+
+    /// Members that say anything that `besides` does not hold for.
+    pub(super) fn saying_not(&self, besides: impl Fn(Says) -> bool) -> impl Iterator<Item = &NodeId> {
+        let piles = self.says.piles.iter().filter(move |(says, _)| !besides(**says));
+        piles.flat_map(|(_, pile)| pile).inspect(|_| looks::count())
+    }
+
+    /// Members that are dead or without a key.
+    pub(super) fn gone(&self) -> &BTreeSet<NodeId> {
+        &self.gone
+    }
+
+    /// Members that were evicted, or that left.
+    pub(super) fn out(&self) -> &BTreeSet<NodeId> {
+        &self.out
+    }
+
+    /// Members that have not answered this probe.
+    pub(super) fn unanswered(&self, probe: u64) -> impl Iterator<Item = &NodeId> {
+        self.answered.piles.range(..probe).flat_map(|(_, pile)| pile).inspect(|_| looks::count())
+    }
+
+    /// When the last of the members that live and stay opened its stream: None where one has not; within, None where
+    /// there is no such member.
+    pub(super) fn all_opened(&self) -> Option<Option<Time>> {
+        match self.opened.least() {
+            Some(None) => None,
+            _ => Some(self.opened.greatest().copied().flatten()),
+        }
+    }
+
+    /// The oldest of the words that the members have seen last, but for the own node: None where one has seen none;
+    /// within, None where there is no such member.
+    pub(super) fn all_echoed(&self) -> Option<Option<Time>> {
+        match self.echoed.least() {
+            Some(None) => None,
+            oldest => Some(oldest.copied().flatten()),
+        }
+    }
+
+    /// Nodes that could take a place in any round, in the order in which they came.
+    pub(super) fn newcomers(&self) -> impl Iterator<Item = &NodeId> {
+        self.newcomers.piles.values().flatten().inspect(|_| looks::count())
+    }
+
+    /// How many they are.
+    pub(super) fn count_newcomers(&self) -> usize {
+        self.newcomers.count
+    }
+
+    /// When the first and the last of them came.
+    pub(super) fn arrivals(&self) -> Option<(Time, Time)> {
+        Some((*self.arrivals.least()?, *self.arrivals.greatest()?))
+    }
+
+    /// Nodes and members of this name.
+    pub(super) fn named(&self, name: &str) -> impl Iterator<Item = &NodeId> {
+        self.names.piles.get(name).into_iter().flatten().inspect(|_| looks::count())
+    }
+
+    /// Names that several bear.
+    pub(super) fn shared_names(&self) -> &BTreeSet<String> {
+        &self.shared_names
+    }
+
+    /// Nodes that claim this place.
+    pub(super) fn claiming(&self, place: u32) -> impl Iterator<Item = &NodeId> {
+        self.places.piles.get(&place).into_iter().flatten().inspect(|_| looks::count())
+    }
+
+    /// Places that several claim.
+    pub(super) fn contested(&self) -> &BTreeSet<u32> {
+        &self.contested
+    }
+
+    /// Whether a node waits for a place in any round. What it says is not enough: a member that was just given a place
+    /// has not spoken again yet.
+    pub(super) fn is_placeless(&self, node: &NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|it| it.record.phase == Phase::Waiting && it.record.round.is_none())
+            && self.members.get(node).is_none_or(|member| member.evicted.is_some())
+    }
+
+    fn change(&mut self, node: &NodeId, change: impl FnOnce(&mut Roster)) {
+        looks::count();
+        let before = self.marks(node);
+        self.unmark(node, before);
+        change(self);
+        let after = self.marks(node);
+        self.mark(node, after);
+    }
+
+    fn marks(&self, node: &NodeId) -> Marks {
+        let contact = self.contacts.get(node).copied().unwrap_or_default();
+        let present = self.nodes.get(node);
+        let member = self.members.get(node);
+        let names = present.map(|it| &it.record.name).into_iter().chain(member.map(|it| &it.rank.name));
+        Marks {
+            names: names.cloned().collect(),
+            place: present.and_then(|it| it.record.place),
+            newcomer: present.filter(|_| !contact.dead && self.is_placeless(node)).map(|it| (it.created, it.arrived)),
+            member: member.map(|member| {
+                let evicted = member.evicted.is_some();
+                MemberMarks {
+                    says: present.and_then(|it| Some((it.record.round?, it.record.phase))),
+                    gone: contact.dead || member.absent.is_some(),
+                    out: evicted || member.left,
+                    answered: contact.probe,
+                    opened: (!evicted && present.is_some() && !contact.dead).then_some(contact.opened),
+                    echoed: (!evicted && *node != self.own).then_some(contact.echoed),
+                }
+            }),
+        }
+    }
+
+    fn mark(&mut self, node: &NodeId, marks: Marks) {
+        for name in marks.names {
+            self.names.add(name.clone(), node);
+            self.recount_name(name);
+        }
+        if let Some(place) = marks.place {
+            self.places.add(place, node);
+            self.recount_place(place);
+        }
+        if let Some((created, arrived)) = marks.newcomer {
+            self.newcomers.add(created, node);
+            self.arrivals.add(arrived, node);
+        }
+        let Some(member) = marks.member else { return };
+        self.says.add(member.says, node);
+        self.answered.add(member.answered, node);
+        if member.gone {
+            self.gone.insert(node.clone());
+        }
+        if member.out {
+            self.out.insert(node.clone());
+        }
+        if let Some(opened) = member.opened {
+            self.opened.add(opened, node);
+        }
+        if let Some(echoed) = member.echoed {
+            self.echoed.add(echoed, node);
+        }
+    }
+
+    fn unmark(&mut self, node: &NodeId, marks: Marks) {
+        for name in marks.names {
+            self.names.take(&name, node);
+            self.recount_name(name);
+        }
+        if let Some(place) = marks.place {
+            self.places.take(&place, node);
+            self.recount_place(place);
+        }
+        if let Some((created, arrived)) = marks.newcomer {
+            self.newcomers.take(&created, node);
+            self.arrivals.take(&arrived, node);
+        }
+        let Some(member) = marks.member else { return };
+        self.says.take(&member.says, node);
+        self.answered.take(&member.answered, node);
+        self.gone.remove(node);
+        self.out.remove(node);
+        if let Some(opened) = member.opened {
+            self.opened.take(&opened, node);
+        }
+        if let Some(echoed) = member.echoed {
+            self.echoed.take(&echoed, node);
+        }
+    }
+
+    fn recount_name(&mut self, name: String) {
+        if self.names.piles.get(&name).is_some_and(|pile| pile.len() > 1) {
+            self.shared_names.insert(name);
+        } else {
+            self.shared_names.remove(&name);
+        }
+    }
+
+    fn recount_place(&mut self, place: u32) {
+        if self.places.piles.get(&place).is_some_and(|pile| pile.len() > 1) {
+            self.contested.insert(place);
+        } else {
+            self.contested.remove(&place);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::super::view::Evicted;
+    use super::*;
+    use crate::job::{Fate, NodeRecord, RankRecord};
+
+    fn id(node: u8) -> NodeId {
+        NodeId::new(["own", "a", "b", "c", "c"][usize::from(node) % 5], &node.to_string())
+    }
+
+    fn time(at: u8) -> Time {
+        Time::ZERO + Duration::from_secs(u64::from(at))
+    }
+
+    fn about(node: &NodeId) -> serde_json::Value {
+        serde_json::json!({
+            "name": node.name(), "incarnation": "1", "machine": "m", "boot": "b", "host": "h",
+            "peer": { "host": "h", "port": 1 }, "slots": 1, "role": "r", "phase": "waiting",
+            "group_rank": 0, "first_rank": 0, "role_rank_base": 0, "role_world_size": 1,
+        })
+    }
+
+    fn present(node: &NodeId, x: u8, y: u8) -> Present {
+        const PHASES: [Phase; 4] = [Phase::Waiting, Phase::Running, Phase::Done, Phase::Failed];
+        let mut record: NodeRecord = serde_json::from_value(about(node)).unwrap();
+        record.phase = PHASES[usize::from(x) % 4];
+        record.round = (!y.is_multiple_of(3)).then(|| u64::from(y % 3));
+        record.place = (x % 5 > 2).then(|| u32::from(y % 2));
+        let created = Revision(i64::from(x % 7));
+        Present { record, created, modified: Revision(i64::from(y)), arrived: time(y), said: time(x) }
+    }
+
+    fn member(node: &NodeId, x: u8, y: u8) -> Member {
+        let rank: RankRecord = serde_json::from_value(about(node)).unwrap();
+        let evicted = y.is_multiple_of(4).then(|| Evicted { at: time(x), fate: Fate::Dead });
+        Member {
+            rank,
+            started: false,
+            absent: x.is_multiple_of(3).then(|| time(x)),
+            left: y.is_multiple_of(3),
+            evicted,
+        }
+    }
+
+    fn happens(roster: &mut Roster, (what, node, x, y): (u8, u8, u8, u8)) {
+        let node = id(node);
+        match what {
+            0 | 1 => roster.put(&node, present(&node, x, y)),
+            2 => roster.remove(&node),
+            3 | 4 => roster.seat(&node, member(&node, x, y)),
+            5 => roster.change_member(&node, |it| *it = member(&node, x, y)),
+            6 => roster.change_contact(&node, |contact| contact.opened = (!x.is_multiple_of(4)).then(|| time(y))),
+            7 => roster.change_contact(&node, |contact| contact.dead = x.is_multiple_of(2)),
+            8 if x == 0 => roster.dissolve(),
+            _ => {
+                roster.heard(&node, time(y), u64::from(x % 4), (!x.is_multiple_of(3)).then(|| time(y)));
+            }
+        }
+    }
+
+    /// The same nodes, taken in anew.
+    fn rebuilt(old: &Roster) -> Roster {
+        let mut new = Roster::new(old.own.clone());
+        old.members.iter().for_each(|(node, member)| new.seat(node, member.clone()));
+        old.nodes.iter().for_each(|(node, present)| new.put(node, present.clone()));
+        old.contacts.iter().for_each(|(node, contact)| new.change_contact(node, |it| *it = *contact));
+        new
+    }
+
+    proptest! {
+        #[test]
+        fn a_roster_that_was_changed_is_as_one_that_was_read(
+            events in prop::collection::vec((0..12u8, 0..8u8, any::<u8>(), any::<u8>()), 0..60)
+        ) {
+            let mut roster = Roster::new(id(0));
+            for event in events {
+                happens(&mut roster, event);
+                prop_assert_eq!(&roster, &rebuilt(&roster));
+            }
+            // And its answers are those of a look at every node.
+            let newcomers: Vec<_> = roster.nodes.keys().filter(|node| {
+                roster.is_placeless(node) && !roster.contacts.get(*node).is_some_and(|contact| contact.dead)
+            }).collect();
+            prop_assert_eq!(roster.count_newcomers(), newcomers.len());
+            let echoes = roster.members.iter().filter(|(node, it)| **node != roster.own && it.evicted.is_none());
+            let echoes: Vec<_> =
+                echoes.map(|(node, _)| roster.contacts.get(node).and_then(|contact| contact.echoed)).collect();
+            let oldest = echoes.iter().copied().try_fold(None, |oldest: Option<Time>, echoed| {
+                echoed.map(|echoed| Some(oldest.map_or(echoed, |oldest| oldest.min(echoed))))
+            });
+            prop_assert_eq!(roster.all_echoed(), oldest);
+        }
+    }
+}
