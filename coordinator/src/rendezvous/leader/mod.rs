@@ -183,6 +183,11 @@ impl Leader {
         self.view.as_ref()
     }
 
+    /// Whether a node is a member of the sealed round, or has a key. What others say of themselves is not worth keeping.
+    pub fn knows(&self, node: &NodeId) -> bool {
+        self.view.as_ref().is_some_and(|view| view.nodes.contains_key(node) || view.members.contains_key(node))
+    }
+
     /// Whether a transaction is under way.
     pub fn is_busy(&self) -> bool {
         self.doing.is_some()
