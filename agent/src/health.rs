@@ -15,6 +15,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use elastic_coordinator::listener::{Port, Share};
 use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
 use serde::Serialize;
@@ -72,11 +73,7 @@ impl Health {
         let listener = listener
             .with_context(|| format!("cannot tell health on port {port}; choose another with --health-port"))?;
         tracing::info!(port = listener.local_addr()?.port(), "health");
-        tokio::spawn(async move {
-            if let Err(error) = serve(listener, Arc::new(self)).await {
-                tracing::error!(%error, "health is not told any more");
-            }
-        });
+        tokio::spawn(serve(listener, Arc::new(self)));
         Ok(())
     }
 
@@ -113,13 +110,13 @@ fn ready(group: &GroupState) -> bool {
     !group.workers.is_empty() && group.workers.iter().any(|worker| worker.exit.is_none())
 }
 
-async fn serve(listener: TcpListener, health: Arc<Health>) -> std::io::Result<()> {
+async fn serve(listener: TcpListener, health: Arc<Health>) {
     let router = Router::new()
         .route("/live", get(async || "the agent runs\n"))
         .route("/ready", get(is_ready))
         .route("/", get(state))
         .with_state(health);
-    axum::serve(listener, router).await
+    Port::new(listener, Share::Monitors).serve_http(router).await;
 }
 
 async fn state(State(health): State<Arc<Health>>) -> Response {

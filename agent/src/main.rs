@@ -7,6 +7,7 @@ use anyhow::Context;
 use elastic_agent::cli::{self, Options, Stop};
 use elastic_agent::logs::Console;
 use elastic_agent::{agent, guard};
+use elastic_coordinator::listener;
 use tracing_subscriber::EnvFilter;
 
 #[allow(clippy::print_stdout, clippy::print_stderr)]
@@ -33,6 +34,8 @@ fn main() -> ExitCode {
 fn run(options: Options) -> anyhow::Result<u8> {
     // Before the first thread: the guard is a fork of this process.
     let guard = guard::start()?;
+    // After it: workers are the guard's children, and keep the limit that they were given.
+    listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
     set_up_log(&options, console.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -106,9 +106,11 @@ pub fn place(flag: Option<&str>, rendezvous: &Rendezvous, hostname: &str) -> (Ad
 pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
     let mut last = io::Error::other("no address");
     for host in hosts {
-        match tokio::net::TcpListener::bind((*host, port)).await {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = error,
+        for address in tokio::net::lookup_host((*host, port)).await? {
+            match elastic_coordinator::listener::listen(address) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = error,
+            }
         }
     }
     Err(last)

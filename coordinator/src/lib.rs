@@ -10,6 +10,7 @@
 //! | [`checkpoint`] | publishing a checkpoint under the fence |
 //! | [`job`] | a job's vocabulary: ids, keys, records |
 //! | [`rendezvous`] | the protocol as pure machines: `decide` for the leader, `step` for every node |
+//! | [`listener`] | listening sockets, and the descriptors that they cost |
 //! | [`node`] | the driver that carries the machines: IO, timers, pulses |
 //! | [`overview`] | every job under a prefix, as the store tells it |
 //! | [`service`] | the coordinator service: leads every job while it runs |
@@ -28,6 +29,7 @@ pub mod embedded;
 pub mod etcd_v2;
 pub mod flags;
 pub mod job;
+pub mod listener;
 pub mod mvcc;
 pub mod node;
 pub mod operator;

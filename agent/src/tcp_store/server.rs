@@ -10,12 +10,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
 
+use elastic_coordinator::listener::{Share, keep_alive};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::memory::{Account, Full};
 use super::output::Output;
@@ -38,8 +38,6 @@ impl Default for Limits {
     }
 }
 
-/// Descriptors that are left for the rest of the process.
-const SPARE_DESCRIPTORS: usize = 256;
 /// A connection's own cost in the budget.
 const CONNECTION: usize = 512;
 /// Read at once, from one connection.
@@ -77,7 +75,7 @@ impl TcpStore {
         epoll::add(&epoll, &heard, EventData::new_u64(STOP), EventFlags::IN)?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         let early = early(&listener);
-        let connections = limits.connections.min(descriptors().saturating_sub(SPARE_DESCRIPTORS)).max(1);
+        let connections = limits.connections.min(Share::Workers.connections());
         // It needs little, and a node that only waits has one too.
         let builder = std::thread::Builder::new().name("elastic-store".into()).stack_size(256 * 1024);
         let thread = builder.spawn(move || {
@@ -111,15 +109,6 @@ impl Drop for TcpStore {
             let _ = thread.join();
         }
     }
-}
-
-/// How many descriptors this process may have, after asking for all that it can get. Workers do not inherit this: their
-/// parent was forked before.
-fn descriptors() -> usize {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
-    let limit = if raised { maximum } else { current };
-    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
 /// Those who came before the store was served, and are still there.
@@ -260,6 +249,8 @@ impl Server {
 
     fn enter(&mut self, socket: TcpStream) -> io::Result<()> {
         socket.set_nodelay(true)?;
+        // A worker may be silent for hours; a host that is gone must not be.
+        keep_alive(&socket)?;
         self.account.take(CONNECTION).map_err(io::Error::other)?;
         let slot = self.free.pop().unwrap_or(self.clients.slots.len() as u32);
         let interest = EventFlags::IN;

@@ -12,10 +12,10 @@ use clap::Parser;
 use elastic_coordinator::embedded::EmbeddedServer;
 use elastic_coordinator::flags::StoreFlags;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
+use elastic_coordinator::listener::{self, listen};
 use elastic_coordinator::service::metered::Metered;
 use elastic_coordinator::service::{self, Setup, Shared, http};
 use elastic_coordinator::store::Store;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -77,6 +77,8 @@ struct Cli {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     set_up_log(cli.json_logs);
+    // Each agent of each job that is led from here holds a connection.
+    listener::raise_descriptor_limit();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -120,21 +122,16 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     } else {
         Arc::new(cli.store.connect()?)
     };
-    let listener = TcpListener::bind(cli.peer_listen)
-        .await
+    let listener = listen(cli.peer_listen)
         .with_context(|| format!("take agents' pulses on {} (--peer-listen)", cli.peer_listen))?;
     let peer = peer(&cli, listener.local_addr()?)?;
     let node = NodeId::new(&format!("coordinator-{peer}"), &uuid::Uuid::new_v4().to_string());
     tracing::info!(%node, prefix = cli.store.prefix, "taking agents' pulses at {peer}");
     if let Some(address) = cli.http {
-        let listener = TcpListener::bind(address).await.with_context(|| format!("serve HTTP on {address} (--http)"))?;
+        let listener = listen(address).with_context(|| format!("serve HTTP on {address} (--http)"))?;
         tracing::info!("serving http://{}/metrics, /live and /ready", listener.local_addr()?);
         let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
-            if let Err(error) = http::serve(listener, shared).await {
-                tracing::error!(%error, "the HTTP port failed");
-            }
-        });
+        tokio::spawn(http::serve(listener, shared));
     }
     let setup = Setup {
         store: Arc::new(Metered::new(store, Arc::clone(&shared))),

@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
 use super::Hub;
 use super::admin::AdminService;
@@ -23,6 +22,7 @@ use super::kv::KvService;
 use super::lease::LeaseService;
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
+use crate::listener::{Port, Share, listen};
 use crate::mvcc::Limits;
 use crate::store::{MemoryStore, Revision};
 
@@ -122,12 +122,12 @@ impl EmbeddedServer {
         if !options.allow_remote && !address.ip().to_canonical().is_loopback() {
             return Err(EmbeddedError::Remote { address });
         }
-        let listen = async {
-            let listener = TcpListener::bind(address).await?;
+        let open = || {
+            let listener = listen(address)?;
             let bound = listener.local_addr()?;
             Ok((listener, bound))
         };
-        let (listener, address) = listen.await.map_err(|cause: io::Error| match cause.kind() {
+        let (listener, address) = open().map_err(|cause: io::Error| match cause.kind() {
             io::ErrorKind::AddrInUse => EmbeddedError::InUse { address },
             _ => EmbeddedError::Listen { address, cause },
         })?;
@@ -177,10 +177,7 @@ impl EmbeddedServer {
             .http2_keepalive_interval(Some(CLIENT_CHECK))
             .http2_keepalive_timeout(Some(CLIENT_CHECK))
             .add_routes(Routes::from(router))
-            .serve_with_incoming_shutdown(
-                TcpIncoming::from(listener).with_nodelay(Some(true)),
-                closing.clone().closed(),
-            );
+            .serve_with_incoming_shutdown(Port::new(listener, Share::Store).incoming(), closing.clone().closed());
         let stop = async {
             shutdown.await;
             drop(close);

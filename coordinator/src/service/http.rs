@@ -10,18 +10,16 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::Shared;
+use crate::listener::{Port, Share};
 
 /// Answers until it is dropped.
-///
-/// # Errors
-/// The listener's.
-pub async fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Result<()> {
+pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     let router = Router::new()
         .route("/live", get(async || "the process runs\n"))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(shared);
-    axum::serve(listener, router).await
+    Port::new(listener, Share::Monitors).serve_http(router).await;
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {

@@ -1,0 +1,277 @@
+//! Listening sockets that everybody on the network can reach, and the descriptors that they cost. Not for who may say
+//! what: a connection is let in here before it has said anything.
+//!
+//! Whoever connects costs this process a descriptor, so each listener has a share of them and lets no more in: those
+//! that come on top wait in the kernel's queue. What never says anything, or whose host is gone, is closed, so that
+//! the share is not lost to it.
+
+use std::io::{self, ErrorKind};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::Router;
+use futures::Stream;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Sleep, sleep, timeout};
+use tonic::transport::server::Connected;
+
+/// Connections that the kernel keeps for us until we take them; it takes less where `net.core.somaxconn` is lower.
+pub const BACKLOG: i32 = 4096;
+
+/// Most connections of one listener, however many descriptors there are: each costs memory too.
+const MOST: usize = 1 << 14;
+
+/// Connections of a port that only people and monitors ask.
+const FEW: usize = 64;
+
+/// Pause after an accept that failed for want of descriptors or memory: the next would fail likewise.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a client may take for its first words.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// Bytes that every HTTP/2 client begins with.
+const PREFACE: usize = 24;
+
+/// How long an HTTP/1 client may take for a request's header, or stay idle between two.
+const HEADERS: Duration = Duration::from_secs(30);
+
+/// How long an HTTP/1 connection is used for new requests.
+const OLD: Duration = Duration::from_secs(120);
+
+/// How long an old HTTP/1 connection may take for its last answer.
+const LAST_ANSWER: Duration = Duration::from_secs(10);
+
+/// Raises this process's limit on open descriptors as far as it may, and returns it. The usual limit of 1,024 is less
+/// than one leader of a large job needs, and is there for programs that call `select`.
+pub fn raise_descriptor_limit() -> usize {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
+    let limit = if raised { maximum } else { current };
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// What a listener is for: that decides how many connections it takes at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Share {
+    /// Other agents' pulses.
+    Peers,
+    /// The embedded store's clients.
+    Store,
+    /// The TCPStore that workers meet through.
+    Workers,
+    /// Health and metrics.
+    Monitors,
+}
+
+impl Share {
+    /// Connections at once, of a process that may have `limit` descriptors. All shares together leave an eighth of them
+    /// for files, pipes and connections of our own.
+    fn of(self, limit: usize) -> usize {
+        match self {
+            Share::Peers | Share::Store => (limit / 4).min(MOST),
+            Share::Workers => limit / 8 * 3,
+            Share::Monitors => FEW.min(limit / 16),
+        }
+        .max(1)
+    }
+
+    /// Connections at once in this process.
+    pub fn connections(self) -> usize {
+        self.of(raise_descriptor_limit())
+    }
+}
+
+/// Listens on an address, with a long queue: a thousand agents may come at once.
+///
+/// # Errors
+/// The system's.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    if address.ip() == Ipv6Addr::UNSPECIFIED {
+        // Whatever the machine's default: this address means all of them.
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    socket.bind(address)?;
+    socket.listen(BACKLOG as u32)
+}
+
+/// Has the kernel ask a silent peer whether its host is still there, and end the connection if not: about two minutes
+/// after it was last heard.
+///
+/// # Errors
+/// The system's.
+pub fn keep_alive(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set_socket_keepalive(&socket, true)?;
+    sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60))?;
+    sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15))?;
+    Ok(sockopt::set_tcp_keepcnt(&socket, 4)?)
+}
+
+/// A listening socket with its share of this process's descriptors.
+#[derive(Debug)]
+pub struct Port {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    greeting: Duration,
+    /// The last accept failed, and the log says so.
+    failing: bool,
+}
+
+impl Port {
+    /// Takes connections on `listener`, as many as its share allows.
+    pub fn new(listener: TcpListener, share: Share) -> Port {
+        Port { listener, places: Arc::new(Semaphore::new(share.connections())), greeting: GREETING, failing: false }
+    }
+
+    /// The next connection, once there is a place for it.
+    pub async fn accept(&mut self) -> Connection {
+        let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return std::future::pending().await };
+        loop {
+            match self.listener.accept().await.and_then(|(stream, _)| prepared(stream)) {
+                Ok(stream) => {
+                    if std::mem::take(&mut self.failing) {
+                        tracing::info!("connections are accepted again");
+                    }
+                    let greeting = Some(Greeting { missing: PREFACE, by: Box::pin(sleep(self.greeting)) });
+                    return Connection { stream, greeting, _place: place };
+                }
+                Err(error) if is_the_client_s(&error) => {}
+                Err(error) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::warn!("no connection can be accepted for now: {error}; trying again");
+                    }
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// All connections, for a gRPC server.
+    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
+        futures::stream::unfold(self, |mut port| async { Some((Ok(port.accept().await), port)) })
+    }
+
+    /// Answers HTTP/1 until it is dropped. Connections that are idle or do not finish their requests are closed.
+    pub async fn serve_http(mut self, router: Router) {
+        let mut http = hyper::server::conn::http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEADERS);
+        loop {
+            let mut stream = self.accept().await;
+            // The headers' own limit is the shorter way to say it.
+            stream.greeting = None;
+            let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+            tokio::spawn(async move {
+                tokio::pin!(serving);
+                // What a client breaks is its own loss.
+                if timeout(OLD, serving.as_mut()).await.is_err() {
+                    serving.as_mut().graceful_shutdown();
+                    let _ = timeout(LAST_ANSWER, serving).await;
+                }
+            });
+        }
+    }
+}
+
+fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    keep_alive(&stream)?;
+    Ok(stream)
+}
+
+/// Whether an accept failed for a reason of the one client's, so that the next may be taken at once.
+fn is_the_client_s(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::ConnectionAborted
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::InvalidInput
+            | ErrorKind::Interrupted
+    )
+}
+
+/// A connection in its place, which is free again when this is dropped. One whose client does not begin to speak fails.
+#[derive(Debug)]
+pub struct Connection {
+    stream: TcpStream,
+    greeting: Option<Greeting>,
+    _place: OwnedSemaphorePermit,
+}
+
+#[derive(Debug)]
+struct Greeting {
+    missing: usize,
+    by: Pin<Box<Sleep>>,
+}
+
+impl Connection {
+    fn hear(&mut self, bytes: usize) {
+        if let Some(greeting) = &mut self.greeting {
+            greeting.missing = greeting.missing.saturating_sub(bytes);
+            if greeting.missing == 0 {
+                self.greeting = None;
+            }
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, buf) {
+            self.hear(buf.filled().len() - before);
+            return Poll::Ready(read);
+        }
+        match &mut self.greeting {
+            Some(greeting) => {
+                ready!(greeting.by.as_mut().poll(cx));
+                Poll::Ready(Err(ErrorKind::TimedOut.into()))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
