@@ -11,8 +11,8 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tonic::transport::Channel;
 
-use elastic_proto::pulse::IdentifyRequest;
 use elastic_proto::pulse::pulse_client::PulseClient;
+use elastic_proto::pulse::{Found, IdentifyRequest};
 
 use crate::job::{Endpoint, NodeId};
 use crate::time::Time;
@@ -23,11 +23,9 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Longest pause between two dials.
 const PAUSE: Duration = Duration::from_millis(200);
 
-enum Found {
-    Dead,
-    Alive,
-    Unclear,
-}
+/// Between two HTTP/2 pings on an open stream, and how long an answer may take: a network that swallows everything is
+/// noticed after both, not when TCP gives up, which takes a quarter of an hour.
+const PING: Duration = Duration::from_secs(2);
 
 /// Whether `node`, which listened at `peer`, is dead for certain. Asks again while the answer is unclear, no longer
 /// than `patience`; what is still unclear then is not dead.
@@ -36,36 +34,41 @@ pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, patience: Duration) 
     let mut pause = Duration::from_millis(2);
     loop {
         match ask(peer, node).await {
-            Found::Dead => return true,
-            Found::Alive => return false,
-            Found::Unclear if Time::now().since(begun) >= patience => return false,
-            Found::Unclear => sleep(pause).await,
+            Found::Another => return true,
+            Found::Here => return false,
+            Found::Nobody if Time::now().since(begun) >= patience => return false,
+            Found::Nobody => sleep(pause).await,
         }
         pause = (pause * 2).min(PAUSE);
     }
 }
 
+/// Whether `node` is behind its port. A port that nobody holds is as good as another's; without an answer nothing is
+/// known.
 async fn ask(peer: &Endpoint, node: &NodeId) -> Found {
     match timeout(ANSWER, TcpStream::connect((peer.host.as_str(), peer.port))).await {
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Dead,
+        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => return Found::Another,
         Ok(Ok(_)) => {}
-        _ => return Found::Unclear,
+        _ => return Found::Nobody,
     }
     let identify = async {
         let mut client = connect(peer).await?;
-        client.identify(IdentifyRequest {}).await.ok().map(tonic::Response::into_inner)
+        client.identify(IdentifyRequest { node: node.to_string() }).await.ok().map(|reply| reply.into_inner().found())
     };
-    match timeout(ANSWER, identify).await {
-        Ok(Some(reply)) if reply.node == node.as_str() => Found::Alive,
-        Ok(Some(reply)) if !reply.node.is_empty() => Found::Dead,
-        _ => Found::Unclear,
-    }
+    timeout(ANSWER, identify).await.ok().flatten().unwrap_or(Found::Nobody)
 }
 
 /// Opens a channel to an agent.
 pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}")).ok()?;
-    let channel = endpoint.connect_timeout(ANSWER).tcp_nodelay(true).connect().await.ok()?;
+    let channel = endpoint
+        .connect_timeout(ANSWER)
+        .tcp_nodelay(true)
+        .http2_keep_alive_interval(PING)
+        .keep_alive_timeout(PING)
+        .connect()
+        .await
+        .ok()?;
     Some(PulseClient::new(channel))
 }
 

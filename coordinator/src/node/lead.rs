@@ -1,15 +1,15 @@
 //! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. Not for who leads, nor for the
 //! member beside it: an agent has one, a coordinator's replica has none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
 
-use super::beside::{Beside, sleep_until, watch};
+use super::beside::{self, Beside, sleep_until};
 use super::dial;
 use crate::job::{NodeId, Phase};
 use crate::rendezvous::{Leader, LeaderInput, LeaderOutput, Word};
@@ -27,43 +27,50 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most notes taken in before a decision, and before whoever shares the task has its turn.
 const BATCH: usize = 1024;
+/// Streams of nodes that the leader does not know. A node may come before its key does; it is taken in with the first
+/// beat after that, and one that is turned away comes again.
+const STRANGERS: usize = 1024;
 
 /// What runs beside a leader reports through this.
 pub(crate) enum LeaderNote {
     /// Of this term: a transaction, a watch or a dial.
     Input(Revision, LeaderInput),
-    /// A member opened its pulse stream.
-    Opened {
+    /// From a pulse stream, whose next note waits until this one has had its turn.
+    Pulse {
         /// The stream.
         stream: u64,
-        /// The member.
-        node: NodeId,
-        /// Where answers go; dropped, it ends the stream.
-        answers: mpsc::UnboundedSender<LeaderMessage>,
-    },
-    /// A member's beat.
-    Beat {
-        /// The stream.
-        stream: u64,
-        /// What it says.
-        beat: Beat,
-    },
-    /// A stream ended.
-    Closed {
-        /// The stream.
-        stream: u64,
+        /// What happened on it.
+        said: Said,
+        /// Given back when the note is done with.
+        turn: OwnedSemaphorePermit,
     },
 }
 
-/// Where notes for a leader go.
+/// What happened on a pulse stream.
+pub(crate) enum Said {
+    /// Somebody opened it.
+    Opened {
+        /// The member, by its own word.
+        node: NodeId,
+        /// Where the newest answer and probe go; dropped, it ends the stream.
+        answers: watch::Sender<LeaderMessage>,
+    },
+    /// A beat.
+    Beat(Beat),
+    /// It ended.
+    Closed,
+}
+
+/// Where notes for a leader go. Nothing waits when it sends here, and yet it stays short: of transactions one is under
+/// way, and pulses take turns.
 pub(crate) type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;
 
-/// A member's pulse stream to us.
+/// A pulse stream to us.
 struct Stream {
     node: NodeId,
-    answers: mpsc::UnboundedSender<LeaderMessage>,
-    /// When the newest answer was sent on it, in milliseconds.
-    answered_ms: Option<u64>,
+    answers: watch::Sender<LeaderMessage>,
+    /// The leader was told of it, as it knows the node.
+    known: bool,
 }
 
 /// A term being carried.
@@ -76,6 +83,8 @@ pub(crate) struct LeaderDrive {
     say: Box<dyn Fn(String) + Send>,
     watches: Vec<Beside>,
     streams: BTreeMap<u64, Stream>,
+    /// Those of nodes that the leader does not know, yet or at all.
+    strangers: BTreeSet<u64>,
     /// When it began.
     begun: Time,
     /// When the own node counts as heard next.
@@ -91,9 +100,10 @@ impl LeaderDrive {
         own: Option<NodeId>,
         say: Box<dyn Fn(String) + Send>,
     ) -> LeaderDrive {
-        let (watches, streams) = Default::default();
+        let (watches, streams, strangers) = Default::default();
         let now = Time::now();
-        let mut drive = LeaderDrive { leader, store, inbox, own, say, watches, streams, begun: now, beat_at: now };
+        let mut drive =
+            LeaderDrive { leader, store, inbox, own, say, watches, streams, strangers, begun: now, beat_at: now };
         match drive.own.clone() {
             Some(own) => drive.step(LeaderInput::Opened(own)),
             None => drive.step(LeaderInput::Tick),
@@ -183,17 +193,38 @@ impl LeaderDrive {
                     self.step(input);
                 }
             }
-            LeaderNote::Opened { stream, node, answers } => {
-                self.streams.insert(stream, Stream { node: node.clone(), answers, answered_ms: None });
-                self.step(LeaderInput::Opened(node));
-            }
-            LeaderNote::Beat { stream, beat } => self.beat(stream, beat),
-            LeaderNote::Closed { stream } => self.closed(stream),
+            LeaderNote::Pulse { stream, said, turn: _turn } => match said {
+                Said::Opened { node, answers } => self.opened(stream, node, answers),
+                Said::Beat(beat) => self.beat(stream, beat),
+                Said::Closed => self.closed(stream),
+            },
         }
     }
 
+    fn opened(&mut self, stream: u64, node: NodeId, answers: watch::Sender<LeaderMessage>) {
+        if self.strangers.len() < STRANGERS || self.leader.knows(&node) {
+            self.streams.insert(stream, Stream { node, answers, known: false });
+            self.strangers.insert(stream);
+            self.introduce(stream);
+        }
+    }
+
+    /// Tells the leader of a stream once it knows the node; whether it does.
+    fn introduce(&mut self, id: u64) -> bool {
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        if !stream.known && self.leader.knows(&stream.node) {
+            stream.known = true;
+            let node = stream.node.clone();
+            self.strangers.remove(&id);
+            self.step(LeaderInput::Opened(node));
+            return true;
+        }
+        stream.known
+    }
+
     fn closed(&mut self, stream: u64) {
-        if let Some(Stream { node, .. }) = self.streams.remove(&stream)
+        self.strangers.remove(&stream);
+        if let Some(Stream { node, known: true, .. }) = self.streams.remove(&stream)
             && !self.streams.values().any(|other| other.node == node)
         {
             self.step(LeaderInput::Closed(node));
@@ -201,13 +232,16 @@ impl LeaderDrive {
     }
 
     fn beat(&mut self, stream: u64, Beat { seq, probe, echo_ms }: Beat) {
-        let Some(Stream { node, answers, answered_ms }) = self.streams.get(&stream) else { return };
-        if echo_ms > *answered_ms {
+        if !self.introduce(stream) {
+            return;
+        }
+        let Some(Stream { node, answers, .. }) = self.streams.get(&stream) else { return };
+        let node = node.clone();
+        if echo_ms > answers.borrow().answer.map(|answer| answer.sent_ms) {
             // It claims to have heard what was not said to it: whoever that is, it is not that node.
             tracing::warn!(%node, "a pulse stream in the name of this node is ended: it answers what was not sent on it");
             return self.closed(stream);
         }
-        let (node, answers) = (node.clone(), answers.clone());
         let echo = echo_ms.map(Time::from_millis);
         self.step(LeaderInput::Heard { node, probe, echo });
         if self.is_over() {
@@ -225,11 +259,9 @@ impl LeaderDrive {
                 term: self.term().0,
                 sent_ms: now.as_millis(),
             };
-            if let Some(stream) = self.streams.get_mut(&stream) {
-                stream.answered_ms = Some(answer.sent_ms);
+            if let Some(stream) = self.streams.get(&stream) {
+                stream.answers.send_modify(|word| word.answer = Some(answer));
             }
-            // A stream that ended meanwhile reports so itself.
-            let _ = answers.send(LeaderMessage { answer: Some(answer), probe: None });
         }
     }
 
@@ -260,12 +292,12 @@ impl LeaderDrive {
                     let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Answered { sent, result }));
                 });
             }
-            LeaderOutput::Watch(scope, from) => self.watches.push(watch(store, scope, from, move |update| {
+            LeaderOutput::Watch(scope, from) => self.watches.push(beside::watch(store, scope, from, move |update| {
                 inbox.send(LeaderNote::Input(term, LeaderInput::Watched(update))).is_ok()
             })),
             LeaderOutput::Probe(number) => {
-                for stream in self.streams.values() {
-                    let _ = stream.answers.send(LeaderMessage { answer: None, probe: Some(Probe { number }) });
+                for stream in self.streams.values().filter(|stream| stream.known) {
+                    stream.answers.send_modify(|word| word.probe = Some(Probe { number }));
                 }
                 if let Some(own) = self.own.clone() {
                     self.step(LeaderInput::Heard { node: own, probe: number, echo: Some(Time::now()) });
@@ -282,6 +314,7 @@ impl LeaderDrive {
             LeaderOutput::Deposed => {
                 self.watches.clear();
                 self.streams.clear();
+                self.strangers.clear();
             }
             LeaderOutput::Say(line) => (self.say)(line),
             LeaderOutput::Warn(line) => tracing::warn!("{line}"),
@@ -337,34 +370,41 @@ mod tests {
     async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
         let (mut drive, _notes) = leading().await;
         let node = NodeId::new("b", "1");
+        let turns = Arc::new(tokio::sync::Semaphore::new(1));
         let echoed =
             |drive: &LeaderDrive| drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).unwrap().echoed;
+        let told = |drive: &mut LeaderDrive, stream, said| {
+            let turn = Arc::clone(&turns).try_acquire_owned().unwrap();
+            drive.note(LeaderNote::Pulse { stream, said, turn });
+        };
         let open = |drive: &mut LeaderDrive, stream| {
-            let (answers, received) = mpsc::unbounded_channel();
-            drive.note(LeaderNote::Opened { stream, node: node.clone(), answers });
+            let (answers, received) = watch::channel(LeaderMessage::default());
+            told(drive, stream, Said::Opened { node: node.clone(), answers });
             received
         };
         let beat = |drive: &mut LeaderDrive, stream, echo_ms| {
-            drive.note(LeaderNote::Beat { stream, beat: Beat { seq: 1, probe: 0, echo_ms } });
+            told(drive, stream, Said::Beat(Beat { seq: 1, probe: 0, echo_ms }));
         };
         // Given a member that answers what it is sent
         let mut own = open(&mut drive, 1);
         beat(&mut drive, 1, None);
-        let sent_ms = own.try_recv().unwrap().answer.unwrap().sent_ms;
+        let sent_ms = own.borrow_and_update().answer.unwrap().sent_ms;
         beat(&mut drive, 1, Some(sent_ms));
-        assert!(own.try_recv().is_ok());
+        assert!(own.has_changed().unwrap());
+        own.mark_unchanged();
         let known = echoed(&drive);
         assert_eq!(known, Some(Time::from_millis(sent_ms)));
         // when others speak in its name, with what this leader said to it, or will say
         for (stream, echo_ms) in [(2, sent_ms), (3, sent_ms + 1), (4, u64::MAX)] {
-            let mut forged = open(&mut drive, stream);
+            let forged = open(&mut drive, stream);
             beat(&mut drive, stream, Some(echo_ms));
             // then they get no answer but the end
-            assert_eq!(forged.try_recv().unwrap_err(), mpsc::error::TryRecvError::Disconnected, "{echo_ms}");
+            assert!(forged.has_changed().is_err(), "{echo_ms}");
+            assert_eq!(forged.borrow().answer, None, "{echo_ms}");
             assert_eq!(echoed(&drive), known, "{echo_ms}");
         }
         // and the member is answered as before
         beat(&mut drive, 1, Some(sent_ms));
-        assert!(own.try_recv().is_ok());
+        assert!(own.has_changed().unwrap());
     }
 }

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::ReceiverStream;
 
 use elastic_proto::pulse::{Beat, Hello, LeaderMessage, MemberMessage};
 
@@ -17,6 +18,9 @@ use crate::time::Time;
 
 /// Pause before a stream is opened again.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// Messages that wait for the network.
+const AHEAD: usize = 4;
 
 /// Beats whose answers are still of interest.
 const REMEMBERED: usize = 32;
@@ -47,10 +51,10 @@ impl PulseClient {
 
     async fn stream(&self) -> Option<()> {
         let mut client = dial::connect(&self.leader.peer).await?;
-        let (beats, outgoing) = mpsc::unbounded_channel();
+        let (beats, outgoing) = mpsc::channel(AHEAD);
         let hello = Hello { job: self.job.clone(), node: self.node.to_string() };
-        beats.send(MemberMessage { hello: Some(hello), beat: None }).ok()?;
-        let mut incoming = client.watch(UnboundedReceiverStream::new(outgoing)).await.ok()?.into_inner();
+        beats.try_send(MemberMessage { hello: Some(hello), beat: None }).ok()?;
+        let mut incoming = client.watch(ReceiverStream::new(outgoing)).await.ok()?.into_inner();
 
         let mut sent: VecDeque<(u64, Time)> = VecDeque::with_capacity(REMEMBERED);
         let (mut seq, mut probe, mut echo_ms) = (0, 0, None);
@@ -80,12 +84,18 @@ impl PulseClient {
                     }
                 }
             }
+            let beat = Beat { seq: seq + 1, probe, echo_ms };
+            match beats.try_send(MemberMessage { hello: None, beat: Some(beat) }) {
+                Ok(()) => {}
+                // The leader reads slowly: the next beat says as much as this one would have.
+                Err(TrySendError::Full(_)) => continue,
+                Err(TrySendError::Closed(_)) => return None,
+            }
             seq += 1;
             if sent.len() == REMEMBERED {
                 sent.pop_front();
             }
             sent.push_back((seq, Time::now()));
-            beats.send(MemberMessage { hello: None, beat: Some(Beat { seq, probe, echo_ms }) }).ok()?;
         }
     }
 }

@@ -1,21 +1,44 @@
 //! The peer port: takes members' pulse streams and says who is here. Not for answering beats (the driver does).
 
+//!
+//! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
+//! messages by number and size, what it says by turns, and what it is told by keeping the newest word alone.
+
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::Stream;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
 use tonic::{Request, Response, Status, Streaming};
 
 use elastic_proto::pulse::pulse_server::{Pulse, PulseServer};
-use elastic_proto::pulse::{IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
+use elastic_proto::pulse::{Found, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
 
-use super::lead::{LeaderInbox, LeaderNote};
+use super::lead::{LeaderInbox, LeaderNote, Said};
 use crate::job::{JobId, NodeId};
+use crate::listener::{Port, Share};
+
+/// Largest message. A hello is the longest: a job's id and a node's, of at most 255 and about 300 bytes.
+const MESSAGE: usize = 1 << 10;
+
+/// Streams of one connection. An agent opens one, and asks who is here on another.
+const STREAMS: u32 = 4;
+
+/// Bytes that one stream or connection may have under way: HTTP/2's smallest for a connection.
+const WINDOW: u32 = (1 << 16) - 1;
+
+/// Longest wait for a stream's first message, or for a question.
+const FIRST_WORDS: Duration = Duration::from_secs(5);
+
+/// How often a silent client is asked whether it is there, and how long it may take to answer.
+const CLIENT_CHECK: Duration = Duration::from_secs(10);
+
+/// Notes for leaders under way at once, of all streams together. They take turns: who says much waits.
+const NOTES: usize = 256;
 
 /// Who answers behind a peer port, and where the pulses of each job go. An agent takes part in one job; a coordinator's
 /// replica leads many, under one node id.
@@ -61,9 +84,20 @@ impl Front {
 
 /// Serves until the runtime ends.
 pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
-    let service = PulseServer::new(Peer { front, next: Arc::default() });
-    let incoming = TcpListenerStream::new(listener);
-    if let Err(error) = tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await {
+    let places = Arc::new(Semaphore::new(Share::Peers.connections().saturating_mul(STREAMS as usize)));
+    let peer = Peer { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
+    let service = PulseServer::new(peer).max_decoding_message_size(MESSAGE);
+    let serving = tonic::transport::Server::builder()
+        .max_concurrent_streams(STREAMS)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .http2_max_header_list_size(u32::try_from(MESSAGE * 8).unwrap_or(u32::MAX))
+        .http2_keepalive_interval(Some(CLIENT_CHECK))
+        .http2_keepalive_timeout(Some(CLIENT_CHECK))
+        .timeout(FIRST_WORDS)
+        .add_service(service)
+        .serve_with_incoming(Port::new(listener, Share::Peers).incoming());
+    if let Err(error) = serving.await {
         tracing::error!(%error, "the peer port failed; other nodes will find this one silent");
     }
 }
@@ -71,6 +105,33 @@ pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
 struct Peer {
     front: Arc<Front>,
     next: Arc<AtomicU64>,
+    /// For streams, until their end has been told.
+    places: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
+}
+
+/// Where one stream's notes go: one at a time, each when its turn has come.
+struct Line {
+    stream: u64,
+    inbox: LeaderInbox,
+    turns: Arc<Semaphore>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// The leader takes no more notes.
+struct Gone;
+
+impl From<AcquireError> for Gone {
+    fn from(_: AcquireError) -> Gone {
+        Gone
+    }
+}
+
+impl Line {
+    async fn say(&self, said: Said) -> Result<(), Gone> {
+        let turn = Arc::clone(&self.turns).acquire_owned().await?;
+        self.inbox.send(LeaderNote::Pulse { stream: self.stream, said, turn }).map_err(|_| Gone)
+    }
 }
 
 #[tonic::async_trait]
@@ -78,6 +139,8 @@ impl Pulse for Peer {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<LeaderMessage, Status>> + Send>>;
 
     async fn watch(&self, request: Request<Streaming<MemberMessage>>) -> Result<Response<Self::WatchStream>, Status> {
+        let full = |_| Status::resource_exhausted("this port has too many streams");
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;
         let mut messages = request.into_inner();
         let hello = messages
             .message()
@@ -85,30 +148,130 @@ impl Pulse for Peer {
             .and_then(|message| message.hello)
             .ok_or_else(|| Status::invalid_argument("the first message must be a hello"))?;
         let inbox = self.front.lock().jobs.get(&hello.job).cloned();
-        let inbox =
-            inbox.ok_or_else(|| Status::failed_precondition(format!("job {:?} is not led from here", hello.job)))?;
+        let inbox = inbox.ok_or_else(|| Status::failed_precondition("that job is not led from here"))?;
         let stream = self.next.fetch_add(1, Ordering::Relaxed);
-        let (answers, outgoing) = mpsc::unbounded_channel();
-        let opened = LeaderNote::Opened { stream, node: NodeId::from_text(&hello.node), answers };
-        inbox.send(opened).map_err(|_| Status::unavailable("this port is being left"))?;
+        let line = Line { stream, inbox, turns: Arc::clone(&self.turns), _place: place };
+        let (answers, words) = watch::channel(LeaderMessage::default());
+        let opened = Said::Opened { node: NodeId::from_text(&hello.node), answers };
+        line.say(opened).await.map_err(|Gone| Status::unavailable("this port is being left"))?;
         tokio::spawn(async move {
             while let Ok(Some(message)) = messages.message().await {
                 if let Some(beat) = message.beat
-                    && inbox.send(LeaderNote::Beat { stream, beat }).is_err()
+                    && line.say(Said::Beat(beat)).await.is_err()
                 {
                     return;
                 }
             }
-            let _ = inbox.send(LeaderNote::Closed { stream });
+            let _ = line.say(Said::Closed).await;
         });
-        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(outgoing).map(Ok))))
+        Ok(Response::new(Box::pin(newest(words))))
     }
 
-    async fn identify(&self, _: Request<IdentifyRequest>) -> Result<Response<IdentifyReply>, Status> {
+    async fn identify(&self, request: Request<IdentifyRequest>) -> Result<Response<IdentifyReply>, Status> {
+        // Who does not know whom to ask for learns no name.
+        let asked = request.into_inner().node;
         let behind = self.front.lock();
-        // With many jobs none is named: the node id tells who is here.
-        let mut jobs = behind.jobs.keys();
-        let job = jobs.next().filter(|_| jobs.next().is_none()).cloned().unwrap_or_default();
-        Ok(Response::new(IdentifyReply { job, node: behind.node.clone() }))
+        let found = match behind.node.as_str() {
+            "" => Found::Nobody,
+            _ if asked.is_empty() => Found::Nobody,
+            node if node == asked => Found::Here,
+            _ => Found::Another,
+        };
+        Ok(Response::new(IdentifyReply { found: found.into() }))
+    }
+}
+
+/// The leader's words as a stream that never holds more than the newest: a client that does not read misses those in
+/// between. Each answer and each probe is told once.
+fn newest(words: watch::Receiver<LeaderMessage>) -> impl Stream<Item = Result<LeaderMessage, Status>> + Send {
+    futures::stream::unfold((words, LeaderMessage::default()), |(mut words, told)| async move {
+        words.changed().await.ok()?;
+        let now = *words.borrow_and_update();
+        let news = LeaderMessage {
+            answer: now.answer.filter(|_| now.answer != told.answer),
+            probe: now.probe.filter(|_| now.probe != told.probe),
+        };
+        Some((Ok(news), (words, now)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use elastic_proto::pulse::pulse_client::PulseClient;
+    use elastic_proto::pulse::{Answer, Beat, Hello, Probe};
+    use futures::StreamExt;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(20);
+
+    fn beats() -> impl Stream<Item = MemberMessage> + Send {
+        let hello = Hello { job: "job".into(), node: "a:1".into() };
+        let beats = (1..).map(|seq| MemberMessage { hello: None, beat: Some(Beat { seq, probe: 0, echo_ms: None }) });
+        futures::stream::iter([MemberMessage { hello: Some(hello), beat: None }].into_iter().chain(beats))
+    }
+
+    /// A port with a leader that takes notes when it is told to.
+    async fn port() -> (String, mpsc::UnboundedReceiver<LeaderNote>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let front = Arc::new(Front::default());
+        let (inbox, notes) = mpsc::unbounded_channel();
+        front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
+        tokio::spawn(serve(listener, front));
+        (url, notes)
+    }
+
+    #[tokio::test]
+    async fn a_leader_s_inbox_is_bounded_and_each_stream_has_its_turn() {
+        let (url, mut notes) = port().await;
+        for _ in 0..8 {
+            let url = url.clone();
+            tokio::spawn(async move {
+                let _unread = PulseClient::connect(url).await.unwrap().watch(beats()).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        // More never come than there are turns, however long nobody looks.
+        let full = async {
+            while notes.len() < NOTES {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(WITHIN, full).await.expect("the flood arrives");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(notes.len(), NOTES);
+        let mut heard = std::collections::BTreeSet::new();
+        while heard.len() < 8 {
+            match tokio::time::timeout(WITHIN, notes.recv()).await {
+                Ok(Some(LeaderNote::Pulse { stream, .. })) => heard.insert(stream),
+                _ => panic!("only {heard:?} were heard"),
+            };
+        }
+    }
+
+    #[tokio::test]
+    async fn who_does_not_read_is_kept_the_newest_word_alone() {
+        let (words, heard) = watch::channel(LeaderMessage::default());
+        for seq in 1..=1000 {
+            words.send_modify(|word| word.answer = Some(Answer { seq, ..Answer::default() }));
+        }
+        words.send_modify(|word| word.probe = Some(Probe { number: 7 }));
+        drop(words);
+        let told: Vec<_> = newest(heard).map(Result::unwrap).collect().await;
+        assert_eq!(told.len(), 1);
+        assert_eq!(told[0].answer.map(|answer| answer.seq), Some(1000));
+        assert_eq!(told[0].probe, Some(Probe { number: 7 }));
+    }
+
+    #[tokio::test]
+    async fn each_answer_and_each_probe_is_told_once() {
+        let (words, heard) = watch::channel(LeaderMessage::default());
+        let mut told = Box::pin(newest(heard));
+        words.send_modify(|word| word.probe = Some(Probe { number: 7 }));
+        assert!(told.next().await.unwrap().unwrap().probe.is_some());
+        words.send_modify(|word| word.answer = Some(Answer { seq: 1, ..Answer::default() }));
+        assert_eq!(told.next().await.unwrap().unwrap().probe, None, "a member would answer it again and again");
     }
 }

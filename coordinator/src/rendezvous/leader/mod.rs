@@ -185,7 +185,7 @@ impl Leader {
 
     /// Whether a node is a member of the sealed round, or has a key. What others say of themselves is not worth keeping.
     pub fn knows(&self, node: &NodeId) -> bool {
-        self.view.as_ref().is_some_and(|view| view.nodes.contains_key(node) || view.members.contains_key(node))
+        self.view.as_ref().is_some_and(|view| view.roster.node(node).is_some() || view.roster.member(node).is_some())
     }
 
     /// Whether a transaction is under way.

@@ -202,7 +202,7 @@ fn a_record_that_is_not_ours_is_warned_of_and_does_not_stop_a_leader() {
         assert_eq!(wants.iter().filter(|want| warned(want)).count(), 1, "{key}: {wants:?}");
     }
     // and the tombstone still means what it is
-    assert_eq!(leader.view().unwrap().members[&id("a")].evicted.unwrap().fate, Fate::Unknown);
+    assert_eq!(leader.view().unwrap().roster.member(&id("a")).unwrap().evicted.unwrap().fate, Fate::Unknown);
 
     // Given rubbish where a member's rank should be, then that is damage
     let mut store = scene.store();
