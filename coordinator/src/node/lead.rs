@@ -354,7 +354,16 @@ mod tests {
         let round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
         let put = |key: String, value: serde_json::Value| Op::put(key, value.to_string());
         let store = MemoryStore::start(Limits::default());
-        let begun = Txn::of([put(keys.spec(), spec), put(keys.round(), round), put(keys.leader(), json!({}))]);
+        let node = json!({
+            "name": "b", "incarnation": "1", "machine": "b", "boot": "b", "host": "b", "slots": 1, "role": "default",
+            "peer": { "host": "b", "port": 1 }, "phase": "waiting",
+        });
+        let begun = Txn::of([
+            put(keys.spec(), spec),
+            put(keys.round(), round),
+            put(keys.leader(), json!({})),
+            put(keys.node(&NodeId::new("b", "1")), node),
+        ]);
         let term = store.txn(begun).await.unwrap().revision;
         let leader = Leader::new(NodeId::from_text("coordinator:1"), keys, term, Time::now(), 0);
         let (inbox, mut notes) = mpsc::unbounded_channel();
