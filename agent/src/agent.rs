@@ -32,7 +32,7 @@ use crate::identity::{self, Claim, NodeIdentity};
 use crate::interfaces;
 use crate::local::{self, Local, lost};
 use crate::logs::{Console, ConsoleStream, LogSpec, Logs};
-use crate::network::{self, place};
+use crate::network;
 use crate::numa;
 use crate::outcome::recorded;
 use crate::outcome::report::{Report as FinalReport, ReportForm};
@@ -103,18 +103,31 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
         caught = signals.next() => return Ok(left_early(caught)),
     };
 
-    let place = {
-        let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.clone());
-        tokio::task::spawn_blocking(move || place(flag.as_deref(), &rendezvous, &hostname))
+    let place = Place {
+        keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &job),
+        paths: Paths::new(options.prefix.as_deref().unwrap_or(DEFAULT_PREFIX), job.as_ref()),
     };
-    let (address, interface) = tokio::select! {
-        place = place => place.context("find this node's address")?,
+    let backend = tokio::select! {
+        backend = backend::open(&options.rendezvous, &place, spec.timings.join_timeout) => backend?,
         caught = signals.next() => return Ok(left_early(caught)),
     };
-    tracing::info!(node = %identity, %address, slots, interface = interface.as_deref(), "this node");
+    // After the store was found: what resolves by then need not have before.
+    let address = {
+        let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.clone());
+        let pinned = options.pin_interface;
+        tokio::task::spawn_blocking(move || {
+            let address = network::place(flag.as_deref(), &rendezvous, &hostname);
+            let env = interfaces::variables(&address.address, &hostname, pinned, &|name| std::env::var_os(name));
+            (address, env)
+        })
+    };
+    let (address, mut env) = tokio::select! {
+        address = address => address.context("find this node's address")?,
+        caught = signals.next() => return Ok(left_early(caught)),
+    };
+    tracing::info!(node = %identity, %address, slots, "this node");
 
     let timers = TimerFile::as_asked(&options.watch.timers, identity.runtime_dir())?;
-    let mut env = interfaces::env(interface.as_deref(), &env);
     env.extend(timers.as_ref().map(|timers| (TIMER_FILE, timers.path().into())));
 
     let directory = std::env::current_dir().context("find the working directory")?;
@@ -146,14 +159,6 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
     group.supervisor().hold(&listener)?;
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 
-    let place = Place {
-        keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &job),
-        paths: Paths::new(options.prefix.as_deref().unwrap_or(DEFAULT_PREFIX), job.as_ref()),
-    };
-    let backend = tokio::select! {
-        backend = backend::open(&options.rendezvous, &place, spec.timings.join_timeout) => backend?,
-        caught = signals.next() => return Ok(left_early(caught)),
-    };
     tracing::info!(job = %job, store = %backend.name, "joining");
     let part = match &backend.meeting {
         Meeting::Store(store) => Part::Own(Node::new(Arc::clone(store), job, listener).concluding()),

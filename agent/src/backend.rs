@@ -2,7 +2,7 @@
 //! it.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ use elastic_coordinator::torchelastic::Paths;
 use tokio::net::TcpStream;
 
 use crate::cli::Rendezvous;
+use crate::interfaces::{self, Interface};
+use crate::network;
 
 /// Where system certificates lie on Debian and its kin, for TLS without an own CA.
 const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
@@ -37,7 +39,7 @@ pub enum BackendError {
     )]
     NeverAnswered {
         /// The last failure.
-        last: StoreError,
+        last: Box<BackendError>,
         /// How long it was tried.
         within: Duration,
     },
@@ -66,6 +68,18 @@ pub enum BackendError {
         /// The resolver's words.
         cause: String,
     },
+}
+
+impl BackendError {
+    /// Whether the same may go well a little later.
+    fn is_transient(&self) -> bool {
+        match self {
+            BackendError::Store(error) => error.is_transient(),
+            // A pod's own name, for one, comes to be a moment after its agent.
+            BackendError::Resolve { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// How often an agent that serves the store is looked for, before it counts as gone.
@@ -232,19 +246,19 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
     }
 }
 
-/// Probes a store that does not answer yet again and again, for `patience`.
-async fn until_it_answers<T>(
+/// Asks again and again for what does not answer yet, for `patience`.
+async fn until_it_answers<T, E: Into<BackendError>>(
     patience: Duration,
-    probe: impl AsyncFn() -> Result<T, StoreError>,
+    ask: impl AsyncFn() -> Result<T, E>,
 ) -> Result<T, BackendError> {
     let begun = Time::now();
     let mut said: Option<Time> = None;
     loop {
-        match probe().await {
+        match ask().await.map_err(E::into) {
             Ok(found) => return Ok(found),
-            Err(error) if !error.is_transient() => return Err(error.into()),
+            Err(error) if !error.is_transient() => return Err(error),
             Err(last) if Time::now().since(begun) >= patience => {
-                return Err(BackendError::NeverAnswered { last, within: patience });
+                return Err(BackendError::NeverAnswered { last: Box::new(last), within: patience });
             }
             Err(error) => {
                 let now = Time::now();
@@ -260,47 +274,63 @@ async fn until_it_answers<T>(
 
 /// torchrun's rule: the agent whose machine the endpoint names serves the store, the first of several on one machine.
 async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
-    let addresses = resolve(endpoint).await;
-    let own = match (&addresses, is_host) {
-        (_, Some(is_host)) => is_host,
-        (Ok(addresses), None) => addresses.iter().any(|address| is_own(address.ip())),
-        (Err(_), None) => false,
+    let begun = Time::now();
+    let own = match is_host {
+        Some(is_host) => is_host,
+        None => {
+            let addresses = until_it_answers(patience, || resolve(endpoint)).await?;
+            are_own(&addresses, &interfaces::all().unwrap_or_default())
+        }
     };
     if own {
-        let addresses = addresses?;
-        // Told to serve, it may be reached by an address that is not its own: a service's, or a router's.
-        let address = addresses
-            .iter()
-            .find(|address| is_own(address.ip()))
-            .copied()
-            .or_else(|| addresses.first().map(|address| everywhere(*address)))
-            .ok_or_else(|| BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() })?;
-        // Named as the place to meet, it is meant to be reached.
-        match EmbeddedServer::bind(address, true).await {
+        match serve(endpoint, patience).await {
             Ok(server) => {
-                let store = Arc::new(server.store());
+                let (store, address) = (Arc::new(server.store()), server.address());
                 tokio::spawn(async move {
                     if let Err(error) = server.serve(std::future::pending()).await {
                         tracing::error!(%error, "the store that this agent serves has failed");
                     }
                 });
-                tracing::info!(%address, "this agent serves the job's store: it leads, and leaves last");
+                tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
                 return Ok(Backend {
                     meeting: Meeting::Store(store),
                     serves: true,
                     host: None,
-                    name: format!("the store served here at {address}"),
+                    name: format!("the store served here at {endpoint}"),
                 });
             }
             // Another agent of this machine was first.
-            Err(EmbeddedError::InUse { .. }) if is_host.is_none() => {}
-            Err(error) => return Err(error.into()),
+            Err(BackendError::Serve(EmbeddedError::InUse { .. })) if is_host.is_none() => {}
+            Err(error) => return Err(error),
         }
     }
     let config = EtcdConfig::new([endpoint.to_string()]);
     let v2 = EtcdV2::connect(config.clone())?;
-    let backend = etcd(config, &v2, patience).await?;
+    let left = patience.saturating_sub(Time::now().since(begun));
+    let backend = etcd(config, &v2, left).await?;
     Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
+}
+
+/// Listens on all interfaces, unless the user himself wrote a loopback address: what a host's name is to itself, often
+/// 127.0.1.1, says nothing about how others reach it.
+async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer, BackendError> {
+    let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
+    let addresses = if network::names_loopback(&endpoint.host) {
+        until_it_answers(patience, || resolve(endpoint)).await?
+    } else {
+        everywhere.map(|ip| SocketAddr::new(ip, endpoint.port)).to_vec()
+    };
+    let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
+    for address in addresses {
+        // Named as the place to meet, it is meant to be reached.
+        match EmbeddedServer::bind(address, true).await {
+            Ok(server) => return Ok(server),
+            Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
+            // A host without IPv6.
+            Err(error) => last = error.into(),
+        }
+    }
+    Err(last)
 }
 
 async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
@@ -314,12 +344,9 @@ async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
     }
 }
 
-fn everywhere(address: SocketAddr) -> SocketAddr {
-    let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    SocketAddr::new(any, address.port())
-}
-
-/// Whether an address is one of this machine's: only those can be bound.
-fn is_own(ip: IpAddr) -> bool {
-    ip.is_loopback() || UdpSocket::bind((ip, 0)).is_ok()
+/// Whether these lead to this machine. The interfaces are asked, since `net.ipv4.ip_nonlocal_bind` lets a process bind
+/// addresses that are others'.
+fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
+    let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
+    addresses.iter().any(|address| own(address.ip()))
 }

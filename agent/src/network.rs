@@ -9,7 +9,6 @@ use elastic_coordinator::job::Endpoint;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::cli::Rendezvous;
-use crate::interfaces;
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
@@ -78,8 +77,8 @@ pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, ho
     }
 }
 
-/// The address that peers are told, and the interface that has it, if one does. May take as long as the resolver does.
-pub fn place(flag: Option<&str>, rendezvous: &Rendezvous, hostname: &str) -> (Advertised, Option<String>) {
+/// The address that peers are told. May take as long as the resolver does.
+pub fn place(flag: Option<&str>, rendezvous: &Rendezvous, hostname: &str) -> Advertised {
     let stores = match rendezvous {
         Rendezvous::Standalone => &[][..],
         Rendezvous::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
@@ -90,13 +89,7 @@ pub fn place(flag: Option<&str>, rendezvous: &Rendezvous, hostname: &str) -> (Ad
         (address.source != AddressSource::Hostname).then_some(address)
     };
     let address = stores.iter().find_map(by_route);
-    let address = address.unwrap_or_else(|| advertised_address(flag, stores.first(), hostname));
-    let interface = interfaces::all().map(|all| interfaces::of(&address.address, &all));
-    let interface = interface.unwrap_or_else(|error| {
-        tracing::warn!(%error, "this machine's network interfaces cannot be listed; gloo and NCCL choose theirs");
-        None
-    });
-    (address, interface)
+    address.unwrap_or_else(|| advertised_address(flag, stores.first(), hostname))
 }
 
 /// Listens on the first of these addresses that the machine has.
@@ -127,8 +120,12 @@ fn for_peers(source: IpAddr, store: &str, way_out: impl FnOnce() -> Option<IpAdd
     if source.is_loopback() && !names_loopback(store) { way_out().unwrap_or(source) } else { source }
 }
 
-fn names_loopback(host: &str) -> bool {
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+/// Whether this is a loopback address, or one of the names that mean one on every machine.
+pub fn names_loopback(host: &str) -> bool {
+    const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
+    let (name, domain) = host.split_once('.').unwrap_or((host, "localdomain"));
+    let named = NAMES.iter().any(|known| name.eq_ignore_ascii_case(known)) && domain.starts_with("localdomain");
+    named || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 /// The local address from which packets to `to` would leave. Connecting a UDP socket asks the routing table and sends

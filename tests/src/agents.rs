@@ -6,7 +6,7 @@ mod worker;
 pub use worker::{Round, Worker};
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -153,10 +153,11 @@ impl Job {
         self.spawn(name, command)
     }
 
-    /// Starts an agent in a network namespace, where it finds its address by itself.
-    pub fn start_in(&self, namespace: &str, name: &str, flags: &[&str]) -> Agent {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", namespace]).arg(binary("elastic-agent"));
+    /// Starts an agent by way of `launcher`, a program and its first arguments, and lets it find its address by itself.
+    pub fn start_through<A: AsRef<OsStr>>(&self, launcher: &[A], name: &str, flags: &[&str]) -> Agent {
+        let (program, args) = launcher.split_first().expect("a program");
+        let mut command = Command::new(program);
+        command.args(args).arg(binary("elastic-agent"));
         let command = self.command(command, name, flags);
         self.spawn(name, command)
     }

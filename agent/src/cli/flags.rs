@@ -105,6 +105,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("master-port", "PORT", help::MASTER_PORT))
         .arg(value("local-addr", "HOST", help::LOCAL_ADDR))
         .arg(value("peer-port", "PORT", help::PEER_PORT))
+        .arg(switch("pin-interface", help::PIN_INTERFACE))
         .next_help_heading("Failures and restarts")
         .arg(value("max-restarts", "N", help::MAX_RESTARTS))
         .arg(value("restart-policy", "failures|all", help::RESTART_POLICY))

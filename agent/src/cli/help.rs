@@ -85,6 +85,8 @@ pub(super) const STANDALONE: &str = "One node and nothing else: no store to set 
 pub(super) const LOCAL_ADDR: &str = "Name or address at which other nodes reach this one [default: the address of \
      the interface that leads to the store]";
 pub(super) const PEER_PORT: &str = "Port on which other agents reach this one [default: a free one]";
+pub(super) const PIN_INTERFACE: &str = "Have gloo and NCCL use only the network interface whose address other nodes are \
+     told (sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)";
 pub(super) const MAX_RESTARTS: &str = "How many failures the job forgives, counted for all nodes together \
      [default: 0]";
 pub(super) const RESTART_POLICY: &str = "What uses up --max-restarts: failures alone, or all changes, nodes that come \

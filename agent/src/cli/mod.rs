@@ -162,6 +162,8 @@ pub struct Options {
     pub local_addr: Option<String>,
     /// Port that the agent listens on for its peers; 0: the kernel picks.
     pub peer_port: u16,
+    /// Gloo and NCCL are to use the interface whose address peers are told.
+    pub pin_interface: bool,
     /// The agent's own log level.
     pub log_level: Level,
     /// The agent's own log as JSON.
@@ -278,6 +280,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         peer_port: settings.parsed("peer-port", values::port)?.unwrap_or(0),
         log_level: log_level(settings, &mut warnings)?,
         json_logs: settings.switch("json-logs")?,
+        pin_interface: settings.switch("pin-interface")?,
         program,
         warnings,
     };

@@ -1,21 +1,28 @@
-//! Hosts with two networks, as network namespaces: the one that leads to the store is the one that is used.
+//! Hosts with two networks and names of their own, as namespaces: how nodes meet there, and by which network.
 
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::Command;
 
-use elastic_tests::agents::{Job, LIMIT};
+use elastic_tests::agents::{Agent, Job, LIMIT, exits};
+use tempfile::TempDir;
 
 use crate::python::{noted, python};
 
-/// Two hosts, each on two networks; the default route leads into the first, the store is in the second.
+/// Two hosts, each on two networks; the default route leads into the first, the store is in the second. Each has an
+/// `/etc/hosts` of its own, and no name server.
 struct Hosts {
     names: [String; 2],
+    files: TempDir,
 }
 
 impl Hosts {
     /// None, with the reason printed, where namespaces may not be made; `ELASTIC_REQUIRE_NETNS=1` makes that a failure.
     fn new(test: &str) -> Option<Hosts> {
         let names = ["a", "b"].map(|host| format!("elastic-{test}-{}-{host}", std::process::id()));
-        let hosts = Hosts { names };
+        let files = tempfile::tempdir().unwrap();
+        let hosts = Hosts { names, files };
         match hosts.set_up() {
             Ok(()) => Some(hosts),
             Err(why) if std::env::var_os("ELASTIC_REQUIRE_NETNS").is_some() => panic!("no network namespaces: {why}"),
@@ -28,6 +35,12 @@ impl Hosts {
 
     fn set_up(&self) -> Result<(), String> {
         let [a, b] = &self.names;
+        std::fs::write(self.files.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
+        // As it should be: a host's own name is an address that others reach it by.
+        let own = elastic_agent::identity::hostname();
+        for host in [0, 1] {
+            self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
+        }
         for host in [a, b] {
             ip(&["netns", "add", host])?;
             ip(&["-n", host, "link", "set", "lo", "up"])?;
@@ -46,6 +59,25 @@ impl Hosts {
             ip(&["-n", host, "-6", "route", "add", "default", "dev", "net1"])?;
         }
         Ok(())
+    }
+
+    /// Adds to a host's `/etc/hosts`.
+    fn knows(&self, host: usize, lines: &str) {
+        // In place: the agents' file is this one, bound over another.
+        let mut file = std::fs::File::options().create(true).append(true).open(self.file(host)).unwrap();
+        file.write_all(lines.as_bytes()).unwrap();
+    }
+
+    fn file(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("hosts-{host}"))
+    }
+
+    /// Starts the agent `a` or `b` on the first or the second host.
+    fn start(&self, job: &Job, host: usize, flags: &[&str]) -> Agent {
+        let script = r#"mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf && shift && exec "$@""#;
+        let [hosts, servers] = [self.file(host), self.files.path().join("resolv.conf")].map(PathBuf::into_os_string);
+        let netns = ["ip", "netns", "exec", &self.names[host], "sh", "-c", script].map(OsString::from);
+        job.start_through(&[&netns[..], &[hosts, servers]].concat(), ["a", "b"][host], flags)
     }
 }
 
@@ -74,7 +106,7 @@ master = (e["MASTER_ADDR"], int(e["MASTER_PORT"]))
 link = socket.socket(family)
 if rank == 0:
     link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    link.bind(master)
+    link.bind(("", master[1]))
     link.listen()
     peer, (address, *_) = link.accept()
     note("met", address)
@@ -87,55 +119,160 @@ else:
     link.recv(1)
 "#;
 
-/// A job of both hosts whose store is served by the first, at `address`. The flags are both agents'.
-async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, &str)]) -> Job {
-    let endpoint = format!("--rdzv-endpoint={address}:29400");
+/// A job of both hosts. The flags and variables are those of all its agents.
+fn job(flags: &[&str], env: &[(&str, &str)]) -> Job {
     // The script itself listens where rank 0 is to.
-    let mut job = Job::met_by(&["--rdzv-backend=c10d", &endpoint], "2").conf("workers_store", "workers");
+    let mut job = Job::met_by(flags, "2").conf("workers_store", "workers");
     for (name, value) in env {
         job = job.env(name, value);
     }
-    let job = python(job, MEETS);
-    let [a, b] = &hosts.names;
+    python(job, MEETS)
+}
+
+/// A job whose store is served by the first host, at `address`, when it has ended well. The flags are each agent's.
+async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, &str)]) -> Job {
+    let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={address}:29400")], env);
     // The first to come gets rank 0.
-    let mut first = job.start_in(a, "a", flags[0]);
+    let mut first = hosts.start(&job, 0, flags[0]);
     first.says("this agent serves the job's store", LIMIT).await;
-    let mut second = job.start_in(b, "b", flags[1]);
+    let mut second = hosts.start(&job, 1, flags[1]);
     assert_eq!([first.exit(LIMIT).await, second.exit(LIMIT).await], [0, 0]);
     job
+}
+
+/// What workers were told on each host: master, gloo's interface, NCCL's. The master first, which is the same.
+fn told(job: &Job) -> (String, [String; 2]) {
+    let told = ["a", "b"].map(|node| noted(job, &format!("told-{node}")));
+    let of =
+        |told: &str| told.trim().split_once(' ').map(|(master, rest)| (master.to_owned(), rest.to_owned())).unwrap();
+    let [(master, a), (same, b)] = [of(&told[0]), of(&told[1])];
+    assert_eq!(master, same);
+    (master, [a, b])
 }
 
 #[tokio::test]
 async fn the_network_that_leads_to_the_store_is_the_workers_too() {
     let Some(hosts) = Hosts::new("route") else { return };
     let job = meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;
-    let told = ["a", "b"].map(|node| noted(&job, &format!("told-{node}")));
-    let master = told[0].split(' ').next().unwrap();
-    assert!(["10.77.2.1", "10.77.2.2"].contains(&master), "{told:?}");
-    assert_eq!(told[0], format!("{master} net2 =net2\n"));
-    assert_eq!(told[1], told[0]);
+    let (master, interfaces) = told(&job);
+    assert!(["10.77.2.1", "10.77.2.2"].contains(&&*master), "{master}");
+    assert_eq!(interfaces, ["- -", "- -"], "gloo and NCCL choose for themselves");
     assert!(noted(&job, "met").starts_with("10.77.2."), "{}", noted(&job, "met"));
+}
+
+#[tokio::test]
+async fn the_interface_is_pinned_where_that_is_asked_for() {
+    let Some(hosts) = Hosts::new("pin") else { return };
+    let job = meets(&hosts, "10.77.2.1", [&["--pin-interface"], &["--pin-interface"]], &[]).await;
+    assert_eq!(told(&job).1, ["net2 =net2", "net2 =net2"]);
+}
+
+#[tokio::test]
+async fn gloo_is_pinned_where_the_hosts_name_leads_to_itself_alone() {
+    let Some(hosts) = Hosts::new("gloo") else { return };
+    for host in [0, 1] {
+        // As Debian has it.
+        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::identity::hostname())).unwrap();
+    }
+    let job = meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;
+    assert_eq!(told(&job).1, ["net2 -", "net2 -"]);
 }
 
 #[tokio::test]
 async fn the_local_address_decides_and_what_is_set_stays() {
     let Some(hosts) = Hosts::new("flag") else { return };
-    let flags: [&[&str]; 2] = [&["--local-addr=10.77.1.1"], &["--local-addr=10.77.1.2"]];
+    let flags: [&[&str]; 2] =
+        [&["--pin-interface", "--local-addr=10.77.1.1"], &["--pin-interface", "--local-addr=10.77.1.2"]];
     let job = meets(&hosts, "10.77.2.1", flags, &[("NCCL_SOCKET_IFNAME", "net2")]).await;
-    let told = ["a", "b"].map(|node| noted(&job, &format!("told-{node}")));
-    let master = told[0].split(' ').next().unwrap();
-    assert!(["10.77.1.1", "10.77.1.2"].contains(&master), "{told:?}");
-    assert_eq!(told, [format!("{master} net1 net2\n"), format!("{master} net1 net2\n")]);
+    let (master, interfaces) = told(&job);
+    assert!(["10.77.1.1", "10.77.1.2"].contains(&&*master), "{master}");
+    assert_eq!(interfaces, ["net1 net2", "net1 net2"]);
     assert!(noted(&job, "met").starts_with("10.77.1."), "{}", noted(&job, "met"));
 }
 
 #[tokio::test]
 async fn with_ipv6_it_is_the_same() {
     let Some(hosts) = Hosts::new("six") else { return };
-    let job = meets(&hosts, "[fd77:2::1]", [&[], &[]], &[]).await;
-    let told = noted(&job, "told-a");
-    let master = told.split(' ').next().unwrap();
-    assert!(["fd77:2::1", "fd77:2::2"].contains(&master), "{told}");
-    assert_eq!(told, format!("{master} net2 =net2\n"));
+    let job = meets(&hosts, "[fd77:2::1]", [&["--pin-interface"], &["--pin-interface"]], &[]).await;
+    let (master, interfaces) = told(&job);
+    assert!(["fd77:2::1", "fd77:2::2"].contains(&&*master), "{master}");
+    assert_eq!(interfaces, ["net2 =net2", "net2 =net2"]);
     assert!(noted(&job, "met").starts_with("fd77:2::"), "{}", noted(&job, "met"));
+}
+
+/// Each host's own name leads to itself alone, as Debian has it, and the other's to the second network.
+fn stock_debian(hosts: &Hosts) {
+    hosts.knows(0, "127.0.1.1 node-a\n10.77.2.2 node-b\n");
+    hosts.knows(1, "10.77.2.1 node-a\n127.0.1.1 node-b\n");
+}
+
+#[tokio::test]
+async fn a_host_whose_name_leads_to_itself_alone_is_reached_by_the_others() {
+    let Some(hosts) = Hosts::new("debian") else { return };
+    stock_debian(&hosts);
+    meets(&hosts, "node-a", [&[], &[]], &[]).await;
+}
+
+#[tokio::test]
+async fn node_0_is_reached_by_a_name_that_leads_to_itself_alone() {
+    let Some(hosts) = Hosts::new("static") else { return };
+    stock_debian(&hosts);
+    let job = job(&["--master-addr=node-a"], &[]);
+    let mut agents = [hosts.start(&job, 0, &["--node-rank=0"]), hosts.start(&job, 1, &["--node-rank=1"])];
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    assert_eq!(told(&job).0, "node-a");
+}
+
+#[tokio::test]
+async fn an_address_that_can_be_bound_and_is_anothers_is_not_served() {
+    let Some(hosts) = Hosts::new("nonlocal") else { return };
+    // As load balancers have it.
+    for host in &hosts.names {
+        let script = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind";
+        ip(&["netns", "exec", host, "sh", "-c", script]).expect("let addresses of others be bound");
+    }
+    meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;
+}
+
+#[tokio::test]
+async fn a_name_that_resolves_only_later_is_waited_for() {
+    let Some(hosts) = Hosts::new("later") else { return };
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]);
+    // Given a pod whose own name is not in DNS yet
+    let mut agents = [hosts.start(&job, 0, &[]), hosts.start(&job, 1, &[])];
+    for agent in &agents {
+        agent.says("pod-0 cannot be resolved", LIMIT).await;
+    }
+    assert!(agents.iter_mut().all(|agent| !agent.is_gone()));
+
+    // When it comes there, then its agent serves, and both tell addresses that the other reaches
+    for host in [1, 0] {
+        hosts.knows(host, "10.77.2.1 pod-0\n");
+    }
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    assert!(told(&job).0.starts_with("10.77.2."), "{}", told(&job).0);
+}
+
+#[tokio::test]
+async fn node_0_need_not_know_its_own_name_yet() {
+    let Some(hosts) = Hosts::new("pod") else { return };
+    let job = job(&["--master-addr=pod-0"], &[]);
+    let first = hosts.start(&job, 0, &["--node-rank=0"]);
+    first.says("this agent serves the job's store", LIMIT).await;
+    let second = hosts.start(&job, 1, &["--node-rank=1"]);
+    second.says("waiting for it", LIMIT).await;
+    for host in [0, 1] {
+        hosts.knows(host, "10.77.2.1 pod-0\n");
+    }
+    assert_eq!(exits(&mut [first, second]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn a_name_that_never_resolves_ends_the_wait_with_its_name() {
+    let Some(hosts) = Hosts::new("never") else { return };
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]).conf("join_timeout", "2s");
+    let mut agent = hosts.start(&job, 0, &[]);
+    assert_eq!(agent.exit(LIMIT).await, 1);
+    let output = agent.output();
+    assert!(output.contains("pod-0 cannot be resolved") && output.contains("join_timeout"), "{output}");
 }
