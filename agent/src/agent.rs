@@ -38,7 +38,7 @@ use crate::outcome::recorded;
 use crate::outcome::report::{Report as FinalReport, ReportForm};
 use crate::part::Part;
 use crate::rescue;
-use crate::signals::{Handled, Signals};
+use crate::signals::{self, Handled, Signals};
 use crate::slots;
 use crate::socket::WorkerSocket;
 use crate::warm_up::warm_up;
@@ -64,7 +64,10 @@ pub async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 
 }
 
 /// Takes part, and returns how that ended, or what kept this node from it, as a chain of causes.
-async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Result<End> {
+async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::Result<End> {
+    if !options.signals_named {
+        options.signals = signals::unless_ignored(options.signals);
+    }
     // First of all: at no time may one of these signals have its default action.
     let mut signals = Signals::watch(&options.signals)?;
     for warning in &options.warnings {
@@ -75,7 +78,8 @@ async fn run(options: Options, guard: Guard, console: &Console) -> anyhow::Resul
     let spec = options.spec();
     spec.check()?;
     let job = options.job.clone();
-    let command = WorkerCommand::resolve(&options.program, &env)?;
+    let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
+    tracing::info!("workers run {}", command.program.display());
     let gpus = LazyCell::new(Gpus::detect);
     let slots = slots::count(options.workers, || &*gpus, &text)?;
     let cpus = bound_cpus(&options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;

@@ -59,11 +59,15 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
-    /// Finds what runs `program`. `env` looks up the agent's environment.
+    /// Finds what runs `program`. `env` looks up the agent's environment, `agent` is its executable.
     ///
     /// # Errors
     /// There is no interpreter, or the script or program is missing or not executable.
-    pub fn resolve(program: &Program, env: &dyn Fn(&str) -> Option<OsString>) -> Result<WorkerCommand, CommandError> {
+    pub fn resolve(
+        program: &Program,
+        env: &dyn Fn(&str) -> Option<OsString>,
+        agent: Option<&Path>,
+    ) -> Result<WorkerCommand, CommandError> {
         let mut args = Vec::new();
         let executable = match program.kind {
             ProgramKind::Executable => executable(&program.name, env)?,
@@ -75,16 +79,16 @@ impl WorkerCommand {
                     OsString::from(RUN_PATH),
                     program.name.clone(),
                 ]);
-                python(&program.name, env)?
+                python(&program.name, env, agent)?
             }
             ProgramKind::Module => {
                 args.extend([OsString::from("-u"), OsString::from("-m"), program.name.clone()]);
-                python(&program.name, env)?
+                python(&program.name, env, agent)?
             }
             ProgramKind::Script => {
                 check_script(&program.name)?;
                 args.extend([OsString::from("-u"), program.name.clone()]);
-                python(&program.name, env)?
+                python(&program.name, env, agent)?
             }
         };
         args.extend(program.args.iter().cloned());
@@ -100,7 +104,11 @@ impl WorkerCommand {
 /// Runs the first argument as `__main__`, with what follows as its arguments.
 const RUN_PATH: &str = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
-fn python(script: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, CommandError> {
+fn python(
+    script: &OsStr,
+    env: &dyn Fn(&str) -> Option<OsString>,
+    agent: Option<&Path>,
+) -> Result<PathBuf, CommandError> {
     let set = |name: &str| env(name).filter(|value| !value.is_empty());
     if let Some(named) = set("PYTHON_EXEC") {
         return find(&named, set("PATH").as_deref()).map_err(|problem| CommandError::Interpreter {
@@ -116,11 +124,26 @@ fn python(script: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<Path
             Err(problem) => Err(CommandError::Interpreter { variable: "VIRTUAL_ENV", path, problem }),
         };
     }
+    if let Some(python) = agent.and_then(beside) {
+        return Ok(python);
+    }
     let path = set("PATH");
     ["python3", "python"]
         .iter()
         .find_map(|name| find(OsStr::new(name), path.as_deref()).ok())
         .ok_or_else(|| CommandError::NoPython { script: script.to_owned() })
+}
+
+/// What marks the directory of an environment: venv's file, and conda's folder.
+const ENVIRONMENT: [&str; 2] = ["pyvenv.cfg", "conda-meta"];
+
+/// The Python of the environment that the agent is installed in. Its packages are what the user has chosen for the job,
+/// whether or not the environment is activated.
+fn beside(agent: &Path) -> Option<PathBuf> {
+    let bin = agent.parent()?;
+    let python = bin.join("python");
+    let prefix = bin.parent().filter(|prefix| ENVIRONMENT.iter().any(|mark| prefix.join(mark).exists()));
+    (prefix.is_some() && runnable(&python).is_ok()).then_some(python)
 }
 
 fn executable(name: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<PathBuf, CommandError> {

@@ -23,6 +23,9 @@ const NOT_TO_HANDLE: [i32; 8] = [
     libc::SIGSEGV,
 ];
 
+/// Ignored by `nohup`, and by shells for what they start with `&`, so that it outlives them.
+const LEFT_ALONE: [i32; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
+
 /// A signal that makes the agent leave, and that its workers are stopped with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handled(pub Signal);
@@ -49,6 +52,21 @@ pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
         }
     }
     (handled, warnings)
+}
+
+/// What of `signals` to handle where nobody named them: all but those that this process was started to ignore.
+pub fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
+    // Without /proc an agent ends a little later, and says so.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = ignored(&status);
+    signals.into_iter().filter(|signal| !ignored.contains(&signal.0.as_raw())).collect()
+}
+
+/// The signals among [`LEFT_ALONE`] that a process ignores, by its `/proc/<pid>/status`.
+fn ignored(status: &str) -> Vec<i32> {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    LEFT_ALONE.into_iter().filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
 /// Whether a worker that the agent did not stop was asked to by somebody else: by a signal that would make the agent
@@ -94,6 +112,14 @@ impl Signals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_what_is_ignored_only_what_nohup_and_shells_ignore_counts() {
+        let status = |mask: &str| format!("Name:\tx\nSigBlk:\tffffffffffffffff\nSigIgn:\t{mask}\nSigCgt:\t0\n");
+        assert_eq!(ignored(&status("0000000000001000")), [0; 0], "SIGPIPE, as in every program of Rust");
+        assert_eq!(ignored(&status("0000000000005007")), [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT], "and SIGTERM");
+        assert_eq!(ignored(""), [0; 0]);
+    }
 
     #[test]
     fn names_that_cannot_be_handled_are_passed_over_with_a_word() {

@@ -139,7 +139,9 @@ fn the_wheel_puts_the_program_on_the_path() {
         Command::new(bin.join("elastic-agent"))
             .args(["--standalone", "--log-dir=/dev/null"])
             .arg(&script)
-            .env("VIRTUAL_ENV", &venv)
+            // As a service runs it: nothing has activated the environment.
+            .env_remove("VIRTUAL_ENV")
+            .env_remove("PYTHON_EXEC")
             .env_remove("PYTHONPATH"),
     );
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

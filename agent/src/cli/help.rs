@@ -96,7 +96,7 @@ pub(super) const ON_STORE_LOSS: &str = "While the store is away: wait, and train
 pub(super) const SHUTDOWN_TIMEOUT: &str = "From a worker's stop signal to SIGKILL; the same as stop_grace, before \
      which it goes. Also TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 pub(super) const SIGNALS: &str = "Signals that make the agent leave, and that it passes on to its workers \
-     [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]";
+     [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT, without those that nohup or a shell had it ignore]";
 pub(super) const DRAIN_GRACE: &str = "The same for workers of a node that leaves (SIGTERM, elasticctl drain), which \
      may want to save more; the others wait for them [default: as --shutdown-timeout]";
 pub(super) const WARM_UP: &str = "Start the workers before this node joins, so that the others do not wait for what they \

@@ -146,6 +146,8 @@ pub struct Options {
     pub virtual_local_rank: bool,
     /// Signals that make the agent leave.
     pub signals: Vec<Handled>,
+    /// They were named: they are handled also where this process was started to ignore them.
+    pub signals_named: bool,
     /// Where torchrun's events go.
     pub events: EventHandler,
     /// What to run.
@@ -160,10 +162,10 @@ pub struct Options {
     pub watch: WatchOptions,
     /// `--local-addr`.
     pub local_addr: Option<String>,
-    /// Port that the agent listens on for its peers; 0: the kernel picks.
-    pub peer_port: u16,
     /// Gloo and NCCL are to use the interface whose address peers are told.
     pub pin_interface: bool,
+    /// Port that the agent listens on for its peers; 0: the kernel picks.
+    pub peer_port: u16,
     /// The agent's own log level.
     pub log_level: Level,
     /// The agent's own log as JSON.
@@ -271,16 +273,17 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         numa: settings.parsed("numa-binding", numa)?,
         virtual_local_rank: settings.switch("virtual-local-rank")?,
         signals: handled,
+        signals_named: settings.text("signals-to-handle")?.is_some(),
         events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
         warm_up: warm_up(settings, &logs, &program)?,
         logs,
         watch,
         report: logs::report(settings)?,
         local_addr: local_addr.or(named),
+        pin_interface: settings.switch("pin-interface")?,
         peer_port: settings.parsed("peer-port", values::port)?.unwrap_or(0),
         log_level: log_level(settings, &mut warnings)?,
         json_logs: settings.switch("json-logs")?,
-        pin_interface: settings.switch("pin-interface")?,
         program,
         warnings,
     };

@@ -32,12 +32,35 @@ fn the_interpreter_is_python_exec_then_the_virtual_env_then_path() {
     let (named, venv, bin, old) = (at("named/py"), at("venv"), at("bin"), at("old"));
     let all = [("PYTHON_EXEC", named.as_path()), ("VIRTUAL_ENV", &venv), ("PATH", &bin)];
     let script = program(ProgramKind::Script, at("train.py"));
-    let found = |pairs: &[(&str, &Path)]| WorkerCommand::resolve(&script, &env(pairs)).unwrap().program;
+    let found = |pairs: &[(&str, &Path)]| WorkerCommand::resolve(&script, &env(pairs), None).unwrap().program;
 
     assert_eq!(found(&all), named);
     assert_eq!(found(&all[1..]), venv.join("bin/python"));
     assert_eq!(found(&all[2..]), bin.join("python3"));
     assert_eq!(found(&[("PATH", &old)]), old.join("python"));
+}
+
+#[test]
+fn an_environment_that_holds_the_agent_has_the_interpreter_unless_another_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["named/py", "active/bin/python", "bin/python3", "own/bin/python", "usr/bin/python"] {
+        write(&at(name), 0o755);
+    }
+    write(&at("own/pyvenv.cfg"), 0o644);
+    write(&at("broken/conda-meta"), 0o644);
+    let (named, active, path) = (at("named/py"), at("active"), at("bin"));
+    let found = |agent: &str, pairs: &[(&str, &Path)]| {
+        let module = program(ProgramKind::Module, "train");
+        WorkerCommand::resolve(&module, &env(pairs), Some(&at(agent))).unwrap().program
+    };
+
+    let own = "own/bin/elastic-agent";
+    assert_eq!(found(own, &[("PATH", &path)]), at("own/bin/python"));
+    assert_eq!(found(own, &[("PATH", &path), ("VIRTUAL_ENV", &active)]), at("active/bin/python"));
+    assert_eq!(found(own, &[("PYTHON_EXEC", &named)]), named);
+    assert_eq!(found("usr/bin/elastic-agent", &[("PATH", &path)]), at("bin/python3"), "no environment");
+    assert_eq!(found("broken/bin/elastic-agent", &[("PATH", &path)]), at("bin/python3"), "without an interpreter");
 }
 
 #[test]
@@ -49,7 +72,7 @@ fn scripts_modules_and_programs_get_their_arguments() {
     write(&script, 0o644);
     let pairs = [("PATH", dir.path())];
     let args = |program: &Program| {
-        let command = WorkerCommand::resolve(program, &env(&pairs)).unwrap();
+        let command = WorkerCommand::resolve(program, &env(&pairs), None).unwrap();
         let words: Vec<String> = command.args(1, 5).into_iter().map(|arg| arg.into_string().unwrap()).collect();
         (command.program.file_name().unwrap().to_str().unwrap().to_owned(), words)
     };
@@ -69,7 +92,7 @@ fn what_cannot_run_is_said_before_anything_is_joined() {
     std::fs::create_dir(at("venv")).unwrap();
     let (bin, venv, absent) = (at("bin"), at("venv"), at("absent"));
     let error = |kind, name: OsString, pairs: &[(&str, &Path)]| {
-        WorkerCommand::resolve(&program(kind, name), &env(pairs)).unwrap_err().to_string()
+        WorkerCommand::resolve(&program(kind, name), &env(pairs), None).unwrap_err().to_string()
     };
     let path = [("PATH", bin.as_path())];
 
@@ -98,7 +121,8 @@ fn a_path_is_run_as_main_with_its_own_arguments() {
     let path = dir.path().join("train.py");
     std::fs::write(&path, "import sys; print(__name__, sys.argv[1:], sys.argv[0] == __file__)").unwrap();
     let command =
-        WorkerCommand::resolve(&program(ProgramKind::RunPath, path), &|name: &str| std::env::var_os(name)).unwrap();
+        WorkerCommand::resolve(&program(ProgramKind::RunPath, path), &|name: &str| std::env::var_os(name), None)
+            .unwrap();
     let output = Command::new(python).args(command.args(3, 7)).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "__main__ ['--x', '3/7'] True");
 }
@@ -108,7 +132,7 @@ fn a_script_that_differs_by_worker_is_left_to_python() {
     let dir = tempfile::tempdir().unwrap();
     write(&dir.path().join("python3"), 0o755);
     let script = program(ProgramKind::Script, "train_${local_rank}.py");
-    let command = WorkerCommand::resolve(&script, &env(&[("PATH", dir.path())])).unwrap();
+    let command = WorkerCommand::resolve(&script, &env(&[("PATH", dir.path())]), None).unwrap();
     assert_eq!(command.args(3, 7)[1], "train_3.py");
 }
 

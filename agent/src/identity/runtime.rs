@@ -11,9 +11,14 @@ use super::IdentityError;
 /// Longest name of a job's directory, in bytes: room for a UUID, and for a socket below within a path's 108 bytes.
 const LONGEST_NAME: usize = 40;
 
-/// Where runtime files lie on this host.
+/// Where runtime files lie on this host: in the first of some places that can be had.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeDir {
+    places: Vec<Place>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
     /// Exists already.
     base: PathBuf,
     /// Ours in it.
@@ -21,24 +26,46 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// `$XDG_RUNTIME_DIR/elastic-agent`, or `/run/elastic-agent` for root, or `/tmp/elastic-agent-<uid>`.
+    /// `$XDG_RUNTIME_DIR/elastic-agent`, `/run/elastic-agent` for root, `/tmp/elastic-agent-<uid>`.
     pub fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
         // The specification asks for an absolute path, and to ignore any other.
         let xdg = env("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-        match xdg {
-            Some(base) => RuntimeDir::under(base),
-            None if uid == 0 => RuntimeDir::under("/run"),
-            None => RuntimeDir { base: "/tmp".into(), own: format!("elastic-agent-{uid}") },
-        }
+        let run = (uid == 0).then(|| PathBuf::from("/run"));
+        let shared = Place { base: "/tmp".into(), own: format!("elastic-agent-{uid}") };
+        RuntimeDir { places: xdg.into_iter().chain(run).map(Place::under).chain([shared]).collect() }
     }
 
     /// `<base>/elastic-agent`.
     pub fn under(base: impl Into<PathBuf>) -> RuntimeDir {
-        RuntimeDir { base: base.into(), own: "elastic-agent".into() }
+        RuntimeDir { places: vec![Place::under(base.into())] }
     }
 
-    /// Opens the job's directory, making it where needed.
+    /// Opens the job's directory, making it where needed. A place that cannot be had is passed over, with a warning:
+    /// `$XDG_RUNTIME_DIR` is often another host's, or another user's.
+    ///
+    /// # Errors
+    /// The last place's.
     pub(super) fn open(&self, job: &str) -> Result<Directory, IdentityError> {
+        let mut places = self.places.iter();
+        let mut place = places.next().ok_or_else(|| refuse(Path::new("/"), "no place is named".into()))?;
+        loop {
+            match (place.open(job), places.next()) {
+                (Err(error), Some(next)) => {
+                    tracing::warn!("{error}; {} is used instead", next.base.join(&next.own).display());
+                    place = next;
+                }
+                (opened, _) => return opened,
+            }
+        }
+    }
+}
+
+impl Place {
+    fn under(base: PathBuf) -> Place {
+        Place { base, own: "elastic-agent".into() }
+    }
+
+    fn open(&self, job: &str) -> Result<Directory, IdentityError> {
         let base = rustix::fs::openat(CWD, &self.base, DIRECTORY, Mode::empty())
             .map_err(|errno| refuse(&self.base, errno.to_string()))?;
         let own = Directory { fd: base, path: self.base.clone() }.private(&self.own)?;
@@ -111,14 +138,14 @@ mod tests {
 
     #[test]
     fn the_place_is_xdgs_then_run_for_root_then_tmp() {
-        let dir = |xdg: Option<&str>, uid| {
+        let dirs = |xdg: Option<&str>, uid| {
             let dir = RuntimeDir::of(&|_| xdg.map(OsString::from), uid);
-            dir.base.join(dir.own).to_str().unwrap().to_owned()
+            dir.places.iter().map(|place| place.base.join(&place.own).display().to_string()).collect::<Vec<_>>()
         };
-        assert_eq!(dir(Some("/run/user/7"), 7), "/run/user/7/elastic-agent");
-        assert_eq!(dir(Some("relative"), 7), "/tmp/elastic-agent-7");
-        assert_eq!(dir(None, 7), "/tmp/elastic-agent-7");
-        assert_eq!(dir(None, 0), "/run/elastic-agent");
+        assert_eq!(dirs(Some("/run/user/7"), 7), ["/run/user/7/elastic-agent", "/tmp/elastic-agent-7"]);
+        assert_eq!(dirs(Some("relative"), 7), ["/tmp/elastic-agent-7"]);
+        assert_eq!(dirs(None, 7), ["/tmp/elastic-agent-7"]);
+        assert_eq!(dirs(None, 0), ["/run/elastic-agent", "/tmp/elastic-agent-0"]);
     }
 
     #[test]

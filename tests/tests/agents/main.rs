@@ -25,6 +25,7 @@ mod rescue;
 mod shares;
 mod socket;
 mod static_nodes;
+mod surroundings;
 mod training;
 mod warm_up;
 mod watchdog;

@@ -1,0 +1,101 @@
+//! What an agent finds where it is started: signals that are ignored, folders that are not there, a Python beside it.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+
+use elastic_tests::agents::{Agent, Job, LIMIT};
+use elastic_tests::binaries::binary;
+use elastic_tests::wait::within;
+use rustix::process::Signal;
+use tokio::process::Command;
+
+/// One node's job, and its agent, started as `nohup` and shells start what is to stay.
+fn ignoring(flags: &[&str]) -> (Job, Agent) {
+    let job = Job::met_by(&["--standalone"], "1").flag("--max-restarts=1");
+    let script = r#"trap "" HUP INT QUIT; exec "$0" "$@""#;
+    let agent = job.start_through(&["sh", "-c", script], "a", flags);
+    (job, agent)
+}
+
+#[tokio::test]
+async fn what_nohup_and_a_shells_ampersand_ignore_stays_ignored() {
+    let (job, mut agent) = ignoring(&[]);
+    let first = job.runs(1, 1).await;
+    for signal in [Signal::HUP, Signal::INT, Signal::QUIT] {
+        agent.signal(signal);
+    }
+    // A node that leaves has no second round.
+    first.workers[0].kill();
+    job.runs(2, 1).await.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn a_signal_that_is_named_is_handled_though_it_was_ignored() {
+    let (job, mut agent) = ignoring(&["--signals-to-handle=SIGHUP"]);
+    job.runs(1, 1).await;
+    agent.signal(Signal::HUP);
+    assert_eq!(agent.exit(LIMIT).await, 3, "{}", agent.output());
+}
+
+#[tokio::test]
+async fn without_its_runtime_directory_an_agent_takes_another() {
+    // A login node's, as Slurm passes it on; and a file.
+    let plain = tempfile::NamedTempFile::new().unwrap();
+    for missing in ["/run/user/4294967294", plain.path().to_str().unwrap()] {
+        let job = Job::met_by(&["--standalone"], "1").env("XDG_RUNTIME_DIR", missing);
+        let mut agent = job.start("a");
+        job.runs(1, 1).await.exit(0);
+        assert_eq!(agent.exit(LIMIT).await, 0);
+        let said = agent.output();
+        let warning = said.lines().find(|line| line.contains("WARN") && line.contains(missing));
+        assert!(warning.is_some_and(|line| line.contains("elastic-agent")), "{said}");
+    }
+}
+
+/// A prefix with the agent and a Python that says which it is.
+struct Prefix(tempfile::TempDir);
+
+impl Prefix {
+    fn new(mark: &str) -> Prefix {
+        let dir = tempfile::tempdir().unwrap();
+        let bin = dir.path().join("bin");
+        std::fs::create_dir(&bin).unwrap();
+        let (built, installed) = (binary("elastic-agent"), bin.join("elastic-agent"));
+        std::fs::hard_link(&built, &installed).or_else(|_| std::fs::copy(&built, &installed).map(drop)).unwrap();
+        std::fs::write(bin.join("python"), "#!/bin/sh\necho \"$0\"\n").unwrap();
+        std::fs::set_permissions(bin.join("python"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        std::fs::write(dir.path().join(mark), "").unwrap();
+        Prefix(dir)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The Python that workers of the agent at `agent` ran.
+    async fn python(&self, agent: PathBuf, env: &[(&str, PathBuf)]) -> String {
+        let mut command = Command::new(agent);
+        command.args(["--standalone", "--log-dir=/dev/null", "-m", "train"]).env_remove("VIRTUAL_ENV");
+        command.env_remove("PYTHON_EXEC").env_remove("LOGLEVEL").env("XDG_RUNTIME_DIR", self.0.path());
+        let run = within("the agent ends", LIMIT, command.envs(env.iter().cloned()).output()).await.unwrap();
+        let said = String::from_utf8_lossy(&run.stdout).trim().to_owned();
+        let log = String::from_utf8_lossy(&run.stderr).into_owned();
+        assert!(run.status.success() && log.contains(&said), "the log names it: {log}");
+        said
+    }
+}
+
+#[tokio::test]
+async fn in_an_environment_that_is_not_activated_its_python_runs_the_workers() {
+    for mark in ["pyvenv.cfg", "conda-meta"] {
+        let (venv, other) = (Prefix::new(mark), Prefix::new("pyvenv.cfg"));
+        let own = venv.at("bin/python");
+        assert_eq!(venv.python(venv.at("bin/elastic-agent"), &[]).await, own.to_str().unwrap());
+        symlink(venv.at("bin/elastic-agent"), other.at("agent")).unwrap();
+        assert_eq!(venv.python(other.at("agent"), &[]).await, own.to_str().unwrap(), "by a link from elsewhere");
+
+        let activated = venv.python(venv.at("bin/elastic-agent"), &[("VIRTUAL_ENV", other.at(""))]).await;
+        assert_eq!(PathBuf::from(activated), other.at("bin/python"), "another one is activated");
+    }
+}
