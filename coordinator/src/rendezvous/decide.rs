@@ -93,6 +93,9 @@ pub const MOST_EVICTIONS: usize = 50;
 /// signal that asks it to stop, its agent may be told to leave too: then it was no failure.
 const TOLD_TOO: Duration = Duration::from_millis(300);
 
+/// Why the first round of a generation forms that follows another.
+pub(crate) const BEGINS_ANEW: &str = "the job begins anew";
+
 /// Ends the reason of a plan that a new leader made anew.
 const TAKEN_OVER: &str = " (taken over)";
 
@@ -405,9 +408,11 @@ fn all_answered_since(view: &View, report: Revision) -> bool {
 fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
     let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh, quick: false });
+    // Whom it waits for then are the members of a generation that is over: their loss is no reason of this one.
+    let fresh = round.reason == BEGINS_ANEW;
     if !view.planned_here {
-        // Every first leader finds the job's first record, written by whoever began it.
-        let suffix = if round.sealed.is_some() { TAKEN_OVER } else { "" };
+        // Every first leader finds a generation's first record, written by whoever began it.
+        let suffix = if round.sealed.is_some() && !fresh { TAKEN_OVER } else { "" };
         let reason = round.reason.trim_end_matches(TAKEN_OVER);
         return (anew(Vec::new(), false), format!("{reason}{suffix}"));
     }
@@ -418,7 +423,8 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let (evict, outstanding) = outstanding(now, view, wake);
     if let Some(first) = evict.first() {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
-        let reason = format!("lost {}: {}", names(&gone), first.reason);
+        let lost = || format!("lost {}: {}", names(&gone), first.reason);
+        let reason = if fresh { BEGINS_ANEW.to_owned() } else { lost() };
         return (anew(evict, false), reason);
     }
     if !outstanding.is_empty() {
