@@ -27,6 +27,9 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 /// The lease of every test's job. Waiting for one to lapse costs this.
 pub const LEASE: Duration = Duration::from_secs(4);
 
+/// Exit code of an agent whose job has failed.
+pub const JOB_FAILED: i32 = 5;
+
 /// How soon a [`Job::prompt`] job answers what it need not wait out a lease for.
 pub const AT_ONCE: Duration = Duration::from_secs(10);
 

@@ -55,6 +55,10 @@ pub const LEFT: u8 = 3;
 /// Exit code where the operator closed the job.
 pub const CLOSED: u8 = 4;
 
+/// Exit code where the job has failed: its result is final, and an agent that is started again would begin it anew,
+/// with a new budget. That an agent could not take part is 1, as is whatever nobody foresaw: it may be started again.
+pub const JOB_FAILED: u8 = 5;
+
 /// What there is to tell at an agent's end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
@@ -93,6 +97,7 @@ impl Report {
             Outcome::Succeeded => 0,
             Outcome::Drained => LEFT,
             Outcome::Closed => CLOSED,
+            Outcome::Failed => JOB_FAILED,
             _ => 1,
         };
         Report { report: VERSION, job: job.to_owned(), result, reason: reason.to_owned(), cause, exit_code }
@@ -109,7 +114,7 @@ impl Report {
         Report { exit_code: u8::from(!self.success()), ..self }
     }
 
-    /// The process's exit code: 0 if the job succeeded, [`LEFT`], [`CLOSED`], else 1.
+    /// The process's exit code: 0 if the job succeeded, [`LEFT`], [`CLOSED`], [`JOB_FAILED`], else 1.
     pub fn exit_code(&self) -> u8 {
         self.exit_code
     }
@@ -269,7 +274,7 @@ mod tests {
             "job": "digits",
             "result": "failed",
             "reason": "b: ValueError: boom (exit code 1); no restarts left of 3",
-            "exit_code": 1,
+            "exit_code": JOB_FAILED,
             "cause": {
                 "class": "own",
                 "message": "ValueError: boom (exit code 1)",
@@ -292,7 +297,7 @@ mod tests {
     fn every_end_has_a_result_and_a_code() {
         let ends = [
             (End::Succeeded, "succeeded", 0),
-            (End::Failed(None, "no more".into()), "failed", 1),
+            (End::Failed(None, "no more".into()), "failed", JOB_FAILED),
             (End::Closed, "closed", CLOSED),
             (End::Drained, "drained", LEFT),
             (End::Refused("taken".into()), "refused", 1),

@@ -1,6 +1,6 @@
 //! How jobs end, and what their ids mean afterwards.
 
-use elastic_tests::agents::{AT_ONCE, Job, LEASE, LIMIT, exits};
+use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LEASE, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 
 #[tokio::test]
@@ -14,7 +14,7 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
     assert_eq!(second.restarts(), 1);
     second.of("c").exit(7);
 
-    assert_eq!(exits(&mut agents).await, [1, 1, 1]);
+    assert_eq!(exits(&mut agents).await, [JOB_FAILED; 3]);
     let cause = |output: &str| output.split_once("  root cause").map(|(_, cause)| cause.trim().to_owned());
     let causes: Vec<_> = agents.iter().map(|agent| cause(&agent.output())).collect();
     assert!(causes[0].is_some() && causes.iter().all(|other| *other == causes[0]), "{causes:#?}");
@@ -57,12 +57,14 @@ async fn after_failure_a_new_start_is_a_new_generation() {
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.of("a").exit(1);
     job.runs(2, 2).await.of("a").exit(1);
-    assert_eq!(exits(&mut agents).await, [1, 1]);
+    assert_eq!(exits(&mut agents).await, [JOB_FAILED; 2]);
 
     // When the job is started again, with other flags, then numbers go on and the budget is whole
     agents = ["a", "b"].map(|name| job.start_with(name, &["--max-restarts=2"]));
     let round = job.runs(3, 2).await;
     assert_eq!(round.restarts(), 0);
+    let reason = job.record(&etcd, "round").await.unwrap()["reason"].clone();
+    assert_eq!(reason, "the job begins anew", "and not that nodes of the failed one are gone");
     round.of("b").exit(1);
     let again = job.runs(round.number + 1, 2).await;
     assert_eq!(again.restarts(), 1);
@@ -101,7 +103,7 @@ async fn too_few_nodes_for_too_long_end_the_job() {
 
     // When the job stays below its minimum, then it fails and says why; its workers were stopped at the loss
     b.kill();
-    assert_eq!(a.exit(LIMIT).await, 1);
+    assert_eq!(a.exit(LIMIT).await, JOB_FAILED);
     assert!(a.output().contains("the job has failed: "), "{}", a.output());
     job.nobody_is_left(AT_ONCE).await;
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::job::Keys;
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::{binary, output};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
 
@@ -163,7 +163,7 @@ async fn a_checkpoint_folder_that_cannot_be_is_the_jobs_cause() {
     let trainer = binary("elastic-trainer").display().to_string();
     let job = job.program([trainer, "digits".into(), "--epochs=1".into(), format!("--checkpoint-dir={folder}")]);
     let mut agent = job.start("a");
-    assert_eq!(agent.exit(LIMIT).await, 1);
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let output = agent.output();
     let cause = output.split_once("  root cause").map_or("", |(_, cause)| cause);
     assert!(cause.contains(&folder), "{output}");
@@ -181,14 +181,14 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
     let fails_after = ["sh".to_owned(), "-c".into(), r#""$0" "$@" && exit 3"#.into()].into_iter().chain(train.clone());
     let job = job.program(fails_after);
     let mut agent = job.start("a");
-    assert_eq!(agent.exit(LIMIT).await, 1, "{}", agent.output());
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED, "{}", agent.output());
     std::fs::remove_dir_all(&folder).unwrap();
 
     // When it is started again, then it does not begin anew unasked: it names the step, the file and the way out
     let job = job.program(train);
     let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].to_string();
     let mut agent = job.start("a");
-    assert_eq!(agent.exit(LIMIT).await, 1);
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let output = agent.output();
     for part in [&format!("must resume from step {step}"), folder.to_str().unwrap(), "elasticctl drop-checkpoint"] {
         assert!(output.contains(part), "{part:?} is not in\n{output}");

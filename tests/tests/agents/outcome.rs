@@ -4,7 +4,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, exits};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LEASE, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
@@ -30,7 +30,7 @@ fn script(text: &str) -> Job {
 /// Runs a job on one node to its failure.
 async fn failure_of(job: &Job) -> Value {
     let mut agent = job.start("a");
-    assert_eq!(agent.exit(LIMIT).await, 1, "{}", agent.output());
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED, "{}", agent.output());
     json(&agent)
 }
 
@@ -51,7 +51,7 @@ async fn every_agent_gives_the_same_report_with_the_workers_traceback() {
 
     // when it fails,
     let mut agents = job.start_all(["a", "b", "c"]);
-    assert_eq!(exits(&mut agents).await, [1, 1, 1]);
+    assert_eq!(exits(&mut agents).await, [JOB_FAILED; 3]);
 
     // then all agents say the same, for people and for programs.
     let reports = agents.each_ref().map(json);
@@ -120,7 +120,7 @@ async fn a_bystander_that_was_told_to_stop_is_not_the_cause() {
     agent.signal(Signal::CONT);
 
     // then the agent, which hears of both at once, names the second.
-    assert_eq!(agent.exit(LIMIT).await, 1);
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let cause = json(&agent)["cause"].clone();
     assert_eq!((&cause["rank"], text(&cause, "message")), (&1.into(), "told to exit with 5 (exit code 5)"));
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use elastic_tests::agents::{AT_ONCE, Agent, Job, LIMIT, exits, json_lines};
+use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
 use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
@@ -298,6 +298,6 @@ async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
     let job = job(&etcd);
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.of("b").signal(Signal::TERM);
-    assert_eq!(exits(&mut agents).await, [1, 1]);
+    assert_eq!(exits(&mut agents).await, [JOB_FAILED; 2]);
     assert!(agents[0].output().contains("signal     15 (SIGTERM)"), "{}", agents[0].output());
 }

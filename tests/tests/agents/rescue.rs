@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use elastic_tests::agents::{Agent, Job, exits, json_lines};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits, json_lines};
 use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
@@ -86,7 +86,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
     let mut agents = job.start_all(["a", "b"]);
     let done = kill_all_workers(&job, 4, || ()).await;
     let round = newest_round(&job);
-    assert_eq!(exits(&mut agents).await, [1, 1]);
+    assert_eq!(exits(&mut agents).await, [JOB_FAILED; 2]);
 
     // Then one has saved the last snapshot, and the other has not, and says so
     let steps: Vec<u64> = agents.iter().filter_map(saved).collect();
@@ -127,7 +127,7 @@ async fn a_rescue_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
     kill_all_workers(&job, 2, spoil).await;
     let round = newest_round(&job);
     let committed = last(&job.path("trace"), "committed").unwrap();
-    assert_eq!(exits([&mut agent]).await, [1]);
+    assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
     let output = agent.output();
     let expected = format!("the job resumes from step {committed}, {}/", folder.display());
     assert!(output.contains("the newest snapshot in memory is not saved: ") && output.contains(&expected), "{output}");
@@ -175,7 +175,7 @@ async fn a_second_signal_ends_a_rescue_that_takes_long() {
     agent.says("once more kills the workers and leaves at once", LONG).await;
     assert!(!agent.is_gone(), "the first lets it be");
     agent.signal(Signal::INT);
-    assert_eq!(exits([&mut agent]).await, [1]);
+    assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
     assert!(agent.output().contains("the saving was cut short"), "{}", agent.output());
     let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
     let path = format!("/proc/{pid}");
@@ -195,7 +195,7 @@ async fn what_a_rescue_prints_is_committed_only_if_it_is_a_checkpoint() {
         ),
     ] {
         let (job, mut agent) = failing(Job::on(&etcd, "1").flag("--max-restarts=0"), save);
-        assert_eq!(exits([&mut agent]).await, [1]);
+        assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
         assert!(agent.output().contains(says), "{save}: {}", agent.output());
         let committed = job.record(&etcd, "checkpoint").await.is_some();
         assert_eq!(committed, save.contains("manifest"), "{save}");

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
@@ -174,7 +174,7 @@ time.sleep(1000)
     let mut agent = job.start("a");
     assert_eq!(job.runs(2, 1).await.restarts(), 1);
     // The last one fails the job, and the agent says so by its exit code, too.
-    assert_eq!(agent.exit(LIMIT).await, 1);
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let reason = reason(&job, &etcd).await;
     assert!(reason.contains("in one uninterruptible wait in the kernel for 800ms"), "{reason}");
 }
