@@ -31,7 +31,7 @@ use crate::health::Health;
 use crate::identity::{self, Claim, NodeIdentity};
 use crate::interfaces;
 use crate::local::{self, Local, lost};
-use crate::logs::{Console, ConsoleStream, LogSpec, Logs};
+use crate::logs::{self, Console, ConsoleStream, LogSpec, Logs};
 use crate::network;
 use crate::numa;
 use crate::outcome::recorded;
@@ -203,7 +203,8 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         master: None,
         place: options.place,
     };
-    let (every, start_timeout) = (spec.timings.renewal(), spec.timings.start_timeout);
+    let (every, lease_ttl, start_timeout) =
+        (spec.timings.renewal(), spec.timings.lease_ttl, spec.timings.start_timeout);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, start_timeout);
     let mut local = Local {
         group,
@@ -227,7 +228,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             }
             take_part(part, record, spec, backend.store(), &keys, &mut local, &mut signals).await
         } => end?,
-        () = backend.host_gone(every) => End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name)),
+        () = backend.host_gone(every, lease_ttl) => End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name)),
     };
     local.group.conclude(reason(&end));
     if backend.serves {
@@ -238,7 +239,11 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     }
     let Local { group, socket, watchdog, .. } = local;
     drop((socket, watchdog));
+    let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;
+    if let (End::Succeeded, LogDir::Temporary, Some(directory)) = (&end, &options.logs.dir, log_directory) {
+        logs::remove_if_empty(&directory);
+    }
     if options.rendezvous == Rendezvous::Standalone {
         identity.retire();
     }

@@ -82,9 +82,6 @@ impl BackendError {
     }
 }
 
-/// How often an agent that serves the store is looked for, before it counts as gone.
-const LOOKS: u32 = 3;
-
 /// How nodes meet there.
 #[derive(Clone)]
 pub enum Meeting {
@@ -131,16 +128,24 @@ impl Backend {
         self.meeting.store()
     }
 
-    /// Waits until the agent that serves the store is gone for certain: its port refuses, looked at `every` so often.
-    /// What it held in memory is gone with it. Never ends where the store is served otherwise.
-    pub async fn host_gone(&self, every: Duration) {
-        let Some(host) = &self.host else { return std::future::pending().await };
-        let mut refused = 0;
-        while refused < LOOKS {
+    /// Waits until the agent that serves the store is gone for certain: looked at `every` so often, its port refuses for
+    /// `period`, and no connection that there was answers. What it held in memory is gone with it. A service in front of
+    /// it refuses, too, while its pod is not ready; then what is connected stays so. Never ends where the store is served
+    /// otherwise.
+    pub async fn host_gone(&self, every: Duration, period: Duration) {
+        let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
+        let mut gone_since: Option<Time> = None;
+        loop {
             tokio::time::sleep(every).await;
             let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
             let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
-            refused = if refuses { refused + 1 } else { 0 };
+            // Any key does: that there is none is an answer.
+            let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
+            let now = Time::now();
+            gone_since = gone_since.or(Some(now)).filter(|_| gone);
+            if gone_since.is_some_and(|since| now.since(since) >= period) {
+                return;
+            }
         }
     }
 }

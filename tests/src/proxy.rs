@@ -58,6 +58,11 @@ impl FaultProxy {
         });
     }
 
+    /// Refuses new connections. Those that there are stay.
+    pub fn refuse_new(&self) {
+        self.mode.send_modify(|mode| mode.accepts = false);
+    }
+
     /// Lets nothing through in either direction; connections stay open, and what comes in is kept.
     pub fn stall(&self) {
         self.mode.send_modify(|mode| mode.flows = [false; 2]);

@@ -124,6 +124,15 @@ impl Logs {
         let directory = base.join(format!("{}_{}", spec.run_id.replace(['/', '\0'], "_"), random()));
         match fs::create_dir_all(&directory) {
             Ok(()) => Ok(Logs { spec, console, root: Some(directory), flow: Flow::new() }),
+            Err(cause) if spec.dir.is_none() => {
+                // Nobody has asked for files, so that there are none is no reason not to train.
+                tracing::warn!(
+                    "cannot create a log directory, {}: {cause}; no output goes to files, and error files are not \
+                     written: name one with --log-dir, or correct TMPDIR",
+                    directory.display()
+                );
+                Ok(Logs { spec, console, root: None, flow: Flow::new() })
+            }
             Err(cause) => Err(LogError { directory, cause }),
         }
     }
@@ -173,6 +182,24 @@ impl Logs {
     pub async fn finish(&self, patience: Duration) -> bool {
         self.flow.ends(patience).await
     }
+}
+
+/// Takes a log directory away in which no file is, and the one around it, which was made for it. For one that nobody
+/// has asked for.
+pub fn remove_if_empty(directory: &Path) {
+    remove_empty(directory);
+    if let Some(base) = directory.parent() {
+        // What holds something else refuses.
+        let _ = fs::remove_dir(base);
+    }
+}
+
+fn remove_empty(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .for_each(|entry| remove_empty(&entry.path()));
+    let _ = fs::remove_dir(directory);
 }
 
 /// The logs of the workers that start together.

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
+use elastic_tests::proxy::FaultProxy;
 
 /// An address on which nothing listens.
 pub(crate) fn endpoint() -> String {
@@ -60,6 +61,27 @@ async fn without_its_host_no_worker_goes_on() {
 
     a.kill();
     job.nobody_is_left(LEASE * 2).await;
+}
+
+#[tokio::test]
+async fn a_store_that_takes_no_new_connection_for_a_while_is_not_lost() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let proxy = FaultProxy::start(format!("127.0.0.1:{port}")).await;
+    let job = Job::met_by(&["--master-addr=127.0.0.1"], "2");
+    let through = proxy.address().replace("127.0.0.1:", "--master-port=");
+    let mut host = job.start_with("host", &["--node-rank=0", &format!("--master-port={port}")]);
+    let mut other = job.start_with("other", &["--node-rank=1", &through]);
+    let round = job.runs(1, 2).await;
+
+    // As a service whose pod is not ready for a while: longer than any lease.
+    proxy.refuse_new();
+    let mut left = tokio::time::interval(Duration::from_millis(100));
+    for _ in 0..LEASE.as_millis() / 50 {
+        left.tick().await;
+        assert!(!other.is_gone(), "{}", other.output());
+    }
+    round.exit(0);
+    assert_eq!(exits([&mut host, &mut other]).await, [0, 0]);
 }
 
 #[tokio::test]

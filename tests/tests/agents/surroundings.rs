@@ -3,8 +3,9 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
-use elastic_tests::agents::{Agent, Job, LIMIT};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
 use elastic_tests::binaries::binary;
+use elastic_tests::launcher::Launcher;
 use elastic_tests::wait::within;
 use rustix::process::Signal;
 use tokio::process::Command;
@@ -51,6 +52,35 @@ async fn without_its_runtime_directory_an_agent_takes_another() {
         let warning = said.lines().find(|line| line.contains("WARN") && line.contains(missing));
         assert!(warning.is_some_and(|line| line.contains("elastic-agent")), "{said}");
     }
+}
+
+/// Default log directories in a launcher's folder.
+fn log_directories(launcher: &Launcher) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(launcher.path(".")).unwrap().flatten().map(|entry| entry.path());
+    entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("torchelastic_")).collect()
+}
+
+#[tokio::test]
+async fn a_log_directory_that_nobody_asked_for_and_nothing_is_in_goes_when_the_job_succeeds() {
+    let launcher = Launcher::default();
+    assert_eq!(launcher.run("elastic-agent", &["--standalone", "--no-python", "true"]).await.code, 0);
+    assert_eq!(log_directories(&launcher), [""; 0].map(PathBuf::from));
+    let to_file = ["--standalone", "--redirects=3", "--no-python", "echo", "hello"];
+    assert_eq!(launcher.run("elastic-agent", &to_file).await.code, 0);
+    assert_eq!(log_directories(&launcher).len(), 1, "something was written");
+    assert_eq!(launcher.run("elastic-agent", &["--standalone", "--no-python", "false"]).await.code, JOB_FAILED);
+    assert_eq!(log_directories(&launcher).len(), 2, "a failure's stays");
+}
+
+#[tokio::test]
+async fn without_a_place_for_logs_that_nobody_asked_for_a_job_runs() {
+    let launcher = Launcher::default().env("TMPDIR", "/dev/null/absent");
+    let ended = launcher.run("elastic-agent", &["--standalone", "--no-python", "echo", "hello"]).await;
+    assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
+    let warns = |line: &str| line.contains("WARN") && line.contains("/dev/null/absent") && line.contains("--log-dir");
+    assert!(ended.stderr.lines().any(warns), "{ended:?}");
+    let asked = launcher.run("elastic-agent", &["--standalone", "--log-dir=/dev/null/x", "--no-python", "true"]).await;
+    assert_eq!(asked.code, 1, "{asked:?}");
 }
 
 /// A prefix with the agent and a Python that says which it is.
