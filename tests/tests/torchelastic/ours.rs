@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use elastic_tests::agents::JOB_FAILED;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
@@ -85,7 +86,7 @@ async fn a_job_that_fails_ends_everywhere_with_its_cause() {
     let [mut a, mut b] = ["a", "b"].map(|name| scene.start(Ours, name));
     let group = scene.works(2, None).await;
     scene.kill(group.of("b"));
-    assert_eq!((a.exit(SOON).await, b.exit(SOON).await), (1, 1));
+    assert_eq!((a.exit(SOON).await, b.exit(SOON).await), (JOB_FAILED, JOB_FAILED));
     for agent in [&a, &b] {
         assert!(agent.output().contains("SIGKILL"), "{}", agent.output());
     }
