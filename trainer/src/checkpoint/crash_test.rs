@@ -23,6 +23,10 @@ fn save<D: Disk>(checkpoints: &mut Checkpoints<D>, step: u64, round: u64) -> Res
 
 /// A copy of `step`'s state.
 fn frame(step: u64, round: u64) -> Frame {
+    frame_of("test", step, round)
+}
+
+fn frame_of(job: &str, step: u64, round: u64) -> Frame {
     let tensors = [
         Entry { name: "a".into(), dtype: "F32".into(), shape: vec![20, 10], offset: 0, len: 800 },
         Entry { name: "b".into(), dtype: "F32".into(), shape: vec![500], offset: 800, len: 2000 },
@@ -30,8 +34,8 @@ fn frame(step: u64, round: u64) -> Frame {
     let data = Position { epoch: 1, cursor: 7, samples: 100, seed: 3, global_batch: 7, shards: 2 };
     let state = state(step);
     let (done, tensors, state) = (None, &tensors, &state);
-    let snapshot = Snapshot { job: "test", round, world_size: 2, step, done, settings: "any", data, tensors, state };
-    let mut frame = Frame::alone(&Layout::new("test", "any", tensors));
+    let snapshot = Snapshot { job, round, world_size: 2, step, done, settings: "any", data, tensors, state };
+    let mut frame = Frame::alone(&Layout::new(job, "any", tensors));
     frame.fill(&snapshot);
     frame
 }
@@ -306,6 +310,76 @@ fn a_round_cannot_overwrite_another_rounds_checkpoint() {
     // And a manifest that is whole but not the committed one is refused.
     let error = checkpoints.load(Path::new(&committed.path), Some("crc32c:00000000")).unwrap_err().to_string();
     assert!(error.contains(&committed.path) && error.contains("digest"), "{error}");
+}
+
+/// A job's way to a folder: with an agent, unless it saves beside others.
+fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host>, impl Fn(u64) -> Frame + 'a) {
+    let checkpoints = Checkpoints::new(Host, folder).owned_by(Owner { job: job.to_owned(), beside_others });
+    (checkpoints, move |step| frame_of(job, step, 1))
+}
+
+#[test]
+fn a_folder_is_one_jobs() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut first, frame) = by(folder.path(), "first", false);
+    first.prepare().unwrap();
+    let (mut second, _) = by(folder.path(), "second", false);
+    // Before anything is saved, and after.
+    for round in 0..2 {
+        let error = second.prepare().unwrap_err().to_string();
+        assert!(error.contains("that of job first, not of job second"), "{round}: {error}");
+        first.prepare().unwrap();
+        first.save(&frame(3)).unwrap();
+        // A folder that an earlier version wrote to says nothing of whose it is; its checkpoints do.
+        let _ = std::fs::remove_file(folder.path().join(OWNER));
+    }
+    assert_eq!(first.newest().unwrap().manifest.job, "first");
+    // A word that a crash cut short is nobody's.
+    std::fs::write(folder.path().join(OWNER), "fir").unwrap();
+    assert!(second.prepare().is_err());
+    first.prepare().unwrap();
+    assert_eq!(std::fs::read_to_string(folder.path().join(OWNER)).unwrap(), "first\n");
+}
+
+#[test]
+fn a_job_that_resumes_from_whatever_is_there_destroys_nothing_of_anothers() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut first, first_frame) = by(folder.path(), "first", false);
+    first.prepare().unwrap();
+    for step in [3, 6] {
+        first.save(&first_frame(step)).unwrap();
+    }
+    // One that is being saved.
+    let under_way = folder.path().join("step-00000007-r1");
+    std::fs::create_dir(&under_way).unwrap();
+    let (mut second, frame) = by(folder.path(), "second", true);
+    second.prepare().unwrap();
+    let error = second.save(&frame(6)).unwrap_err().to_string();
+    assert!(error.contains("is a checkpoint of job first"), "{error}");
+    for step in [9, 12] {
+        let committed = second.save(&frame(step)).unwrap();
+        assert!(second.prune(&committed, &last(1)).is_empty());
+    }
+    let mut names = Host.list(folder.path()).unwrap();
+    names.sort();
+    assert_eq!(names, ["job", "step-00000003-r1", "step-00000006-r1", "step-00000007-r1", "step-00000012-r1"]);
+}
+
+#[test]
+fn what_a_symbolic_link_leads_to_stays() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut checkpoints = Checkpoints::new(Host, folder.path());
+    let kept = elsewhere.path().join("manifest.json");
+    for (step, link) in [(6, "step-00000003-r1"), (9, "step-00000009-r1")] {
+        std::fs::write(&kept, "{}").unwrap();
+        let link = folder.path().join(link);
+        std::os::unix::fs::symlink(elsewhere.path(), &link).unwrap();
+        let committed = save(&mut checkpoints, step, 1).unwrap();
+        assert!(checkpoints.prune(&committed, &last(1)).is_empty());
+        assert!(kept.exists(), "step {step}");
+        assert!(!link.is_symlink(), "the link goes");
+    }
+    assert_eq!(checkpoints.newest().unwrap().state, state(9));
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub trait Disk {
     /// Creates or replaces a file, makes its contents durable and closes it. Its name is durable only after
     /// [`sync_folder`](Self::sync_folder).
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// The same for a file that must not be there yet, even where several try at once: one that is has
+    /// [`ErrorKind::AlreadyExists`].
+    fn write_new(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
+    /// Whether it is a symbolic link.
+    fn is_link(&self, path: &Path) -> bool;
     /// Writes a piece of a file, which need not be there yet, makes it durable and closes the file. Others may write other
     /// pieces meanwhile.
     fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()>;
@@ -77,6 +82,17 @@ impl Disk for Host {
         write_all(&mut &file, bytes, direct, || end_direct(&file))?;
         file.sync_all()?;
         close(file)
+    }
+
+    fn write_new(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        close(file)
+    }
+
+    fn is_link(&self, path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok_and(|about| about.is_symlink())
     }
 
     fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -185,6 +185,17 @@ impl Disk for FaultyDisk {
         self.put(path, 0, bytes)
     }
 
+    fn write_new(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        match self.file(path) {
+            Ok(_) => Err(ErrorKind::AlreadyExists.into()),
+            Err(_) => self.put(path, 0, bytes),
+        }
+    }
+
+    fn is_link(&self, _: &Path) -> bool {
+        false
+    }
+
     fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.put(path, offset as usize, bytes)
     }
@@ -299,6 +310,14 @@ impl<D: Disk> Disk for Gated<D> {
     fn write(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         self.1.pass();
         self.0.write(path, bytes)
+    }
+
+    fn write_new(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_new(path, bytes)
+    }
+
+    fn is_link(&self, path: &Path) -> bool {
+        self.0.is_link(path)
     }
 
     fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -5,6 +5,7 @@
 //! <folder>/step-00000120-r3/rank0-of-1.safetensors    the flat state; PyTorch's safetensors can read it
 //! <folder>/step-00000120-r3/manifest.json             written last: without it the folder is no checkpoint
 //! <folder>/committed                                  the newest that the job is known to have committed
+//! <folder>/job                                        whose folder it is: two jobs would overwrite each other's
 //! ```
 //!
 //! A folder carries its round, so that a member that was left behind by its round cannot overwrite what a later round
@@ -49,6 +50,8 @@ const TEMPORARY: &str = ".tmp";
 const PROBE: &str = ".writable";
 /// Names the newest checkpoint that is known to be committed.
 const COMMITTED: &str = "committed";
+/// Names the job that saves here.
+const OWNER: &str = "job";
 
 /// Bytes under one checksum.
 const CHUNK: usize = 8 << 20;
@@ -71,6 +74,18 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// Why.
         cause: io::Error,
+    },
+    /// Another job saves there.
+    #[error("checkpoint folder {} is that of job {theirs}, not of job {job}, which would overwrite its checkpoints; \
+        choose another --checkpoint-dir, or, where job {theirs} needs them no more, move them away with the file \
+        {OWNER} beside them", folder.display())]
+    Anothers {
+        /// The folder.
+        folder: PathBuf,
+        /// Whose it is.
+        theirs: String,
+        /// Who was to save there.
+        job: String,
     },
     /// The folder's file system says nothing.
     #[error("checkpoint folder {} has not answered for {} s; does its file system hang? Repair it, or choose another \
@@ -147,13 +162,29 @@ impl fmt::Display for Flaw {
 pub struct Checkpoints<D> {
     disk: D,
     folder: PathBuf,
+    owner: Option<Owner>,
+}
+
+/// Who saves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// The job: what another one wrote is not overwritten or removed.
+    pub job: String,
+    /// It saves beside another job's checkpoints too: it has no agent that tells what it has committed, so that it
+    /// resumes from the newest in the folder, whose ever that is.
+    pub beside_others: bool,
 }
 
 impl<D: Disk> Checkpoints<D> {
     /// Nothing is touched yet.
     pub fn new(disk: D, folder: &Path) -> Checkpoints<D> {
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        Checkpoints { disk, folder }
+        Checkpoints { disk, folder, owner: None }
+    }
+
+    /// The same, for a job that saves there. (Without one all in it may be removed: that is for people.)
+    pub fn owned_by(self, owner: Owner) -> Checkpoints<D> {
+        Checkpoints { owner: Some(owner), ..self }
     }
 
     /// Where they are, as an absolute path.
@@ -161,7 +192,7 @@ impl<D: Disk> Checkpoints<D> {
         &self.folder
     }
 
-    /// Creates the folder where only its last part is missing, and proves that it takes files.
+    /// Creates the folder where only its last part is missing, proves that it takes files, and makes it its job's.
     pub fn prepare(&mut self) -> Result<(), CheckpointError> {
         let folder = self.folder.clone();
         if self.disk.list(&folder).is_err() {
@@ -172,7 +203,60 @@ impl<D: Disk> Checkpoints<D> {
         }
         let probe = folder.join(PROBE);
         let result = self.disk.write(&probe, b"this folder takes files\n").and_then(|()| self.disk.remove_file(&probe));
-        result.map_err(|cause| CheckpointError::NotWritable { folder, cause })
+        let claimed = result.and_then(|()| self.claim());
+        let theirs = claimed.map_err(|cause| CheckpointError::NotWritable { folder: folder.clone(), cause })?;
+        match (theirs, &self.owner) {
+            (Some(theirs), Some(Owner { job, beside_others: false })) => {
+                Err(CheckpointError::Anothers { folder, theirs, job: job.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the folder its job's, or says whose it is. Folders of earlier versions are theirs whose checkpoints they hold.
+    fn claim(&mut self) -> io::Result<Option<String>> {
+        let Some(Owner { job, .. }) = self.owner.clone() else { return Ok(None) };
+        let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);
+        if let Some(claimed) = self.claimed() {
+            return Ok(another(Some(claimed)));
+        }
+        let names = self.names()?;
+        let theirs = names.into_iter().rev().find_map(|name| another(self.job_of(&self.path(name))));
+        if theirs.is_some() {
+            return Ok(theirs);
+        }
+        let (path, word) = (self.folder.join(OWNER), format!("{job}\n"));
+        match self.disk.write_new(&path, word.as_bytes()) {
+            // Another was quicker; or a crash cut the word short.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.claimed() {
+                None => self.place(&path, word.as_bytes()).map(|()| None),
+                claimed => Ok(another(claimed)),
+            },
+            result => result.map(|()| None),
+        }
+    }
+
+    /// Whose the folder is, if that was said to its end.
+    fn claimed(&self) -> Option<String> {
+        Some(self.text(OWNER)?.strip_suffix('\n')?.to_owned())
+    }
+
+    /// Who wrote a checkpoint, as far as its manifest can be read.
+    fn job_of(&self, folder: &Path) -> Option<String> {
+        #[derive(serde::Deserialize)]
+        struct Job {
+            job: String,
+        }
+        let path = folder.join(MANIFEST);
+        let mut bytes = vec![0; self.disk.length(&path).ok()? as usize];
+        self.disk.read(&path, 0, &mut bytes).ok()?;
+        serde_json::from_slice(&bytes).ok().map(|Job { job }| job)
+    }
+
+    /// Whether its job may remove what a folder holds: another's checkpoint it may not, nor what may become one.
+    fn may_discard(&self, folder: &Path) -> bool {
+        let Some(Owner { job, .. }) = &self.owner else { return true };
+        self.job_of(folder).or_else(|| self.claimed()).is_none_or(|theirs| theirs == *job)
     }
 
     /// Creates the folder so that a crash does not take it, and what will be in it, away again.
@@ -201,7 +285,9 @@ impl<D: Disk> Checkpoints<D> {
         let folder = self.path(Name { step, round: frame.about.round });
         self.write(&folder, frame).map_err(|cause| {
             // Room for the next attempt, where the disk is full; what cannot be removed is removed later.
-            if let Err(error) = self.discard(&folder) {
+            if self.check_own(&folder).is_ok()
+                && let Err(error) = self.discard(&folder)
+            {
                 info!(folder = %folder.display(), %error, "left an incomplete checkpoint");
             }
             CheckpointError::Save { step, folder: self.folder.clone(), cause }
@@ -209,6 +295,7 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     fn write(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
+        self.check_own(folder)?;
         match self.discard(folder) {
             // Someone whose share is not wanted any more was quicker: it is in nobody's way.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
@@ -217,6 +304,16 @@ impl<D: Disk> Checkpoints<D> {
         self.disk.create_folder(folder)?;
         self.place(&folder.join(DATA), frame.file.bytes())?;
         self.seal(folder, frame)
+    }
+
+    /// Fails where another job has a checkpoint.
+    fn check_own(&self, folder: &Path) -> io::Result<()> {
+        let (Some(Owner { job, .. }), Some(theirs)) = (&self.owner, self.job_of(folder)) else { return Ok(()) };
+        if theirs == *job {
+            return Ok(());
+        }
+        let cause = format!("{} is a checkpoint of job {theirs}; choose another --checkpoint-dir", folder.display());
+        Err(io::Error::new(io::ErrorKind::AlreadyExists, cause))
     }
 
     /// Makes a checkpoint of a folder whose files are there.
@@ -289,8 +386,9 @@ impl<D: Disk> Checkpoints<D> {
     /// retained, and the incomplete ones. Call it only when the commit is confirmed. Returns what could not be removed.
     pub fn prune(&mut self, committed: &Checkpoint, retention: &Retention) -> Vec<(PathBuf, io::Error)> {
         let own = Name { step: committed.step, round: committed.round };
+        let names = self.names().unwrap_or_default().into_iter();
         let found: BTreeSet<Name> =
-            self.names().unwrap_or_default().into_iter().filter(|&found| found <= own).collect();
+            names.filter(|&found| found <= own && self.may_discard(&self.path(found))).collect();
         let (complete, incomplete): (BTreeSet<Name>, _) = found.into_iter().partition(|&name| self.is_complete(name));
         let mut failures = Vec::new();
         for name in retention.superfluous(&complete).union(&incomplete).filter(|&&name| name != own) {
@@ -310,10 +408,14 @@ impl<D: Disk> Checkpoints<D> {
 
     /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the fact.
     pub(super) fn committed(&self) -> Option<Name> {
-        let path = self.folder.join(COMMITTED);
+        Name::parse(self.text(COMMITTED)?.trim_end())
+    }
+
+    fn text(&self, file: &str) -> Option<String> {
+        let path = self.folder.join(file);
         let mut text = vec![0; self.disk.length(&path).ok()? as usize];
         self.disk.read(&path, 0, &mut text).ok()?;
-        Name::parse(str::from_utf8(&text).ok()?.trim_end())
+        String::from_utf8(text).ok()
     }
 
     /// Whether a checkpoint was saved to its end; it may have been damaged since.
@@ -322,7 +424,11 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Removes a checkpoint's folder if it is there: the manifest first, so that what a crash leaves is no checkpoint.
+    /// Of a symbolic link only the link: what it leads to is not this folder's.
     fn discard(&mut self, folder: &Path) -> io::Result<()> {
+        if self.disk.is_link(folder) {
+            return self.disk.remove_file(folder);
+        }
         let names = match self.disk.list(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             names => names?,

@@ -13,7 +13,7 @@ use super::disk::{ALIGNMENT, Host};
 use super::frames::FRAMES;
 use super::memory::Mapping;
 use super::snapshot::{Frame, Layout, Unfit};
-use super::{CheckpointError, Checkpoints};
+use super::{CheckpointError, Checkpoints, Owner};
 
 /// Why nothing is saved.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +32,8 @@ pub enum RescueError {
 /// durable.
 pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, RescueError> {
     let Some(frame) = newest(memory, after)? else { return Ok(None) };
-    let mut checkpoints = Checkpoints::new(Host, folder);
+    let owner = Owner { job: frame.about.job.clone(), beside_others: false };
+    let mut checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
     checkpoints.prepare()?;
     Ok(Some(checkpoints.save(&frame)?))
 }

@@ -19,14 +19,13 @@ use tracing::{info, warn};
 
 use super::sharing::Sharing;
 use super::{TrainError, Trainer};
-use crate::checkpoint::CheckpointError;
-use crate::checkpoint::Checkpoints;
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::frames::{Frames, Rescued};
 use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::part::Part;
 use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
 use crate::checkpoint::writer::Room;
+use crate::checkpoint::{CheckpointError, Checkpoints, Owner};
 use crate::cuda::{CudaError, HostCopy};
 use crate::model::Model;
 use crate::saving::Saving;
@@ -157,7 +156,8 @@ impl<M: Model> Trainer<'_, M> {
                 self.frames.insert(Frames::own(&layout).map_err(CheckpointError::Memory)?).clone()
             }
         };
-        let checkpoints = Checkpoints::new(Host, folder);
+        let owner = Owner { job: self.place.job.clone(), beside_others: self.agent.is_none() };
+        let checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
         self.saving = Some(Saving::start(checkpoints, self.settings.retention(), frames, committed)?);
         Ok(())
     }
