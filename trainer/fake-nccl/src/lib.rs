@@ -13,6 +13,8 @@
 //! FAKE_NCCL_HANG=ncclAllReduce        what these begin never ends, but by an abort
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
+//! FAKE_NCCL_LATE=ncclGroupEnd#8:6     these fail with this code when all their bytes are where they were to go, so that
+//!                                     the other ranks are done with them
 //! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
 //! FAKE_NCCL_WRONG_ID=1                an id that the ranks are to meet under is another one here
 //! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
@@ -175,12 +177,21 @@ impl Fault {
         while self.asked("FAKE_NCCL_BLOCK") {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let failures = std::env::var("FAKE_NCCL_FAIL").unwrap_or_default();
+        self.code("FAKE_NCCL_FAIL").map_or(Ok(()), Err)
+    }
+
+    /// With what it fails once it has done all that was asked of it.
+    fn late(&self) -> Option<c_int> {
+        self.code("FAKE_NCCL_LATE")
+    }
+
+    fn code(&self, variable: &str) -> Option<c_int> {
+        let failures = std::env::var(variable).unwrap_or_default();
         let code = |failure: &str| {
             let (named, code) = failure.split_once(':')?;
             self.is(named).then(|| code.parse().ok()).flatten()
         };
-        failures.split(',').find_map(code).or_else(|| once("FAKE_NCCL_FAIL", code)).map_or(Ok(()), Err)
+        failures.split(',').find_map(code).or_else(|| once(variable, code))
     }
 }
 

@@ -31,7 +31,12 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
         let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
         let received = fault.hang(shared).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
         match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
-            Some(received) => place(received),
+            Some(received) => {
+                place(received);
+                if let Some(code) = fault.late() {
+                    shared.result.store(code, Ordering::SeqCst);
+                }
+            }
             None if seen => shared.result.store(REMOTE_ERROR, Ordering::SeqCst),
             None => {}
         }

@@ -57,7 +57,7 @@ impl std::fmt::Display for Operation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.kind {
             FAREWELL => write!(f, "its end"),
-            kind => write!(f, "operation {} ({} of {} bytes)", self.number, name(kind), self.bytes),
+            kind => write!(f, "operation {} over TCP ({} of {} bytes)", self.number, name(kind), self.bytes),
         }
     }
 }
@@ -179,10 +179,12 @@ pub(super) struct Interest {
 }
 
 impl Group {
-    /// Numbers the next operation, and records it.
+    /// Numbers the next operation, and records it. Only what goes over these links counts: where NCCL fails one rank in
+    /// one of a step's sums, that rank says so in its next operation here, and others have begun more sums by then.
     pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (Operation, Instant) {
         let now = self.note("tcp", name(kind as u32), bytes as u64);
-        (Operation { number: self.operations, kind: kind as u32, bytes: bytes as u64 }, now)
+        self.exchanges += 1;
+        (Operation { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
     }
 
     /// Numbers and records an operation.

@@ -212,8 +212,10 @@ pub struct Group {
     links: Vec<Option<TcpStream>>,
     /// Peers that ended as they should and are not waited for.
     departed: Vec<bool>,
-    /// Operations begun. Peers compare it.
+    /// Operations begun, over any transport.
     operations: u64,
+    /// Those over these links. Peers compare it.
+    exchanges: u64,
     patience: Patience,
     stop: Stop,
     staging: ordered::Staging,
@@ -253,6 +255,7 @@ impl Group {
             traffic: links.iter().map(|_| Traffic::default()).collect(),
             links,
             operations: 0,
+            exchanges: 0,
             patience,
             stop,
             staging: ordered::Staging::default(),

@@ -94,6 +94,9 @@ fn nccl_that_fails_between_two_buckets_is_made_anew_and_no_step_is_lost() {
         ("FAKE_NCCL_HANG", "", call(11, 5, 1)),
         ("FAKE_NCCL_FAIL", ":3", call(7, 3, 1)),
         ("FAKE_NCCL_FAIL", ":3", call(13, 0, 1)),
+        // Where the other rank has what it needs for its next sums: in the last one it is a step ahead.
+        ("FAKE_NCCL_LATE", ":3", call(7, 3, 1)),
+        ("FAKE_NCCL_LATE", ":6", call(9, 5, 1)),
     ] {
         let fault = format!("ncclGroupEnd#{at}{code}");
         let (printed, logs) = all_end(start(&flags, &[PLAIN, &[(variable, &fault)]]));
