@@ -31,6 +31,11 @@ impl State {
         &self.flat[..self.flat.len() / 3]
     }
 
+    /// Whether all of it are numbers that training can go on from.
+    pub fn is_finite(&self) -> bool {
+        self.flat.iter().all(|number| number.is_finite())
+    }
+
     /// CRC-32C of the parameters: equal for equal bits.
     pub fn checksum(&self) -> u32 {
         crc32c::crc32c(bytemuck::cast_slice(self.parameters()))

@@ -10,6 +10,7 @@
 mod account;
 mod copies;
 mod error;
+mod loading;
 mod report;
 mod rounds;
 mod sharing;
@@ -359,6 +360,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         })?;
         self.account.saved(Instant::now());
         self.engine.give(&mut self.state)?;
+        if !self.state.is_finite() {
+            return Err(TrainError::NotFinite { step });
+        }
         if self.place.rank == 0 {
             writeln!(out, "done: {step} steps, {} epochs", self.settings.epochs)?;
             writeln!(out, "{}", self.account.summary(Instant::now()))?;

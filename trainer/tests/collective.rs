@@ -126,6 +126,24 @@ fn the_ordered_sum_has_the_same_bits_on_every_world() {
 }
 
 #[test]
+fn parts_that_the_ranks_hold_reach_all() {
+    for ends in [vec![10], vec![0, 700_000], vec![300_000, 300_000, 900_001], vec![1, 2, 3, 4]] {
+        let (ranks, &length) = (ends.len(), ends.last().unwrap());
+        let whole: Vec<u8> = (0..length).map(|place| (place * 7) as u8).collect();
+        let results = world(ranks as u32, PATIENCE, |mut group| {
+            let rank = group.rank() as usize;
+            let own = rank.checked_sub(1).map_or(0, |before| ends[before])..ends[rank];
+            let mut data = vec![0; length];
+            data[own.clone()].copy_from_slice(&whole[own]);
+            group.share(&ends, &mut data).unwrap();
+            group.leave();
+            data
+        });
+        assert!(results.iter().all(|data| *data == whole), "{ends:?}");
+    }
+}
+
+#[test]
 fn a_broadcast_reaches_all() {
     for ranks in 1..=6 {
         let results = world(ranks, PATIENCE, |mut group| {

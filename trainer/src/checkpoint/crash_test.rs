@@ -216,6 +216,16 @@ fn shares_of_several_chunks_make_the_file_that_one_writer_makes() {
     assert_eq!(names, [MANIFEST, DATA]);
     let bytes = std::fs::read(place.join(DATA)).unwrap();
     assert!(bytes == frame.file.bytes());
+    // And several read it again, each its share.
+    let (path, digest) = (Path::new(&shared.path), Some(shared.digest.as_str()));
+    let manifest = checkpoints.about(path, digest).unwrap();
+    let (mut read, mut end) = (vec![0.0; numbers], 0);
+    for index in 0..4 {
+        let range = checkpoints.load_share(path, &manifest, (index, 4), &mut read, |_| ()).unwrap();
+        assert_eq!(range.start, end);
+        end = range.end;
+    }
+    assert!(end == 4 * numbers as u64 && read == state);
     assert_eq!(checkpoints.save(&frame).unwrap(), shared);
 }
 
@@ -380,6 +390,47 @@ fn what_a_symbolic_link_leads_to_stays() {
         assert!(!link.is_symlink(), "the link goes");
     }
     assert_eq!(checkpoints.newest().unwrap().state, state(9));
+}
+
+#[test]
+fn a_state_that_is_not_finite_is_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(Host, folder.path());
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut frame = frame(3, 1);
+        let last = frame.file.bytes().len() - 4;
+        frame.file.bytes_mut()[last..].copy_from_slice(&bad.to_ne_bytes());
+        for error in [checkpoints.save(&frame).unwrap_err(), {
+            checkpoints.share(&frame, &Part { nonce: 7, index: 0, count: 1 }).unwrap_err()
+        }] {
+            assert!(error.to_string().contains("not finite"), "{error}");
+        }
+    }
+    assert!(Host.list(folder.path()).unwrap().is_empty());
+}
+
+#[test]
+fn a_manifest_that_claims_more_than_there_is_room_for_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut checkpoints = Checkpoints::new(Host, folder.path());
+    let path = PathBuf::from(save(&mut checkpoints, 3, 1).unwrap().path);
+    // A file without contents may be as long as it likes, and so may a manifest say.
+    let mut manifest = checkpoints.about(&path, None).unwrap();
+    let (chunk, len) = (1 << 62, 1 << 62);
+    let [extent] = &mut manifest.extents[..] else { panic!() };
+    (extent.file_offset, extent.len, extent.file_len, extent.chunk) = (0, len, len, chunk);
+    extent.crc32c.truncate(1);
+    manifest.state_bytes = len;
+    std::fs::write(&path, manifest.encode()).unwrap();
+    // No file system here takes such a file: the length is looked at first.
+    let error = checkpoints.load(&path, None).unwrap_err().to_string();
+    assert!(error.contains("bytes instead of"), "{error}");
+    let error = room(len).unwrap_err();
+    assert!(error.contains("no memory for its state"), "{error}");
+    // Nor need there be room for all of a manifest.
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    let error = checkpoints.load(&path, None).unwrap_err().to_string();
+    assert!(error.contains("none of these files has more"), "{error}");
 }
 
 #[test]

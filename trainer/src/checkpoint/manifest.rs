@@ -111,7 +111,7 @@ impl Manifest {
         if manifest.encode() != bytes {
             return Err("its checksum does not match its contents".to_owned());
         }
-        let mut end = 0;
+        let mut end: u64 = 0;
         for extent in &manifest.extents {
             let whole = extent.len.is_multiple_of(size_of::<f32>() as u64)
                 && extent.file_offset.checked_add(extent.len).is_some_and(|end| end <= extent.file_len)
@@ -120,7 +120,7 @@ impl Manifest {
             if extent.offset != end || extent.file.contains('/') || !whole {
                 return Err(format!("extent {} is out of place", extent.file));
             }
-            end += extent.len;
+            end = end.checked_add(extent.len).ok_or_else(|| format!("extent {} is out of place", extent.file))?;
         }
         if end != manifest.state_bytes {
             return Err(format!("its extents hold {end} of {} bytes", manifest.state_bytes));

@@ -53,8 +53,23 @@ const COMMITTED: &str = "committed";
 /// Names the job that saves here.
 const OWNER: &str = "job";
 
+/// Most bytes of a manifest: that of 100 TB has fewer.
+const LONGEST: u64 = 1 << 28;
+
 /// Bytes under one checksum.
 const CHUNK: usize = 8 << 20;
+
+/// Room for a state of so many bytes, if it can be had. A manifest may claim anything.
+fn room(bytes: u64) -> Result<Vec<f32>, String> {
+    let lacks = || format!("there is no memory for its state of {bytes} bytes");
+    let numbers = usize::try_from(bytes / size_of::<f32>() as u64).map_err(|_| lacks())?;
+    bytemuck::allocation::try_zeroed_vec(numbers).map_err(|()| lacks())
+}
+
+/// Whether all of these numbers, in bytes, are finite.
+fn are_finite(state: &[u8]) -> bool {
+    state.chunks_exact(size_of::<f32>()).all(|bytes| bytes.try_into().is_ok_and(|b| f32::from_ne_bytes(b).is_finite()))
+}
 
 /// Why a checkpoint cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +132,12 @@ pub enum CheckpointError {
     GivenUp {
         /// Its step.
         step: u64,
+    },
+    /// Nothing comes of a checkpoint that is being read.
+    #[error("nothing of the checkpoint has been read for {:.1} s; does its file system hang?", waited.as_secs_f64())]
+    Unread {
+        /// For how long.
+        waited: Duration,
     },
     /// A checkpoint is missing, incomplete or damaged.
     #[error("cannot load checkpoint {}: {cause}", path.display())]
@@ -247,10 +268,7 @@ impl<D: Disk> Checkpoints<D> {
         struct Job {
             job: String,
         }
-        let path = folder.join(MANIFEST);
-        let mut bytes = vec![0; self.disk.length(&path).ok()? as usize];
-        self.disk.read(&path, 0, &mut bytes).ok()?;
-        serde_json::from_slice(&bytes).ok().map(|Job { job }| job)
+        serde_json::from_slice(&self.contents(&folder.join(MANIFEST)).ok()?).ok().map(|Job { job }| job)
     }
 
     /// Whether its job may remove what a folder holds: another's checkpoint it may not, nor what may become one.
@@ -295,6 +313,7 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     fn write(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
+        frame.check_finite()?;
         self.check_own(folder)?;
         match self.discard(folder) {
             // Someone whose share is not wanted any more was quicker: it is in nobody's way.
@@ -342,13 +361,23 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Loads the checkpoint whose manifest lies at `path`. With a digest, only that very manifest will do.
     pub fn load(&self, path: &Path, expected: Option<&str>) -> Result<Loaded, CheckpointError> {
+        self.load_noting(path, expected, &|_| ())
+    }
+
+    fn load_noting(
+        &self,
+        path: &Path,
+        expected: Option<&str>,
+        on_read: &(impl Fn(u64) + Sync),
+    ) -> Result<Loaded, CheckpointError> {
         let read = || {
             let manifest = self.manifest(path, expected)?;
-            let mut state = vec![0.0; (manifest.state_bytes / size_of::<f32>() as u64) as usize];
+            let mut state = room(manifest.state_bytes)?;
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
             memory::in_large_pages(bytes);
             let flaws = self.check(path, &manifest, |place, piece| {
                 bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
+                on_read(piece.len() as u64);
             });
             let flaws = flaws.map_err(|error| error.to_string())?;
             flaws.first().map_or(Ok(Loaded { manifest, state }), |flaw| Err(flaw.to_string()))
@@ -356,11 +385,15 @@ impl<D: Disk> Checkpoints<D> {
         read().map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
     }
 
+    /// What the checkpoint whose manifest lies at `path` says of itself. Its files are there in their full length, and not
+    /// read yet. With a digest, only that very manifest will do.
+    pub fn about(&self, path: &Path, expected: Option<&str>) -> Result<Manifest, CheckpointError> {
+        self.manifest(path, expected).map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
+    }
+
     /// Reads a manifest, whose files may still be damaged but are there in their full length.
     fn manifest(&self, path: &Path, expected: Option<&str>) -> Result<Manifest, String> {
-        let length = self.disk.length(path).map_err(|error| error.to_string())?;
-        let mut bytes = vec![0; length as usize];
-        self.disk.read(path, 0, &mut bytes).map_err(|error| error.to_string())?;
+        let bytes = self.contents(path).map_err(|error| error.to_string())?;
         if let Some(expected) = expected.filter(|&expected| digest(&bytes) != *expected) {
             return Err(format!("the manifest's digest is {}, not {expected}", digest(&bytes)));
         }
@@ -376,9 +409,14 @@ impl<D: Disk> Checkpoints<D> {
 
     /// The newest checkpoint that is whole. Damaged ones are reported and passed over.
     pub fn newest(&self) -> Option<Loaded> {
+        self.newest_noting(&|_| ())
+    }
+
+    /// The same; `on_read` hears how many more bytes have been read.
+    pub fn newest_noting(&self, on_read: &(impl Fn(u64) + Sync)) -> Option<Loaded> {
         self.names().unwrap_or_default().into_iter().rev().find_map(|name| {
             let path = self.path(name).join(MANIFEST);
-            self.load(&path, None).inspect_err(|error| warn!(%error, "passed over a checkpoint")).ok()
+            self.load_noting(&path, None, on_read).inspect_err(|error| warn!(%error, "passed over a checkpoint")).ok()
         })
     }
 
@@ -412,10 +450,18 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     fn text(&self, file: &str) -> Option<String> {
-        let path = self.folder.join(file);
-        let mut text = vec![0; self.disk.length(&path).ok()? as usize];
-        self.disk.read(&path, 0, &mut text).ok()?;
-        String::from_utf8(text).ok()
+        String::from_utf8(self.contents(&self.folder.join(file)).ok()?).ok()
+    }
+
+    /// All of a file that says something of checkpoints.
+    fn contents(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let length = self.disk.length(path)?;
+        if length > LONGEST {
+            let cause = format!("it has {length} bytes, and none of these files has more than {LONGEST}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
+        }
+        let mut bytes = vec![0; length as usize];
+        self.disk.read(path, 0, &mut bytes).map(|()| bytes)
     }
 
     /// Whether a checkpoint was saved to its end; it may have been damaged since.

@@ -98,6 +98,7 @@ impl<D: Disk> Checkpoints<D> {
         let all = frame.file.bytes();
         let range = part.bytes(all.len());
         let mut write = || {
+            frame.check_finite()?;
             self.disk.create_folder(&folder)?;
             self.disk.write_part(&part.file(&folder), range.start as u64, &all[range.clone()])?;
             if part.index == 0 { Ok(()) } else { self.disk.write(&part.sums(&folder), &sums(part, frame)) }

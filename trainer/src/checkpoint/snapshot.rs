@@ -9,13 +9,14 @@
 //! The mark is taken away before anything else of a frame changes and set when all of it has: a worker may be killed
 //! between any two instructions, and whoever comes after it must not take half a copy for a whole one.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread;
 
 use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
 use super::memory::{Mapping, Pages};
-use super::{CHUNK, DATA, disk::ALIGNMENT, tensors};
+use super::{CHUNK, DATA, are_finite, disk::ALIGNMENT, tensors};
 
 /// What is to be saved: the flat state, its names, and where training stands.
 #[derive(Debug, Clone, Copy)]
@@ -171,6 +172,14 @@ pub(super) enum Unfit {
 }
 
 impl Frame {
+    /// Fails where a number of the state is none: no training goes on from there.
+    pub(super) fn check_finite(&self) -> io::Result<()> {
+        match are_finite(&self.file.bytes()[self.header..]) {
+            true => Ok(()),
+            false => Err(io::Error::other("a number in the state is not finite; lower --lr")),
+        }
+    }
+
     /// The frame of this number in memory for several.
     pub(super) fn at(mapping: &Arc<Mapping>, layout: &Layout, number: usize) -> Frame {
         let start = number * layout.frame();

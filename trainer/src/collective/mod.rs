@@ -4,7 +4,7 @@
 //! bootstrap   every rank finds every other through rank 0, and shows job, round and settings
 //! lane        one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
-//! spread      from the ranks that hold the state to those that do not, at once
+//! spread      from the ranks that hold the state, or parts of it, to those that do not, at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
 //! order       the one or the other sum, as is asked for
 //! recorder    the last operations and how far they came, for when one is given up
@@ -335,6 +335,13 @@ impl Group {
     /// When no rank holds it.
     pub fn spread(&mut self, holds: &[bool], data: &mut [u8]) -> Result<(), CollectiveError> {
         let result = spread::spread(self, holds, data);
+        self.ended(result)
+    }
+
+    /// Copies each rank's part of `data` to all others. The parts lie one behind another; `ends` says where, by rank. The
+    /// length must be the same everywhere. Time counts from the last byte that has come.
+    pub fn share(&mut self, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
+        let result = spread::share(self, ends, data);
         self.ended(result)
     }
 

@@ -27,25 +27,46 @@ pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Res
 }
 
 pub(super) fn spread(group: &mut Group, holds: &[bool], data: &mut [u8]) -> Result<(), CollectiveError> {
-    let (operation, _) = group.begin(Kind::Spread, data.len());
-    let holders: Vec<usize> = (0..group.world_size).filter(|&rank| holds[rank]).collect();
-    let (total, parts) = (data.len() as u128, holders.len() as u128);
+    let (total, parts) = (data.len() as u128, holds.iter().filter(|holds| **holds).count() as u128);
     // In 128 bits: a large state times many holders.
-    let bound = |part: usize| (total * part as u128 / parts) as usize;
-    let streams = if let Some(part) = holders.iter().position(|&holder| holder == group.rank) {
-        let own = &data[bound(part)..bound(part + 1)];
-        let receivers = (0..group.world_size).filter(|&rank| !holds[rank]);
-        receivers.map(|peer| Stream::new(peer, operation, own, &mut [])).collect()
-    } else {
-        let mut rest = data;
-        let mut streams = Vec::with_capacity(holders.len());
-        for (part, &holder) in holders.iter().enumerate() {
-            let (into, after) = rest.split_at_mut(bound(part + 1) - bound(part));
-            streams.push(Stream::new(holder, operation, &[], into));
-            rest = after;
-        }
-        streams
-    };
+    let bound = |part: u128| (total * part / parts) as usize;
+    let mut ends = (1..).map(bound);
+    let ends: Vec<usize> = (0..group.world_size)
+        .scan(0, |end, rank| {
+            *end = if holds[rank] { ends.next().unwrap_or(*end) } else { *end };
+            Some(*end)
+        })
+        .collect();
+    move_parts(group, &ends, |rank| !holds[rank], data)
+}
+
+pub(super) fn share(group: &mut Group, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
+    move_parts(group, ends, |_| true, data)
+}
+
+/// Each rank's part of `data`, which ends where `ends` says and begins where that of the rank before ends, goes to all
+/// others that want it.
+fn move_parts(
+    group: &mut Group,
+    ends: &[usize],
+    wants: impl Fn(usize) -> bool,
+    data: &mut [u8],
+) -> Result<(), CollectiveError> {
+    let (operation, _) = group.begin(Kind::Spread, data.len());
+    let (rank, mut rest, mut start) = (group.rank, data, 0);
+    let (mut own, mut theirs): (&[u8], Vec<(usize, &mut [u8])>) = (&[], Vec::with_capacity(group.world_size));
+    for (peer, &end) in ends.iter().enumerate() {
+        let (part, after) = rest.split_at_mut(end - start);
+        (rest, start) = (after, end);
+        if peer == rank { own = part } else { theirs.push((peer, part)) }
+    }
+    let streams = theirs.into_iter().filter_map(|(peer, part)| {
+        let out = if wants(peer) { own } else { &[] };
+        let into = if wants(rank) { part } else { &mut [] };
+        let nothing = out.is_empty() && into.is_empty();
+        (!nothing).then(|| Stream::new(peer, operation, out, into))
+    });
+    let streams = streams.collect();
     run(group, streams)
 }
 

@@ -134,6 +134,15 @@ pub enum TrainError {
         /// The step.
         step: u64,
     },
+    /// The state holds something else than numbers.
+    #[error(
+        "the state of step {step} has numbers that are not finite, and training cannot go on from it; lower --lr, and \
+        begin anew or resume from an older checkpoint"
+    )]
+    NotFinite {
+        /// The step.
+        step: u64,
+    },
     /// The stop flag was raised.
     #[error("stopped")]
     Stopped,

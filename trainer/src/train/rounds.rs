@@ -7,17 +7,14 @@
 //! that were started anew, and newcomers. Only where nobody holds a state is one loaded from disk.
 
 use std::fs::OpenOptions;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
 use super::{TrainError, Trainer};
-use crate::checkpoint::disk::Host;
 use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::writer::How;
-use crate::checkpoint::{Checkpoints, Loaded};
 use crate::collective::{Group, Place};
 use crate::model::Model;
 use crate::saving::Saving;
@@ -185,54 +182,6 @@ impl<M: Model> Trainer<'_, M> {
             self.trace = self.settings.trace.as_deref().map(Trace::open).transpose()?;
         }
         Ok(())
-    }
-
-    /// Nobody holds a state: rank 0's from disk is everybody's, or the first one.
-    fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let first = self.model.init(self.settings.seed);
-        if first.len() != self.model.parameters() {
-            let (made, parameters) = (first.len(), self.model.parameters());
-            return Err(TrainError::Unusable(format!("it makes {made} first parameters in place of {parameters}")));
-        }
-        self.state = State::new(first);
-        if self.place.rank == 0
-            && let Some(loaded) = self.load()?
-        {
-            let (step, theirs) = (loaded.manifest.step, loaded.manifest.settings);
-            if theirs != self.words || loaded.state.len() != self.state.flat.len() {
-                return Err(TrainError::OtherSettings { step, theirs, ours: self.words.clone() });
-            }
-            info!(step, "resumed from a checkpoint");
-            self.state = State { step, flat: loaded.state };
-            if let Some(saving) = &mut self.saving {
-                saving.resumed(step);
-            }
-        }
-        let mut step = self.state.step.to_le_bytes();
-        group.broadcast(&mut step)?;
-        let step = u64::from_le_bytes(step);
-        if step > 0 {
-            group.broadcast(bytemuck::cast_slice_mut(&mut self.state.flat))?;
-        }
-        self.state.step = step;
-        self.engine.take(&self.state)?;
-        self.held = true;
-        self.last = None;
-        Ok(())
-    }
-
-    /// The checkpoint to begin with, if any. With an agent only the committed one will do; without, the newest whole
-    /// one.
-    fn load(&self) -> Result<Option<Loaded>, TrainError> {
-        match self.assignment.as_ref().map(|assignment| &assignment.checkpoint) {
-            None => Ok(self.settings.checkpoint_dir.as_ref().and_then(|dir| Checkpoints::new(Host, dir).newest())),
-            Some(None) => Ok(None),
-            Some(Some(committed)) => {
-                let path = Path::new(&committed.path);
-                let loaded = Checkpoints::new(Host, path).load(path, Some(&committed.digest));
-                loaded.map(Some).map_err(|cause| TrainError::Resume { step: committed.step, cause })
-            }
-        }
     }
 
     /// Sends the state of `step` from the ranks that hold it to those that do not.

@@ -3,11 +3,12 @@
 use std::path::Path;
 
 use elastic_proto::worker::{Checkpoint, FailureClass, FromWorker, ToWorker};
+use elastic_trainer::Environment;
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::random::mix;
 
-use crate::agent::{Agent, Commits, start_group};
+use crate::agent::{Agent, Commits, start_group, start_member};
 use crate::worker::{Worker, environment, last_step, trace, wait_for};
 
 #[test]
@@ -79,6 +80,25 @@ fn the_committed_checkpoint_wins_over_newer_ones() {
     let (class, message) = agent.failure();
     assert_eq!(class, FailureClass::Own);
     assert!(message.contains("is damaged"), "{message}");
+}
+
+#[test]
+fn a_job_leaves_anothers_checkpoints_alone() {
+    // Given what a job has saved
+    let folder = tempfile::tempdir().unwrap();
+    let flags = format!("--hidden 16 --epochs 1 --checkpoint-every 10 --checkpoint-dir {}", folder.path().display());
+    let (agent, worker) = start_group(folder.path(), &flags, 1, 1, None).remove(0);
+    let (status, _, logged) = worker.end();
+    assert!(status.success(), "{logged}");
+    let committed = agent.last_commit();
+    let saved = std::fs::read(&committed.path).unwrap();
+    // When another is started by the same line, then it is told so, and nothing is touched.
+    let other = Environment { job: "other".to_owned(), ..environment(0, 1, 2, 0) };
+    let (agent, worker) = start_member(folder.path(), &flags, other, None);
+    let (status, _, logged) = worker.end();
+    assert!(status.code() == Some(1) && logged.contains("is that of job test, not of job other"), "{logged}");
+    assert_eq!(agent.failure().0, FailureClass::Own);
+    assert_eq!(std::fs::read(&committed.path).unwrap(), saved);
 }
 
 /// A short run that saves often, alone but for an agent that does not grant its commits.
