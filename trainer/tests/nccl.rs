@@ -344,9 +344,17 @@ fn old_and_poor_libraries_are_told_apart() {
     assert!(can.shrink && !can.revoke && !can.grow);
     let broken = open(&without(&["ncclAllReduce"], folder.path())).unwrap_err().to_string();
     assert!(broken.contains("no function ncclAllReduce"), "{broken}");
-    // SAFETY: no other thread of this test's process is at the environment.
-    unsafe { std::env::set_var("FAKE_NCCL_VERSION", "21602") };
-    let old = open(&fake()).unwrap_err().to_string();
+    let says = |version: &str| {
+        // SAFETY: no other thread of this test's process is at the environment.
+        unsafe { std::env::set_var("FAKE_NCCL_VERSION", version) };
+        open(&fake())
+    };
+    // Those that crash when they shrink
+    for (version, well) in [("22803", false), ("22808", false), ("22809", true)] {
+        let can = says(version).unwrap().capabilities();
+        assert!(can.shrink == well && can.revoke == well && can.grow, "{version}");
+    }
+    let old = says("21602").unwrap_err().to_string();
     assert!(old.contains("is NCCL 2.16.2, and 2.17 or newer is needed") && old.contains("pip install"), "{old}");
 }
 

@@ -76,6 +76,9 @@ pub(super) type RawStream = *mut c_void;
 #[derive(Clone, Copy)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);
 
+/// The oldest version whose shrink and revoke are used: 2.28.3 to 2.28.8 have both, and crash in them.
+const SHRINKS_WELL: c_int = 22_809;
+
 /// `ncclConfig_t` as it was in 2.17. NCCL takes as much as the caller's version had, and the defaults for the rest.
 #[repr(C)]
 pub(super) struct Config {
@@ -249,7 +252,10 @@ impl Library {
         if unsafe { get_version(&raw mut version) } != SUCCESS || version < OLDEST {
             return Err(LibraryError::TooOld { path, version });
         }
-        let functions = Functions::find(&library).map_err(lacks)?;
+        let mut functions = Functions::find(&library).map_err(lacks)?;
+        if version < SHRINKS_WELL {
+            (functions.shrink, functions.revoke) = (None, None);
+        }
         Ok(Library { functions, path, version })
     }
 
