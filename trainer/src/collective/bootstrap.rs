@@ -71,7 +71,7 @@ pub(super) fn connect(place: &Place, time: Duration, stop: &Stop) -> Result<Vec<
 impl Bootstrap<'_> {
     fn lead(&self, links: &mut [Option<TcpStream>]) -> Result<(), CollectiveError> {
         let master = self.resolve_master()?;
-        let at = if master.ip().is_loopback() { master.ip() } else { unspecified(master.ip()) };
+        let at = listening(master.ip());
         let listener = if self.place.agent_store {
             let listener = listen(SocketAddr::new(at, 0))?;
             let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
@@ -106,7 +106,7 @@ impl Bootstrap<'_> {
             let master = self.resolve_master()?;
             if self.place.agent_store { self.look_up(master) } else { Ok(master) }
         })?;
-        let listener = listen(SocketAddr::new(unspecified(master.ip()), 0))?;
+        let listener = listen(SocketAddr::new(listening(master.ip()), 0))?;
         let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
         let addresses = self.greet(&zero, 0, port)?;
         links[0] = Some(zero);
@@ -367,6 +367,30 @@ fn listen_error(address: SocketAddr, cause: io::Error) -> CollectiveError {
     CollectiveError::Listen { addr: address.to_string(), cause }
 }
 
-fn unspecified(like: IpAddr) -> IpAddr {
-    if like.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
+/// Where a rank listens whose master is there: where all are on this host, nobody else needs to reach it.
+fn listening(master: IpAddr) -> IpAddr {
+    match master {
+        master if master.is_loopback() => master,
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_one_host_are_not_reached_from_others() {
+        for (master, listens) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("127.0.1.1", "127.0.1.1"),
+            ("::1", "::1"),
+            ("10.0.0.7", "0.0.0.0"),
+            ("fd00::7", "::"),
+        ] {
+            let (master, listens): (IpAddr, IpAddr) = (master.parse().unwrap(), listens.parse().unwrap());
+            assert_eq!(listening(master), listens);
+        }
+    }
 }
