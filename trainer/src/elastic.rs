@@ -135,6 +135,9 @@ impl<'a> Elastic<'a> {
 
     /// Trains until the last step, the first error that no next round can mend, or a stop; tells the agent why when it
     /// is an error.
+    ///
+    /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by
+    /// `libc::_exit(1)`: whatever else ends a process would wait for a thread that never comes back.
     pub fn run<M: Model>(self, model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<Outcome, TrainError> {
         let Elastic { settings, environment, stop, rescue, out } = self;
         let mut stdout = io::stdout();

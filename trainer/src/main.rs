@@ -10,7 +10,7 @@ use elastic_trainer::checkpoint::command as checkpoint;
 use elastic_trainer::tasks::{digits, gpt};
 use elastic_trainer::{Elastic, Environment, Outcome, Settings, Stop, TrainError};
 use serde_json::json;
-use tracing::error;
+use tracing::{error, warn};
 use tracing_subscriber::EnvFilter;
 
 mod bench;
@@ -123,10 +123,12 @@ fn elastic(settings: &Settings, stop: &Stop) -> anyhow::Result<Elastic<'static>>
 /// Prints what rank 0 has to say of a trained model. That may take long, and there is nothing more to save.
 fn tell(outcome: &Outcome, stop: &Stop, judge: impl FnOnce() -> String) -> anyhow::Result<()> {
     stop.release_signals();
-    if outcome.rank == 0 {
-        writeln!(io::stdout(), "{}", judge()).context("cannot print")?;
+    let told = if outcome.rank == 0 { writeln!(io::stdout(), "{}", judge()) } else { Ok(()) };
+    if let Err(error) = told.and_then(|()| io::stdout().flush()) {
+        // The work is done and saved: to do it again would not help.
+        warn!(%error, "cannot print");
     }
-    io::stdout().flush().context("cannot print")
+    Ok(())
 }
 
 /// Ends this process without the ends of its libraries: those would wait for a thread that is in one of them for good.

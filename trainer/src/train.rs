@@ -44,7 +44,7 @@ use crate::stop::Stop;
 use crate::trace::{Event, Trace};
 use account::Account;
 use copies::CopyingBeside;
-use report::Report;
+use report::{Output, Report};
 use sharing::Sharing;
 
 /// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::shares`] travel with it.)
@@ -220,10 +220,11 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Goes from round to round.
     pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
+        let mut out = Output::new(out);
         loop {
-            let ended = self.round(out);
+            let ended = self.round(&mut out);
             let next = match ended.map_err(|error| self.with_record(error)) {
-                Ok(Ended::Finished) => return self.finish(out),
+                Ok(Ended::Finished) => return self.finish(&mut out),
                 Ok(Ended::Quiesced) => self.next_place(None),
                 Err(error) if self.may_pass(&error) => self.next_place(Some(error)),
                 Err(error) => Err(error),
@@ -243,7 +244,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Takes part in a round.
-    fn round(&mut self, out: &mut dyn Write) -> Result<Ended, TrainError> {
+    fn round(&mut self, out: &mut Output<'_>) -> Result<Ended, TrainError> {
         let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
         let mut group = group.recorded_by(&self.recorder);
         let ended = loop {
@@ -259,7 +260,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// From making ready for sums to the end. None where all ranks have to begin anew with that, in the same round.
-    fn turn(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Option<Ended>, TrainError> {
+    fn turn(&mut self, group: &mut Group, out: &mut Output<'_>) -> Result<Option<Ended>, TrainError> {
         self.engine.join(group)?;
         self.agree(group)?;
         self.give_memory_back()?;
@@ -276,7 +277,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    fn steps(&mut self, group: &mut Group, out: &mut dyn Write) -> Result<Option<Ended>, TrainError> {
+    fn steps(&mut self, group: &mut Group, out: &mut Output<'_>) -> Result<Option<Ended>, TrainError> {
         let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
         let total = self.schedule.total_steps();
@@ -284,7 +285,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let mut report = Report::new(self.state.step, self.schedule, self.data, world_size);
         let mut drain_known = false;
         let round = self.place.round;
-        self.record(&Event::Begin { round, step: self.state.step, world_size, pid: std::process::id() })?;
+        self.record(&Event::Begin { round, step: self.state.step, world_size, pid: std::process::id() });
         self.account.begin(Instant::now());
 
         while self.state.step < total {
@@ -328,7 +329,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.engine.advance(&mut self.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
             let step = self.state.step;
             self.last = Some(Done { round, world_size, loss });
-            self.record_step()?;
+            self.record_step();
             self.account.stepped(step, Instant::now());
             self.see(Point { step, loss, round, world_size });
             if let Some(agent) = self.agent.as_mut() {
@@ -341,7 +342,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.save_soon |= drain_begins;
             self.hear_shares(votes)?;
             if rank == 0 && report.is_due() {
-                report.print(out, step, loss)?;
+                report.print(out, step, loss);
             }
             // All ranks learn in the same step that a round is forming, too: this is the boundary.
             if votes & QUIESCE != 0 {
@@ -352,7 +353,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Ends a run whose steps are done.
-    fn finish(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
+    fn finish(mut self, out: &mut Output<'_>) -> Result<Outcome, TrainError> {
         let step = self.state.step;
         let stop = self.stop;
         self.save_last(FINISH_TIME, stop).map_err(|cause| {
@@ -364,10 +365,10 @@ impl<'a, M: Model> Trainer<'a, M> {
             return Err(TrainError::NotFinite { step });
         }
         if self.place.rank == 0 {
-            writeln!(out, "done: {step} steps, {} epochs", self.settings.epochs)?;
-            writeln!(out, "{}", self.account.summary(Instant::now()))?;
+            out.line(format_args!("done: {step} steps, {} epochs", self.settings.epochs));
+            out.line(format_args!("{}", self.account.summary(Instant::now())));
             self.draw();
-            writeln!(out, "parameters crc32c:{:08x}", self.state.checksum())?;
+            out.line(format_args!("parameters crc32c:{:08x}", self.state.checksum()));
         }
         if let Some(group) = self.group.take() {
             group.leave();
@@ -420,7 +421,8 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn follow(&mut self) -> Result<(), TrainError> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let committed = saving.follow(self.agent.as_mut())?;
-        committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint))
+        committed.iter().for_each(|checkpoint| self.record_commit(checkpoint));
+        Ok(())
     }
 
     /// Takes in what the agent has said.
@@ -439,26 +441,31 @@ impl<'a, M: Model> Trainer<'a, M> {
                 self.assigned = Some(assignment.clone());
                 Ok(())
             }
-            message => match self.saving.as_mut().and_then(|saving| saving.hear(message)) {
-                Some(checkpoint) => self.record_commit(&checkpoint),
-                None => Ok(()),
-            },
+            message => {
+                let committed = self.saving.as_mut().and_then(|saving| saving.hear(message));
+                committed.iter().for_each(|checkpoint| self.record_commit(checkpoint));
+                Ok(())
+            }
         }
     }
 
-    fn record_step(&mut self) -> Result<(), TrainError> {
-        let Some(Done { round, world_size, loss }) = self.last else { return Ok(()) };
+    fn record_step(&mut self) {
+        let Some(Done { round, world_size, loss }) = self.last else { return };
         let step = self.state.step;
         let Batch { epoch, first, end } = self.schedule.batch_after(step - 1);
-        self.record(&Event::Step { round, step, epoch, first, end, loss, world_size })
+        self.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
     }
 
-    fn record_commit(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        self.record(&Event::Committed { round: checkpoint.round, step: checkpoint.step, path: &checkpoint.path })
+    fn record_commit(&mut self, checkpoint: &Checkpoint) {
+        self.record(&Event::Committed { round: checkpoint.round, step: checkpoint.step, path: &checkpoint.path });
     }
 
-    fn record(&mut self, event: &Event<'_>) -> Result<(), TrainError> {
-        Ok(self.trace.as_mut().map_or(Ok(()), |trace| trace.record(event))?)
+    /// Records an event. A trace that takes no more ends no training; the next round tries again.
+    fn record(&mut self, event: &Event<'_>) {
+        if let Some(Err(error)) = self.trace.as_mut().map(|trace| trace.record(event)) {
+            warn!("{error}; training goes on without a trace in this round");
+            self.trace = None;
+        }
     }
 }
 

@@ -258,8 +258,8 @@ impl<M: Model> Trainer<'_, M> {
         let mut committed = Vec::new();
         let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.clone());
         let result = saving.finish(&about.of(&self.state.flat), self.agent.as_mut(), time, stop, on_commit);
-        let recorded = committed.iter().try_for_each(|checkpoint| self.record_commit(checkpoint));
-        result.and(recorded.map_err(|error| error.to_string()))
+        committed.iter().for_each(|checkpoint| self.record_commit(checkpoint));
+        result
     }
 
     fn about(&self) -> About {

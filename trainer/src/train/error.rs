@@ -92,9 +92,6 @@ pub enum TrainError {
         /// Why.
         cause: io::Error,
     },
-    /// Nobody reads what is printed.
-    #[error("cannot print: {0}")]
-    Output(#[from] io::Error),
     /// Ranks that should hold the same do not: a fault in the program or in a machine's memory.
     #[error(
         "the ranks that hold step {step} do not hold the same parameters; a machine or a build among them is faulty"
@@ -185,7 +182,9 @@ impl From<AgentError> for TrainError {
 }
 
 impl TrainError {
-    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU.
+    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU. Such a program says why and ends at once,
+    /// by `_exit`: `std::process::exit` and a return from `main` run the ends of libraries, which would wait for that
+    /// thread for ever. See [`Elastic::run`](crate::Elastic::run).
     pub fn is_stuck(&self) -> bool {
         let (TrainError::Collective(cause) | TrainError::GivenUp { cause, .. }) = self else { return false };
         matches!(cause, CollectiveError::Stuck { .. })

@@ -1,12 +1,32 @@
 //! The lines for people. Not for the agent, which is told of each step, nor for the trace.
 
-use std::io::{self, Write};
+use std::fmt;
+use std::io::Write;
 use std::time::{Duration, Instant};
+
+use tracing::warn;
 
 use crate::data::{Data, Schedule, Unit};
 
 /// Time between two lines.
 const REPORT_TIME: Duration = Duration::from_secs(1);
+
+/// Where the lines go, for as long as somebody takes them: that nobody does ends no training.
+pub(super) struct Output<'a>(Option<&'a mut dyn Write>);
+
+impl<'a> Output<'a> {
+    pub(super) fn new(out: &'a mut dyn Write) -> Output<'a> {
+        Output(Some(out))
+    }
+
+    pub(super) fn line(&mut self, line: fmt::Arguments<'_>) {
+        let Some(out) = &mut self.0 else { return };
+        if let Err(error) = writeln!(out, "{line}") {
+            warn!(%error, "cannot print; training goes on, and prints no more");
+            self.0 = None;
+        }
+    }
+}
 
 /// How a run stands and how fast a round goes.
 pub(super) struct Report {
@@ -31,9 +51,9 @@ impl Report {
         self.last.elapsed() >= REPORT_TIME
     }
 
-    pub(super) fn print(&mut self, out: &mut dyn Write, step: u64, loss: f32) -> io::Result<()> {
+    pub(super) fn print(&mut self, out: &mut Output<'_>, step: u64, loss: f32) {
         self.last = Instant::now();
-        writeln!(out, "{}", self.line(step, loss, self.last - self.started))
+        out.line(format_args!("{}", self.line(step, loss, self.last - self.started)));
     }
 
     /// After `took` in this round.

@@ -149,7 +149,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         // Whoever writes the trace may not have been among those that did the step.
         if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
-            self.record_step()?;
+            self.record_step();
         }
         if only_rescued && step > committed {
             // All workers had died, and it is nowhere else.
@@ -179,7 +179,10 @@ impl<M: Model> Trainer<'_, M> {
             opened.map_err(|cause| TrainError::Plot { path: path.clone(), cause })?;
         }
         if self.trace.is_none() {
-            self.trace = self.settings.trace.as_deref().map(Trace::open).transpose()?;
+            match self.settings.trace.as_deref().map(Trace::open).transpose() {
+                Err(error) if self.held => warn!("{error}; training goes on without a trace in this round"),
+                opened => self.trace = opened?,
+            }
         }
         Ok(())
     }

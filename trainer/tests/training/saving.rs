@@ -101,6 +101,18 @@ fn a_job_leaves_anothers_checkpoints_alone() {
     assert_eq!(std::fs::read(&committed.path).unwrap(), saved);
 }
 
+#[test]
+fn training_goes_on_when_nobody_reads_what_it_prints_or_its_trace_is_full() {
+    let environment = environment(0, 1, 1, 0);
+    // A file that takes nothing, and can be opened.
+    let (status, _, logged) = Worker::start("--epochs 2 --hidden 16 --trace /dev/full", &environment, None).end();
+    assert!(status.success() && logged.contains("cannot write the trace /dev/full"), "{logged}");
+    assert!(logged.matches("cannot write the trace").count() == 1, "{logged}");
+    // A reader that has gone
+    let (status, logged) = Worker::start("--epochs 2 --hidden 16", &environment, None).end_unread();
+    assert!(status.success() && logged.contains("cannot print"), "{logged}");
+}
+
 /// A short run that saves often, alone but for an agent that does not grant its commits.
 fn start_ungranted(folder: &Path, commits: Commits) -> (Agent, Worker) {
     let flags = format!(

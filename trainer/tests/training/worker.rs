@@ -140,6 +140,15 @@ impl Worker {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
     }
 
+    /// The same where nobody reads what it prints: the status, and what was logged.
+    pub(crate) fn end_unread(mut self) -> (ExitStatus, String) {
+        drop(self.0.stdout.take());
+        let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
+        let mut logged = String::new();
+        std::io::Read::read_to_string(self.0.stderr.as_mut().unwrap(), &mut logged).unwrap();
+        (status, logged)
+    }
+
     /// Waits for the end: the status, what was printed and what was logged.
     pub(crate) fn end(mut self) -> (ExitStatus, String, String) {
         let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
