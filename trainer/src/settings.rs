@@ -54,7 +54,8 @@ pub struct Settings {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Where to compute: cpu; cuda, on the GPU whose number is LOCAL_RANK; cuda:N, on GPU N; or auto, on a GPU where
-    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind
+    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind. Not yet run
+    /// on a GPU
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
     /// What products of matrices are computed in, on a GPU. Parameters, gradients and the optimizer's state are f32 with

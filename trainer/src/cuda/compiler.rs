@@ -7,7 +7,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library, Symbol};
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tracing::warn;
 
 use super::cache::Cache;
@@ -47,6 +47,22 @@ pub struct Compiler {
     cache: Cache,
 }
 
+/// Opens the part of NVRTC that it opens itself, by name, when it first compiles. Some of NVIDIA's packages let it look
+/// in the loader's folders alone and not in its own; what is loaded already is found by its name.
+fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), CudaError> {
+    let path = nvrtc.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
+    // The loader's own NVRTC has a bare name; static builds have no such part.
+    if nvrtc.components().count() == 1 || !path.exists() {
+        return Ok(());
+    }
+    // SAFETY: it holds data and functions for NVRTC, and does nothing when it is loaded.
+    let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
+    let library = library.map_err(|cause| CudaError::Unloadable { path, cause: cause.to_string() })?;
+    // As NVRTC itself, it is never unloaded.
+    std::mem::forget(library);
+    Ok(())
+}
+
 impl Compiler {
     /// The newest that is there.
     pub fn find(surroundings: &Surroundings) -> Result<Compiler, CudaError> {
@@ -69,6 +85,7 @@ impl Compiler {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it writes two numbers to where it is told.
         unsafe { version(&mut major, &mut minor) };
+        open_built_ins(&path, (major, minor))?;
         let compiler = Compiler {
             create: get(&library, &path, "nvrtcCreateProgram")?,
             compile: get(&library, &path, "nvrtcCompileProgram")?,

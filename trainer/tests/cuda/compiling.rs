@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use elastic_trainer::cuda::{Compiled, Compiler, SOURCES, Source, Surroundings};
 
-use crate::double::prefix;
+use crate::double::{nvrtc, prefix};
 
 /// All kernels are in what was compiled, and the compiler had nothing to say.
 fn assert_whole(compiled: &[Compiled], arch: &str) {
@@ -53,4 +53,24 @@ fn what_nvrtc_cannot_do_is_said() {
     let surroundings = Surroundings { prefixes: vec![prefix()], ..Surroundings::default() };
     let error = Compiler::find(&surroundings).unwrap().kernels("sm_12").unwrap_err().to_string();
     assert!(error.contains("cannot compile product.cu for sm_12") && error.contains("architecture"), "{error}");
+}
+
+/// All kernels by the NVRTC of this version, as its Python package ships it. Without one there is nothing to test.
+fn assert_compiles_by(version: &str) {
+    let Some(folder) = nvrtc(version) else { return };
+    let surroundings = Surroundings { folders: vec![folder.clone()], ..Surroundings::default() };
+    let compiler = Compiler::find(&surroundings).unwrap();
+    assert!(compiler.path().starts_with(&folder), "{}", compiler.path().display());
+    assert!(version.starts_with(&compiler.version()), "{}", compiler.version());
+    assert_whole(&compiler.kernels("sm_90").unwrap(), "sm_90");
+}
+
+#[test]
+fn every_kernel_compiles_by_the_nvrtc_that_pytorch_brings() {
+    assert_compiles_by("13.0.88");
+}
+
+#[test]
+fn every_kernel_compiles_by_an_nvrtc_of_cuda_12() {
+    assert_compiles_by("12.8.93");
 }

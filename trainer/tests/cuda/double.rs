@@ -27,6 +27,21 @@ pub(crate) fn prefix() -> PathBuf {
     prefix
 }
 
+/// The folder of an earlier NVRTC that `tests/nvrtc.sh` has put into `target/`. Without it a line says so, unless
+/// `ELASTIC_REQUIRE_NVRTC`, a list of versions, has this one.
+pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
+    let packages = root().parent().unwrap().join("target/nvrtc").join(version).join("nvidia");
+    let folders = ["cu13/lib", "cuda_nvrtc/lib"].map(|folder| packages.join(folder));
+    let found = folders.into_iter().find(|folder| folder.exists());
+    if found.is_none() {
+        let missing = format!("there is no NVRTC {version} in {}: run tests/nvrtc.sh {version}", packages.display());
+        let required = std::env::var("ELASTIC_REQUIRE_NVRTC").unwrap_or_default();
+        assert!(!required.split_whitespace().any(|required| required == version), "{missing}");
+        eprintln!("skipped: {missing}");
+    }
+    found
+}
+
 /// A folder with the driver's double in it; when it is built, all kernels are compiled, too.
 pub(crate) fn driver() -> PathBuf {
     // `cudarc` asks for this name first.
@@ -88,7 +103,18 @@ pub(crate) fn surroundings() -> Surroundings {
     if is_real() {
         return Surroundings::read(|name| std::env::var(name).ok());
     }
+    on_the_double()
+}
+
+/// The driver's double, cuBLASLt's, and where they find the real NVRTC.
+pub(crate) fn on_the_double() -> Surroundings {
     Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) }
+}
+
+/// Shapes of a test; on a real GPU also those of GPT-2, which would take minutes on the double.
+pub(crate) fn and_on_a_gpu<T>(shapes: impl IntoIterator<Item = T>, of_gpt2: impl IntoIterator<Item = T>) -> Vec<T> {
+    let of_gpt2 = of_gpt2.into_iter().filter(|_| is_real());
+    shapes.into_iter().chain(of_gpt2).collect()
 }
 
 /// Where the tests keep compiled kernels.

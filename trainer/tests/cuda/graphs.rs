@@ -5,6 +5,7 @@ use elastic_trainer::cuda::{CudaSlice, CudaViewMut, Done, Gpu, Graphs, Room};
 use elastic_trainer::model::{Mlp, Model, Workspace};
 
 use crate::kernels::{assert_near, back, gpu, numbers, on};
+use crate::warnings;
 
 const SIZES: [usize; 4] = [20, 70, 33, 4];
 
@@ -121,6 +122,7 @@ fn more_shapes_than_are_kept_begin_anew() {
 #[test]
 fn launches_that_cannot_be_captured_are_made_one_by_one() {
     let gpu = gpu();
+    warnings::are_expected();
     let (mut graphs, mut room, mut asked) = (Graphs::default(), Room::default(), 0);
     let mut result = gpu.zeros(1).unwrap();
     for salt in 0..5 {

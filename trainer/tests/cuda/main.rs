@@ -17,6 +17,7 @@ mod overlap;
 mod precision;
 mod snapshots;
 mod training;
+mod warnings;
 #[allow(dead_code)] // What other tests need.
 #[path = "../training/worker.rs"]
 mod worker;

@@ -3,6 +3,7 @@
 use elastic_trainer::cuda::{Attended, Attention, Gpu, Room};
 
 use super::{assert_near, back, gpu, numbers, on};
+use crate::double::and_on_a_gpu;
 
 fn attention(sequences: usize, time: usize, heads: usize, columns: usize) -> Attention {
     Attention { sequences, time, heads, columns }
@@ -10,9 +11,17 @@ fn attention(sequences: usize, time: usize, heads: usize, columns: usize) -> Att
 
 /// Tiles and heads that are not filled, those that are, and one row alone.
 fn shapes() -> Vec<Attention> {
-    [(2, 1, 1, 8), (1, 67, 2, 16), (1, 130, 1, 64), (2, 64, 1, 20), (1, 33, 3, 5), (1, 70, 1, 128), (1, 35, 2, 100)]
-        .map(|(sequences, time, heads, columns)| attention(sequences, time, heads, columns))
-        .to_vec()
+    let small = [
+        (2, 1, 1, 8),
+        (1, 67, 2, 16),
+        (1, 130, 1, 64),
+        (2, 64, 1, 20),
+        (1, 33, 3, 5),
+        (1, 70, 1, 128),
+        (1, 35, 2, 100),
+    ];
+    let shapes = and_on_a_gpu(small, [(2, 1024, 12, 64)]).into_iter();
+    shapes.map(|(sequences, time, heads, columns)| attention(sequences, time, heads, columns)).collect()
 }
 
 /// What the GPU makes of these triples.
@@ -130,15 +139,16 @@ fn exact_in_halves(shape: Attention, triples: &[f32]) -> Vec<f64> {
 #[test]
 fn a_rows_bits_depend_on_what_it_sees_alone() {
     let gpu = gpu();
-    for (time, heads, columns) in [(70, 2, 16), (40, 1, 128)] {
+    for (sequences, time, heads, columns) in and_on_a_gpu([(3, 70, 2, 16), (3, 40, 1, 128)], [(32, 1024, 12, 64)]) {
         let width = heads * columns;
-        let three = attention(3, time, heads, columns);
-        let (triples, above) = (numbers(3 * three.outputs(), 5), numbers(three.outputs(), 6));
+        let many = attention(sequences, time, heads, columns);
+        let (triples, above) = (numbers(3 * many.outputs(), 5), numbers(many.outputs(), 6));
         let (all, all_above) = (on(&gpu, &triples), on(&gpu, &above));
-        let (outputs, slopes) = (back(&gpu, &seen(&gpu, three, &all).0), slope(&gpu, three, &all, &all_above));
+        let (outputs, slopes) = (back(&gpu, &seen(&gpu, many, &all).0), slope(&gpu, many, &all, &all_above));
         // The last sequence by itself
         let one = attention(1, time, heads, columns);
-        let (last, last_above) = (2 * time * 3 * width, 2 * time * width);
+        let last_above = (sequences - 1) * time * width;
+        let last = 3 * last_above;
         let (alone, alone_above) = (on(&gpu, &triples[last..]), on(&gpu, &above[last_above..]));
         assert_eq!(back(&gpu, &seen(&gpu, one, &alone).0), outputs[last_above..]);
         assert_eq!(slope(&gpu, one, &alone, &alone_above), slopes[last..]);

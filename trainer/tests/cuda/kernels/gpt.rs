@@ -6,6 +6,7 @@ use elastic_trainer::model::{Gpt, Model};
 use elastic_trainer::random::unit;
 
 use super::{assert_near, gpu, numbers};
+use crate::double::and_on_a_gpu;
 
 fn batch(gpt: &Gpt, sequences: usize, time: usize) -> Tokens {
     let token = |key: u64| (unit(key) * gpt.size().vocabulary as f32) as u32;
@@ -13,11 +14,19 @@ fn batch(gpt: &Gpt, sequences: usize, time: usize) -> Tokens {
     Tokens::new(time, (0..count).map(token).collect(), (0..count).map(|i| token(1 << 40 | i)).collect())
 }
 
+/// The difference is small beside the whole; no number is NaN.
+fn assert_close(found: &[f32], wanted: &[f64], what: &str) {
+    let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>().sqrt();
+    let off = norm(&mut found.iter().zip(wanted).map(|(&found, &wanted)| f64::from(found) - wanted));
+    let share = off / norm(&mut wanted.iter().copied());
+    assert!(share <= 1e-4, "{what}: off by {share:e} of its norm");
+}
+
 #[test]
 fn a_gpts_gradient_is_the_hosts() {
     let gpu = gpu();
     let size = |vocabulary, context, layers, heads, width| Size { vocabulary, context, layers, heads, width };
-    for (size, batches) in [
+    let small = [
         // Rows that cannot be read by fours; larger, smaller and larger again: the room is kept.
         (size(11, 5, 2, 2, 6), vec![(2, 5), (1, 3), (4, 5)]),
         // More than a tile of attention, in several blocks
@@ -25,13 +34,16 @@ fn a_gpts_gradient_is_the_hosts() {
         (size(7, 40, 1, 1, 128), vec![(1, 40)]),
         // More than are scored at once
         (size(5, 50, 1, 1, 4), vec![(42, 50)]),
-    ] {
+    ];
+    // One block of GPT-2: with twelve the host takes too long.
+    for (size, batches) in and_on_a_gpu(small, [(size(50_257, 1024, 1, 12, 768), vec![(2, 1024)])]) {
         let gpt = Gpt::new(size);
         let mut pass = gpt.on_gpu().unwrap();
         let count = gpt.parameters();
-        // Far from the first parameters, so that every part matters.
+        // Far from the first parameters, so that every part matters; not so far that sums over wide rows grow.
+        let spread = 0.4 * (16.0 / size.width as f32).min(1.0);
         let first: Vec<f32> =
-            gpt.init(5).iter().zip(numbers(count, 30)).map(|(init, more)| init + 0.4 * more).collect();
+            gpt.init(5).iter().zip(numbers(count, 30)).map(|(init, more)| init + spread * more).collect();
         let mut parameters = gpu.zeros::<f32>(count).unwrap();
         gpu.upload(&first, &mut parameters.as_view_mut()).unwrap();
         for (sequences, time) in batches {
@@ -64,7 +76,13 @@ fn a_gpts_gradient_is_the_hosts() {
             let wanted: Vec<f64> = wanted.iter().chain([&loss]).map(|&number| f64::from(number)).collect();
             for tensor in gpt.tensors() {
                 let what = format!("{size:?}, {sequences}×{time}, {}", tensor.name);
-                assert_near(&once[tensor.range.clone()], &wanted[tensor.range.clone()], 1e-4, &what);
+                let (found, wanted) = (&once[tensor.range.clone()], &wanted[tensor.range.clone()]);
+                // Both sum over thousands of tokens in f32.
+                if size.width > 512 {
+                    assert_close(found, wanted, &what)
+                } else {
+                    assert_near(found, wanted, 1e-4, &what)
+                }
             }
             assert_near(&once[count..], &wanted[count..], 1e-5, "loss");
         }
