@@ -65,6 +65,30 @@ async fn a_script_speaks_with_its_agent() {
 }
 
 #[tokio::test]
+async fn a_callback_may_commit_a_checkpoint_and_another_may_fail() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("saves_late.py", &[]);
+    let mut agents = job.start_all(["a", "b"]);
+    let placed = async |round: u64| -> Vec<Value> {
+        eventually(&format!("both are placed in round {round}"), LIMIT, async || {
+            let lines = json_lines(&job.path("trace"));
+            let fits = |line: &Value| line["event"] == "placed" && line["round"] == round;
+            Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() == 2)
+        })
+        .await
+    };
+    placed(1).await;
+    job.runs(1, 2).await.workers[1].kill();
+    for line in placed(2).await {
+        assert_eq!(line["checkpoint"]["step"], 20, "what the callback committed is what all resume from: {line}");
+    }
+    let said = agents.iter().map(|agent| agent.output()).collect::<String>();
+    assert!(said.contains("ValueError: a callback failed as round 2 was forming"), "{said}");
+    std::fs::write(job.path("finish"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
 async fn a_script_keeps_its_process_when_a_peer_dies() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     keeps_its_process(Job::on(&etcd, "2")).await;

@@ -6,8 +6,10 @@ import hashlib
 import json
 import os
 import pathlib
+import queue
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -40,7 +42,8 @@ class _Reply:
 
 
 class _Agent:
-    """A connection. A thread of its own reads it, so that news arrives while the script computes."""
+    """A connection. A thread of its own reads it, so that news arrives while the script computes. Another calls the
+    script's callbacks, which may ask the agent for something and wait for the answer."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -52,6 +55,7 @@ class _Agent:
         self._numbers = 0
         self._replies: dict[int, _Reply] = {}
         self._callbacks: list[Callable[[int, str], None]] = []
+        self._calls: queue.SimpleQueue[tuple[Callable[[int, str], None], int, str]] = queue.SimpleQueue()
         self._welcome = _Reply()
         self._forming: tuple[int, str] | None = None
         self._forms = threading.Event()
@@ -60,6 +64,7 @@ class _Agent:
         # One that is started ahead of its round is kept only if it knows about rounds.
         self.register(round_aware=os.environ.get(WARM_UP_ENV) == "1")
         threading.Thread(target=self._read, name="elastic-agent", daemon=True).start()
+        threading.Thread(target=self._call, name="elastic-agent-callbacks", daemon=True).start()
 
     def register(self, round_aware: bool) -> None:
         local_rank = os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", 0)
@@ -92,9 +97,8 @@ class _Agent:
     def listen(self, callback: Callable[[int, str], None]) -> None:
         with self._lock:
             self._callbacks.append(callback)
-            forming = self._forming
-        if forming:
-            callback(*forming)
+            if self._forming:
+                self._calls.put((callback, *self._forming))
 
     def forming(self) -> tuple[int, str] | None:
         with self._lock:
@@ -136,15 +140,22 @@ class _Agent:
         for reply in waiting:
             reply.came.set()
 
+    def _call(self) -> None:
+        while True:
+            callback, round, reason = self._calls.get()
+            try:
+                callback(round, reason)
+            except BaseException:  # SystemExit too: it would end this thread alone, in silence.
+                traceback.print_exc()
+
     def _take(self, message: dict[str, Any]) -> None:
         kind, number = message.get("type"), message.get("id")
         if kind == "forming":
             with self._lock:
                 self._forming = forming = (message["round"], message["reason"])
-                callbacks = list(self._callbacks)
+                for callback in self._callbacks:
+                    self._calls.put((callback, *forming))
             self._forms.set()
-            for callback in callbacks:
-                callback(*forming)
         elif kind == "assignment":
             with self._lock:
                 self._forming = None
@@ -245,7 +256,8 @@ def on_round_change(callback: Callable[[int, str], None]) -> None:
     """Calls `callback(round, reason)` when the next round is forming. The stop signal follows, so be brief; after
     `keep_process` it is time to quiesce.
 
-    It is called on another thread. Without an agent it never is.
+    It is called on a thread of its own, which all callbacks share: it may commit a checkpoint and wait for that. What it
+    raises is printed, and changes nothing. Without an agent it is never called.
     """
     if available():
         _connected().listen(callback)

@@ -1,0 +1,42 @@
+"""Commits a checkpoint when it hears that a round is forming, beside a callback that fails. Needs no PyTorch."""
+
+import story
+
+story.begin()
+
+import signal
+import sys
+import threading
+
+import elastic_agent
+
+saved = threading.Event()
+
+
+def fail(round: int, reason: str) -> None:
+    raise ValueError(f"a callback failed as round {round} was forming")
+
+
+def save(round: int, reason: str) -> None:
+    checkpoint = story.DIR / f"checkpoint-{round}"
+    checkpoint.write_text("weights")
+    elastic_agent.commit_checkpoint(round * 10, checkpoint, timeout=10)
+    story.tell("saved", next=round)
+    saved.set()
+
+
+def stop(*_) -> None:
+    # The announcement came before the signal, to another thread.
+    saved.wait(15)
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, stop)
+place = elastic_agent.assignment()
+if story.RANK == 0:
+    elastic_agent.on_round_change(fail)
+    elastic_agent.on_round_change(save)
+else:
+    saved.set()
+story.tell("placed", checkpoint=place["checkpoint"])
+story.wait_for("finish")
