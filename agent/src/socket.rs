@@ -14,18 +14,24 @@ use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
 use elastic_coordinator::{barrier, checkpoint};
 use elastic_proto::worker::{Assignment, FailureClass, FromWorker, MAX_LINE, ToWorker};
+use futures::future::BoxFuture;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::backend::{Meeting, Place};
 use crate::memory::{self, Left, Memories};
+use crate::workers;
 
 /// Lines that may wait for a worker which does not read: more than that and it is let go.
 const WAITING: usize = 256;
+
+/// Barriers and commits of one connection that may be under way: it is not read on before one of them is answered.
+const UNDER_WAY: usize = 16;
 
 /// Why commits are refused there.
 const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits take the v3 API (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
@@ -391,6 +397,7 @@ fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<us
 async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
     let mut reader = BufReader::new(reader);
     let mut buffer = Vec::new();
+    let mut requests = Requests::default();
     loop {
         buffer.clear();
         match (&mut reader).take(MAX_LINE as u64 + 1).read_until(b'\n', &mut buffer).await {
@@ -403,7 +410,11 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, share
             Ok(_) => {}
         }
         match serde_json::from_slice::<FromWorker>(&buffer) {
-            Ok(message) => answer(id, message, line, shared).await,
+            Ok(message) => {
+                if let Some(request) = answer(id, message, line, shared).await {
+                    requests.begin(reader.get_ref().as_ref(), request).await;
+                }
+            }
             Err(error) => {
                 let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
                 let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
@@ -412,7 +423,55 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, share
     }
 }
 
-async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
+/// What a connection has asked for and was not answered yet: it is given up with the connection. None once its other end
+/// is closed.
+struct Requests(Option<JoinSet<()>>);
+
+impl Default for Requests {
+    fn default() -> Requests {
+        Requests(Some(JoinSet::new()))
+    }
+}
+
+impl Requests {
+    /// Begins another as soon as there is room for it.
+    async fn begin(&mut self, connection: &UnixStream, request: Request) {
+        let Some(under_way) = &mut self.0 else { return };
+        while under_way.try_join_next().is_some() {}
+        if under_way.len() >= UNDER_WAY {
+            tokio::select! {
+                _ = under_way.join_next() => {}
+                () = closed(connection) => {
+                    self.0 = None;
+                    return;
+                }
+            }
+        }
+        under_way.spawn(request);
+    }
+}
+
+/// Waits until the other end of a connection is closed, whether or not there is something left to read.
+async fn closed(connection: &UnixStream) {
+    // A registration of its own: what is cleared here is not waited for by who reads.
+    let own = connection.as_fd().try_clone_to_owned();
+    let Ok(own) = own.and_then(workers::readable) else {
+        // The requests end with the round, too.
+        return std::future::pending().await;
+    };
+    while let Ok(mut ready) = own.readable().await {
+        if ready.ready().is_read_closed() {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+/// Something that takes other nodes, or the store, to answer.
+type Request = BoxFuture<'static, ()>;
+
+/// Takes in what a worker says, and answers unless that takes others: then returns what does.
+async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) -> Option<Request> {
     let refuse = |id, message: String| ToWorker::Error { id, message };
     let local_rank = || {
         let registered = shared.state().connections.get(&id).and_then(|connection| connection.registered);
@@ -443,7 +502,7 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
         FromWorker::Barrier { id, name } => {
             let (shared, line) = (Arc::clone(shared), line.clone());
             // Others may arrive much later: the worker can go on talking meanwhile.
-            tokio::spawn(async move {
+            return Some(Box::pin(async move {
                 let Shared { meeting, place, status, barrier_timeout: within, .. } = &*shared;
                 let met = match meeting {
                     Meeting::Store(store) => barrier::meet(&**store, &place.keys, status, &name, *within).await,
@@ -456,15 +515,15 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
                     Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
                 };
                 let _ = line.send(reply.into()).await;
-            });
+            }));
         }
         FromWorker::Commit { id, checkpoint } => {
             let Some(store) = shared.meeting.store().cloned() else {
                 let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
-                return;
+                return None;
             };
             let (shared, line) = (Arc::clone(shared), line.clone());
-            tokio::spawn(async move {
+            return Some(Box::pin(async move {
                 let step = checkpoint.step;
                 let committed = checkpoint::commit(&*store, &shared.place.keys, &shared.status, checkpoint).await;
                 let reply = match committed {
@@ -472,7 +531,7 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
                     Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
                 };
                 let _ = line.send(reply.into()).await;
-            });
+            }));
         }
         FromWorker::Memory { id, bytes, rescue } => {
             let spare = memory::spare();
@@ -502,4 +561,5 @@ async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared:
             shared.awareness.notify_one();
         }
     }
+    None
 }

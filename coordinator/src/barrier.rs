@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::job::{Keys, RoundState};
 use crate::node::Status;
 use crate::rendezvous::Credentials;
-use crate::store::{Guard, Op, OpResult, Scope, Store, StoreError, Txn, WatchUpdate};
+use crate::store::{Guard, Op, OpResult, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
 
 /// Pause before a request is repeated that met no answer.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -86,31 +86,35 @@ pub async fn meet(
         }
         let mut watcher = store.watch(Scope::Key(release.clone()), read.revision).await?;
         loop {
-            tokio::select! {
-                update = watcher.recv() => match update {
-                    Some(WatchUpdate::Events(events)) if !events.is_empty() => return Ok(()),
-                    Some(WatchUpdate::Snapshot { values, .. }) if !values.is_empty() => return Ok(()),
-                    Some(WatchUpdate::Broken(error)) => return Err(error.into()),
-                    Some(_) => {}
-                    None => return Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
-                },
-                changed = status.changed() => {
-                    let moved = changed.is_err()
-                        || status.borrow_and_update().round.as_ref().is_none_or(|now| now.modified != member.current.modified);
-                    if moved {
-                        return match store.get(&release).await? {
-                            Some(_) => Ok(()),
-                            None => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
-                        };
-                    }
-                }
+            match watcher.recv().await {
+                Some(WatchUpdate::Events(events)) if !events.is_empty() => return Ok(()),
+                Some(WatchUpdate::Snapshot { values, .. }) if !values.is_empty() => return Ok(()),
+                Some(WatchUpdate::Broken(error)) => return Err(error.into()),
+                Some(_) => {}
+                None => return Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
             }
+        }
+    };
+    // Whatever is being waited for, be it an answer of the store: nothing outlives the round.
+    let met = async {
+        tokio::select! {
+            met = met => met,
+            () = moved(&mut status, member.current.modified) => match store.get(&release).await? {
+                Some(_) => Ok(()),
+                None => Err(BarrierError::RoundEnded { round, name: name.to_owned() }),
+            },
         }
     };
     match tokio::time::timeout(within, met).await {
         Ok(result) => result,
         Err(_) => Err(BarrierError::Timeout { round, name: name.to_owned(), within, hint: "" }),
     }
+}
+
+/// Waits until the node knows of another round than the one that was written then.
+async fn moved(status: &mut watch::Receiver<Status>, written: Revision) {
+    // An error means that there is no node any more.
+    let _ = status.wait_for(|status| status.round.as_ref().is_none_or(|now| now.modified != written)).await;
 }
 
 /// Asks again for as long as no answer comes: to arrive twice is to arrive, and to look is always safe.
@@ -130,7 +134,7 @@ fn check(name: &str) -> Result<(), BarrierError> {
 
 struct Arrived {
     released: bool,
-    revision: crate::store::Revision,
+    revision: Revision,
 }
 
 async fn arrive(store: &dyn Store, keys: &Keys, member: &Credentials, name: &str) -> Result<Arrived, BarrierError> {

@@ -37,17 +37,16 @@ pub async fn meet_on_v2(
                 Seen::All => return Ok(()),
                 Seen::Some { index } => index,
             };
-            tokio::select! {
-                changed = meeting.change_after(index) => changed?,
-                () = left(&mut status, seat) => {
-                    return match meeting.look().await? {
-                        Seen::All => Ok(()),
-                        Seen::Some { .. } => {
-                            Err(BarrierError::RoundEnded { round: seat.version, name: name.to_owned() })
-                        }
-                    };
-                }
-            }
+            meeting.change_after(index).await?;
+        }
+    };
+    let met = async {
+        tokio::select! {
+            met = met => met,
+            () = left(&mut status, seat) => match meeting.look().await? {
+                Seen::All => Ok(()),
+                Seen::Some { .. } => Err(BarrierError::RoundEnded { round: seat.version, name: name.to_owned() }),
+            },
         }
     };
     match tokio::time::timeout(within, met).await {

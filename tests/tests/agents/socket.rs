@@ -1,6 +1,6 @@
 //! A worker of another language, its standard library alone, that speaks to its agent over the socket.
 
-use elastic_tests::agents::{Job, LEASE, LIMIT, exits, json_lines};
+use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
@@ -103,4 +103,63 @@ async fn rank_holders(job: &Job, etcd: &EtcdServer) -> Vec<String> {
     }
     nodes.sort();
     nodes.into_iter().map(|(_, name)| name).collect()
+}
+
+/// Says far more than an agent can do at once, on connections that it does not keep; then fails. Rank 1 stays.
+const FLOODS: &str = r#"
+import json, os, pathlib, socket, sys, time
+folder, rank, round = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+def flood(lines):
+    agent = socket.socket(socket.AF_UNIX)
+    agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+    agent.settimeout(3)
+    agent.sendall((json.dumps(dict(type="register", local_rank=0, pid=os.getpid())) + "\n").encode())
+    try:
+        agent.sendall("".join(json.dumps(line) + "\n" for line in lines).encode())
+    except OSError:
+        pass
+    return agent
+if round == 1 and rank == 0:
+    flood(dict(type="barrier", id=n, name=f"left-{n}") for n in range(20000)).close()
+    kept = flood(dict(type="barrier", id=n, name=f"kept-{n}") for n in range(20000))
+    pad = "x" * 16000
+    commit = dict(path=f"/ckpt/{pad}", digest="crc32c:0")
+    flood(dict(type="commit", id=n, checkpoint=dict(commit, step=n + 1)) for n in range(20000)).close()
+    (folder / "flooded").touch()
+    while not (folder / "go").exists(): time.sleep(0.02)
+    sys.exit(1)
+(folder / f"ready-{round}-{rank}").touch()
+while not (folder / "finish").exists(): time.sleep(0.02)
+"#;
+
+#[tokio::test]
+async fn a_worker_that_asks_without_end_holds_up_neither_the_next_round_nor_the_agent() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").prompt();
+    let script = job.path("worker.py");
+    std::fs::write(&script, FLOODS).unwrap();
+    let folder = job.path("").display().to_string();
+    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let mut agents = job.start_all(["a", "b"]);
+    eventually("the flood is over", LIMIT * 2, async || job.path("flooded").exists().then_some(())).await;
+    let most = agents.iter().map(most_memory).max().unwrap();
+
+    // When the worker fails, then the next round runs at once, and the agent has not grown
+    let begun = std::time::Instant::now();
+    std::fs::write(job.path("go"), "").unwrap();
+    is_there(&job, "ready-2-0").await;
+    is_there(&job, "ready-2-1").await;
+    let took = begun.elapsed();
+    println!("round 2 after {took:?}; the larger agent took {most} MiB at most");
+    assert!(took < LEASE, "round 2 ran only after {took:?}");
+    assert!(most < 100, "an agent took {most} MiB");
+    std::fs::write(job.path("finish"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+/// The most memory that an agent has had, in MiB.
+fn most_memory(agent: &Agent) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
