@@ -49,6 +49,9 @@ const LONGEST_JOB: usize = 255;
 const LONGEST_NODE: usize = 200;
 /// torchrun's job id where none is given.
 const NO_JOB: &str = "none";
+/// The lease of a node whose store is its own: nobody can take its place, so it is frozen for as long as it likes (a
+/// closed lid, Ctrl-Z), and goes on.
+const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How PROGRAM is run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,6 +246,9 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     timings.stop_grace = stop_grace(settings)?.unwrap_or(timings.stop_grace);
     timings.drain_grace =
         settings.parsed("drain-grace", values::duration)?.or(conf.drain_grace).unwrap_or(timings.stop_grace);
+    if rendezvous == Rendezvous::Standalone {
+        timings.lease_ttl = ALONE;
+    }
     // As much is left for those that must be stopped after all.
     let quiesce_timeout = conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace);
     without_effect(settings)?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
 use elastic_tests::proxy::FaultProxy;
+use rustix::process::Signal;
 
 /// An address on which nothing listens.
 pub(crate) fn endpoint() -> String {
@@ -94,4 +95,38 @@ async fn one_node_needs_no_store() {
     assert_eq!(second.restarts(), 1);
     second.exit(0);
     assert_eq!(agent.exit(LIMIT).await, 0);
+}
+
+/// A node that no other can take the place of is held up for longer than its lease; so are its workers, or not.
+async fn goes_on_after_a_freeze(workers_too: bool) {
+    let job = Job::met_by(&["--standalone"], "1").flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let mut agent = job.start("a");
+    let round = job.runs(1, 2).await;
+    let frozen = if workers_too { &round.workers[..] } else { &[] };
+    frozen.iter().for_each(|worker| worker.signal(Signal::STOP));
+    agent.signal(Signal::STOP);
+    tokio::time::sleep(LEASE * 2).await;
+    assert_eq!(job.living(), round.pids(), "workers were ended while nobody could take their place");
+    agent.signal(Signal::CONT);
+    frozen.iter().for_each(|worker| worker.signal(Signal::CONT));
+
+    // Then it still looks after them: a failure is answered by one restart, and no other.
+    tokio::time::sleep(LEASE / 2).await;
+    assert_eq!((job.living(), job.workers().len()), (round.pids(), 2));
+    round.workers[1].exit(1);
+    let second = job.runs(2, 2).await;
+    assert_eq!((second.number, second.restarts()), (2, 1));
+    agent.signal(Signal::STOP);
+    agent.kill();
+    job.nobody_is_left(LIMIT).await;
+}
+
+#[tokio::test]
+async fn a_lone_agent_that_was_frozen_keeps_its_workers() {
+    goes_on_after_a_freeze(false).await;
+}
+
+#[tokio::test]
+async fn a_lone_node_that_was_frozen_keeps_its_workers() {
+    goes_on_after_a_freeze(true).await;
 }
