@@ -25,7 +25,7 @@ use crate::devices::{self, Gpus};
 use crate::environment::{own_device, threads_warning};
 use crate::events::{self, EventHandler};
 use crate::gpu_holders::GpuHolders;
-use crate::group::{Group, GroupSetup};
+use crate::group::{Group, GroupSetup, Moved};
 use crate::guard::Guard;
 use crate::health::Health;
 use crate::identity::{self, Claim, NodeIdentity};
@@ -43,6 +43,7 @@ use crate::slots;
 use crate::socket::WorkerSocket;
 use crate::warm_up::warm_up;
 use crate::watchdog::{TimerFile, Watchdog};
+use crate::workers::Event;
 
 /// Longest that an agent which serves the store waits for the others to leave, if none of them may still save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
@@ -310,7 +311,7 @@ async fn take_part(
             Some(command) = orders.recv() => match command {
                 Command::Start(start) => {
                     announce(&start);
-                    local.start(start).await
+                    local.start(start)
                 }
                 Command::Quiesce(grace) => {
                     local.quiesce(grace);
@@ -334,12 +335,9 @@ async fn take_part(
                 }
                 Command::Conclude(node, end) => local.conclude(store, keys, node, &end),
             },
-            event = local.group.supervisor().next_event() => {
-                if let crate::workers::Event::Exited(exited) = &event {
-                    local.watchdog.ended(exited.local_rank);
-                }
-                let lost = matches!(event, crate::workers::Event::GuardLost { .. });
-                let report = local.group.event(event, &local.socket).await;
+            moved = local.group.next() => {
+                let lost = matches!(moved, Moved::Workers(Event::GuardLost { .. }));
+                let report = local.moved(moved).await;
                 if lost {
                     // Nothing can be started here any more.
                     guard_lost = true;
@@ -348,7 +346,7 @@ async fn take_part(
                 report
             }
             verdict = local.watchdog.verdict() => local.group.condemn(verdict),
-            () = local::free(&mut local.pending) => local.start_pending().await,
+            () = local::free(&mut local.pending) => local.start_pending(),
             () = local::rest_moves(local.resting.as_ref(), &local.socket) => None,
             () = rescue::done(&mut local.rescuing) => {
                 local.rescuing = None;

@@ -5,6 +5,7 @@ mod spawn;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::date;
@@ -18,7 +19,6 @@ use tokio::sync::watch;
 
 use crate::command::WorkerCommand;
 use crate::cpus::CpuSet;
-use crate::environment::LocalPlace;
 use crate::events::{self, Events};
 use crate::guard::{Exit, Guard};
 use crate::health::{GroupState, WorkerState};
@@ -30,7 +30,10 @@ use crate::outcome::recorded::Recorded;
 use crate::signals::{self, Handled};
 use crate::socket::WorkerSocket;
 use crate::watchdog::{Verdict, Watched};
-use crate::workers::{Event, Exited, SpawnError, Supervisor, SupervisorError};
+use crate::workers::{Event, Exited, Refused, SpawnError, Supervisor, SupervisorError};
+
+pub use spawn::Moved;
+use spawn::{Opening, Planned};
 
 /// How long what a dead worker left is waited for: its last lines, its last words on the socket, its error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
@@ -97,11 +100,15 @@ impl Running {
 pub struct Group {
     setup: GroupSetup,
     supervisor: Supervisor,
-    logs: Logs,
+    logs: Arc<Logs>,
     events: Events,
     /// The round of the workers that were started last.
     round: u64,
     workers: BTreeMap<u32, Running>,
+    /// Workers that are to be started, once their files are open.
+    opening: Option<Opening>,
+    /// Workers that the guard was asked for, and whose programs do not run yet.
+    starting: BTreeMap<u32, Running>,
     /// They were told to stop, and the stop is not yet reported.
     stopping: bool,
     /// Their end was reported.
@@ -127,9 +134,11 @@ impl Group {
             events: Events::new(setup.events.clone()),
             setup,
             supervisor: Supervisor::new(guard)?,
-            logs,
+            logs: Arc::new(logs),
             round: 0,
             workers: BTreeMap::new(),
+            opening: None,
+            starting: BTreeMap::new(),
             stopping: false,
             judged: false,
             master,
@@ -160,10 +169,16 @@ impl Group {
         self.state.send_replace(GroupState { round: self.round, workers: workers.collect() });
     }
 
-    /// The local ranks of the workers that run.
+    /// The local ranks of the workers that run, or are being started.
     pub fn living(&self) -> Vec<u32> {
         let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
-        running.map(|(local_rank, _)| *local_rank).collect()
+        let planned = self.opening.iter().flat_map(Opening::local_ranks);
+        running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
+    }
+
+    /// Whether it is known of this worker that its program runs, or ran.
+    pub fn has_started(&self, local_rank: u32) -> bool {
+        self.workers.contains_key(&local_rank)
     }
 
     /// The workers that run, for the watchdog.
@@ -220,9 +235,9 @@ impl Group {
         self.judged = true;
     }
 
-    /// Starts the workers of a place; those that have quiesced, or were started ahead, take theirs as they are. What goes
-    /// wrong is reported as their failure.
-    pub async fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Report {
+    /// Begins to start the workers of a place; those that have quiesced, or were started ahead, take theirs as they are.
+    /// The report, that all run or how one failed, comes at once or out of [`Group::moved`].
+    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<Report> {
         let round = start.round.number;
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
@@ -231,7 +246,7 @@ impl Group {
         if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
             self.judged = true;
             let failure = Failure::new(FailureClass::Own, error.to_string());
-            return Report::Ended { round, outcome: Outcome::Failed(failure) };
+            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
         }
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
         socket.of_generation(start.round.generation);
@@ -241,63 +256,38 @@ impl Group {
             group_world_size: Some(start.round.group_world_size),
             restarts: start.round.restarts,
         });
-        let attempt = self.logs.begin_attempt(start.round.restarts, round);
         self.victims = self.counters.read();
-        for (local_rank, assignment) in (0u32..).zip(&places) {
-            let role_rank = start.rank.role_rank_base + local_rank;
-            let role_world_size = start.rank.role_world_size;
-            if let Some(worker) = self.workers.get_mut(&local_rank) {
-                tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
-                (worker.rank, worker.role_rank, worker.role_world_size) = (assignment.rank, role_rank, role_world_size);
-                if !std::mem::replace(&mut worker.placed, true) {
-                    self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+        let (role_rank_base, role_world_size) = (start.rank.role_rank_base, start.rank.role_world_size);
+        let mut planned = Vec::new();
+        for (local_rank, assignment) in (0u32..).zip(places) {
+            let Some(worker) = self.workers.get_mut(&local_rank) else {
+                if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
+                    // What the dead one left in its process group; a full stop would have ended it with the rest.
+                    tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
                 }
+                planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size, placed: true });
                 continue;
-            }
-            if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
-                // What the dead one left in its process group; a full stop would have ended it with the rest.
-                tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
-            }
-            let (stdio, logs) = attempt.worker(local_rank, assignment.rank);
-            let place = LocalPlace {
-                local_rank,
-                local_world_size: self.setup.slots,
-                role: &self.setup.role,
-                role_rank_base: start.rank.role_rank_base,
-                role_world_size,
             };
-            let spec = match self.spec(assignment, &place, logs.error_file(), stdio, socket) {
-                Ok(spec) => spec,
-                Err(error) => return self.unstarted(local_rank, assignment, &error.to_string()),
-            };
-            match self.supervisor.spawn(spec).await {
-                Ok(pid) => {
-                    tracing::info!(round, rank = assignment.rank, local_rank, pid, "worker started");
-                    let rank = assignment.rank;
-                    let worker = Running { pid, rank, role_rank, role_world_size, logs, exit: None, placed: true };
-                    self.events.worker(events::State::Start, &worker.subject(local_rank, None));
-                    self.workers.insert(local_rank, worker);
-                }
-                Err(error @ SpawnError::DeadlinePassed) => {
-                    self.judged = true;
-                    return self.lost(error.to_string());
-                }
-                Err(error) => return self.unstarted(local_rank, assignment, &error.to_string()),
+            tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
+            worker.rank = assignment.rank;
+            (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
+            if !std::mem::replace(&mut worker.placed, true) {
+                self.events.worker(events::State::Start, &worker.subject(local_rank, None));
             }
         }
-        self.publish();
-        Report::Started(round)
+        if planned.is_empty() {
+            return self.all_started();
+        }
+        self.open(planned, start.round.restarts, round);
+        None
     }
 
-    fn unstarted(&mut self, local_rank: u32, assignment: &Assignment, error: &str) -> Report {
+    fn unstarted(&mut self, local_rank: u32, rank: u32, error: &str) -> Report {
         self.judged = true;
         let message = format!("worker {local_rank} could not be started: {error}");
-        let failure = Failure {
-            rank: Some(assignment.rank),
-            local_rank: Some(local_rank),
-            ..self.failure(FailureClass::Own, message)
-        };
-        Report::Ended { round: assignment.round, outcome: Outcome::Failed(failure.bounded()) }
+        let failure =
+            Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
+        Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) }
     }
 
     /// Tells torchrun's events how the node's part ended: well, or for this reason.
@@ -332,9 +322,10 @@ impl Group {
         }
     }
 
-    /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::event`] when nothing is left.
+    /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::moved`] when nothing is left.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
         self.stopping = true;
+        self.opening = None;
         let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
         self.supervisor.begin_stop(signal, grace)
     }
@@ -344,14 +335,29 @@ impl Group {
         self.supervisor.set_deadline(until)
     }
 
-    /// What an event of the supervisor means to the protocol.
-    pub async fn event(&mut self, event: Event, socket: &WorkerSocket) -> Option<Report> {
+    /// What has happened to the workers. Never ends; may be cancelled.
+    pub async fn next(&mut self) -> Moved {
+        tokio::select! {
+            files = spawn::files(&mut self.opening) => Moved::Opened(files),
+            event = self.supervisor.next_event() => Moved::Workers(event),
+        }
+    }
+
+    /// What that means to the protocol.
+    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<Report> {
+        let event = match moved {
+            Moved::Opened(files) => return self.opened(files, socket),
+            Moved::Workers(event) => event,
+        };
         match event {
+            Event::Started { local_rank, pid } => self.started(local_rank, pid),
+            Event::NotStarted { local_rank, refused } => self.not_started(local_rank, refused).await,
             Event::Exited(exited) => self.exited(exited, socket).await,
             Event::Stopped if self.stopping => {
                 self.stopping = false;
                 self.events.seeking();
                 self.workers.clear();
+                self.starting.clear();
                 self.publish();
                 socket.begin(Vec::new());
                 Some(Report::Stopped { master: self.master.offer() })
@@ -360,6 +366,7 @@ impl Group {
             Event::DeadlineKilled { .. } => {
                 let message = "its workers were killed at the fence point: the round could not be proven in time";
                 tracing::error!("{message}");
+                self.opening = None;
                 // Their exits say nothing about the workers themselves.
                 let judged = std::mem::replace(&mut self.judged, true);
                 (!judged).then(|| self.lost(message.to_owned()))
@@ -370,7 +377,8 @@ impl Group {
             }
             Event::GuardLost { cause, survivors } => {
                 tracing::error!(?survivors, "the guard process has ended ({cause}), and with it the workers");
-                self.judged = true;
+                (self.judged, self.opening) = (true, None);
+                self.starting.clear();
                 Some(self.lost(format!("the guard process of this node has ended: {cause}")))
             }
         }
@@ -415,10 +423,16 @@ impl Group {
         }
         let mut failure = self.explain(exited, socket).await?;
         // It was heard of first, perhaps by chance: who broke by itself goes before who was told to stop or left alone.
-        for other in self.supervisor.exited_meanwhile().await {
-            self.note(other);
-            if failure.class < FailureClass::Own && !other.exit.success() {
-                failure = self.explain(other, socket).await.filter(|it| it.class > failure.class).unwrap_or(failure);
+        let others = self.supervisor.exited_meanwhile().await;
+        for other in &others {
+            self.note(*other);
+        }
+        if failure.class < FailureClass::Own {
+            // All at once: each may take [`LAST_LINES`], and this task renews the node's lease.
+            let failed = others.into_iter().filter(|other| !other.exit.success());
+            let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
+            for other in explained.into_iter().flatten() {
+                failure = if other.class > failure.class { other } else { failure };
             }
         }
         tracing::warn!(round, rank = failure.rank, pid = failure.pid, "worker failed: {}", failure.message);

@@ -16,11 +16,11 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::gpu_holders::GpuHolders;
-use crate::group::Group;
+use crate::group::{Group, Moved};
 use crate::rescue::{self, Rescue, Rescuing};
 use crate::socket::{Awareness, WorkerSocket};
 use crate::watchdog::Watchdog;
-use crate::workers::SupervisorError;
+use crate::workers::{Event, SupervisorError};
 
 /// This node's workers.
 pub struct Local {
@@ -107,12 +107,12 @@ impl Drop for Pending {
 
 impl Local {
     /// Starts the workers of a place, or lets the start wait for GPUs: see [`free`].
-    pub async fn start(&mut self, start: Box<Start>) -> Option<Report> {
+    pub fn start(&mut self, start: Box<Start>) -> Option<Report> {
         self.forming = false;
         self.seat = start.round.sealed;
         // Workers that quiesced hold theirs, and are to.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
-            return Some(self.start_now(&start).await);
+            return self.start_now(&start);
         }
         // Beside the agent, which sends the guard its deadlines meanwhile.
         let free = tokio::spawn(self.gpus.clone().free());
@@ -121,15 +121,40 @@ impl Local {
     }
 
     /// Starts what waited.
-    pub async fn start_pending(&mut self) -> Option<Report> {
+    pub fn start_pending(&mut self) -> Option<Report> {
         let pending = self.pending.take()?;
-        Some(self.start_now(&pending.start).await)
+        self.start_now(&pending.start)
     }
 
-    async fn start_now(&mut self, start: &Start) -> Report {
-        let report = self.group.start(start, &self.socket).await;
-        self.watchdog.begin(start.round.number, self.group.watched());
+    fn start_now(&mut self, start: &Start) -> Option<Report> {
+        let report = self.group.start(start, &self.socket);
+        self.watch(report)
+    }
+
+    /// What has happened to the workers, and the report of it.
+    pub async fn moved(&mut self, moved: Moved) -> Option<Report> {
+        if let Moved::Workers(Event::Exited(exited)) = &moved {
+            self.watchdog.ended(exited.local_rank);
+        }
+        let report = self.group.moved(moved, &self.socket).await;
+        self.watch(report)
+    }
+
+    /// Workers are watched from when all of them run.
+    fn watch(&self, report: Option<Report>) -> Option<Report> {
+        if let Some(Report::Started(round)) = &report {
+            self.watchdog.begin(*round, self.group.watched());
+        }
         report
+    }
+
+    /// What each worker that lives, or is being started, can do.
+    pub fn awareness(&self) -> Vec<Awareness> {
+        let of = |local_rank| match self.group.has_started(local_rank) {
+            true => self.socket.awareness(local_rank),
+            false => Awareness::Unknown,
+        };
+        self.group.living().into_iter().map(of).collect()
     }
 
     /// A round is forming.
@@ -151,14 +176,14 @@ impl Local {
     /// Looks whether workers on their way to rest have come there, or must be stopped. To be called after whatever
     /// happened.
     pub fn settle(&mut self) -> Option<Report> {
+        self.resting.as_ref()?;
+        let living = self.awareness();
         let resting = self.resting.as_mut()?;
         let now = Instant::now();
         if self.forming {
             resting.since.get_or_insert(now);
         }
         let overdue = resting.quiesce.is_zero() || resting.overdue_at().is_some_and(|at| now >= at);
-        let living: Vec<Awareness> =
-            self.group.living().into_iter().map(|local_rank| self.socket.awareness(local_rank)).collect();
         match rest(&living, overdue) {
             Rest::Wait => None,
             Rest::Kept => {

@@ -5,8 +5,11 @@
 
 use std::time::Duration;
 
+use elastic_coordinator::node::Report;
+use elastic_coordinator::rendezvous::Outcome;
 use tokio::time::Instant;
 
+use crate::group::Moved;
 use crate::local::Local;
 use crate::signals::{Handled, Signals};
 use crate::socket::Awareness;
@@ -59,16 +62,10 @@ pub async fn warm_up(
     tracing::info!(?limit, "the workers warm up before this node joins");
     let deadline = Instant::now() + limit;
     let mut stopping = false;
-    if let Err(error) = local.group.start_ahead(&local.socket).await {
-        tracing::warn!("a worker cannot be started ahead of its round: {error}");
-        local.stop(grace)?;
-        stopping = true;
-    }
+    local.group.start_ahead(&local.socket);
     loop {
         if !stopping {
-            let living = local.group.living();
-            let living: Vec<Awareness> = living.into_iter().map(|rank| local.socket.awareness(rank)).collect();
-            match warmth(slots as usize, &living, Instant::now() >= deadline) {
+            match warmth(slots as usize, &local.awareness(), Instant::now() >= deadline) {
                 Warmth::Wait => {}
                 Warmth::Warm => {
                     tracing::info!(workers = slots, "the workers are warm");
@@ -82,13 +79,17 @@ pub async fn warm_up(
             }
         }
         tokio::select! {
-            event = local.group.supervisor().next_event() => {
-                if let Event::GuardLost { cause, .. } = &event {
+            moved = local.group.next() => {
+                if let Moved::Workers(Event::GuardLost { cause, .. }) = &moved {
                     anyhow::bail!("the guard process of this node has ended: {cause}");
                 }
-                let stopped = matches!(event, Event::Stopped);
-                // Nobody waits for a report: the node is in no round.
-                local.group.event(event, &local.socket).await;
+                let stopped = matches!(moved, Moved::Workers(Event::Stopped));
+                // Of the reports only this one matters: the node is in no round.
+                if let Some(Report::Ended { outcome: Outcome::Failed(failure), .. }) = local.moved(moved).await {
+                    tracing::warn!("{}; the workers are started in their round", failure.message);
+                    local.stop(grace)?;
+                    stopping = true;
+                }
                 if stopped {
                     return Ok(None);
                 }

@@ -1,38 +1,129 @@
-//! What a worker is started with, and starting workers that have no place yet. Not for workers that have one.
+//! Starting workers: what with, their files first, then all at once; also ahead of their round. Not for what they are
+//! to do, nor for their ends.
+//!
+//! A file system may take longer to open a file, or to read a program, than a lease lasts. So files are opened beside
+//! the agent's task, which sends the guard its deadlines, and the guard's answers come as events.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
+use std::sync::Arc;
 
+use elastic_coordinator::node::Report;
 use elastic_proto::worker::{Assignment, WARM_UP_ENV};
+use tokio::task::{JoinError, JoinHandle};
 
-use super::{Group, Running};
-use crate::environment::{LocalPlace, NoDevice, NodeFacts, own_device, without_place, worker_env};
+use super::{Group, LAST_LINES, Refused, Running, SpawnError};
+use crate::environment::{LocalPlace, NodeFacts, own_device, without_place, worker_env};
+use crate::events;
+use crate::logs::WorkerLogs;
 use crate::socket::WorkerSocket;
-use crate::workers::{SpawnError, Stdio, WorkerSpec};
+use crate::workers::{Event, Stdio, WorkerSpec};
 
-/// Why a worker was not started ahead of its round.
-#[derive(Debug, thiserror::Error)]
-pub enum AheadError {
-    /// It would have no device.
-    #[error(transparent)]
-    Device(#[from] NoDevice),
-    /// It cannot be run.
-    #[error(transparent)]
-    Spawn(#[from] SpawnError),
+/// What a worker writes to, and what the agent keeps of that.
+type Files = Vec<(Stdio, WorkerLogs)>;
+
+/// What has happened to a group's workers; [`Group::moved`] says what it means.
+#[derive(Debug)]
+pub enum Moved {
+    /// The files of those that are to be started are open.
+    Opened(Result<Files, JoinError>),
+    /// The supervisor's word.
+    Workers(Event),
+}
+
+/// A worker that is to be started.
+pub(super) struct Planned {
+    pub(super) local_rank: u32,
+    pub(super) assignment: Assignment,
+    pub(super) role_rank_base: u32,
+    pub(super) role_world_size: u32,
+    /// It has a place: it is not started ahead of its round.
+    pub(super) placed: bool,
+}
+
+/// Workers whose files are being opened. Dropped, they are not started.
+pub(super) struct Opening {
+    planned: Vec<Planned>,
+    files: JoinHandle<Files>,
+}
+
+impl Opening {
+    pub(super) fn local_ranks(&self) -> impl Iterator<Item = u32> {
+        self.planned.iter().map(|planned| planned.local_rank)
+    }
+}
+
+/// Waits until the files are open; for ever if there are none to be. May be cancelled.
+pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinError> {
+    match opening {
+        Some(opening) => (&mut opening.files).await,
+        None => std::future::pending().await,
+    }
 }
 
 impl Group {
-    /// What a worker of a place is started with.
-    pub(super) fn spec(
-        &self,
-        assignment: &Assignment,
-        place: &LocalPlace<'_>,
+    /// Begins to start workers, with their files.
+    pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
+        let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
+        let logs = Arc::clone(&self.logs);
+        let files = tokio::task::spawn_blocking(move || {
+            let attempt = logs.begin_attempt(restarts, round);
+            ranks.into_iter().map(|(local_rank, rank)| attempt.worker(local_rank, rank)).collect()
+        });
+        self.opening = Some(Opening { planned, files });
+    }
+
+    /// Asks the guard for the workers whose files are open, all at once.
+    pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<Report> {
+        let planned = self.opening.take()?.planned;
+        let files = match (files, planned.first()) {
+            (Ok(files), _) => files,
+            (Err(error), first) => {
+                let (local_rank, rank) = first.map(|planned| (planned.local_rank, planned.assignment.rank))?;
+                return Some(self.unstarted(local_rank, rank, &format!("its files could not be opened: {error}")));
+            }
+        };
+        for (planned, (stdio, logs)) in planned.into_iter().zip(files) {
+            let (local_rank, rank) = (planned.local_rank, planned.assignment.rank);
+            if let Err(error) = self.ask_for(&planned, logs.error_file(), stdio, socket) {
+                return Some(self.unstarted(local_rank, rank, &error));
+            }
+            let role_rank = planned.role_rank_base + local_rank;
+            let Planned { role_world_size, placed, .. } = planned;
+            let worker = Running { pid: 0, rank, role_rank, role_world_size, logs, exit: None, placed };
+            self.starting.insert(local_rank, worker);
+        }
+        None
+    }
+
+    fn ask_for(
+        &mut self,
+        planned: &Planned,
         error_file: Option<&Path>,
         stdio: Stdio,
         socket: &WorkerSocket,
-    ) -> Result<WorkerSpec, NoDevice> {
-        let local_rank = place.local_rank;
+    ) -> Result<(), String> {
+        let spec = self.spec(planned, error_file, stdio, socket)?;
+        self.supervisor.begin_spawn(spec).map_err(|error| error.to_string())
+    }
+
+    /// What a worker is started with.
+    fn spec(
+        &self,
+        planned: &Planned,
+        error_file: Option<&Path>,
+        stdio: Stdio,
+        socket: &WorkerSocket,
+    ) -> Result<WorkerSpec, String> {
+        let Planned { local_rank, assignment, role_rank_base, role_world_size, placed } = planned;
+        let place = LocalPlace {
+            local_rank: *local_rank,
+            local_world_size: self.setup.slots,
+            role: &self.setup.role,
+            role_rank_base: *role_rank_base,
+            role_world_size: *role_world_size,
+        };
         let signals = self.setup.signals.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         let facts = NodeFacts {
             node: &self.setup.node,
@@ -45,55 +136,86 @@ impl Group {
         let mut env: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
         // Perhaps this agent is a worker itself.
         env.remove(OsStr::new(WARM_UP_ENV));
-        env.extend(worker_env(assignment, place, &facts, error_file, &lookup));
+        env.extend(worker_env(assignment, &place, &facts, error_file, &lookup));
         if self.setup.virtual_local_rank {
-            env.extend(own_device(local_rank, &lookup)?);
+            env.extend(own_device(*local_rank, &lookup).map_err(|error| error.to_string())?);
         }
         env.extend(self.setup.env.iter().map(|(name, value)| ((*name).into(), value.clone())));
+        if !placed {
+            without_place(&mut env);
+        }
         let mut argv = vec![self.setup.command.program.clone().into_os_string()];
-        argv.extend(self.setup.command.args(local_rank, assignment.rank));
-        let cpus = self.setup.cpus.get(local_rank as usize).cloned().unwrap_or_default();
-        Ok(WorkerSpec { local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus })
+        argv.extend(self.setup.command.args(*local_rank, assignment.rank));
+        let cpus = self.setup.cpus.get(*local_rank as usize).cloned().unwrap_or_default();
+        Ok(WorkerSpec { local_rank: *local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus })
     }
 
-    /// Starts all workers before their places are known. How they end, until they have one, is no failure.
-    ///
-    /// # Errors
-    /// One cannot be started; those before it run.
-    pub async fn start_ahead(&mut self, socket: &WorkerSocket) -> Result<(), AheadError> {
-        self.judged = true;
-        socket.ahead();
-        for local_rank in 0..self.setup.slots {
-            // What is not known yet is taken out again below.
-            let nowhere = Assignment {
-                job: self.setup.job.clone(),
-                round: 0,
-                rank: local_rank,
-                world_size: self.setup.slots,
-                group_rank: 0,
-                group_world_size: 1,
-                master_addr: String::new(),
-                master_port: 0,
-                restart_count: 0,
-                checkpoint: None,
-            };
-            let place = LocalPlace {
-                local_rank,
-                local_world_size: self.setup.slots,
-                role: &self.setup.role,
-                role_rank_base: 0,
-                role_world_size: self.setup.slots,
-            };
-            let (stdio, logs) = self.logs.begin_ahead().worker(local_rank, local_rank);
-            let mut spec = self.spec(&nowhere, &place, logs.error_file(), stdio, socket)?;
-            without_place(&mut spec.env);
-            let pid = self.supervisor.spawn(spec).await?;
+    /// A worker's program runs.
+    pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<Report> {
+        let worker = Running { pid, ..self.starting.remove(&local_rank)? };
+        if worker.placed {
+            tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
+            self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+        } else {
             tracing::info!(local_rank, pid, "worker started ahead of its round");
-            let (rank, role_rank, role_world_size) = (local_rank, local_rank, self.setup.slots);
-            let worker = Running { pid, rank, role_rank, role_world_size, logs, exit: None, placed: false };
-            self.workers.insert(local_rank, worker);
+        }
+        self.workers.insert(local_rank, worker);
+        self.all_started()
+    }
+
+    /// The report once all workers of a place run, if nothing came between.
+    pub(super) fn all_started(&mut self) -> Option<Report> {
+        if self.opening.is_some() || !self.starting.is_empty() {
+            return None;
         }
         self.publish();
-        Ok(())
+        (!self.judged && !self.stopping).then_some(Report::Started(self.round))
+    }
+
+    /// A worker cannot be started, or may not be.
+    pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<Report> {
+        let worker = self.starting.remove(&local_rank)?;
+        if self.stopping || (self.judged && worker.placed) {
+            return None;
+        }
+        if refused.is_late() {
+            self.judged = true;
+            return Some(self.lost(SpawnError::DeadlinePassed.to_string()));
+        }
+        // Its reason may lie where looking takes long.
+        let explaining = tokio::task::spawn_blocking(move || refused.explain().to_string());
+        let explained = tokio::time::timeout(LAST_LINES, explaining).await.ok().and_then(Result::ok);
+        let error = explained.unwrap_or_else(|| "the file system with its program does not answer".to_owned());
+        Some(self.unstarted(local_rank, worker.rank, &error))
+    }
+
+    /// Begins to start all workers before their places are known. How they end, until they have one, is no failure.
+    pub fn start_ahead(&mut self, socket: &WorkerSocket) {
+        self.judged = true;
+        socket.ahead();
+        let slots = self.setup.slots;
+        // What is not known yet is taken out of their environment again.
+        let nowhere = |rank| Assignment {
+            job: self.setup.job.clone(),
+            round: 0,
+            rank,
+            world_size: slots,
+            group_rank: 0,
+            group_world_size: 1,
+            master_addr: String::new(),
+            master_port: 0,
+            restart_count: 0,
+            checkpoint: None,
+        };
+        let planned = (0..slots).map(|local_rank| Planned {
+            local_rank,
+            assignment: nowhere(local_rank),
+            role_rank_base: 0,
+            role_world_size: slots,
+            placed: false,
+        });
+        let planned = planned.collect();
+        // The first attempt.
+        self.open(planned, 0, 0);
     }
 }

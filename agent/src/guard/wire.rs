@@ -62,7 +62,7 @@ pub(crate) enum Report {
 }
 
 /// Why a worker was not started.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Refusal {
     /// The deadline has passed.
     Deadline,

@@ -172,11 +172,6 @@ impl Logs {
         }
     }
 
-    /// The first attempt, for workers that are started before their round is known.
-    pub fn begin_ahead(&self) -> Attempt<'_> {
-        self.begin_attempt(0, 0)
-    }
-
     /// Waits, when all workers have ended, until what they wrote is in its files and on the console; `false` when
     /// nothing has moved for `patience`.
     pub async fn finish(&self, patience: Duration) -> bool {

@@ -183,10 +183,18 @@ impl Watch {
             }
         }
         if self.deadlines.wants_signs(now) {
-            for worker in self.workers.values() {
+            let workers: Vec<Watched> = self.workers.values().cloned().collect();
+            for worker in &workers {
                 let step = (self.steps)(worker.local_rank).map(|(_, at)| at);
-                let output = worker.directory.as_deref().and_then(|directory| output(directory, now));
-                [step, output].into_iter().flatten().for_each(|at| self.deadlines.moved(worker.local_rank, at));
+                step.into_iter().for_each(|at| self.deadlines.moved(worker.local_rank, at));
+            }
+            // Beside the agent's task: files may lie where looking takes long.
+            let look = move || {
+                let output = |worker: Watched| Some((worker.local_rank, output(worker.directory.as_deref()?, now)?));
+                workers.into_iter().filter_map(output).collect::<Vec<_>>()
+            };
+            for (local_rank, at) in stacks::in_time(look).await.unwrap_or_default() {
+                self.deadlines.moved(local_rank, at);
             }
         }
         let expired = self.deadlines.expired(now);

@@ -85,7 +85,7 @@ pub(super) async fn write(directory: &Path, text: String) -> Option<PathBuf> {
 }
 
 /// Runs what may hang beside the runtime; none if it does.
-async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(super) async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     timeout(PATIENCE, tokio::task::spawn_blocking(work)).await.ok()?.ok()
 }
 

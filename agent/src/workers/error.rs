@@ -112,8 +112,31 @@ pub enum SpawnError {
     Supervisor(#[from] SupervisorError),
 }
 
+/// What the guard, or the kernel, said to a worker's start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    asked: Asked,
+    refusal: Refusal,
+}
+
+impl Refused {
+    pub(super) fn new(asked: Asked, refusal: Refusal) -> Refused {
+        Refused { asked, refusal }
+    }
+
+    /// Whether the node's deadline has passed: see [`SpawnError::DeadlinePassed`].
+    pub fn is_late(&self) -> bool {
+        self.refusal == Refusal::Deadline
+    }
+
+    /// Says why, for people. May look at files, which can take long.
+    pub fn explain(self) -> SpawnError {
+        self.asked.explain(self.refusal)
+    }
+}
+
 /// The parts of a spec that an error has to name, kept while the guard works on it.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     program: OsString,
     path: Option<OsString>,
@@ -152,7 +175,7 @@ impl Asked {
         Ok(Asked { program, path, directory: spec.cwd.clone(), cpus: spec.cpus.clone(), total, largest })
     }
 
-    pub(super) fn explain(self, refusal: Refusal) -> SpawnError {
+    fn explain(self, refusal: Refusal) -> SpawnError {
         let os = io::Error::from_raw_os_error;
         match refusal {
             Refusal::Deadline => SpawnError::DeadlinePassed,

@@ -1,4 +1,4 @@
-//! The agent's async view of its workers: start them, hear of their ends, stop them all.
+//! The agent's async view of its workers: start them, hear what came of it and of their ends, stop them all.
 //! Not for what the ends mean or where the output goes.
 //!
 //! A driver holds one [`Supervisor`] and polls [`Supervisor::next_event`] beside its other sources; every method may
@@ -26,7 +26,8 @@ use crate::cpus::CpuSet;
 use crate::guard::wire::{self, Channel, Report, Request, Stamp, WorkerId};
 use crate::guard::{Exit, Guard, tree};
 
-pub use error::{SpawnError, SupervisorError};
+pub use error::{Refused, SpawnError, SupervisorError};
+pub(crate) use watch::readable;
 
 use error::Asked;
 
@@ -75,6 +76,20 @@ pub struct Exited {
 /// What a [`Supervisor`] reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
+    /// A worker's program runs.
+    Started {
+        /// Which worker of this node.
+        local_rank: u32,
+        /// Its process id.
+        pid: i32,
+    },
+    /// A worker was not started. No other event follows for it.
+    NotStarted {
+        /// Which worker of this node.
+        local_rank: u32,
+        /// Why.
+        refused: Refused,
+    },
     /// A worker has ended, by itself or because it was stopped.
     Exited(Exited),
     /// The deadline has passed and everything got SIGKILL; exits and [`Event::Stopped`] follow.
@@ -108,7 +123,6 @@ pub struct Supervisor {
     workers: BTreeMap<WorkerId, u32>,
     /// Asked for and not yet answered.
     asked: BTreeMap<WorkerId, Asked>,
-    answers: BTreeMap<WorkerId, Result<i32, SpawnError>>,
     events: VecDeque<Event>,
     /// Something below the guard may be alive.
     populated: bool,
@@ -153,7 +167,6 @@ impl Supervisor {
             next_id: 0,
             workers: BTreeMap::new(),
             asked: BTreeMap::new(),
-            answers: BTreeMap::new(),
             events: VecDeque::new(),
             populated: false,
             stopping: None,
@@ -172,22 +185,36 @@ impl Supervisor {
     ///
     /// [`SpawnError`] says what to do. No event follows for a worker that was not started.
     pub async fn spawn(&mut self, spec: WorkerSpec) -> Result<i32, SpawnError> {
-        if self.stopping.is_some() {
-            return Err(SpawnError::Stopping);
-        }
+        let asked_for = spec.local_rank;
         let worker = self.request_spawn(spec)?;
-        loop {
-            if let Some(answer) = self.answers.remove(&worker) {
-                return answer;
-            }
+        while self.asked.contains_key(&worker) {
             if !matches!(self.link, Link::Up(_)) {
                 return Err(SupervisorError::GuardLost.into());
             }
             self.turn().await;
         }
+        let is_answer = |event: &Event| matches!(event, Event::Started { local_rank, .. } | Event::NotStarted { local_rank, .. } if *local_rank == asked_for);
+        match self.events.iter().rposition(is_answer).and_then(|place| self.events.remove(place)) {
+            Some(Event::Started { pid, .. }) => Ok(pid),
+            Some(Event::NotStarted { refused, .. }) => Err(refused.explain()),
+            _ => Err(SupervisorError::GuardLost.into()),
+        }
+    }
+
+    /// Asks for a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long its program takes to be
+    /// read; several may be asked for at once.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`] says what to do. No event follows.
+    pub fn begin_spawn(&mut self, spec: WorkerSpec) -> Result<(), SpawnError> {
+        self.request_spawn(spec).map(drop)
     }
 
     fn request_spawn(&mut self, spec: WorkerSpec) -> Result<WorkerId, SpawnError> {
+        if self.stopping.is_some() {
+            return Err(SpawnError::Stopping);
+        }
         let asked = Asked::new(&spec)?;
         let worker = WorkerId(self.next_id);
         self.next_id += 1;
@@ -383,14 +410,15 @@ impl Supervisor {
         match report {
             Report::Spawned { worker, pid } => {
                 self.populated = true;
-                if self.asked.remove(&worker).is_some() {
-                    self.answers.insert(worker, Ok(pid));
+                if self.asked.remove(&worker).is_some()
+                    && let Some(&local_rank) = self.workers.get(&worker)
+                {
+                    self.events.push_back(Event::Started { local_rank, pid });
                 }
             }
             Report::Refused { worker, refusal } => {
-                self.workers.remove(&worker);
-                if let Some(asked) = self.asked.remove(&worker) {
-                    self.answers.insert(worker, Err(asked.explain(refusal)));
+                if let (Some(local_rank), Some(asked)) = (self.workers.remove(&worker), self.asked.remove(&worker)) {
+                    self.events.push_back(Event::NotStarted { local_rank, refused: Refused::new(asked, refusal) });
                 }
                 self.check_stopped();
             }
@@ -431,9 +459,7 @@ impl Supervisor {
         self.link = Link::Down;
         self.populated = false;
         self.stopping = None;
-        for worker in std::mem::take(&mut self.asked).into_keys() {
-            self.answers.insert(worker, Err(SupervisorError::GuardLost.into()));
-        }
+        self.asked.clear();
         self.events.push_back(Event::GuardLost { cause, survivors });
     }
 }

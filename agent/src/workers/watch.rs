@@ -11,12 +11,12 @@ use tokio::io::unix::AsyncFd;
 use crate::guard::wire::Channel;
 
 /// Owns one descriptor and always names that one.
-pub(super) trait Owner: AsRawFd {}
+pub(crate) trait Owner: AsRawFd {}
 impl Owner for OwnedFd {}
 impl Owner for Channel {}
 
 /// Registers a descriptor for readability.
-pub(super) fn readable<T: Owner>(owner: T) -> io::Result<AsyncFd<T>> {
+pub(crate) fn readable<T: Owner>(owner: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: an `Owner` keeps its descriptor open, and the same, until it is dropped.
     unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
 }
