@@ -66,7 +66,7 @@ async fn nodes_that_share_a_folder_write_a_share_each() {
     let names = std::fs::read_dir(job.path("checkpoints")).unwrap();
     let mut names: Vec<_> = names.map(|name| name.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert!(names.len() == 3 && names[0] == "committed", "nothing else is left: {names:?}");
+    assert!(names.len() == 4 && names[..2] == ["committed", "job"], "nothing else is left: {names:?}");
 }
 
 /// A share that is being written.
