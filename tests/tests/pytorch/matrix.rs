@@ -4,7 +4,7 @@
 
 use std::net::{TcpListener, TcpStream};
 
-use elastic_tests::agents::{Agent, Job, exits_within};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
@@ -217,7 +217,7 @@ async fn fails_as_recorded(nnodes: &str, means: Means) {
     let job = job.flag("--max-restarts=0").script(&torch, "train_ddp.py", &["--fail"]);
     let names = if nnodes == ONE { &["a"][..] } else { &["a", "b"] };
     let mut agents: Vec<Agent> = names.iter().map(|name| job.start(name)).collect();
-    assert!(exits_within(LIMIT, &mut agents).await.iter().all(|&code| code == 1));
+    assert!(exits_within(LIMIT, &mut agents).await.iter().all(|&code| code == JOB_FAILED));
 
     let mut folders = vec![job.path("logs")];
     let mut messages = Vec::new();
