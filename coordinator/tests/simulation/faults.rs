@@ -38,7 +38,9 @@ impl World {
             Fault::Thaw(p) => self.thaw(p),
             Fault::Reconnect(host) => self.hosts[host].cut_off = false,
             Fault::Mend(a, b) => {
-                self.cuts.remove(&(a, b));
+                if self.scenario.apart != Some((a, b)) {
+                    self.cuts.remove(&(a, b));
+                }
             }
             Fault::StoreBack { leases_lost } => {
                 self.tell(|| format!("the store is back; leases lost: {leases_lost}"));
@@ -128,6 +130,15 @@ impl World {
                 for watch in 0..self.store.watches.len() {
                     if self.dice.chance(0.3) {
                         let until = self.now + while_;
+                        self.break_watch(watch, until);
+                    }
+                }
+            }
+            FaultKind::Deaf => {
+                self.tell(|| format!("host {host} hears nothing of the store"));
+                let until = self.now + while_;
+                for watch in 0..self.store.watches.len() {
+                    if self.processes[self.store.watches[watch].process].host == host {
                         self.break_watch(watch, until);
                     }
                 }
@@ -270,7 +281,7 @@ impl World {
     pub(crate) fn heal(&mut self) {
         self.tell(|| "everything works again".into());
         self.healed = true;
-        self.cuts.clear();
+        self.cuts = self.scenario.apart.into_iter().collect();
         for host in 0..self.hosts.len() {
             self.hosts[host].cut_off = false;
             self.fault(Fault::Boot(host));

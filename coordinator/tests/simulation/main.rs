@@ -23,7 +23,10 @@ mod story;
 mod workers;
 mod world;
 
+use std::ops::Range;
+
 use coverage::Coverage;
+use scenario::Family;
 use schedule::{Telling, run};
 use world::Mutation;
 
@@ -32,8 +35,12 @@ const PART: u64 = 500;
 
 /// Plays the seeds of one part; their coverage.
 fn part(number: u64) -> Coverage {
+    play(number * PART..(number + 1) * PART)
+}
+
+fn play(seeds: Range<u64>) -> Coverage {
     let mut coverage = Coverage::default();
-    for seed in number * PART..(number + 1) * PART {
+    for seed in seeds {
         let ran = run(seed, None, Telling::Silent);
         if ran.breach.is_some() {
             tell(seed);
@@ -51,6 +58,22 @@ fn tell(seed: u64) -> ! {
         "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test simulation replay -- --nocapture",
         breach.promise, breach.what, ran.scenario, ran.story
     );
+}
+
+/// Messages, answers and processes as late as a lease is long, and hosts that never reach each other.
+#[test]
+fn what_is_late() {
+    play(Family::LATE..Family::LATE + PART);
+}
+
+#[test]
+fn what_is_late_again() {
+    play(Family::LATE + PART..Family::LATE + 2 * PART);
+}
+
+#[test]
+fn crowds() {
+    play(Family::CROWDS..Family::CROWDS + 12);
 }
 
 mod two_thousand_seeds {

@@ -23,6 +23,9 @@ impl World {
     }
 
     pub(crate) fn hop(&mut self) -> u64 {
+        if !self.healed && self.scenario.late > 0.0 && self.dice.chance(self.scenario.late) {
+            return self.dice.between(400 * MS, 8 * SECOND);
+        }
         self.dice.mostly(3 * MS, 400 * MS)
     }
 

@@ -1,5 +1,6 @@
 //! What a seed stands for: how many nodes, which timings, which faults. Not for carrying it out.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use elastic_coordinator::job::{OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
@@ -39,10 +40,13 @@ pub(crate) enum FaultKind {
     Operator,
     /// All agents of the job are killed, and later started again.
     Everything,
+    /// Nothing of what a host watches in the store reaches it, while its calls do.
+    Deaf,
 }
 
 impl FaultKind {
-    pub(crate) const ALL: [FaultKind; 15] = [
+    /// Those of any seed. Another one would change every seed's story, so [`FaultKind::Deaf`] is for the late ones alone.
+    pub(crate) const ANY: [FaultKind; 15] = [
         FaultKind::Worker,
         FaultKind::Kill,
         FaultKind::Host,
@@ -85,10 +89,102 @@ pub(crate) struct Scenario {
     pub(crate) losing: f64,
     /// Parts per million by which clocks differ at most.
     pub(crate) skew: u64,
+    /// Chance that what one machine sends another takes seconds, while faults go on.
+    pub(crate) late: f64,
+    /// Two hosts that never reach each other, not even when all else works again.
+    pub(crate) apart: Option<(usize, usize)>,
+}
+
+/// What the scenarios of a seed are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Anything.
+    Any,
+    /// Short leases, and messages, answers and processes that are as late as a lease is long.
+    Late,
+    /// A hundred hosts and more.
+    Crowd,
+}
+
+impl Family {
+    /// The first seed of the scenarios about lateness.
+    pub(crate) const LATE: u64 = 1 << 40;
+    /// The first seed of crowds.
+    pub(crate) const CROWDS: u64 = 1 << 41;
+
+    pub(crate) fn of(seed: u64) -> Family {
+        match seed {
+            Family::CROWDS.. => Family::Crowd,
+            Family::LATE.. => Family::Late,
+            _ => Family::Any,
+        }
+    }
 }
 
 impl Scenario {
-    pub(crate) fn of(dice: &mut Dice) -> Scenario {
+    pub(crate) fn of(seed: u64, dice: &mut Dice) -> Scenario {
+        let any = Scenario::any(dice);
+        match Family::of(seed) {
+            Family::Any => any,
+            Family::Late => any.late(dice),
+            Family::Crowd => any.crowd(dice),
+        }
+    }
+
+    fn late(mut self, dice: &mut Dice) -> Scenario {
+        const KINDS: [FaultKind; 10] = [
+            FaultKind::Deaf,
+            FaultKind::Kill,
+            FaultKind::Freeze,
+            FaultKind::CutStore,
+            FaultKind::CutPeers,
+            FaultKind::Split,
+            FaultKind::Outage,
+            FaultKind::Streams,
+            FaultKind::Compact,
+            FaultKind::Join,
+        ];
+        self.hosts = dice.between(3, 6) as usize;
+        self.first = dice.between(1, self.hosts as u64 + 1) as usize;
+        self.clash = false;
+        self.slots = vec![1; self.hosts];
+        self.aware = (0..self.hosts).map(|_| dice.chance(0.3)).collect();
+        self.spec.min_nodes = dice.between(1, 3) as u32;
+        self.spec.max_nodes = self.hosts as u32 - dice.between(0, 2) as u32;
+        // Rounds end often, and the job goes on.
+        self.spec.max_restarts = 1000;
+        let timings = &mut self.spec.timings;
+        timings.lease_ttl = Duration::from_secs(dice.between(4, 6));
+        timings.margin = timings.lease_ttl / 10;
+        timings.stop_grace = Duration::from_secs(dice.between(1, 4));
+        timings.start_timeout = Duration::from_secs(dice.between(2, 8));
+        timings.last_call = Duration::from_secs(dice.between(0, 2));
+        timings.takeover_delay = Duration::from_secs(dice.between(8, 30));
+        timings.min_round_time = Duration::from_secs(dice.between(0, 2));
+        self.faults = KINDS.into_iter().filter(|_| dice.chance(0.5)).chain([FaultKind::Slow]).collect();
+        self.pace = dice.between(SECOND, 5 * SECOND);
+        self.heal_at = dice.between(60, 200) * SECOND;
+        self.finish_at = None;
+        self.failing = dice.between(0, 4) as f64 / 10.0;
+        self.losing = dice.between(5, 70) as f64 / 100.0;
+        self.late = dice.between(0, 40) as f64 / 100.0;
+        self.apart = dice.chance(0.3).then_some((0, 1));
+        self
+    }
+
+    fn crowd(mut self, dice: &mut Dice) -> Scenario {
+        self.hosts = dice.between(100, 151) as usize;
+        self.first = self.hosts;
+        self.clash = false;
+        self.spec.max_nodes = self.hosts as u32 - dice.between(0, 20) as u32;
+        self.spec.min_nodes = self.spec.max_nodes / 2;
+        self.slots = vec![dice.between(1, 9) as u32; self.hosts];
+        self.aware = vec![dice.chance(0.5); self.hosts];
+        self.heal_at = dice.between(20, 40) * SECOND;
+        self
+    }
+
+    fn any(dice: &mut Dice) -> Scenario {
         let hosts = if dice.chance(0.05) { dice.between(9, 21) } else { dice.between(1, 9) } as usize;
         let max_nodes = dice.between(1, hosts as u64 + 2) as u32;
         let clash = hosts > 2 && dice.chance(0.05);
@@ -117,7 +213,7 @@ impl Scenario {
             timings,
         };
         let share = dice.between(0, 10) as f64 / 10.0;
-        let faults: Vec<FaultKind> = FaultKind::ALL.into_iter().filter(|_| dice.chance(share)).collect();
+        let faults: Vec<FaultKind> = FaultKind::ANY.into_iter().filter(|_| dice.chance(share)).collect();
         let has = |kind| faults.contains(&kind);
         let failing = if has(FaultKind::Worker) { dice.between(5, 50) as f64 / 100.0 } else { 0.0 };
         let losing = if has(FaultKind::Slow) { dice.between(1, 20) as f64 / 100.0 } else { 0.0 };
@@ -138,6 +234,8 @@ impl Scenario {
             heal_at,
             failing,
             losing,
+            late: 0.0,
+            apart: None,
         }
     }
 
@@ -149,6 +247,11 @@ impl Scenario {
     /// The group rank that a host's node must have: against the order in which hosts are begun with.
     pub(crate) fn place(&self, host: usize) -> Option<u32> {
         self.fixed().then(|| (self.hosts - 1 - host) as u32)
+    }
+
+    /// Fewest and most nodes of a round, where no operator changes them.
+    pub(crate) fn nodes(&self) -> Option<RangeInclusive<u32>> {
+        (!self.has(FaultKind::Operator)).then_some(self.spec.min_nodes..=self.spec.max_nodes)
     }
 
     pub(crate) fn has(&self, kind: FaultKind) -> bool {

@@ -85,7 +85,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(seed: u64, mutation: Option<Mutation>) -> World {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::of(&mut dice);
+        let scenario = Scenario::of(seed, &mut dice);
         World::of(scenario, dice, mutation)
     }
 
@@ -103,7 +103,7 @@ impl World {
             hosts,
             processes: Vec::new(),
             store,
-            cuts: BTreeSet::new(),
+            cuts: scenario.apart.into_iter().collect(),
             promises: Promises::new(&scenario),
             coverage: Coverage::default(),
             story: Story::default(),

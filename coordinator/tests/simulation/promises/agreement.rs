@@ -2,8 +2,9 @@
 //! ranks; numbers never repeat or fall.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
-use elastic_coordinator::job::{Keys, NodeId, RankRecord, RoundRecord, RoundState, Versioned};
+use elastic_coordinator::job::{Checkpoint, Keys, NodeId, RankRecord, RoundRecord, RoundState, Versioned};
 use elastic_coordinator::mvcc::Mvcc;
 use elastic_coordinator::rendezvous::Start;
 use elastic_coordinator::store::{Revision, Scope};
@@ -16,11 +17,20 @@ pub(super) struct Agreement {
     last_revision: Revision,
     /// Ranks are fixed: hosts of higher numbers come first.
     fixed: bool,
+    /// Fewest and most nodes of a round, where no operator changes them.
+    nodes: Option<RangeInclusive<u32>>,
+    /// The members of the last sealed round, in the order of their ranks.
+    members: Vec<NodeId>,
 }
 
 impl Agreement {
-    pub(super) fn new(fixed: bool) -> Agreement {
-        Agreement { fixed, ..Agreement::default() }
+    pub(super) fn new(fixed: bool, nodes: Option<RangeInclusive<u32>>) -> Agreement {
+        Agreement { fixed, nodes, ..Agreement::default() }
+    }
+
+    /// The members of the last sealed round.
+    pub(super) fn members(&self) -> &[NodeId] {
+        &self.members
     }
 
     pub(super) fn started(&mut self, node: &NodeId, start: &Start) -> Result<(), String> {
@@ -75,16 +85,35 @@ impl Agreement {
         if new.sealed.is_none_or(|sealed| (sealed.number, sealed.plan) != (new.number, plan)) {
             return Err(format!("round {} was sealed from plan {plan} as {:?}", new.number, new.sealed));
         }
-        whole(
-            new,
-            self.fixed,
-            &mvcc
-                .snapshot(&Scope::Prefix(keys.ranks(new.number, plan)))
-                .iter()
-                .map(Versioned::parse)
-                .collect::<Result<Vec<_>, _>>()?,
-        )
+        let pointer = mvcc.snapshot(&Scope::Key(keys.checkpoint())).pop();
+        let newest = pointer.map(|kv| Versioned::<Checkpoint>::parse(&kv)).transpose()?.map(|pointer| pointer.value);
+        if new.checkpoint != newest {
+            return Err(format!("round {} resumes from {:?}, committed is {newest:?}", new.number, new.checkpoint));
+        }
+        if self.nodes.as_ref().is_some_and(|nodes| !nodes.contains(&new.group_world_size)) {
+            return Err(format!(
+                "round {} has {} nodes, allowed are {:?}",
+                new.number, new.group_world_size, self.nodes
+            ));
+        }
+        let prefix = keys.ranks(new.number, plan);
+        let ranks = mvcc.snapshot(&Scope::Prefix(prefix.clone()));
+        let parsed = ranks.iter().map(Versioned::<RankRecord>::parse).collect::<Result<Vec<_>, _>>()?;
+        whole(new, self.fixed, &parsed)?;
+        let mut members: Vec<(u32, NodeId)> = Vec::new();
+        for (kv, rank) in ranks.iter().zip(&parsed) {
+            members.extend(Keys::node_of(&prefix, &kv.key).map(|node| (rank.value.group_rank, node)));
+        }
+        members.sort();
+        let before = std::mem::replace(&mut self.members, members.into_iter().map(|(_, node)| node).collect());
+        if !self.fixed && old.sealed.is_some() { stable(&before, &self.members) } else { Ok(()) }
     }
+}
+
+/// Members of the last round come first, in the order that they had.
+fn stable(before: &[NodeId], now: &[NodeId]) -> Result<(), String> {
+    let had = |node: &NodeId| before.iter().position(|old| old == node).unwrap_or(usize::MAX);
+    if now.is_sorted_by_key(had) { Ok(()) } else { Err(format!("ranks moved from {before:?} to {now:?}")) }
 }
 
 /// The rank keys of a sealed round are its whole membership, without gaps.

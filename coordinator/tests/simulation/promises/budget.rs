@@ -85,6 +85,12 @@ impl Budget {
         if cause.is_some_and(|class| class > FailureClass::Lost) && new.restarts != self.spec.max_restarts {
             return Err(format!("the job failed with {} restarts left", self.spec.max_restarts - new.restarts));
         }
+        if self.prompt && cause.is_some_and(|class| class < FailureClass::Own) {
+            let known = |(round, at): &(u64, u64)| *round == new.number && now.saturating_sub(*at) > SEEN;
+            if let Some((node, _)) = self.reported.iter().find(|(_, reported)| known(reported)) {
+                return Err(format!("the failure of {node} is the root cause, the result says {:?}", new.cause));
+            }
+        }
         Ok(())
     }
 }

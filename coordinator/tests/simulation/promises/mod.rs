@@ -34,7 +34,7 @@ impl Promises {
         Promises {
             breach: None,
             healed: false,
-            agreement: agreement::Agreement::new(scenario.fixed()),
+            agreement: agreement::Agreement::new(scenario.fixed(), scenario.nodes()),
             budget: budget::Budget::new(scenario.spec.clone()),
             result: one_result::OneResult::new(scenario.clash),
         }
@@ -82,6 +82,7 @@ impl Promises {
                 }
             }
             self.budget.nodes_written(now, keys, group);
+            self.result.nodes_written(keys, group);
         }
     }
 
@@ -90,7 +91,7 @@ impl Promises {
         self.hold("budget", checked);
         let checked = self.agreement.round_written(keys, round, mvcc);
         self.hold("agreement", checked);
-        let checked = self.result.round_written(&round.value);
+        let checked = self.result.round_written(&round.value, self.agreement.members());
         self.hold("one result", checked);
     }
 

@@ -1,22 +1,45 @@
 //! Promise 5: a generation of a job has one result and one root cause, and every agent exits with it.
 
-use elastic_coordinator::job::{RoundRecord, RoundState};
+use std::collections::BTreeSet;
+
+use elastic_coordinator::job::{Keys, NodeId, NodeRecord, Phase, RoundRecord, RoundState, Versioned};
 use elastic_coordinator::rendezvous::End;
+use elastic_coordinator::store::Event;
 
 use crate::process::Process;
 
 pub(super) struct OneResult {
     finals: Vec<RoundRecord>,
+    /// Who ever said that it is done, and with which round.
+    done: BTreeSet<(NodeId, u64)>,
     /// Two hosts were given one node name.
     clash: bool,
 }
 
 impl OneResult {
     pub(super) fn new(clash: bool) -> OneResult {
-        OneResult { finals: Vec::new(), clash }
+        OneResult { finals: Vec::new(), done: BTreeSet::new(), clash }
     }
 
-    pub(super) fn round_written(&mut self, round: &RoundRecord) -> Result<(), String> {
+    pub(super) fn nodes_written(&mut self, keys: &Keys, events: &[Event]) {
+        for event in events {
+            if let Event::Put(kv) = event
+                && let Some(node) = Keys::node_of(&keys.nodes(), &kv.key)
+                && let Ok(record) = Versioned::<NodeRecord>::parse(kv)
+                && record.value.phase == Phase::Done
+            {
+                self.done.extend(record.value.round.map(|round| (node, round)));
+            }
+        }
+    }
+
+    pub(super) fn round_written(&mut self, round: &RoundRecord, members: &[NodeId]) -> Result<(), String> {
+        let undone = members.iter().find(|node| !self.done.contains(&((*node).clone(), round.number)));
+        if round.state == RoundState::Succeeded
+            && let Some(node) = undone
+        {
+            return Err(format!("the job succeeded, and {node} never said that it is done"));
+        }
         if round.state.is_final() {
             if let Some(first) = self.finals.iter().find(|first| first.generation == round.generation) {
                 return Err(format!("two results: {first:?} and {round:?}"));
