@@ -35,7 +35,7 @@ pub struct View {
 }
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
-/// There are [`Quick::MOST`] at once, and one more after each [`Quick::REFILL`].
+/// There are two at once, and one more after each minute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quick {
     /// When all of them are there again.
