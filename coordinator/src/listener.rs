@@ -75,7 +75,7 @@ pub enum Share {
 }
 
 impl Share {
-    /// Connections at once, of a process that may have `limit` descriptors. All shares together leave an eighth of them
+    /// Connections at once, of a process that may have `limit` descriptors. All shares together leave some of them
     /// for files, pipes and connections of our own.
     fn of(self, limit: usize) -> usize {
         match self {

@@ -1,5 +1,5 @@
-//! The nodes as a leader knows them: their keys, places and contacts, in piles by what is asked about them. Each change
-//! moves one node from pile to pile, so a question costs what its answer is long, not what the job is large. Not for
+//! The nodes as a leader knows them: their keys, places and contacts, indexed by what is asked about them. Each change
+//! files one node anew, so a question costs what its answer is long, not what the job is large. Not for
 //! judging, nor for the round.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,40 +9,40 @@ use crate::job::{NodeId, Phase};
 use crate::store::Revision;
 use crate::time::Time;
 
-/// Nodes in piles by a key.
+/// Nodes by a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Piles<K> {
-    piles: BTreeMap<K, BTreeSet<NodeId>>,
+struct Index<K> {
+    entries: BTreeMap<K, BTreeSet<NodeId>>,
     /// How many nodes lie in all of them.
     count: usize,
 }
 
-impl<K> Default for Piles<K> {
-    fn default() -> Piles<K> {
-        Piles { piles: BTreeMap::new(), count: 0 }
+impl<K> Default for Index<K> {
+    fn default() -> Index<K> {
+        Index { entries: BTreeMap::new(), count: 0 }
     }
 }
 
-impl<K: Ord> Piles<K> {
+impl<K: Ord> Index<K> {
     fn add(&mut self, key: K, node: &NodeId) {
-        self.count += usize::from(self.piles.entry(key).or_default().insert(node.clone()));
+        self.count += usize::from(self.entries.entry(key).or_default().insert(node.clone()));
     }
 
     fn take(&mut self, key: &K, node: &NodeId) {
-        if let Some(pile) = self.piles.get_mut(key) {
-            self.count -= usize::from(pile.remove(node));
-            if pile.is_empty() {
-                self.piles.remove(key);
+        if let Some(nodes) = self.entries.get_mut(key) {
+            self.count -= usize::from(nodes.remove(node));
+            if nodes.is_empty() {
+                self.entries.remove(key);
             }
         }
     }
 
     fn least(&self) -> Option<&K> {
-        self.piles.first_key_value().map(|(key, _)| key)
+        self.entries.first_key_value().map(|(key, _)| key)
     }
 
     fn greatest(&self) -> Option<&K> {
-        self.piles.last_key_value().map(|(key, _)| key)
+        self.entries.last_key_value().map(|(key, _)| key)
     }
 }
 
@@ -58,29 +58,29 @@ pub struct Roster {
     members: BTreeMap<NodeId, Member>,
     contacts: BTreeMap<NodeId, Contact>,
     /// Nodes and members, by name.
-    names: Piles<String>,
+    names: Index<String>,
     /// Names that several bear.
     shared_names: BTreeSet<String>,
     /// Nodes by the place that each must have.
-    places: Piles<u32>,
+    places: Index<u32>,
     /// Places that several claim.
     contested: BTreeSet<u32>,
     /// Members by what they say.
-    says: Piles<Says>,
+    says: Index<Says>,
     /// Members that are dead or without a key.
     gone: BTreeSet<NodeId>,
     /// Members that were evicted, or that left.
     out: BTreeSet<NodeId>,
     /// Members by the newest probe that they answered.
-    answered: Piles<u64>,
+    answered: Index<u64>,
     /// Members that live and stay, by when they opened their stream.
-    opened: Piles<Option<Time>>,
+    opened: Index<Option<Time>>,
     /// Members that were not evicted, but for the own node, by the newest word that they have seen.
-    echoed: Piles<Option<Time>>,
+    echoed: Index<Option<Time>>,
     /// Nodes that could take a place in any round, by when their keys came into being.
-    newcomers: Piles<Revision>,
+    newcomers: Index<Revision>,
     /// The same, by when the leader saw them first.
-    arrivals: Piles<Time>,
+    arrivals: Index<Time>,
 }
 
 /// Counts the records that are looked at, for tests of what an event costs.
@@ -107,7 +107,7 @@ mod looks {
     pub(super) fn count() {}
 }
 
-/// The piles that a node lies in.
+/// Where a node is filed.
 struct Marks {
     names: Vec<String>,
     place: Option<u32>,
@@ -132,18 +132,18 @@ impl Roster {
             nodes: BTreeMap::new(),
             members: BTreeMap::new(),
             contacts: BTreeMap::new(),
-            names: Piles::default(),
+            names: Index::default(),
             shared_names: BTreeSet::new(),
-            places: Piles::default(),
+            places: Index::default(),
             contested: BTreeSet::new(),
-            says: Piles::default(),
+            says: Index::default(),
             gone: BTreeSet::new(),
             out: BTreeSet::new(),
-            answered: Piles::default(),
-            opened: Piles::default(),
-            echoed: Piles::default(),
-            newcomers: Piles::default(),
-            arrivals: Piles::default(),
+            answered: Index::default(),
+            opened: Index::default(),
+            echoed: Index::default(),
+            newcomers: Index::default(),
+            arrivals: Index::default(),
         }
     }
 
@@ -220,7 +220,7 @@ impl Roster {
     }
 
     /// A node was heard; whether it answered a newer probe by it. By far the most frequent change: it moves the node in
-    /// one pile, or in two.
+    /// one index, or in two.
     pub(super) fn heard(&mut self, node: &NodeId, now: Time, probe: u64, echo: Option<Time>) -> bool {
         looks::count();
         let Some(contact) = self.contacts.get_mut(node) else {
@@ -249,18 +249,18 @@ impl Roster {
 
     /// Members that say this.
     pub(super) fn saying(&self, says: Says) -> impl Iterator<Item = &NodeId> {
-        self.says.piles.get(&says).into_iter().flatten().inspect(|_| looks::count())
+        self.says.entries.get(&says).into_iter().flatten().inspect(|_| looks::count())
     }
 
     /// How many members say this.
     pub(super) fn count_saying(&self, says: Says) -> usize {
-        self.says.piles.get(&says).map_or(0, BTreeSet::len)
+        self.says.entries.get(&says).map_or(0, BTreeSet::len)
     }
 
     /// Members that say anything that `besides` does not hold for.
     pub(super) fn saying_not(&self, besides: impl Fn(Says) -> bool) -> impl Iterator<Item = &NodeId> {
-        let piles = self.says.piles.iter().filter(move |(says, _)| !besides(**says));
-        piles.flat_map(|(_, pile)| pile).inspect(|_| looks::count())
+        let entries = self.says.entries.iter().filter(move |(says, _)| !besides(**says));
+        entries.flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
     }
 
     /// Members that are dead or without a key.
@@ -275,7 +275,7 @@ impl Roster {
 
     /// Members that have not answered this probe.
     pub(super) fn unanswered(&self, probe: u64) -> impl Iterator<Item = &NodeId> {
-        self.answered.piles.range(..probe).flat_map(|(_, pile)| pile).inspect(|_| looks::count())
+        self.answered.entries.range(..probe).flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
     }
 
     /// When the last of the members that live and stay opened its stream: None where one has not; within, None where
@@ -298,7 +298,7 @@ impl Roster {
 
     /// Nodes that could take a place in any round, in the order in which they came.
     pub(super) fn newcomers(&self) -> impl Iterator<Item = &NodeId> {
-        self.newcomers.piles.values().flatten().inspect(|_| looks::count())
+        self.newcomers.entries.values().flatten().inspect(|_| looks::count())
     }
 
     /// How many they are.
@@ -313,7 +313,7 @@ impl Roster {
 
     /// Nodes and members of this name.
     pub(super) fn named(&self, name: &str) -> impl Iterator<Item = &NodeId> {
-        self.names.piles.get(name).into_iter().flatten().inspect(|_| looks::count())
+        self.names.entries.get(name).into_iter().flatten().inspect(|_| looks::count())
     }
 
     /// Names that several bear.
@@ -323,7 +323,7 @@ impl Roster {
 
     /// Nodes that claim this place.
     pub(super) fn claiming(&self, place: u32) -> impl Iterator<Item = &NodeId> {
-        self.places.piles.get(&place).into_iter().flatten().inspect(|_| looks::count())
+        self.places.entries.get(&place).into_iter().flatten().inspect(|_| looks::count())
     }
 
     /// Places that several claim.
@@ -427,7 +427,7 @@ impl Roster {
     }
 
     fn recount_name(&mut self, name: String) {
-        if self.names.piles.get(&name).is_some_and(|pile| pile.len() > 1) {
+        if self.names.entries.get(&name).is_some_and(|nodes| nodes.len() > 1) {
             self.shared_names.insert(name);
         } else {
             self.shared_names.remove(&name);
@@ -435,7 +435,7 @@ impl Roster {
     }
 
     fn recount_place(&mut self, place: u32) {
-        if self.places.piles.get(&place).is_some_and(|pile| pile.len() > 1) {
+        if self.places.entries.get(&place).is_some_and(|nodes| nodes.len() > 1) {
             self.contested.insert(place);
         } else {
             self.contested.remove(&place);
