@@ -5,7 +5,7 @@ mod worker;
 
 pub use worker::{Round, Worker};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -269,7 +269,7 @@ impl Job {
     }
 
     /// Workers and strays that are alive.
-    pub fn living(&self) -> Vec<u32> {
+    pub fn living(&self) -> BTreeSet<u32> {
         let workers = self.workers().into_iter().map(|worker| worker.pid);
         workers.chain(self.strays()).filter(|&pid| worker::is_alive(pid, self.dir.path())).collect()
     }

@@ -141,8 +141,8 @@ impl Round {
         self.workers[0].restarts
     }
 
-    /// Pids by rank.
-    pub fn pids(&self) -> Vec<u32> {
+    /// Their pids: workers start side by side, so neither ranks nor starts have the order of pids.
+    pub fn pids(&self) -> BTreeSet<u32> {
         self.workers.iter().map(|worker| worker.pid).collect()
     }
 
