@@ -11,13 +11,16 @@ RELEASE = $(TARGET)/release
 
 # An etcd of your own for the demo: make demo ETCD=host:2379
 ETCD ?=
+# What make simulate plays.
+SEEDS ?= 100000
+FROM ?= 0
 # Tests whose workers import torch.
 WITH_TORCH = binary(pytorch) | binary(torch_store) | (binary(launchers) & test(with_torch))
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu wheel verify fix bench bench-torch chaos model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu wheel verify fix bench bench-torch chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,7 +53,7 @@ test-torch-latest: ## Runs the tests that need PyTorch with PyPI's newest
 test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.13
 	@$(STEP) setup tests/setup.sh test
 	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
-	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
+	@$(STEP) tests env ELASTIC_REQUIRE_TORCH_1_13=1 $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
 
 gpu: ## Runs the kernels' tests on this machine's GPU, times snapshots there, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
 	@tests/gpu.sh
@@ -85,6 +88,9 @@ bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@tests/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench torchrun --bench torchelastic --bench tcp_store
+
+simulate: ## Plays SEEDS more schedules of the simulation from FROM on, each breach by its seed: 100,000 take an hour
+	ELASTIC_SEEDS=$(SEEDS) ELASTIC_FROM=$(FROM) cargo test --release --locked --package elastic-coordinator --test simulation search -- --ignored --nocapture
 
 model: ## Searches the protocol's model deeply: minutes, for a change of the protocol
 	cargo test --locked --package elastic-coordinator --test model deep -- --ignored --nocapture

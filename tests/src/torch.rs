@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::etcd::dies_with_test;
+use crate::lacking::left_out;
 
 /// An absolute path of a Python that imports torch. Without it, the one that `tests/torch.sh` makes is used.
 pub const PYTHON_ENV: &str = "ELASTIC_TORCH_PYTHON";
@@ -13,8 +14,6 @@ pub const PYTHON_ENV: &str = "ELASTIC_TORCH_PYTHON";
 pub const LIBRARY_PATH_ENV: &str = "ELASTIC_TORCH_LIBRARY_PATH";
 /// An absolute path of a Python that imports torch 1.13.
 const OLD_PYTHON_ENV: &str = "ELASTIC_TORCH_1_13_PYTHON";
-/// Set to 1, a missing PyTorch fails the tests instead of skipping them.
-const REQUIRE_ENV: &str = "ELASTIC_REQUIRE_TORCH";
 
 /// The script `name` of `tests/pytorch`.
 pub fn script(name: &str) -> PathBuf {
@@ -31,7 +30,7 @@ pub struct Torch {
 impl Torch {
     /// The one to test with. `None`, with a line that says why, where there is none.
     ///
-    /// Panics instead if `ELASTIC_REQUIRE_TORCH=1`, or if [`PYTHON_ENV`] names what is not there.
+    /// Panics instead if `ELASTIC_REQUIRE_TORCH` is set, or if [`PYTHON_ENV`] names what is not there.
     pub fn find() -> Option<Torch> {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         if let Some(python) = set(PYTHON_ENV) {
@@ -44,19 +43,19 @@ impl Torch {
         if dir.join("installed").exists() {
             return Some(Torch { python: dir.join("bin/python"), library_path: None });
         }
-        let required = set(REQUIRE_ENV).is_some_and(|value| value == "1");
-        assert!(!required, "there is no PyTorch, and {REQUIRE_ENV}=1: run tests/torch.sh or set {PYTHON_ENV}");
-        eprintln!("skipped: there is no PyTorch; run tests/torch.sh, or set {PYTHON_ENV}");
+        left_out("TORCH", format_args!("there is no PyTorch: run tests/torch.sh, or set {PYTHON_ENV}"));
         None
     }
 
-    /// One with torch 1.13, for its older client of the workers' store and as an old worker; no set-up has to provide it.
+    /// One with torch 1.13, for its older client of the workers' store and as an old worker: no set-up has to provide it,
+    /// unless `ELASTIC_REQUIRE_TORCH_1_13` is set.
     pub fn old() -> Option<Torch> {
         let named = std::env::var_os(OLD_PYTHON_ENV).filter(|path| !path.is_empty()).map(PathBuf::from);
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch-debian");
         let python = named.or_else(|| dir.join("installed").exists().then(|| dir.join("bin/python")));
         if python.is_none() {
-            eprintln!("skipped: there is no torch 1.13; run tests/torch-debian.sh, or set {OLD_PYTHON_ENV}");
+            let advice = format_args!("there is no torch 1.13: run tests/torch-debian.sh, or set {OLD_PYTHON_ENV}");
+            left_out("TORCH_1_13", advice);
         }
         python.map(|python| Torch { python, library_path: None })
     }

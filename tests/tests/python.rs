@@ -9,6 +9,7 @@ use std::process::{Command, Output};
 use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
 use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::lacking::left_out;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -125,15 +126,13 @@ async fn keeps_its_process(job: Job) {
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
 
-/// The wheel that `make wheel` has built; none, with a line that says so, unless `ELASTIC_REQUIRE_WHEEL=1`.
+/// The wheel that `make wheel` has built; none, with a line that says so, unless `ELASTIC_REQUIRE_WHEEL` is set.
 fn wheel() -> Option<PathBuf> {
     let target = binary("elastic-agent").parent().and_then(Path::parent).unwrap().join("wheels");
     let files = std::fs::read_dir(target).into_iter().flatten().flatten().map(|entry| entry.path());
     let wheel = files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "whl"));
     if wheel.is_none() {
-        let required = std::env::var("ELASTIC_REQUIRE_WHEEL").is_ok_and(|value| value == "1");
-        assert!(!required, "there is no wheel, and ELASTIC_REQUIRE_WHEEL=1: run `make wheel`");
-        println!("skipped: there is no wheel; run `make wheel`");
+        left_out("WHEEL", "there is no wheel: run `make wheel`");
     }
     wheel
 }

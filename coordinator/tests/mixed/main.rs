@@ -2,7 +2,7 @@
 //! seed and can be played again. Not for a real etcd or a real torchrun: `tests/` has those.
 //!
 //! ```text
-//! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test mixed replay -- --nocapture
+//! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test mixed replay -- --ignored --nocapture
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
@@ -27,7 +27,7 @@ fn check(seed: u64) -> Ran {
         let end: Vec<&str> = ran.story.lines().rev().take(150).collect();
         let end: Vec<&str> = end.into_iter().rev().collect();
         panic!(
-            "seed {seed} breaks the promise \"{promise}\": {what}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test mixed replay -- --nocapture",
+            "seed {seed} breaks the promise \"{promise}\": {what}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test mixed replay -- --ignored --nocapture",
             ran.scenario,
             end.join("\n")
         );
@@ -70,18 +70,25 @@ mod one_thousand_seeds {
 
 /// Plays the seed of the environment variable `ELASTIC_SEED`, telling everything.
 #[test]
+#[ignore = "plays one seed, for people"]
 fn replay() {
-    let Some(seed) = std::env::var("ELASTIC_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let seed = number("ELASTIC_SEED").expect("ELASTIC_SEED says which seed to play");
     let ran = play(seed, true);
     println!("{}\n{}", ran.scenario, ran.story);
     assert_eq!(ran.breach, None, "seed {seed}");
 }
 
+/// The number in an environment variable; none where it is not set.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{name}={text} is no number of a seed: {error}")))
+}
+
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on: for long searches.
 #[test]
+#[ignore = "takes as long as it is told to"]
 fn search() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let Some(count) = number("ELASTIC_SEEDS") else { return };
+    let count = number("ELASTIC_SEEDS").expect("ELASTIC_SEEDS says how many seeds to play");
     let from = number("ELASTIC_FROM").unwrap_or(0);
     let mut broken = 0;
     for seed in from..from + count {
