@@ -27,10 +27,11 @@ const PHRASE: usize = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureClass {
-    /// The node had to stop its workers: its lease lapsed, or its guard was killed. A membership change, not a failure.
-    Lost,
     /// An error about a peer.
     Peer,
+    /// The node had to stop its workers: its lease lapsed, or its guard was killed. A membership change, not a failure;
+    /// it explains what the node's peers say.
+    Lost,
     /// A worker ended by a signal that asks programs to stop, and that its agent did not send: whoever sent it knew of
     /// something before.
     Signalled,

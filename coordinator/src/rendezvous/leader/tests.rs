@@ -233,6 +233,19 @@ fn who_is_told_to_stop_with_its_worker_leaves_and_does_not_fail() {
 }
 
 #[test]
+fn a_node_that_had_to_end_its_workers_explains_what_its_peers_say() {
+    let lost = json!({ "class": "lost", "message": "its workers were killed at the fence point" });
+    let reset = json!({ "class": "peer", "message": "connection reset" });
+    let scene = Scene::new()
+        .node("b", json!({ "phase": "failed", "round": 1, "failure": lost }))
+        .node("a", json!({ "phase": "failed", "round": 1, "failure": reset }));
+    let (_, wants) = scene.leader();
+    let record = round(&scene, &wants).unwrap();
+    assert_eq!((record.number, record.restarts), (2, 0), "a change of membership is free: {}", record.reason);
+    assert!(record.reason.contains("fence point"), "{}", record.reason);
+}
+
+#[test]
 fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
     let mut scene = Scene::new().node("c", json!({ "phase": "waiting" }));
     scene.desired = json!({ "drain": ["c"] });

@@ -28,7 +28,7 @@ impl Budget {
     }
 
     pub(super) fn failed(&mut self, round: u64, class: FailureClass) {
-        if class > FailureClass::Lost {
+        if class != FailureClass::Lost {
             self.failed.insert(round);
         }
     }
@@ -82,7 +82,7 @@ impl Budget {
             }
         }
         let cause = new.cause.as_ref().filter(|_| new.state == RoundState::Failed).map(|cause| cause.class);
-        if cause.is_some_and(|class| class > FailureClass::Lost) && new.restarts != self.spec.max_restarts {
+        if cause.is_some_and(|class| class != FailureClass::Lost) && new.restarts != self.spec.max_restarts {
             return Err(format!("the job failed with {} restarts left", self.spec.max_restarts - new.restarts));
         }
         if self.prompt && cause.is_some_and(|class| class < FailureClass::Own) {
