@@ -90,14 +90,14 @@ enum Doing {
     Form { record: RoundRecord, evict: Vec<Eviction>, quick: bool },
     /// Writing rank keys; `rest` holds what follows, the `running` record last.
     Seal { record: RoundRecord, seats: Vec<Seat>, rest: VecDeque<Txn> },
-    /// Writing the result.
-    Finish { record: RoundRecord },
+    /// Writing the result, and deleting done nodes' keys.
+    Finish { record: RoundRecord, swept: Vec<NodeId> },
     /// Turning nodes away.
     Refuse { nodes: Vec<NodeId> },
     /// Deleting the keys of rounds that are over.
     Prune { rounds: Vec<u64> },
     /// Deleting what done nodes left behind a final state.
-    Sweep,
+    Sweep { swept: Vec<NodeId> },
     /// Proving that it still leads.
     Prove,
 }
@@ -354,7 +354,7 @@ impl Leader {
         }
         match verdict {
             Verdict::Wait => match sweep {
-                Some(txn) => self.start(Doing::Sweep, txn, out),
+                Some((doing, txn)) => self.start(doing, txn, out),
                 None if proof_due => {
                     let txn = self.guarded(vec![Op::get(self.keys.round())]);
                     self.start(Doing::Prove, txn, out);

@@ -121,19 +121,21 @@ impl Leader {
         let record = RoundRecord { state, cause, reason: reason.to_owned(), ..view.round.value.clone() };
         let mut then = vec![Op::put(self.keys.round(), to_json(&record))];
         self.push_event(now, &record, &[], &mut then);
-        then.extend(self.sweep_ops(view));
-        (Doing::Finish { record }, self.guarded(then))
+        let swept = swept(view);
+        then.extend(self.sweep_ops(&swept));
+        (Doing::Finish { record, swept }, self.guarded(then))
     }
 
     /// What the transaction of the final state could not take.
-    pub(super) fn sweep_txn(&self, view: &View) -> Option<Txn> {
-        let done = self.sweep_ops(view);
-        (!done.is_empty()).then(|| self.guarded(done))
+    pub(super) fn sweep_txn(&self, view: &View) -> Option<(Doing, Txn)> {
+        let swept = swept(view);
+        let txn = (!swept.is_empty()).then(|| self.guarded(self.sweep_ops(&swept)))?;
+        Some((Doing::Sweep { swept }, txn))
     }
 
     /// Behind a final state, done nodes' keys have no lease to end them.
-    fn sweep_ops(&self, view: &View) -> Vec<Op> {
-        swept(view).iter().map(|node| Op::delete(self.keys.node(node))).collect()
+    fn sweep_ops(&self, swept: &[NodeId]) -> Vec<Op> {
+        swept.iter().map(|node| Op::delete(self.keys.node(node))).collect()
     }
 
     /// Deletes as many of these rounds' keys as fit; the rest stay stale, and their turn comes.
@@ -199,16 +201,18 @@ impl Leader {
                     self.wrote_round(record, result.revision);
                 }
             },
-            Doing::Finish { record } => {
+            Doing::Finish { record, swept } => {
                 view.since = now;
-                forget_swept(view);
+                swept.iter().for_each(|node| view.roster.remove(node));
                 self.wrote_round(record, result.revision);
             }
-            Doing::Refuse { nodes } => nodes.iter().for_each(|node| view.roster.remove(node)),
+            // The deletions come back through the watch; until then the same keys would be swept again.
+            Doing::Refuse { nodes } | Doing::Sweep { swept: nodes } => {
+                nodes.iter().for_each(|node| view.roster.remove(node))
+            }
             Doing::Prune { rounds } => rounds.iter().for_each(|round| {
                 view.stale_rounds.remove(round);
             }),
-            Doing::Sweep => forget_swept(view),
             Doing::Prove => {}
         }
     }
@@ -225,11 +229,4 @@ impl Leader {
 fn swept(view: &View) -> Vec<NodeId> {
     let done = view.roster.nodes().filter(|(_, present)| present.record.phase == Phase::Done);
     done.take(BATCH).map(|(node, _)| node.clone()).collect()
-}
-
-/// The deletions come back through the watch; until then the same keys would be swept again.
-fn forget_swept(view: &mut View) {
-    for node in swept(view) {
-        view.roster.remove(&node);
-    }
 }
