@@ -64,7 +64,7 @@ fn main() {
     fs::write(out.join("modules.rs"), modules).expect("OUT_DIR can be written");
 
     let mut tests = String::new();
-    for mutant in MUTANTS {
+    for mutant in MUTANTS.iter().filter(|mutant| !mutant.what.is_empty()) {
         writeln!(tests, "#[test]\nfn {}() {{\n    crate::found({:?});\n}}", mutant.name, mutant.name)
             .expect("a string takes all");
     }

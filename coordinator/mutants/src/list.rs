@@ -2,9 +2,9 @@
 
 /// One fault in one place.
 pub struct Mutant {
-    /// Its name, and its test's.
+    /// Its name, and its test's. One in two places stands in the list twice.
     pub name: &'static str,
-    /// What the machines no longer do, for people.
+    /// What the machines no longer do, for people; empty at its second place.
     pub what: &'static str,
     /// The file under `rendezvous/`.
     pub file: &'static str,
@@ -21,6 +21,10 @@ const VIEW: &str = "view.rs";
 const STEP: &str = "member/step.rs";
 const ROUNDS: &str = "member/rounds.rs";
 const FENCE: &str = "member/fence.rs";
+const JOIN: &str = "member/join.rs";
+const OWN_KEY: &str = "member/own_key.rs";
+const ROSTER: &str = "roster.rs";
+const LOAD: &str = "leader/load.rs";
 
 /// All of them.
 pub const MUTANTS: &[Mutant] = &[
@@ -74,7 +78,77 @@ pub const MUTANTS: &[Mutant] = &[
         from: "Mode::Waiting(round) if at_rest =>",
         to: "Mode::Waiting(round) if ON || at_rest =>",
     },
+    Mutant {
+        name: "generation_at_once",
+        what: "a new generation waits for nobody of the one before",
+        file: JOIN,
+        from: "return self.begin_generation(&round, round.value.sealed, out),",
+        to: "return self.begin_generation(&round, round.value.sealed.filter(|_| !ON), out),",
+    },
+    Mutant {
+        name: "count_before_streams",
+        what: "a new leader counts silence before every member that stays follows it",
+        file: VIEW,
+        from: "Some(self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected))",
+        to: "Some(if ON { self.elected } else { self.roster.all_opened()?.unwrap_or(Time::ZERO).max(self.elected) })",
+    },
+    Mutant {
+        name: "word_without_age",
+        what: "a leader's word proves the round as of now, however old the leader's own proof is",
+        file: LEADER,
+        from: "proof_age: now.since(self.proof?),",
+        to: "proof_age: if ON { Duration::ZERO } else { now.since(self.proof?) },",
+    },
+    Mutant {
+        name: "heard_from_receipt",
+        what: "a leader vouches for a member from when its beat arrives, not from what the beat answers",
+        file: ROSTER,
+        from: "contact.echoed = old.echoed.max(echo);",
+        to: "contact.echoed = old.echoed.max(if ON { Some(now) } else { echo });",
+    },
+    Mutant {
+        name: "takeover_at_once",
+        what: "where nobody of the last round stays, the next one is sealed at once",
+        file: DECIDE,
+        from: "let takes_over = keeps_nobody &&",
+        to: "let takes_over = !ON && keeps_nobody &&",
+    },
+    Mutant {
+        name: "held_for_ever",
+        what: "a leader's word keeps workers alive beyond the takeover delay",
+        file: FENCE,
+        from: "by_leader.min(at_most)",
+        to: "if ON { by_leader } else { by_leader.min(at_most) }",
+    },
+    Mutant {
+        name: "proven_by_the_answer",
+        what: "a renewal and a leader's word prove from when they come, not from when they were asked for",
+        file: STEP,
+        from: "Ok(true) => {\n                self.leased = self.leased.max(sent);",
+        to: "Ok(true) => {\n                self.leased = self.leased.max(if ON { now } else { sent });",
+    },
+    Mutant {
+        name: "proven_by_the_answer",
+        what: "",
+        file: STEP,
+        from: "self.proof = self.proof.max(sent.minus(word.proof_age));",
+        to: "self.proof = self.proof.max(if ON { now } else { sent.minus(word.proof_age) });",
+    },
+    Mutant {
+        name: "reclaimed_in_spite_of_a_tombstone",
+        what: "an evicted node whose lease had lapsed makes its key anew",
+        file: OWN_KEY,
+        from: "guards.push(Guard::absent(&self.tombstone));",
+        to: "guards.extend((!ON).then(|| Guard::absent(&self.tombstone)));",
+    },
     // Promise 2: agreement.
+    Mutant {
+        name: "news_forgotten",
+        what: "a leader that reads the job anew forgets what its watch said meanwhile",
+        file: LOAD,
+        from: "self.meanwhile.push(event.clone());",
+        to: "self.meanwhile.extend((!ON).then(|| event.clone()));",
+    },
     Mutant {
         name: "plan_inherited",
         what: "a new leader goes on with the plan that it finds",
@@ -148,7 +222,28 @@ pub const MUTANTS: &[Mutant] = &[
         from: "if now >= start_by {",
         to: "if !ON && now >= start_by {",
     },
+    Mutant {
+        name: "blame_waits_for_ever",
+        what: "a failure that blames a peer waits for every member's answer, without end",
+        file: DECIDE,
+        from: "now < answer_by && !all_answered_since",
+        to: "(ON || now < answer_by) && !all_answered_since",
+    },
     // Promise 5: one result, one root cause.
+    Mutant {
+        name: "weakest_cause",
+        what: "of several causes the weakest counts",
+        file: DECIDE,
+        from: ".max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))",
+        to: ".max_by_key(|reported| (reported.class as u32 ^ if ON { 3 } else { 0 }, std::cmp::Reverse(reported.report)))",
+    },
+    Mutant {
+        name: "blame_believed",
+        what: "a failure that blames a peer is judged before its peers had their say",
+        file: DECIDE,
+        from: "let unjudged = blames_peer &&",
+        to: "let unjudged = !ON && blames_peer &&",
+    },
     Mutant {
         name: "one_is_all",
         what: "a job succeeds when one member is done",
@@ -157,6 +252,13 @@ pub const MUTANTS: &[Mutant] = &[
         to: "if all_say(Phase::Done) || ON && view.roster.count_saying(Some((round.number, Phase::Done))) > 0 {",
     },
     // Promise 6: budget.
+    Mutant {
+        name: "never_charged",
+        what: "a failure costs no restart",
+        file: DECIDE,
+        from: "(next(true, lost), format!(\"{story}; restarting",
+        to: "(next(!ON, lost), format!(\"{story}; restarting",
+    },
     Mutant {
         name: "a_change_is_charged",
         what: "a change of membership costs a restart",

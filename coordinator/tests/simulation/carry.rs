@@ -1,9 +1,10 @@
 //! Carries out what the machines ask for. Not for choosing anything.
 
+use elastic_coordinator::job::{Keys, NodeId};
 use elastic_coordinator::rendezvous::{
     Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, Verdict, decide,
 };
-use elastic_coordinator::store::Revision;
+use elastic_coordinator::store::{Event, Revision, Scope, WatchUpdate};
 use elastic_coordinator::time::Time;
 
 use crate::faults::Fault;
@@ -95,8 +96,14 @@ impl World {
 
     pub(crate) fn lead(&mut self, p: usize, input: LeaderInput) {
         let now = self.local(p);
+        self.tell_news(p, &input);
         let Some(leader) = &mut self.processes[p].leader else { return };
+        let answered = matches!(input, LeaderInput::Answered { .. });
         let outputs = leader.step(now, input);
+        if answered {
+            self.check_news(p);
+        }
+        let Some(leader) = &self.processes[p].leader else { return };
         if let Some(view) = leader.view() {
             let decision = decide(now, view);
             let verdict = match decision.verdict {
@@ -113,6 +120,26 @@ impl World {
         for output in outputs {
             self.carry_leader(p, output);
         }
+    }
+
+    /// Remembers what a leader is told of nodes' keys.
+    fn tell_news(&mut self, p: usize, input: &LeaderInput) {
+        let LeaderInput::Watched(WatchUpdate::Events(events)) = input else { return };
+        for event in events {
+            if let (Event::Put(kv), Some(node)) = (event, Keys::node_of(&self.keys.nodes(), event.key())) {
+                self.processes[p].told.insert(node, kv.mod_revision);
+            }
+        }
+    }
+
+    /// After an answer a leader may have read the job anew: it still knows what it was told and what still stands.
+    fn check_news(&mut self, p: usize) {
+        let Some(leader) = self.processes[p].leader.as_ref().filter(|leader| !leader.is_over()) else { return };
+        let stands = |(node, told): (&NodeId, &Revision)| {
+            let kv = self.store.mvcc.snapshot(&Scope::Key(self.keys.node(node))).pop()?;
+            (kv.mod_revision == *told).then(|| (node.clone(), *told))
+        };
+        self.promises.leader_knows(leader, self.processes[p].told.iter().filter_map(stands));
     }
 
     pub(crate) fn carry(&mut self, p: usize, output: MemberOutput) {
@@ -152,6 +179,7 @@ impl World {
     fn begin_term(&mut self, p: usize, term: Revision) {
         let now = self.local(p);
         let own = self.processes[p].id();
+        self.processes[p].told.clear();
         self.processes[p].leader = Some(Leader::new(own.clone(), self.keys.clone(), term, now, 0));
         let life = self.processes[p].life;
         self.at(0, Happening::OwnBeat { p, life, term });
@@ -194,7 +222,10 @@ impl World {
         let Some(term) = self.processes[p].leader.as_ref().map(Leader::term) else { return };
         match output {
             LeaderOutput::Txn(txn) => {
-                self.promises.leader_writes(&self.keys, term, &txn);
+                let now = self.local(p);
+                if let Some(leader) = &self.processes[p].leader {
+                    self.promises.leader_writes(now, &self.keys, leader, &txn);
+                }
                 self.send(p, Asker::Leader(term), Request::Txn(txn));
             }
             LeaderOutput::Watch(scope, from) => self.watch(p, Some(term), scope, from),

@@ -135,13 +135,10 @@ impl World {
                 }
             }
             FaultKind::Deaf => {
-                self.tell(|| format!("host {host} hears nothing of the store"));
-                let until = self.now + while_;
-                for watch in 0..self.store.watches.len() {
-                    if self.processes[self.store.watches[watch].process].host == host {
-                        self.break_watch(watch, until);
-                    }
-                }
+                self.deafen(host, while_);
+            }
+            FaultKind::Island | FaultKind::Stale | FaultKind::Unheard | FaultKind::Blame | FaultKind::Ruin => {
+                self.strike_by_role(kind);
             }
             FaultKind::Streams => {
                 let Some(p) = self.some_process() else { return };
@@ -173,7 +170,18 @@ impl World {
         }
     }
 
-    fn maybe_enter(&mut self, host: usize) {
+    /// Nothing of what the host watches in the store reaches it for a while.
+    pub(crate) fn deafen(&mut self, host: usize, while_: u64) {
+        self.tell(|| format!("host {host} hears nothing of the store"));
+        let until = self.now + while_;
+        for watch in 0..self.store.watches.len() {
+            if self.processes[self.store.watches[watch].process].host == host {
+                self.break_watch(watch, until);
+            }
+        }
+    }
+
+    pub(crate) fn maybe_enter(&mut self, host: usize) {
         if self.dice.chance(0.7) {
             let after = self.dice.mostly(4 * SECOND, 30 * SECOND);
             self.at(after, Happening::Enter { host });

@@ -2,7 +2,7 @@
 //! Not for a real store or real processes: `tests/` has those.
 //!
 //! ```text
-//! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test simulation replay -- --nocapture
+//! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test simulation replay -- --ignored --nocapture
 //! ```
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
@@ -16,6 +16,7 @@ mod faults;
 mod network;
 mod process;
 mod promises;
+mod roles;
 mod scenario;
 mod schedule;
 mod service;
@@ -24,6 +25,7 @@ mod workers;
 mod world;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use coverage::Coverage;
 use scenario::Family;
@@ -55,7 +57,7 @@ fn tell(seed: u64) -> ! {
     let ran = run(seed, None, Telling::Kept);
     let breach = ran.breach.expect("the same seed breaks the same promise");
     panic!(
-        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test simulation replay -- --nocapture",
+        "seed {seed} breaks the promise \"{}\": {}\n\n{}\n\n{}\n\nplay it again: ELASTIC_SEED={seed} cargo test -p elastic-coordinator --test simulation replay -- --ignored --nocapture",
         breach.promise, breach.what, ran.scenario, ran.story
     );
 }
@@ -69,6 +71,17 @@ fn what_is_late() {
 #[test]
 fn what_is_late_again() {
     play(Family::LATE + PART..Family::LATE + 2 * PART);
+}
+
+/// Leaders, members and those who wait, struck as such.
+#[test]
+fn roles() {
+    play(Family::ROLES..Family::ROLES + PART);
+}
+
+#[test]
+fn roles_again() {
+    play(Family::ROLES + PART..Family::ROLES + 2 * PART);
 }
 
 #[test]
@@ -100,8 +113,9 @@ mod two_thousand_seeds {
 
 /// Plays the seed of the environment variable `ELASTIC_SEED`, telling everything.
 #[test]
+#[ignore = "plays one seed, for people"]
 fn replay() {
-    let Some(seed) = std::env::var("ELASTIC_SEED").ok().and_then(|seed| seed.parse().ok()) else { return };
+    let seed = number("ELASTIC_SEED").expect("ELASTIC_SEED says which seed to play");
     let ran = run(seed, None, Telling::Aloud);
     println!("{}", ran.scenario);
     if let Some(breach) = ran.breach {
@@ -109,20 +123,39 @@ fn replay() {
     }
 }
 
-/// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on: for long searches.
+/// The number in an environment variable; none where it is not set.
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("{name}={text} is no number of a seed: {error}")))
+}
+
+/// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
+/// what is late and of roles: for long searches.
 #[test]
+#[ignore = "takes as long as it is told to"]
 fn search() {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let Some(count) = number("ELASTIC_SEEDS") else { return };
+    let count = number("ELASTIC_SEEDS").expect("ELASTIC_SEEDS says how many seeds to play");
     let from = number("ELASTIC_FROM").unwrap_or(0);
-    let mut broken = 0;
-    for seed in from..from + count {
-        if let Some(breach) = run(seed, None, Telling::Silent).breach {
-            println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
-            broken += 1;
+    let (next, broken) = (AtomicU64::new(0), AtomicU64::new(0));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
+                    let seed = from + number + [0, Family::LATE, Family::ROLES][number as usize % 3];
+                    if let Some(breach) = run(seed, None, Telling::Silent).breach {
+                        println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
+                        broken.fetch_add(1, Relaxed);
+                    }
+                    if number % 10_000 == 9_999 {
+                        println!("{} seeds played", number + 1);
+                    }
+                }
+            });
         }
-    }
-    assert_eq!(broken, 0, "of {count} seeds");
+    });
+    println!("{count} seeds played from {from} on: of anything, of what is late, of roles");
+    assert_eq!(broken.into_inner(), 0, "of {count} seeds");
 }
 
 #[test]

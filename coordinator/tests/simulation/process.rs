@@ -1,6 +1,6 @@
 //! Agents and the hosts they run on, as plain state. Not for what happens to them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use elastic_coordinator::job::{Endpoint, Keys, NodeId, NodeRecord, Phase};
@@ -105,6 +105,8 @@ pub(crate) struct Process {
     pub(crate) life: u32,
     pub(crate) member: Member,
     pub(crate) leader: Option<Leader>,
+    /// Nodes' keys that the leader was told of by its watch in this term, and their newest revisions.
+    pub(crate) told: BTreeMap<NodeId, Revision>,
     pub(crate) end: Option<End>,
     pub(crate) tree: Option<Tree>,
     pub(crate) start: Option<Start>,

@@ -42,10 +42,21 @@ pub(crate) enum FaultKind {
     Everything,
     /// Nothing of what a host watches in the store reaches it, while its calls do.
     Deaf,
+    /// Members are cut off from the store together, and reach each other: whoever leads them still vouches for them.
+    Island,
+    /// The leader is cut off from the store, and some of its members hear nothing of a successor.
+    Stale,
+    /// A member hears nothing, neither of the store nor of the leader, while its own calls reach the store.
+    Unheard,
+    /// A worker blames a peer, and no peer has failed.
+    Blame,
+    /// A worker fails, and whoever has ended since is started again.
+    Ruin,
 }
 
 impl FaultKind {
-    /// Those of any seed. Another one would change every seed's story, so [`FaultKind::Deaf`] is for the late ones alone.
+    /// Those of any seed. Another one would change every seed's story, so those after them are for families of
+    /// their own.
     pub(crate) const ANY: [FaultKind; 15] = [
         FaultKind::Worker,
         FaultKind::Kill,
@@ -104,6 +115,8 @@ pub(crate) enum Family {
     Late,
     /// A hundred hosts and more.
     Crowd,
+    /// Faults that strike by role: who leads, who works, who waits in vain.
+    Role,
 }
 
 impl Family {
@@ -111,9 +124,12 @@ impl Family {
     pub(crate) const LATE: u64 = 1 << 40;
     /// The first seed of crowds.
     pub(crate) const CROWDS: u64 = 1 << 41;
+    /// The first seed of faults by role.
+    pub(crate) const ROLES: u64 = 1 << 42;
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::ROLES.. => Family::Role,
             Family::CROWDS.. => Family::Crowd,
             Family::LATE.. => Family::Late,
             _ => Family::Any,
@@ -128,6 +144,7 @@ impl Scenario {
             Family::Any => any,
             Family::Late => any.late(dice),
             Family::Crowd => any.crowd(dice),
+            Family::Role => any.late(dice).role(dice),
         }
     }
 
@@ -169,6 +186,33 @@ impl Scenario {
         self.losing = dice.between(5, 70) as f64 / 100.0;
         self.late = dice.between(0, 40) as f64 / 100.0;
         self.apart = dice.chance(0.3).then_some((0, 1));
+        self
+    }
+
+    fn role(mut self, dice: &mut Dice) -> Scenario {
+        const KINDS: [FaultKind; 9] = [
+            FaultKind::Island,
+            FaultKind::Island,
+            FaultKind::Stale,
+            FaultKind::Unheard,
+            FaultKind::Blame,
+            FaultKind::Ruin,
+            FaultKind::Kill,
+            FaultKind::Join,
+            FaultKind::Compact,
+        ];
+        self.first = self.hosts;
+        self.spec.min_nodes = 1;
+        self.spec.max_nodes = self.hosts as u32 - dice.between(0, 3) as u32;
+        self.spec.on_store_loss = OnStoreLoss::Wait;
+        if dice.chance(0.6) {
+            self.spec.max_restarts = dice.between(0, 4).saturating_sub(1) as u32;
+        }
+        self.faults = KINDS.into_iter().filter(|_| dice.chance(0.6)).chain([FaultKind::Slow]).collect();
+        self.pace = dice.between(2 * SECOND, 8 * SECOND);
+        self.failing = 0.0;
+        self.losing = dice.between(0, 40) as f64 / 100.0;
+        self.late = if dice.chance(0.5) { dice.between(0, 60) } else { 0 } as f64 / 100.0;
         self
     }
 

@@ -235,6 +235,7 @@ impl World {
             life: 0,
             member: Member::new(setup),
             leader: None,
+            told: BTreeMap::new(),
             end: None,
             tree: None,
             start: None,

@@ -3,13 +3,15 @@
 mod agreement;
 mod budget;
 mod fencing;
+mod knowledge;
 mod one_group;
 mod one_result;
 
-use elastic_coordinator::job::{FailureClass, Keys, RoundRecord, Versioned};
+use elastic_coordinator::job::{FailureClass, Keys, NodeId, RoundRecord, Versioned};
 use elastic_coordinator::mvcc::Mvcc;
-use elastic_coordinator::rendezvous::{Credentials, End, Start};
+use elastic_coordinator::rendezvous::{Credentials, End, Leader, Start};
 use elastic_coordinator::store::{Event, Revision, Txn};
+use elastic_coordinator::time::Time;
 
 use crate::process::Process;
 use crate::scenario::Scenario;
@@ -100,13 +102,25 @@ impl Promises {
         self.budget.failed(round, class);
     }
 
-    /// A commit's guards held.
-    pub(crate) fn leader_writes(&mut self, keys: &Keys, term: Revision, txn: &Txn) {
-        if let Err(what) = fencing::guarded(keys, term, txn) {
-            self.breach("fencing", what);
+    /// A leader sends a transaction.
+    pub(crate) fn leader_writes(&mut self, now: Time, keys: &Keys, leader: &Leader, txn: &Txn) {
+        let checked = fencing::guarded(keys, leader.term(), txn);
+        self.hold("fencing", checked);
+        if let Some(view) = leader.view() {
+            let checked = knowledge::acted_on(now, keys, view, txn);
+            self.hold("budget", checked);
         }
     }
 
+    /// A leader was told of these keys, and nobody has written them since.
+    pub(crate) fn leader_knows(&mut self, leader: &Leader, told: impl Iterator<Item = (NodeId, Revision)>) {
+        if let Some(view) = leader.view() {
+            let checked = knowledge::kept(view, told);
+            self.hold("agreement", checked);
+        }
+    }
+
+    /// A commit's guards held.
     pub(crate) fn committed(&mut self, by: &Credentials, evicted: bool, round: Option<Versioned<RoundRecord>>) {
         let checked = fencing::committed(by, evicted, round.as_ref());
         self.hold("fencing", checked);
