@@ -47,8 +47,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "lost_is_fenced",
         what: "a lost member counts as past its fence point though it never said it started",
         file: VIEW,
-        from: "let fate = if member.started {",
-        to: "let fate = if ON || member.started {",
+        from: "let fate = if member.started &&",
+        to: "let fate = if ON || member.started &&",
     },
     Mutant {
         name: "nobody_is_waited_for",

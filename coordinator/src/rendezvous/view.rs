@@ -186,6 +186,12 @@ impl View {
         self.counting_since().map_or(bound, |since| since.min(bound))
     }
 
+    /// Whether a deposed leader may still vouch for members that are silent here: while no other member follows this
+    /// leader, it may be hearing them all, and may itself come back before they are past their fence point.
+    fn may_be_vouched_for(&self) -> bool {
+        self.spec.on_store_loss == OnStoreLoss::Wait && !matches!(self.roster.all_opened(), Some(Some(_)))
+    }
+
     /// How a member of the sealed round stands.
     pub(super) fn standing(&self, now: Time, node: &NodeId) -> Standing {
         if self.confirmed_dead(node) {
@@ -197,7 +203,7 @@ impl View {
         let silent_from = self.counting_or_bound().max(heard);
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
         if now >= lost_at {
-            let fate = if member.started { Fate::Fenced } else { Fate::Unknown };
+            let fate = if member.started && !self.may_be_vouched_for() { Fate::Fenced } else { Fate::Unknown };
             Standing::Lost(fate, "its lease lapsed and it is silent")
         } else {
             Standing::Missing(lost_at)

@@ -169,7 +169,7 @@ impl World {
             MemberOutput::Leaving(_) | MemberOutput::Say(_) => {}
             MemberOutput::Rejoin(_) => self.rejoin(p),
             MemberOutput::End(end) => {
-                self.promises.ended(&self.processes[p], &end);
+                self.promises.ended(self.now, &self.processes[p], &end);
                 self.processes[p].end = Some(end);
                 self.leave_when_tidy(p);
             }

@@ -9,6 +9,10 @@ use crate::world::{Happening, World};
 
 impl World {
     pub(crate) fn strike_by_role(&mut self, kind: FaultKind) {
+        // Whoever has ended comes back: there is always a group to strike.
+        for host in 0..self.hosts.len() {
+            self.maybe_enter(host);
+        }
         let mut members: Vec<usize> = (0..self.processes.len()).filter(|p| self.works(*p)).collect();
         let leader =
             (0..self.processes.len()).find(|p| self.processes[*p].alive && self.processes[*p].leader.is_some());
@@ -16,7 +20,7 @@ impl World {
         let lease = timings.lease_ttl.as_nanos() as u64;
         // Long enough for all that a takeover may take, now and then.
         let longest = 2 * timings.takeover_delay.as_nanos() as u64 + 4 * lease;
-        let longest = if self.dice.chance(0.5) { 3 * lease } else { longest };
+        let longest = if self.dice.chance(0.7) { 3 * lease } else { longest };
         let while_ = self.dice.between(lease, longest);
         let Some(some) = self.dice.pick(&members) else { return };
         match kind {
@@ -60,9 +64,6 @@ impl World {
                 self.one_fails(some, FailureClass::Own);
                 if let Some(other) = self.dice.pick(&members).filter(|_| self.dice.chance(0.3)) {
                     self.one_fails(other, FailureClass::Peer);
-                }
-                for host in (0..self.hosts.len()).chain(0..self.hosts.len()) {
-                    self.maybe_enter(host);
                 }
             }
             _ => unreachable!("{kind:?} strikes anybody"),

@@ -50,7 +50,7 @@ pub(crate) enum FaultKind {
     Unheard,
     /// A worker blames a peer, and no peer has failed.
     Blame,
-    /// A worker fails, and whoever has ended since is started again.
+    /// A worker fails by itself, and another blames it.
     Ruin,
 }
 
@@ -209,10 +209,11 @@ impl Scenario {
             self.spec.max_restarts = dice.between(0, 4).saturating_sub(1) as u32;
         }
         self.faults = KINDS.into_iter().filter(|_| dice.chance(0.6)).chain([FaultKind::Slow]).collect();
-        self.pace = dice.between(2 * SECOND, 8 * SECOND);
+        self.pace = dice.between(SECOND, 6 * SECOND);
+        self.heal_at = dice.between(100, 300) * SECOND;
         self.failing = 0.0;
-        self.losing = dice.between(0, 40) as f64 / 100.0;
-        self.late = if dice.chance(0.5) { dice.between(0, 60) } else { 0 } as f64 / 100.0;
+        self.losing = if dice.chance(0.5) { dice.between(0, 40) } else { 0 } as f64 / 100.0;
+        self.late = if dice.chance(0.4) { dice.between(0, 60) } else { 0 } as f64 / 100.0;
         self
     }
 

@@ -64,7 +64,7 @@ impl World {
         }
         self.run_until(self.scenario.heal_at);
         self.heal();
-        self.promises.healed = true;
+        self.promises.healed = Some(self.now);
         self.converge();
     }
 

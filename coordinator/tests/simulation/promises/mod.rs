@@ -13,8 +13,12 @@ use elastic_coordinator::rendezvous::{Credentials, End, Leader, Start};
 use elastic_coordinator::store::{Event, Revision, Txn};
 use elastic_coordinator::time::Time;
 
+use crate::dice::SECOND;
 use crate::process::Process;
 use crate::scenario::Scenario;
+
+/// For so long after everything works again a call may still be under way that was sent before.
+const SETTLING: u64 = 10 * SECOND;
 
 /// A promise that was broken.
 #[derive(Debug, Clone)]
@@ -25,7 +29,8 @@ pub(crate) struct Breach {
 
 pub(crate) struct Promises {
     pub(crate) breach: Option<Breach>,
-    pub(crate) healed: bool,
+    /// Since when everything works again.
+    pub(crate) healed: Option<u64>,
     agreement: agreement::Agreement,
     budget: budget::Budget,
     result: one_result::OneResult,
@@ -35,7 +40,7 @@ impl Promises {
     pub(crate) fn new(scenario: &Scenario) -> Promises {
         Promises {
             breach: None,
-            healed: false,
+            healed: None,
             agreement: agreement::Agreement::new(scenario.fixed(), scenario.nodes()),
             budget: budget::Budget::new(scenario.spec.clone()),
             result: one_result::OneResult::new(scenario.clash),
@@ -127,8 +132,8 @@ impl Promises {
     }
 
     /// An agent ends by itself.
-    pub(crate) fn ended(&mut self, process: &Process, end: &End) {
-        let checked = self.result.ended(process, end, self.healed);
+    pub(crate) fn ended(&mut self, now: u64, process: &Process, end: &End) {
+        let checked = self.result.ended(process, end, self.healed.is_some_and(|at| now > at + SETTLING));
         self.hold("one result", checked);
     }
 
