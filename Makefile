@@ -20,7 +20,7 @@ WITH_TORCH = binary(pytorch) | binary(torch_store) | (binary(launchers) & test(w
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu wheel verify fix bench bench-torch chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu gpu-kit wheel verify fix bench bench-torch chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 
 gpu: ## Runs the kernels' tests on this machine's GPU, times snapshots there, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
 	@tests/gpu.sh
+
+gpu-kit: ## Builds gpu-kit/, for a machine with a GPU and without cargo and network: tests/gpu.sh --prebuilt gpu-kit runs it there
+	@$(STEP) setup tests/setup.sh demo
+	@$(STEP) gpu-kit python3 tests/gpu-kit.py
 
 wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels

@@ -5,8 +5,31 @@
 #   tests/gpu.sh
 #
 # ELASTIC_TORCH_PYTHON is an absolute path of a Python whose torch computes on the GPU; without it there is no comparison.
+#
+# Where there is no cargo and no network, it runs what `make gpu-kit` has built elsewhere, in two parts of less than nine
+# minutes each, on a GPU or dry (see docs/gpu.md):
+#
+#   tests/gpu.sh --prebuilt DIR --part 1|2 [--python PYTHON] [--out FOLDER] [--only STEP,…] [--dry-run]
 set -euo pipefail
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if (($# > 0)); then
+    python=python3
+    passed=()
+    while (($# > 0)); do
+        case $1 in
+        --python)
+            python=${2:?--python names none}
+            shift
+            ;;
+        --python=*) python=${1#*=} ;;
+        *) passed+=("$1") ;;
+        esac
+        shift
+    done
+    exec "$python" "$here/gpu/run.py" "${passed[@]}"
+fi
+
+root=$(cd "$here/.." && pwd)
 cd "$root"
 say() { echo "gpu: $*"; }
 fail() {

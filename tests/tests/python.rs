@@ -1,4 +1,5 @@
-//! The Python package: its sampler, its end of the worker socket under real agents, and the wheel. Needs no PyTorch.
+//! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of the GPU kit.
+//! Needs no PyTorch.
 
 // Helpers of tests fail as tests do.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
@@ -27,6 +28,24 @@ fn succeeds(command: &mut Command) -> Output {
 #[test]
 fn the_sampler_uses_each_sample_once() {
     succeeds(Command::new("python3").arg(package().join("tests/test_sampler.py")).env("PYTHONPATH", package()));
+}
+
+#[test]
+fn the_runner_of_the_gpu_kit_keeps_its_promises() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
+    succeeds(Command::new("python3").args(["-m", "unittest", "discover", "-s"]).arg(folder));
+}
+
+#[test]
+fn the_kits_play_of_faults_runs_on_cpus_too() {
+    let play = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/nccl.py");
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::new("python3");
+    command.arg(play).arg(binary("elastic-trainer")).arg(binary("elastic-agent")).env("TMPDIR", folder.path());
+    let output = succeeds(command.args(["--device", "cpu", "--small"]));
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let all = printed.lines().find(|line| line.contains(r#""after": "all of it""#)).unwrap_or_default();
+    assert!(all.contains(r#""equal to one worker's": true"#), "{printed}");
 }
 
 #[tokio::test]
