@@ -27,8 +27,8 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Most notes taken in before a decision, and before whoever shares the task has its turn.
 const BATCH: usize = 1024;
-/// Streams of nodes that the leader does not know. A node may come before its key does; it is taken in with the first
-/// beat after that, and one that is turned away comes again.
+/// Streams of nodes that the leader does not know. A node may come before its key does, or before a new leader has read
+/// it; it is taken in as soon as the leader knows it, and one that is turned away comes again.
 const STRANGERS: usize = 1024;
 
 /// What runs beside a leader reports through this.
@@ -71,6 +71,8 @@ struct Stream {
     answers: watch::Sender<LeaderMessage>,
     /// The leader was told of it, as it knows the node.
     known: bool,
+    /// The newest beat that came before that.
+    early: Option<Beat>,
 }
 
 /// A term being carried.
@@ -177,13 +179,30 @@ impl LeaderDrive {
             let Ok(note) = queue.try_recv() else { break };
             self.take(note);
         }
+        self.meet_strangers();
         self.decide();
     }
 
     /// Takes in one thing that happened beside it.
     pub(crate) fn note(&mut self, note: LeaderNote) {
         self.take(note);
+        self.meet_strangers();
         self.decide();
+    }
+
+    /// Takes in the streams of nodes that the leader knows by now, and the beats that came too early.
+    fn meet_strangers(&mut self) {
+        let met: Vec<u64> = self.strangers.iter().copied().filter(|id| self.knows(*id)).collect();
+        for id in met {
+            self.introduce(id);
+            if let Some(beat) = self.streams.get_mut(&id).and_then(|stream| stream.early.take()) {
+                self.beat(id, beat);
+            }
+        }
+    }
+
+    fn knows(&self, stream: u64) -> bool {
+        self.streams.get(&stream).is_some_and(|stream| self.leader.knows(&stream.node))
     }
 
     fn take(&mut self, note: LeaderNote) {
@@ -203,7 +222,7 @@ impl LeaderDrive {
 
     fn opened(&mut self, stream: u64, node: NodeId, answers: watch::Sender<LeaderMessage>) {
         if self.strangers.len() < STRANGERS || self.leader.knows(&node) {
-            self.streams.insert(stream, Stream { node, answers, known: false });
+            self.streams.insert(stream, Stream { node, answers, known: false, early: None });
             self.strangers.insert(stream);
             self.introduce(stream);
         }
@@ -233,6 +252,9 @@ impl LeaderDrive {
 
     fn beat(&mut self, stream: u64, Beat { seq, probe, echo_ms }: Beat) {
         if !self.introduce(stream) {
+            if let Some(stranger) = self.streams.get_mut(&stream) {
+                stranger.early = Some(Beat { seq, probe, echo_ms });
+            }
             return;
         }
         let Some(Stream { node, answers, .. }) = self.streams.get(&stream) else { return };
@@ -342,8 +364,10 @@ mod tests {
     use crate::mvcc::Limits;
     use crate::store::{MemoryStore, Op, Txn};
 
-    /// A term on a store that holds a job whose first round is forming, once its leader has read it.
-    async fn leading() -> (LeaderDrive, mpsc::UnboundedReceiver<LeaderNote>) {
+    type Notes = mpsc::UnboundedReceiver<LeaderNote>;
+
+    /// A term on a store that holds a job whose first round is forming, before its leader has read it.
+    async fn elected() -> (LeaderDrive, Notes) {
         let job: JobId = "J".parse().unwrap();
         let keys = Keys::new("/elastic", &job);
         let spec = json!({
@@ -366,34 +390,52 @@ mod tests {
         ]);
         let term = store.txn(begun).await.unwrap().revision;
         let leader = Leader::new(NodeId::from_text("coordinator:1"), keys, term, Time::now(), 0);
-        let (inbox, mut notes) = mpsc::unbounded_channel();
-        let mut drive = LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop));
+        let (inbox, notes) = mpsc::unbounded_channel();
+        (LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop)), notes)
+    }
+
+    /// Lets the leader read the job.
+    async fn read(drive: &mut LeaderDrive, notes: &mut Notes) {
         while drive.word(Time::now()).is_none() {
             let note = tokio::time::timeout(Duration::from_secs(10), notes.recv()).await.expect("it reads the job");
             drive.note(note.unwrap());
         }
-        (drive, notes)
+    }
+
+    fn told(drive: &mut LeaderDrive, stream: u64, said: Said) {
+        let turn = Arc::new(tokio::sync::Semaphore::new(1)).try_acquire_owned().unwrap();
+        drive.note(LeaderNote::Pulse { stream, said, turn });
+    }
+
+    /// Opens a stream in the name of the job's node.
+    fn open(drive: &mut LeaderDrive, stream: u64) -> watch::Receiver<LeaderMessage> {
+        let (answers, received) = watch::channel(LeaderMessage::default());
+        told(drive, stream, Said::Opened { node: NodeId::new("b", "1"), answers });
+        received
+    }
+
+    fn beat(drive: &mut LeaderDrive, stream: u64, echo_ms: Option<u64>) {
+        told(drive, stream, Said::Beat(Beat { seq: 1, probe: 0, echo_ms }));
+    }
+
+    #[tokio::test]
+    async fn a_beat_that_comes_before_the_job_is_read_is_answered_as_soon_as_it_is() {
+        let (mut drive, mut notes) = elected().await;
+        let received = open(&mut drive, 1);
+        beat(&mut drive, 1, None);
+        assert_eq!(received.borrow().answer, None);
+        read(&mut drive, &mut notes).await;
+        let contact = drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).copied();
+        assert!(contact.is_some_and(|contact| contact.opened.is_some()));
+        assert!(received.borrow().answer.is_some(), "the member waits for its next beat");
     }
 
     #[tokio::test]
     async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
-        let (mut drive, _notes) = leading().await;
-        let node = NodeId::new("b", "1");
-        let turns = Arc::new(tokio::sync::Semaphore::new(1));
+        let (mut drive, mut notes) = elected().await;
+        read(&mut drive, &mut notes).await;
         let echoed =
             |drive: &LeaderDrive| drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).unwrap().echoed;
-        let told = |drive: &mut LeaderDrive, stream, said| {
-            let turn = Arc::clone(&turns).try_acquire_owned().unwrap();
-            drive.note(LeaderNote::Pulse { stream, said, turn });
-        };
-        let open = |drive: &mut LeaderDrive, stream| {
-            let (answers, received) = watch::channel(LeaderMessage::default());
-            told(drive, stream, Said::Opened { node: node.clone(), answers });
-            received
-        };
-        let beat = |drive: &mut LeaderDrive, stream, echo_ms| {
-            told(drive, stream, Said::Beat(Beat { seq: 1, probe: 0, echo_ms }));
-        };
         // Given a member that answers what it is sent
         let mut own = open(&mut drive, 1);
         beat(&mut drive, 1, None);
