@@ -146,6 +146,8 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         command,
         directory,
         address: address.address.clone(),
+        // The others wait for this node's workers no longer than that either.
+        shortage_patience: spec.timings.start_timeout / 2,
         store_host: options.store_host,
         virtual_local_rank: options.virtual_local_rank,
         cpus,
@@ -300,13 +302,14 @@ async fn take_part(
     });
 
     let mut leaving = false;
-    let mut guard_lost = false;
+    // Why nothing can be started here any more.
+    let mut unfit: Option<String> = None;
     loop {
         let report = tokio::select! {
             end = parted.recv() => {
                 driver.abort();
                 let end = end.context("the node's driver ended")?;
-                return Ok(if guard_lost { End::Refused("the guard process was lost".into()) } else { end });
+                return Ok(unfit.map_or(end, End::Refused));
             }
             Some(command) = orders.recv() => match command {
                 Command::Start(start) => {
@@ -339,8 +342,7 @@ async fn take_part(
                 let lost = matches!(moved, Moved::Workers(Event::GuardLost { .. }));
                 let report = local.moved(moved).await;
                 if lost {
-                    // Nothing can be started here any more.
-                    guard_lost = true;
+                    unfit = Some("the guard process was lost".to_owned());
                     reports.send(Report::Drain).ok();
                 }
                 report
@@ -368,6 +370,11 @@ async fn take_part(
                 Some(Report::Drain)
             }
         };
+        if let Some(why) = local.group.starved() {
+            tracing::error!("{why}; this node leaves the job: make room, and start its agent again");
+            unfit = Some(why);
+            reports.send(Report::Drain).ok();
+        }
         for report in report.into_iter().chain(local.settle()) {
             // The driver is gone only after it sent its parting, which is read above.
             reports.send(report).ok();

@@ -27,13 +27,14 @@ use crate::master::{Master, StoreHost};
 use crate::outcome::judge::{Evidence, judge};
 use crate::outcome::memory::{Counters, Victims};
 use crate::outcome::recorded::Recorded;
+use crate::shortage::Shortage;
 use crate::signals::{self, Handled};
 use crate::socket::WorkerSocket;
 use crate::watchdog::{Verdict, Watched};
 use crate::workers::{Event, Exited, Refused, SpawnError, Supervisor, SupervisorError};
 
 pub use spawn::Moved;
-use spawn::{Opening, Planned};
+use spawn::{Held, Opening, Planned, Unstarted};
 
 /// How long what a dead worker left is waited for: its last lines, its last words on the socket, its error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
@@ -58,6 +59,8 @@ pub struct GroupSetup {
     pub directory: PathBuf,
     /// The address peers reach this node at.
     pub address: String,
+    /// How long the host may be short of what starting workers takes before the node leaves.
+    pub shortage_patience: Duration,
     /// Who serves the store that workers find each other through.
     pub store_host: StoreHost,
     /// Show each worker its own device alone.
@@ -109,6 +112,10 @@ pub struct Group {
     opening: Option<Opening>,
     /// Workers that the guard was asked for, and whose programs do not run yet.
     starting: BTreeMap<u32, Running>,
+    /// This host's shortage of what starting them takes, and what it lets wait.
+    shortage: Shortage,
+    held: Option<Held>,
+    starved: Option<String>,
     /// They were told to stop, and the stop is not yet reported.
     stopping: bool,
     /// Their end was reported.
@@ -139,6 +146,9 @@ impl Group {
             workers: BTreeMap::new(),
             opening: None,
             starting: BTreeMap::new(),
+            shortage: Shortage::default(),
+            held: None,
+            starved: None,
             stopping: false,
             judged: false,
             master,
@@ -245,6 +255,9 @@ impl Group {
         self.judged = false;
         if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
             self.judged = true;
+            if error.is_shortage() {
+                return self.short(&error.to_string());
+            }
             let failure = Failure::new(FailureClass::Own, error.to_string());
             return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
         }
@@ -282,12 +295,15 @@ impl Group {
         None
     }
 
-    fn unstarted(&mut self, local_rank: u32, rank: u32, error: &str) -> Report {
+    fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<Report> {
+        let message = format!("worker {local_rank} could not be started: {why}");
+        if shortage {
+            return self.short(&message);
+        }
         self.judged = true;
-        let message = format!("worker {local_rank} could not be started: {error}");
         let failure =
             Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
-        Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) }
+        Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
     }
 
     /// Tells torchrun's events how the node's part ended: well, or for this reason.
@@ -325,7 +341,7 @@ impl Group {
     /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::moved`] when nothing is left.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
         self.stopping = true;
-        self.opening = None;
+        (self.opening, self.held) = (None, None);
         let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
         self.supervisor.begin_stop(signal, grace)
     }
@@ -339,6 +355,7 @@ impl Group {
     pub async fn next(&mut self) -> Moved {
         tokio::select! {
             files = spawn::files(&mut self.opening) => Moved::Opened(files),
+            report = spawn::told(&mut self.held) => Moved::Paused(report),
             event = self.supervisor.next_event() => Moved::Workers(event),
         }
     }
@@ -347,6 +364,7 @@ impl Group {
     pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<Report> {
         let event = match moved {
             Moved::Opened(files) => return self.opened(files, socket),
+            Moved::Paused(report) => return Some(report),
             Moved::Workers(event) => event,
         };
         match event {

@@ -59,6 +59,7 @@ pub mod nvml;
 pub mod outcome;
 pub mod part;
 pub mod rescue;
+pub mod shortage;
 pub mod signals;
 pub mod slots;
 pub mod socket;

@@ -19,6 +19,7 @@ use elastic_coordinator::job::Endpoint;
 use tokio::sync::watch;
 
 use crate::network::{Reservation, ReserveError, reserve_any_port, reserve_port};
+use crate::shortage::is_shortage;
 use crate::tcp_store::{Limits, TcpStore};
 
 /// Ports of past rounds that stay closed to everybody, so that a client which outlived its round meets a refusal.
@@ -35,8 +36,24 @@ pub enum StoreHost {
 
 /// Why a round's store cannot be served.
 #[derive(Debug, thiserror::Error)]
-#[error("the workers' store cannot be served: {0}; are there descriptors and threads left?")]
-pub struct ServeError(#[from] io::Error);
+pub enum ServeError {
+    /// The system's word.
+    #[error("the workers' store cannot be served: {0}; are there descriptors and threads left?")]
+    System(#[from] io::Error),
+    /// The log said why when it was to be offered.
+    #[error("this node has rank 0, and had no port to offer for it; are there descriptors left?")]
+    NoPort,
+}
+
+impl ServeError {
+    /// Whether the host has no room for now.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            ServeError::System(error) => is_shortage(error.raw_os_error()),
+            ServeError::NoPort => true,
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Offered {
@@ -111,7 +128,11 @@ impl Master {
     /// There is nothing left to serve with.
     pub fn begin(&mut self, round: u64, rank_0: bool) -> Result<(), ServeError> {
         self.end();
-        let Some(Offered { reservation, listener }) = self.offered.take().filter(|_| rank_0) else { return Ok(()) };
+        let offered = self.offered.take();
+        if !rank_0 {
+            return Ok(());
+        }
+        let Offered { reservation, listener } = offered.ok_or(ServeError::NoPort)?;
         let store = match (self.host, listener) {
             (StoreHost::Agent(limits), Some(listener)) => Some(TcpStore::serve(listener, limits)?),
             _ => None,

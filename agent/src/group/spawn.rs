@@ -10,13 +10,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use elastic_coordinator::node::Report;
+use elastic_coordinator::time::Time;
 use elastic_proto::worker::{Assignment, WARM_UP_ENV};
 use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
 
 use super::{Group, LAST_LINES, Refused, Running, SpawnError};
 use crate::environment::{LocalPlace, NodeFacts, own_device, without_place, worker_env};
 use crate::events;
 use crate::logs::WorkerLogs;
+use crate::shortage::Next;
 use crate::socket::WorkerSocket;
 use crate::workers::{Event, Stdio, WorkerSpec};
 
@@ -28,6 +31,8 @@ type Files = Vec<(Stdio, WorkerLogs)>;
 pub enum Moved {
     /// The files of those that are to be started are open.
     Opened(Result<Files, JoinError>),
+    /// The pause after a shortage is over: this can be told now.
+    Paused(Report),
     /// The supervisor's word.
     Workers(Event),
 }
@@ -40,6 +45,26 @@ pub(super) struct Planned {
     pub(super) role_world_size: u32,
     /// It has a place: it is not started ahead of its round.
     pub(super) placed: bool,
+}
+
+/// Why a worker was not started.
+#[derive(Debug)]
+pub(super) struct Unstarted {
+    pub(super) why: String,
+    /// The host is short of what it takes: the worker is not to blame.
+    pub(super) shortage: bool,
+}
+
+impl Unstarted {
+    fn of(why: String) -> Unstarted {
+        Unstarted { why, shortage: false }
+    }
+}
+
+impl From<SpawnError> for Unstarted {
+    fn from(error: SpawnError) -> Unstarted {
+        Unstarted { shortage: error.is_shortage(), why: error.to_string() }
+    }
 }
 
 /// Workers whose files are being opened. Dropped, they are not started.
@@ -62,7 +87,47 @@ pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinEr
     }
 }
 
+/// A report that waits until the pause after a shortage is over.
+pub(super) struct Held {
+    until: Instant,
+    report: Report,
+}
+
+/// Waits until it can be told; for ever if there is none. May be cancelled.
+pub(super) async fn told(held: &mut Option<Held>) -> Report {
+    let Some(until) = held.as_ref().map(|held| held.until) else { return std::future::pending().await };
+    tokio::time::sleep_until(until).await;
+    match held.take() {
+        Some(held) => held.report,
+        None => std::future::pending().await,
+    }
+}
+
 impl Group {
+    /// The workers of this round cannot be started for want of what the host has too little of. Nobody failed; the
+    /// report waits for the pause, and a node that stays short leaves: see [`Group::starved`].
+    pub(super) fn short(&mut self, why: &str) -> Option<Report> {
+        self.judged = true;
+        let message = format!("this node is short of what starting workers takes: {why}");
+        let report = self.lost(message.clone());
+        match self.shortage.met(Time::now(), self.setup.shortage_patience) {
+            Next::Again(pause) => {
+                tracing::warn!("{message}; trying again in {pause:?}, at no cost to --max-restarts");
+                self.held = Some(Held { until: Instant::now() + pause, report });
+                None
+            }
+            Next::Leave => {
+                self.starved = Some(message);
+                Some(report)
+            }
+        }
+    }
+
+    /// Why this node leaves, once it was short of what starting workers takes for too long.
+    pub fn starved(&mut self) -> Option<String> {
+        self.starved.take()
+    }
+
     /// Begins to start workers, with their files.
     pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
         let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
@@ -81,13 +146,17 @@ impl Group {
             (Ok(files), _) => files,
             (Err(error), first) => {
                 let (local_rank, rank) = first.map(|planned| (planned.local_rank, planned.assignment.rank))?;
-                return Some(self.unstarted(local_rank, rank, &format!("its files could not be opened: {error}")));
+                return self.unstarted(
+                    local_rank,
+                    rank,
+                    Unstarted::of(format!("its files could not be opened: {error}")),
+                );
             }
         };
         for (planned, (stdio, logs)) in planned.into_iter().zip(files) {
             let (local_rank, rank) = (planned.local_rank, planned.assignment.rank);
             if let Err(error) = self.ask_for(&planned, logs.error_file(), stdio, socket) {
-                return Some(self.unstarted(local_rank, rank, &error));
+                return self.unstarted(local_rank, rank, error);
             }
             let role_rank = planned.role_rank_base + local_rank;
             let Planned { role_world_size, placed, .. } = planned;
@@ -103,9 +172,9 @@ impl Group {
         error_file: Option<&Path>,
         stdio: Stdio,
         socket: &WorkerSocket,
-    ) -> Result<(), String> {
-        let spec = self.spec(planned, error_file, stdio, socket)?;
-        self.supervisor.begin_spawn(spec).map_err(|error| error.to_string())
+    ) -> Result<(), Unstarted> {
+        let spec = self.spec(planned, error_file, stdio, socket).map_err(Unstarted::of)?;
+        Ok(self.supervisor.begin_spawn(spec)?)
     }
 
     /// What a worker is started with.
@@ -169,7 +238,11 @@ impl Group {
             return None;
         }
         self.publish();
-        (!self.judged && !self.stopping).then_some(Report::Started(self.round))
+        if self.judged || self.stopping {
+            return None;
+        }
+        self.shortage.is_over();
+        Some(Report::Started(self.round))
     }
 
     /// A worker cannot be started, or may not be.
@@ -183,10 +256,10 @@ impl Group {
             return Some(self.lost(SpawnError::DeadlinePassed.to_string()));
         }
         // Its reason may lie where looking takes long.
-        let explaining = tokio::task::spawn_blocking(move || refused.explain().to_string());
+        let explaining = tokio::task::spawn_blocking(move || Unstarted::from(refused.explain()));
         let explained = tokio::time::timeout(LAST_LINES, explaining).await.ok().and_then(Result::ok);
-        let error = explained.unwrap_or_else(|| "the file system with its program does not answer".to_owned());
-        Some(self.unstarted(local_rank, worker.rank, &error))
+        let silent = || Unstarted::of("the file system with its program does not answer".to_owned());
+        self.unstarted(local_rank, worker.rank, explained.unwrap_or_else(silent))
     }
 
     /// Begins to start all workers before their places are known. How they end, until they have one, is no failure.

@@ -136,6 +136,11 @@ impl Keeper {
     fn handle(&mut self, request: Request, mut descriptors: Vec<OwnedFd>) {
         match request {
             Request::Spawn { worker, arguments, stdout, stderr, cpus } => {
+                if descriptors.len() < 1 + usize::from(stdout) + usize::from(stderr) {
+                    // The kernel drops those that this process has no room for.
+                    self.outbox.push_back(Report::Refused { worker, refusal: Refusal::Fork(libc::EMFILE) });
+                    return;
+                }
                 descriptors.reverse();
                 let body = descriptors.pop();
                 let program = read_program(body, arguments, cpus);

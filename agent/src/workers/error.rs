@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cpus::CpuSet;
 use crate::guard::wire::Refusal;
+use crate::shortage::is_shortage;
 
 use super::WorkerSpec;
 
@@ -88,7 +89,9 @@ pub enum SpawnError {
     #[error("no program given")]
     NoProgram,
     /// The system has no room for another process.
-    #[error("the system refused to make a process: {0} (check the limits: ulimit -u, the cgroup's pids.max, memory)")]
+    #[error(
+        "the system refused to make a process: {0} (check the limits: ulimit -u and -n, the cgroup's pids.max, memory)"
+    )]
     NoRoom(io::Error),
     /// The program could not be executed for another reason.
     #[error("cannot run {}: {cause}", .program.display())]
@@ -110,6 +113,18 @@ pub enum SpawnError {
     /// The guard cannot be asked.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
+}
+
+impl SpawnError {
+    /// Whether the host has no room for now: the same start may do a moment later.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            SpawnError::NoRoom(_) => true,
+            SpawnError::Directory { cause, .. } | SpawnError::Other { cause, .. } => is_shortage(cause.raw_os_error()),
+            SpawnError::Supervisor(SupervisorError::Connection(cause)) => is_shortage(cause.raw_os_error()),
+            _ => false,
+        }
+    }
 }
 
 /// What the guard, or the kernel, said to a worker's start.

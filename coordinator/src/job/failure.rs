@@ -29,8 +29,8 @@ const PHRASE: usize = 512;
 pub enum FailureClass {
     /// An error about a peer.
     Peer,
-    /// The node had to stop its workers: its lease lapsed, or its guard was killed. A membership change, not a failure;
-    /// it explains what the node's peers say.
+    /// The node had to stop its workers, as its lease lapsed or its guard was killed, or had no room to start them. A
+    /// membership change, not a failure; it explains what the node's peers say.
     Lost,
     /// A worker ended by a signal that asks programs to stop, and that its agent did not send: whoever sent it knew of
     /// something before.

@@ -23,6 +23,7 @@ mod python;
 mod quiescing;
 mod rescue;
 mod shares;
+mod shortage;
 mod slow_files;
 mod socket;
 mod static_nodes;
