@@ -168,9 +168,9 @@ impl Conf {
     /// Who serves the workers' store. `disabled` is torchrun's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, before which the
     /// key goes.
     pub(super) fn store_host(&self, disabled: bool) -> StoreHost {
-        let Limits { memory, connections } = Limits::default();
+        let limits = Limits::default();
         match self.agent_store.unwrap_or(!disabled) {
-            true => StoreHost::Agent(Limits { memory: self.store_memory.unwrap_or(memory), connections }),
+            true => StoreHost::Agent(Limits { memory: self.store_memory.unwrap_or(limits.memory), ..limits }),
             false => StoreHost::Workers,
         }
     }

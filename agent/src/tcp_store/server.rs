@@ -9,8 +9,10 @@ use std::io::{self, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use elastic_coordinator::listener::{Share, keep_alive};
+use elastic_coordinator::time::Time;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -29,17 +31,22 @@ pub struct Limits {
     pub memory: usize,
     /// Connections at once. Beyond it those that have never said anything make way, the oldest first.
     pub connections: usize,
+    /// How long a client may take for its first request once it has begun it. One that says nothing at all may stay
+    /// while there is room: torch 1.13 opens a second connection that it hardly ever uses.
+    pub first_request: Duration,
 }
 
 impl Default for Limits {
-    /// 256 MiB and 65,536 connections.
+    /// 256 MiB, 65,536 connections and 30 seconds.
     fn default() -> Limits {
-        Limits { memory: 256 << 20, connections: 1 << 16 }
+        Limits { memory: 256 << 20, connections: 1 << 16, first_request: Duration::from_secs(30) }
     }
 }
 
 /// A connection's own cost in the budget.
 const CONNECTION: usize = 512;
+/// Most bytes held of a first request: more than torch's ever has, which waits for the others or pings.
+const FIRST_REQUEST: usize = 128 * 1024;
 /// Read at once, from one connection.
 const CHUNK: usize = 64 * 1024;
 /// A client with this much to receive is not read from.
@@ -89,6 +96,8 @@ impl TcpStore {
                 clients: Clients { slots: Vec::new(), woken: Vec::new() },
                 free: Vec::new(),
                 strangers: BTreeSet::new(),
+                begun: BTreeSet::new(),
+                first_request: limits.first_request,
                 accepted: 0,
                 state: State::new(account.clone()),
                 account: account.with_reserve(),
@@ -132,8 +141,10 @@ fn is(socket: impl AsFd, state: PollFlags) -> bool {
 struct Connection {
     socket: TcpStream,
     peer: Option<SocketAddr>,
-    /// Its place among those that have never said anything.
+    /// Its place among those that have never said anything whole.
     stranger: Option<u64>,
+    /// When its first request, which has begun, must be whole.
+    whole_by: Option<Time>,
     decoder: Decoder,
     /// Charged for what the decoder holds, and for the connection.
     charged: usize,
@@ -172,6 +183,9 @@ struct Server {
     free: Vec<u32>,
     /// Connections that have said nothing yet: when they came, and where they are.
     strangers: BTreeSet<(u64, u32)>,
+    /// Connections that have begun their first request: when it must be whole, and where they are.
+    begun: BTreeSet<(Time, u32)>,
+    first_request: Duration,
     accepted: u64,
     state: State,
     account: Account,
@@ -183,6 +197,8 @@ enum Ending {
     /// The client's wish, or the network's.
     Gone,
     Broken(Violation),
+    /// It has said nothing whole yet, and this is too much of it.
+    Stranger(&'static str),
 }
 
 impl<E: Into<Violation>> From<E> for Ending {
@@ -196,8 +212,8 @@ impl Server {
         let mut events = Vec::with_capacity(TURN);
         let mut chunk = vec![0; CHUNK];
         loop {
-            let timeout = (!self.accepting).then_some(&BREATH);
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout) {
+            let timeout = self.timeout();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "the workers' store has failed");
@@ -213,6 +229,27 @@ impl Server {
                     LISTENER => self.accept(),
                     slot => self.serve(slot as u32, event.flags, &mut chunk),
                 }
+            }
+            self.end_slow_strangers();
+        }
+    }
+
+    /// How long nothing need happen.
+    fn timeout(&self) -> Option<Timespec> {
+        let breath = (!self.accepting).then_some(BREATH);
+        let whole = self.begun.first().map(|&(by, _)| by.since(Time::now()));
+        // A moment more than too little: who wakes early would wake again and again.
+        let whole = whole.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+        breath.into_iter().chain(whole).min()
+    }
+
+    fn end_slow_strangers(&mut self) {
+        while let Some(&(by, slot)) = self.begun.first()
+            && by <= Time::now()
+        {
+            self.begun.remove(&(by, slot));
+            if let Some(connection) = self.clients.slots[slot as usize].take() {
+                self.close(slot, connection, Ending::Stranger("its first request takes too long"));
             }
         }
     }
@@ -269,6 +306,7 @@ impl Server {
             peer: socket.peer_addr().ok(),
             socket,
             stranger: Some(self.accepted),
+            whole_by: None,
             decoder: Decoder::default(),
             charged: CONNECTION,
             output: Output::new(self.account.clone()),
@@ -331,12 +369,13 @@ impl Server {
             }
             Err(_) => return Err(Ending::Gone),
         };
-        let Server { state, clients, strangers, .. } = self;
-        let Connection { decoder, output, stranger, .. } = connection;
+        let Server { state, clients, strangers, begun, .. } = self;
+        let Connection { decoder, output, stranger, whole_by, .. } = connection;
         let own = Client(slot);
         decoder.feed(&chunk[..count], |request| {
             if let Some(since) = stranger.take() {
                 strangers.remove(&(since, slot));
+                whole_by.take().map(|by| begun.remove(&(by, slot)));
             }
             let mut full = Ok(());
             state.apply(own, request, &mut |client, reply| {
@@ -350,6 +389,13 @@ impl Server {
             })?;
             full.map_err(Violation::from)
         })?;
+        if connection.stranger.is_some() && connection.decoder.held() > 0 {
+            if connection.decoder.held() > FIRST_REQUEST {
+                return Err(Ending::Stranger("its first request is too long"));
+            }
+            let by = *connection.whole_by.get_or_insert_with(|| Time::now() + self.first_request);
+            self.begun.insert((by, slot));
+        }
         Ok(connection.charge(&self.account)?)
     }
 
@@ -377,9 +423,17 @@ impl Server {
         if let Some(since) = connection.stranger {
             self.strangers.remove(&(since, slot));
         }
-        if let Ending::Broken(violation) = ending {
+        if let Some(by) = connection.whole_by {
+            self.begun.remove(&(by, slot));
+        }
+        let why = match ending {
+            Ending::Gone => None,
+            Ending::Broken(violation) => Some(violation.to_string()),
+            Ending::Stranger(why) => Some(why.to_owned()),
+        };
+        if let Some(why) = why {
             let peer = connection.peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
-            self.complain(|| format!("closed a connection to the workers' store, from {peer}: {violation}"));
+            self.complain(|| format!("closed a connection to the workers' store, from {peer}: {why}"));
         }
         self.free.push(slot);
         drop(connection);

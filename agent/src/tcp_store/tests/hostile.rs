@@ -1,12 +1,12 @@
 //! Clients that mean harm, or die, or never speak: the store goes on, and what they cost is bounded.
 
 use std::io::Write;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Client, Limits, Served, get, request, serve, set, string, wait};
+use super::{Client, HELLO, Limits, Served, get, request, serve, set, string, wait};
 
 fn small() -> Served {
-    serve(Limits { memory: 4 << 20, connections: 4096 })
+    serve(Limits { memory: 4 << 20, connections: 4096, ..Limits::default() })
 }
 
 fn goes_on(store: &Served) {
@@ -48,6 +48,45 @@ fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
     assert!(stranger.is_cut_off());
     witness.ping();
     goes_on(&store);
+}
+
+#[test]
+fn a_first_request_is_whole_in_time_or_never() {
+    let first_request = Duration::from_millis(100);
+    let store = serve(Limits { first_request, ..Limits::default() });
+    let half = &set("/k", b"value")[..9];
+    // Who is known may take its time, and who says nothing waits.
+    let mut known = store.client();
+    known.say(half);
+    let mut silent = store.connect();
+    let mut greeted = store.connect();
+    greeted.say(&HELLO);
+    let begun = Instant::now();
+    for greeting in [&HELLO[..], &[]] {
+        let mut slow = store.connect();
+        slow.say(&[greeting, half].concat());
+        assert!(slow.is_cut_off(), "{greeting:?}");
+    }
+    assert!(begun.elapsed() >= first_request * 2, "cut off after {:?}", begun.elapsed());
+    known.say(&set("/k", b"value")[9..]);
+    known.ping();
+    greeted.ping();
+    silent.say(&HELLO);
+    silent.ping();
+}
+
+#[test]
+fn a_first_request_is_short() {
+    let store = small();
+    let long = set("/k", &vec![7; 1 << 20]);
+    let mut stranger = store.connect();
+    stranger.say(&HELLO);
+    // It is cut off in the middle, perhaps while it still speaks.
+    let said = stranger.stream.write_all(&long[..long.len() - 1]);
+    assert!(said.is_err() || stranger.is_cut_off());
+    let mut known = store.client();
+    known.say(&long);
+    known.ping();
 }
 
 #[test]
@@ -96,7 +135,7 @@ fn the_budget_holds_whatever_takes_it_up() {
 
 #[test]
 fn unsent_answers_are_bounded_and_hold_up_nobody_else() {
-    let store = serve(Limits { memory: 16 << 20, connections: 4096 });
+    let store = serve(Limits { memory: 16 << 20, connections: 4096, ..Limits::default() });
     let mut client = store.client();
     client.say(&set("/blob", &vec![7; 2 << 20]));
     client.ping();
@@ -151,7 +190,7 @@ fn cpu() -> f64 {
 
 #[test]
 fn silent_strangers_make_way_when_there_is_no_room() {
-    let store = serve(Limits { memory: 4 << 20, connections: 8 });
+    let store = serve(Limits { memory: 4 << 20, connections: 8, ..Limits::default() });
     let mut speakers: Vec<Client> = (0..4).map(|_| store.client()).collect();
     speakers.iter_mut().for_each(Client::ping);
     let mut silent: Vec<Client> = (0..20).map(|_| store.connect()).collect();
@@ -163,10 +202,11 @@ fn silent_strangers_make_way_when_there_is_no_room() {
 
 #[test]
 fn a_full_house_of_speakers_makes_newcomers_wait_not_fail() {
-    let store = serve(Limits { memory: 4 << 20, connections: 4 });
+    let store = serve(Limits { memory: 4 << 20, connections: 4, ..Limits::default() });
     let mut speakers: Vec<Client> = (0..4).map(|_| store.client()).collect();
     speakers.iter_mut().for_each(Client::ping);
-    let mut newcomer = store.client();
+    let mut newcomer = store.connect();
+    newcomer.say(&HELLO);
     speakers.pop();
     newcomer.ping();
 }

@@ -37,10 +37,11 @@ impl Served {
         Client { stream }
     }
 
-    /// A client of torch 2.1 or later.
+    /// A client of torch 2.1 or later, which begins like this.
     fn client(&self) -> Client {
         let mut client = self.connect();
         client.say(&HELLO);
+        client.ping();
         client
     }
 }
