@@ -6,7 +6,7 @@
 //! the share is not lost to it.
 
 use std::io::{self, ErrorKind};
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -37,20 +37,28 @@ const FEW: usize = 64;
 /// Pause after an accept that failed for want of descriptors or memory: the next would fail likewise.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a client may take for its first words.
-const GREETING: Duration = Duration::from_secs(10);
-
 /// Bytes that every HTTP/2 client begins with.
 const PREFACE: usize = 24;
 
-/// How long an HTTP/1 client may take for a request's header, or stay idle between two.
-const HEADERS: Duration = Duration::from_secs(30);
+/// How long clients are waited for.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For a connection's first words.
+    greeting: Duration,
+    /// For an HTTP/1 request's header, and for a connection that is idle between two requests.
+    headers: Duration,
+    /// How long an HTTP/1 connection is used for new requests.
+    old: Duration,
+    /// For the last answer of an old HTTP/1 connection.
+    last_answer: Duration,
+}
 
-/// How long an HTTP/1 connection is used for new requests.
-const OLD: Duration = Duration::from_secs(120);
-
-/// How long an old HTTP/1 connection may take for its last answer.
-const LAST_ANSWER: Duration = Duration::from_secs(10);
+impl Default for Patience {
+    fn default() -> Patience {
+        let seconds = Duration::from_secs;
+        Patience { greeting: seconds(10), headers: seconds(30), old: seconds(120), last_answer: seconds(10) }
+    }
+}
 
 /// Raises this process's limit on open descriptors as far as it may, and returns it. The usual limit of 1,024 is less
 /// than one leader of a large job needs, and is there for programs that call `select`.
@@ -124,7 +132,7 @@ pub fn keep_alive(socket: impl AsFd) -> io::Result<()> {
 pub struct Port {
     listener: TcpListener,
     places: Arc<Semaphore>,
-    greeting: Duration,
+    patience: Patience,
     /// The last accept failed, and the log says so.
     failing: bool,
 }
@@ -132,7 +140,11 @@ pub struct Port {
 impl Port {
     /// Takes connections on `listener`, as many as its share allows.
     pub fn new(listener: TcpListener, share: Share) -> Port {
-        Port { listener, places: Arc::new(Semaphore::new(share.connections())), greeting: GREETING, failing: false }
+        Port::with(listener, share.connections(), Patience::default())
+    }
+
+    fn with(listener: TcpListener, places: usize, patience: Patience) -> Port {
+        Port { listener, places: Arc::new(Semaphore::new(places)), patience, failing: false }
     }
 
     /// The next connection, once there is a place for it.
@@ -144,7 +156,7 @@ impl Port {
                     if std::mem::take(&mut self.failing) {
                         tracing::info!("connections are accepted again");
                     }
-                    let greeting = Some(Greeting { missing: PREFACE, by: Box::pin(sleep(self.greeting)) });
+                    let greeting = Some(Greeting { missing: PREFACE, by: Box::pin(sleep(self.patience.greeting)) });
                     return Connection { stream, greeting, _place: place };
                 }
                 Err(error) if is_the_client_s(&error) => {}
@@ -166,7 +178,8 @@ impl Port {
     /// Answers HTTP/1 until it is dropped. Connections that are idle or do not finish their requests are closed.
     pub async fn serve_http(mut self, router: Router) {
         let mut http = hyper::server::conn::http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(HEADERS);
+        let Patience { headers, old, last_answer, .. } = self.patience;
+        http.timer(TokioTimer::new()).header_read_timeout(headers);
         loop {
             let mut stream = self.accept().await;
             // The headers' own limit is the shorter way to say it.
@@ -175,9 +188,9 @@ impl Port {
             tokio::spawn(async move {
                 tokio::pin!(serving);
                 // What a client breaks is its own loss.
-                if timeout(OLD, serving.as_mut()).await.is_err() {
+                if timeout(old, serving.as_mut()).await.is_err() {
                     serving.as_mut().graceful_shutdown();
-                    let _ = timeout(LAST_ANSWER, serving).await;
+                    let _ = timeout(last_answer, serving).await;
                 }
             });
         }
@@ -270,8 +283,123 @@ impl AsyncWrite for Connection {
     }
 }
 
-impl Connected for Connection {
-    type ConnectInfo = ();
+/// Whom a connection comes from, as gRPC requests on it tell; unknown where it is over already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub Option<IpAddr>);
 
-    fn connect_info(&self) {}
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        Peer(self.stream.peer_addr().ok().map(|address| address.ip()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(20);
+    const SHORT: Duration = Duration::from_millis(50);
+
+    fn long() -> Patience {
+        Patience { greeting: WITHIN, headers: WITHIN, old: WITHIN, last_answer: WITHIN }
+    }
+
+    async fn port(places: usize, patience: Patience) -> (Port, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (Port::with(listener, places, patience), address)
+    }
+
+    async fn http(patience: Patience) -> TcpStream {
+        let (port, address) = port(4, patience).await;
+        tokio::spawn(port.serve_http(Router::new().route("/", get(async || "yes"))));
+        TcpStream::connect(address).await.unwrap()
+    }
+
+    /// Asks for `/`; whether that was answered.
+    async fn asks(client: &mut TcpStream) -> bool {
+        let mut answer = [0; 1024];
+        client.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.is_ok()
+            && timeout(WITHIN, client.read(&mut answer)).await.unwrap().is_ok_and(|count| count > 0)
+    }
+
+    /// Waits until the server hangs up.
+    async fn ends(client: &mut TcpStream) {
+        let _ = timeout(WITHIN, client.read_to_end(&mut Vec::new())).await.expect("it is hung up on");
+    }
+
+    #[tokio::test]
+    async fn who_does_not_begin_to_speak_is_hung_up_on_and_nobody_else() {
+        let (mut port, address) = port(4, Patience { greeting: SHORT, ..long() }).await;
+        let mut greeter = TcpStream::connect(address).await.unwrap();
+        let mut greeted = port.accept().await;
+        greeter.write_all(&[7; PREFACE]).await.unwrap();
+        greeted.read_exact(&mut [0; PREFACE]).await.unwrap();
+        // Its patience begins later, and ends later.
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let mut ignored = port.accept().await;
+        let heard = timeout(WITHIN, ignored.read_u8()).await.expect("an end");
+        assert_eq!(heard.unwrap_err().kind(), ErrorKind::TimedOut);
+        greeter.write_all(b"!").await.unwrap();
+        assert_eq!(timeout(WITHIN, greeted.read_u8()).await.unwrap().unwrap(), b'!');
+    }
+
+    #[tokio::test]
+    async fn a_header_that_does_not_end_ends_its_connection() {
+        let mut client = http(Patience { headers: SHORT, ..long() }).await;
+        client.write_all(b"GET / HTTP/1.1\r\nHost:").await.unwrap();
+        ends(&mut client).await;
+    }
+
+    #[tokio::test]
+    async fn an_idle_http_connection_ends() {
+        let mut client = http(Patience { headers: SHORT, ..long() }).await;
+        assert!(asks(&mut client).await);
+        ends(&mut client).await;
+    }
+
+    #[tokio::test]
+    async fn an_old_http_connection_ends_however_busy_it_is() {
+        let mut client = http(Patience { old: SHORT, ..long() }).await;
+        let asking = async { while asks(&mut client).await {} };
+        timeout(WITHIN, asking).await.expect("it is hung up on");
+    }
+
+    #[tokio::test]
+    async fn who_finds_no_place_waits_for_one() {
+        let (mut port, address) = port(1, long()).await;
+        let _first = TcpStream::connect(address).await.unwrap();
+        let _second = TcpStream::connect(address).await.unwrap();
+        let first = port.accept().await;
+        let mut second = Box::pin(port.accept());
+        assert!(futures::poll!(&mut second).is_pending());
+        drop(first);
+        timeout(WITHIN, second).await.expect("a place");
+    }
+
+    #[tokio::test]
+    async fn the_kernel_asks_whether_a_silent_host_is_there() {
+        let (mut port, address) = port(1, long()).await;
+        let _client = TcpStream::connect(address).await.unwrap();
+        let accepted = port.accept().await.stream;
+        assert!(sockopt::socket_keepalive(&accepted).unwrap());
+        let idle = sockopt::tcp_keepidle(&accepted).unwrap();
+        let asking = sockopt::tcp_keepintvl(&accepted).unwrap() * sockopt::tcp_keepcnt(&accepted).unwrap();
+        assert_eq!(idle + asking, Duration::from_secs(120));
+    }
+
+    #[test]
+    fn all_shares_leave_some_descriptors() {
+        for limit in [64, 1024, 1 << 16, 1 << 20] {
+            let shares = [Share::Peers, Share::Store, Share::Workers, Share::Monitors];
+            let taken: usize = shares.iter().map(|share| share.of(limit)).sum();
+            assert!(taken <= limit - limit / 16, "{taken} of {limit}");
+        }
+        assert!([Share::Peers, Share::Store, Share::Workers, Share::Monitors].iter().all(|share| share.of(1) == 1));
+    }
 }

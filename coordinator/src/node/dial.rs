@@ -60,12 +60,16 @@ async fn ask(peer: &Endpoint, node: &NodeId) -> Found {
 
 /// Opens a channel to an agent.
 pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
+    connect_pinging(peer, PING).await
+}
+
+async fn connect_pinging(peer: &Endpoint, ping: Duration) -> Option<PulseClient<Channel>> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}")).ok()?;
     let channel = endpoint
         .connect_timeout(ANSWER)
         .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING)
-        .keep_alive_timeout(PING)
+        .http2_keep_alive_interval(ping)
+        .keep_alive_timeout(ping)
         .connect()
         .await
         .ok()?;
@@ -76,12 +80,35 @@ pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
 mod tests {
     use std::sync::Arc;
 
+    use elastic_proto::pulse::{Hello, MemberMessage};
+    use futures::StreamExt;
     use tokio::net::TcpListener;
+    use tokio::sync::mpsc;
 
     use super::*;
+    use crate::node::black_hole::BlackHole;
     use crate::node::pulse_server::{Front, serve};
 
     const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_stream_into_a_black_hole_ends() -> std::io::Result<()> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let hole = BlackHole::before(listener.local_addr()?).await?;
+        let front = Arc::new(Front::default());
+        let (inbox, _notes) = mpsc::unbounded_channel();
+        front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
+        tokio::spawn(serve(listener, front));
+        let peer = Endpoint { host: hole.address.ip().to_string(), port: hole.address.port() };
+        let mut client = connect_pinging(&peer, Duration::from_millis(50)).await.expect("a channel");
+        let hello = MemberMessage { hello: Some(Hello { job: "job".into(), node: "b:1".into() }), beat: None };
+        let words = futures::stream::iter([hello]).chain(futures::stream::pending());
+        let mut answers = client.watch(words).await.expect("a stream").into_inner();
+        hole.swallow();
+        let ended = timeout(PATIENCE, answers.message()).await.expect("it is noticed");
+        assert!(ended.is_err(), "{ended:?}");
+        Ok(())
+    }
 
     #[tokio::test]
     async fn a_node_that_is_about_to_go_is_asked_until_it_is_gone() -> std::io::Result<()> {

@@ -13,6 +13,8 @@
 //! ```
 
 pub(crate) mod beside;
+#[cfg(test)]
+pub(crate) mod black_hole;
 mod dial;
 mod drive;
 pub(crate) mod lead;

@@ -84,6 +84,10 @@ impl Front {
 
 /// Serves until the runtime ends.
 pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
+    serve_checking(listener, front, CLIENT_CHECK).await;
+}
+
+async fn serve_checking(listener: TcpListener, front: Arc<Front>, check: Duration) {
     let places = Arc::new(Semaphore::new(Share::Peers.connections().saturating_mul(STREAMS as usize)));
     let peer = Peer { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
     let service = PulseServer::new(peer).max_decoding_message_size(MESSAGE);
@@ -92,8 +96,8 @@ pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(WINDOW)
         .http2_max_header_list_size(u32::try_from(MESSAGE * 8).unwrap_or(u32::MAX))
-        .http2_keepalive_interval(Some(CLIENT_CHECK))
-        .http2_keepalive_timeout(Some(CLIENT_CHECK))
+        .http2_keepalive_interval(Some(check))
+        .http2_keepalive_timeout(Some(check))
         .timeout(FIRST_WORDS)
         .add_service(service)
         .serve_with_incoming(Port::new(listener, Share::Peers).incoming());
@@ -197,12 +201,15 @@ fn newest(words: watch::Receiver<LeaderMessage>) -> impl Stream<Item = Result<Le
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use elastic_proto::pulse::pulse_client::PulseClient;
     use elastic_proto::pulse::{Answer, Beat, Hello, Probe};
     use futures::StreamExt;
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::node::black_hole::BlackHole;
 
     const WITHIN: Duration = Duration::from_secs(20);
 
@@ -213,21 +220,41 @@ mod tests {
     }
 
     /// A port with a leader that takes notes when it is told to.
-    async fn port() -> (String, mpsc::UnboundedReceiver<LeaderNote>) {
+    async fn port(check: Duration) -> (SocketAddr, mpsc::UnboundedReceiver<LeaderNote>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let address = listener.local_addr().unwrap();
         let front = Arc::new(Front::default());
         let (inbox, notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
-        tokio::spawn(serve(listener, front));
-        (url, notes)
+        tokio::spawn(serve_checking(listener, front, check));
+        (address, notes)
+    }
+
+    #[tokio::test]
+    async fn a_client_in_a_black_hole_is_given_up() {
+        let (address, mut notes) = port(Duration::from_millis(50)).await;
+        let hole = BlackHole::before(address).await.unwrap();
+        let mut client = PulseClient::connect(format!("http://{}", hole.address)).await.unwrap();
+        let silent = beats().take(1).chain(futures::stream::pending());
+        let _stream = client.watch(silent).await.unwrap();
+        let said =
+            async |notes: &mut mpsc::UnboundedReceiver<LeaderNote>| match tokio::time::timeout(WITHIN, notes.recv())
+                .await
+                .expect("a note")
+            {
+                Some(LeaderNote::Pulse { said, .. }) => said,
+                _ => panic!("no pulse"),
+            };
+        assert!(matches!(said(&mut notes).await, Said::Opened { .. }));
+        hole.swallow();
+        assert!(matches!(said(&mut notes).await, Said::Closed));
     }
 
     #[tokio::test]
     async fn a_leader_s_inbox_is_bounded_and_each_stream_has_its_turn() {
-        let (url, mut notes) = port().await;
+        let (address, mut notes) = port(CLIENT_CHECK).await;
         for _ in 0..8 {
-            let url = url.clone();
+            let url = format!("http://{address}");
             tokio::spawn(async move {
                 let _unread = PulseClient::connect(url).await.unwrap().watch(beats()).await;
                 std::future::pending::<()>().await;
