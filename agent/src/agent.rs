@@ -180,7 +180,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let Place { keys, .. } = place;
 
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
-    if let Some(port) = options.watch.health_port {
+    if let Some(at) = options.watch.health {
         let health = Health {
             job: options.job.to_string(),
             node: identity.name.clone(),
@@ -188,7 +188,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             group: group.state(),
             steps: socket.steps(),
         };
-        health.tell(port).await?;
+        health.tell(at).await?;
     }
 
     let record = NodeRecord {

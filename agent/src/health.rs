@@ -7,6 +7,7 @@
 //! | `/ready` | 200 while workers of a round run here, else 503 |
 //! | `/` | what the agent knows, as JSON |
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -15,7 +16,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use elastic_coordinator::listener::{Port, Share};
+use elastic_coordinator::listener::{Port, Share, listen};
 use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
 use serde::Serialize;
@@ -23,7 +24,6 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::network;
 use crate::socket::Steps;
 
 /// The workers of this node, as health tells of them.
@@ -64,15 +64,15 @@ pub struct Health {
 }
 
 impl Health {
-    /// Tells it on this port, on all addresses, for as long as the agent runs.
+    /// Tells it at this address for as long as the agent runs.
     ///
     /// # Errors
-    /// The port is taken or not allowed.
-    pub async fn tell(self, port: u16) -> anyhow::Result<()> {
-        let listener = network::listen(&["::", "0.0.0.0"], port).await;
-        let listener = listener
-            .with_context(|| format!("cannot tell health on port {port}; choose another with --health-port"))?;
-        tracing::info!(port = listener.local_addr()?.port(), "health");
+    /// The port is taken or not allowed, or the address is not this machine's.
+    pub async fn tell(self, at: SocketAddr) -> anyhow::Result<()> {
+        let listener =
+            listen(at).with_context(|| format!("cannot tell health at {at}; choose another with --health-port"))?;
+        let bound = listener.local_addr()?;
+        tracing::info!(port = bound.port(), address = %bound.ip(), "health");
         tokio::spawn(serve(listener, Arc::new(self)));
         Ok(())
     }

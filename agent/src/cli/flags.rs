@@ -115,7 +115,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("drain-grace", "TIME", help::DRAIN_GRACE))
         .arg(value("warm-up", "TIME", help::WARM_UP))
         .arg(value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT))
-        .arg(value("health-port", "PORT", help::HEALTH_PORT))
+        .arg(value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT))
         .arg(value("monitor-interval", "SECONDS", help::MONITOR_INTERVAL))
         .next_help_heading("Program")
         .arg(switch("module", help::MODULE).short('m'))

@@ -104,8 +104,8 @@ pub(super) const WARM_UP: &str = "Start the workers before this node joins, so t
      [default: they start in their round]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker that gives no sign of progress for so long hangs, and fails: neither \
      a new step told over its socket, nor output to files, nor a timer. Its stacks are kept [default: no limit]";
-pub(super) const HEALTH_PORT: &str = "Tell health over HTTP on this port: /live, /ready, and / for JSON. Also \
-     TORCHELASTIC_HEALTH_CHECK_PORT [default: none]";
+pub(super) const HEALTH_PORT: &str = "Tell health over HTTP: /live, /ready, and / for JSON. To this machine \
+     alone, unless an address is given: 0.0.0.0:PORT for all. Also TORCHELASTIC_HEALTH_CHECK_PORT [default: none]";
 pub(super) const MONITOR_INTERVAL: &str = "Accepted for torchrun's sake and not used: exits and changes are events \
      here, nothing polls";
 pub(super) const MODULE: &str = "PROGRAM is a Python module, run as python -m does";

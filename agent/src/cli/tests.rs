@@ -334,6 +334,20 @@ fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
 }
 
 #[test]
+fn health_is_this_machines_alone_unless_an_address_is_given() {
+    let health = |flags: &str, env: &str| {
+        let options = run_with(&format!("{flags} t"), &[("TORCHELASTIC_HEALTH_CHECK_PORT", env)]);
+        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).watch.health.map(|address| address.to_string())
+    };
+    assert_eq!(health("--health-port=8080", "").as_deref(), Some("127.0.0.1:8080"));
+    assert_eq!(health("--health-port=0.0.0.0:8080", "7").as_deref(), Some("0.0.0.0:8080"));
+    assert_eq!(health("--health-port=[::]:8080", "").as_deref(), Some("[::]:8080"));
+    assert_eq!(health("", "8080").as_deref(), Some("127.0.0.1:8080"));
+    assert_eq!(health("", "0.0.0.0:8080").as_deref(), Some("0.0.0.0:8080"));
+    assert_eq!(health("", "x"), None);
+}
+
+#[test]
 fn the_log_level_has_pythons_names() {
     for (name, level) in [("debug", Level::DEBUG), ("WARNING", Level::WARN), ("CRITICAL", Level::ERROR)] {
         assert_eq!(run_with("t", &[("LOGLEVEL", name)]).unwrap().log_level, level);

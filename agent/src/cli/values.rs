@@ -2,6 +2,7 @@
 //! flags mean together.
 
 use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::error::Refusal;
@@ -149,6 +150,14 @@ pub(super) fn port(text: &str) -> Result<u16, Refusal> {
     text.trim()
         .parse()
         .map_err(|_| Refusal::new(format!("`{text}` is not a port"), "give 1 to 65535, or 0 for a free one"))
+}
+
+/// A port of this machine alone, or with an address to listen on.
+pub(super) fn own_port(text: &str) -> Result<SocketAddr, Refusal> {
+    match text.trim().parse() {
+        Ok(address) => Ok(address),
+        Err(_) => Ok(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port(text)?)),
+    }
 }
 
 /// A node's rank, `--node-rank`.

@@ -1,6 +1,7 @@
 //! What is watched for hangs, and where the agent's health is told: flags, and PyTorch's variables for the same. Not for
 //! watching.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ pub struct WatchOptions {
     /// Timers.
     pub timers: Timers,
     /// Where health is told, over HTTP.
-    pub health_port: Option<u16>,
+    pub health: Option<SocketAddr>,
 }
 
 pub(super) fn read(
@@ -68,12 +69,12 @@ pub(super) fn read(
             _ => refused(UNINTERRUPTIBLE, &value, "not a number of seconds"),
         }
     }
-    let mut health_port = settings.parsed("health-port", values::port)?;
-    if let (None, Some(value)) = (health_port, settings.env(HEALTH_PORT)) {
-        match value.to_string_lossy().trim().parse() {
-            Ok(number) => health_port = Some(number),
+    let mut health = settings.parsed("health-port", values::own_port)?;
+    if let (None, Some(value)) = (health, settings.env(HEALTH_PORT)) {
+        match values::own_port(value.to_string_lossy().trim()) {
+            Ok(address) => health = Some(address),
             Err(_) => refused(HEALTH_PORT, &value, "not a port"),
         }
     }
-    Ok(WatchOptions { limits: Limits { progress, uninterruptible }, timers, health_port })
+    Ok(WatchOptions { limits: Limits { progress, uninterruptible }, timers, health })
 }

@@ -203,6 +203,8 @@ time.sleep(1000)
     first.says("health port=", LIMIT).await;
     let output = first.output();
     let (_, rest) = output.split_once("health port=").unwrap();
+    // To this machine alone, since nobody said otherwise.
+    assert!(rest.lines().next().unwrap().contains("address=127.0.0.1"), "{output}");
     let port = rest.split_whitespace().next().unwrap().to_owned();
 
     // Given an agent that waits for another, then it lives, and is not ready
