@@ -1,6 +1,8 @@
 //! The Unix socket that workers may speak to: JSON lines as in [`elastic_proto::worker`]. Not for starting or stopping
 //! workers.
 
+mod requests;
+
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -12,29 +14,20 @@ use std::time::Duration;
 
 use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
-use elastic_coordinator::{barrier, checkpoint};
 use elastic_proto::worker::{Assignment, FailureClass, FromWorker, MAX_LINE, ToWorker};
-use futures::future::BoxFuture;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::backend::{Meeting, Place};
-use crate::memory::{self, Left, Memories};
-use crate::workers;
+use crate::memory::{Left, Memories};
+use requests::{Requests, answer};
 
 /// Lines that may wait for a worker which does not read: more than that and it is let go.
 const WAITING: usize = 256;
-
-/// Barriers and commits of one connection that may be under way: it is not read on before one of them is answered.
-const UNDER_WAY: usize = 16;
-
-/// Why commits are refused there.
-const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits take the v3 API (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
 
 /// The socket cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +101,8 @@ impl From<ToWorker> for Line {
 struct Connection {
     line: mpsc::Sender<Line>,
     registered: Option<Registered>,
+    /// Who opened it.
+    pid: Option<i32>,
 }
 
 #[derive(Clone, Copy)]
@@ -349,13 +344,14 @@ impl Drop for WorkerSocket {
 }
 
 async fn converse(stream: UnixStream, shared: Arc<Shared>) {
+    let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let (reader, writer) = stream.into_split();
     let (line, lines) = mpsc::channel(WAITING);
     let id = {
         let mut state = shared.state();
         state.next += 1;
         let id = state.next;
-        state.connections.insert(id, Connection { line: line.clone(), registered: None });
+        state.connections.insert(id, Connection { line: line.clone(), registered: None, pid });
         id
     };
     tokio::spawn(write_lines(writer, lines));
@@ -421,145 +417,4 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, share
             }
         }
     }
-}
-
-/// What a connection has asked for and was not answered yet: it is given up with the connection. None once its other end
-/// is closed.
-struct Requests(Option<JoinSet<()>>);
-
-impl Default for Requests {
-    fn default() -> Requests {
-        Requests(Some(JoinSet::new()))
-    }
-}
-
-impl Requests {
-    /// Begins another as soon as there is room for it.
-    async fn begin(&mut self, connection: &UnixStream, request: Request) {
-        let Some(under_way) = &mut self.0 else { return };
-        while under_way.try_join_next().is_some() {}
-        if under_way.len() >= UNDER_WAY {
-            tokio::select! {
-                _ = under_way.join_next() => {}
-                () = closed(connection) => {
-                    self.0 = None;
-                    return;
-                }
-            }
-        }
-        under_way.spawn(request);
-    }
-}
-
-/// Waits until the other end of a connection is closed, whether or not there is something left to read.
-async fn closed(connection: &UnixStream) {
-    // A registration of its own: what is cleared here is not waited for by who reads.
-    let own = connection.as_fd().try_clone_to_owned();
-    let Ok(own) = own.and_then(workers::readable) else {
-        // The requests end with the round, too.
-        return std::future::pending().await;
-    };
-    while let Ok(mut ready) = own.readable().await {
-        if ready.ready().is_read_closed() {
-            return;
-        }
-        ready.clear_ready();
-    }
-}
-
-/// Something that takes other nodes, or the store, to answer.
-type Request = BoxFuture<'static, ()>;
-
-/// Takes in what a worker says, and answers unless that takes others: then returns what does.
-async fn answer(id: u64, message: FromWorker, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) -> Option<Request> {
-    let refuse = |id, message: String| ToWorker::Error { id, message };
-    let local_rank = || {
-        let registered = shared.state().connections.get(&id).and_then(|connection| connection.registered);
-        registered.map(|registered| registered.local_rank)
-    };
-    match message {
-        FromWorker::Register { local_rank, round_aware, .. } => {
-            let replies = shared.state().register(id, local_rank, round_aware);
-            for reply in replies {
-                let _ = line.send(reply.into()).await;
-            }
-            shared.awareness.notify_one();
-        }
-        FromWorker::Progress { step, loss, .. } => {
-            if let Some(rank) = local_rank() {
-                let told = &mut shared.state().told;
-                let before = told.progress.insert(rank, Progress { step, loss });
-                if before.is_none_or(|before| before.step != step) {
-                    told.moved.insert(rank, Time::now());
-                }
-            }
-        }
-        FromWorker::Failing { class, message } => {
-            if let Some(rank) = local_rank() {
-                shared.state().told.failing.insert(rank, (class, message));
-            }
-        }
-        FromWorker::Barrier { id, name } => {
-            let (shared, line) = (Arc::clone(shared), line.clone());
-            // Others may arrive much later: the worker can go on talking meanwhile.
-            return Some(Box::pin(async move {
-                let Shared { meeting, place, status, barrier_timeout: within, .. } = &*shared;
-                let met = match meeting {
-                    Meeting::Store(store) => barrier::meet(&**store, &place.keys, status, &name, *within).await,
-                    Meeting::TorchElastic(etcd) => {
-                        barrier::meet_on_v2(etcd, &place.paths, status, &name, *within).await
-                    }
-                };
-                let reply = match met {
-                    Ok(()) => ToWorker::BarrierPassed { id },
-                    Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
-                };
-                let _ = line.send(reply.into()).await;
-            }));
-        }
-        FromWorker::Commit { id, checkpoint } => {
-            let Some(store) = shared.meeting.store().cloned() else {
-                let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
-                return None;
-            };
-            let (shared, line) = (Arc::clone(shared), line.clone());
-            return Some(Box::pin(async move {
-                let step = checkpoint.step;
-                let committed = checkpoint::commit(&*store, &shared.place.keys, &shared.status, checkpoint).await;
-                let reply = match committed {
-                    Ok(()) => ToWorker::Committed { id, step },
-                    Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
-                };
-                let _ = line.send(reply.into()).await;
-            }));
-        }
-        FromWorker::Memory { id, bytes, rescue } => {
-            let spare = memory::spare();
-            let lent = match local_rank() {
-                Some(rank) => {
-                    let memories = &mut shared.state().memories;
-                    memories.rescued_by(rank, rescue);
-                    memories.lend(rank, bytes, spare).map_err(|error| error.to_string())
-                }
-                None => Err("only a worker that has registered can have memory".to_owned()),
-            };
-            let reply = match lent {
-                Ok(file) => Line { message: ToWorker::Memory { id, bytes }, file: Some(file) },
-                Err(message) => refuse(Some(id), message).into(),
-            };
-            let _ = line.send(reply).await;
-        }
-        FromWorker::Forget => {
-            if let Some(rank) = local_rank() {
-                shared.state().memories.forget(rank);
-            }
-        }
-        FromWorker::Quiesced { .. } => {
-            if let Err(message) = shared.state().quiesced(id) {
-                let _ = line.try_send(refuse(None, message.to_owned()).into());
-            }
-            shared.awareness.notify_one();
-        }
-    }
-    None
 }

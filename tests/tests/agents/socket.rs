@@ -16,7 +16,10 @@ def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
 def ask(**message):
     say(**message)
     with open(folder / f"heard-{rank}", "a") as heard: heard.write(lines.readline())
-def commit(step): return dict(type="commit", id=step, checkpoint=dict(step=step, path=f"/ckpt/{step}", digest="crc32c:0"))
+def commit(step):
+    path = folder / f"ckpt-{step}"
+    path.touch()
+    return dict(type="commit", id=step, checkpoint=dict(step=step, path=str(path), digest="crc32c:0"))
 ask(type="register", local_rank=int(os.environ["LOCAL_RANK"]), pid=os.getpid())
 say(type="progress", step=10, loss=0.5)
 ask(type="barrier", id=1, name="all-here")
@@ -56,7 +59,7 @@ async fn a_worker_registers_meets_its_peer_and_commits() {
     let checkpoint = job.record(&etcd, "checkpoint").await.unwrap();
     assert_eq!(
         (&checkpoint["step"], &checkpoint["path"], &checkpoint["round"]),
-        (&10.into(), &"/ckpt/10".into(), &1.into())
+        (&10.into(), &job.path("ckpt-10").to_str().unwrap().into(), &1.into())
     );
 
     std::fs::write(job.path("go-1"), "").unwrap();
@@ -93,6 +96,44 @@ async fn an_evicted_nodes_commit_is_refused() {
     eventually("both go on", LIMIT, async || job.path("ready-3-1").exists().then_some(())).await;
     let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].as_u64().unwrap();
     assert!(step < 1000, "an evicted node's checkpoint was published");
+}
+
+/// Commits what is there before it registers, and afterwards what is not.
+const UNFIT: &str = r#"
+import json, os, pathlib, socket, sys
+folder = pathlib.Path(sys.argv[1])
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+lines = agent.makefile()
+def ask(**message):
+    agent.sendall((json.dumps(message) + "\n").encode())
+    with open(folder / "heard", "a") as heard: heard.write(lines.readline())
+there = folder / "there"
+there.touch()
+def commit(path): ask(type="commit", id=1, checkpoint=dict(step=1, path=str(path), digest="crc32c:0"))
+commit(there)
+ask(type="register", local_rank=0, pid=os.getpid())
+for path in (folder / "not-there", there / "below-a-file", there): commit(path)
+"#;
+
+#[tokio::test]
+async fn only_a_worker_commits_and_only_what_is_there() {
+    let job = Job::met_by(&["--standalone"], "1");
+    let script = job.path("worker.py");
+    std::fs::write(&script, UNFIT).unwrap();
+    let folder = job.path("").display().to_string();
+    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    assert_eq!(exits(&mut [job.start("a")]).await, [0]);
+    let heard = json_lines(&job.path("heard"));
+    let answers: Vec<&str> = heard
+        .iter()
+        .filter(|line| line["type"] != "welcome")
+        .map(|line| line["message"].as_str().unwrap_or(line["type"].as_str().unwrap()))
+        .collect();
+    let [unregistered, missing, below, committed] = answers[..] else { panic!("{heard:?}") };
+    assert!(unregistered.contains("registered"), "{heard:?}");
+    assert!(missing.contains("nothing at") && below.contains("nothing at"), "{heard:?}");
+    assert_eq!(committed, "committed");
 }
 
 /// The nodes of round 1 by group rank.
