@@ -35,9 +35,10 @@ mod stream;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -122,7 +123,12 @@ impl Logs {
         };
         // An id is any text, a directory's name is not.
         let directory = base.join(format!("{}_{}", spec.run_id.replace(['/', '\0'], "_"), random()));
-        match fs::create_dir_all(&directory) {
+        let created = match spec.dir {
+            Some(_) => fs::create_dir_all(&directory),
+            // Nobody has said who may read them. A temporary folder that is not there is a mistake, and not made.
+            None => DirBuilder::new().mode(0o700).create(&base).and_then(|()| fs::create_dir(&directory)),
+        };
+        match created {
             Ok(()) => Ok(Logs { spec, console, root: Some(directory), flow: Flow::new() }),
             Err(cause) if spec.dir.is_none() => {
                 // Nobody has asked for files, so that there are none is no reason not to train.

@@ -1,6 +1,6 @@
 //! What an agent finds where it is started: signals that are ignored, folders that are not there, a Python beside it.
 
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
@@ -67,7 +67,8 @@ async fn a_log_directory_that_nobody_asked_for_and_nothing_is_in_goes_when_the_j
     assert_eq!(log_directories(&launcher), [""; 0].map(PathBuf::from));
     let to_file = ["--standalone", "--redirects=3", "--no-python", "echo", "hello"];
     assert_eq!(launcher.run("elastic-agent", &to_file).await.code, 0);
-    assert_eq!(log_directories(&launcher).len(), 1, "something was written");
+    let [written] = &log_directories(&launcher)[..] else { panic!("something was written") };
+    assert_eq!(std::fs::metadata(written).unwrap().mode() & 0o777, 0o700, "it is nobody else's to read");
     assert_eq!(launcher.run("elastic-agent", &["--standalone", "--no-python", "false"]).await.code, JOB_FAILED);
     assert_eq!(log_directories(&launcher).len(), 2, "a failure's stays");
 }
@@ -79,8 +80,30 @@ async fn without_a_place_for_logs_that_nobody_asked_for_a_job_runs() {
     assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
     let warns = |line: &str| line.contains("WARN") && line.contains("/dev/null/absent") && line.contains("--log-dir");
     assert!(ended.stderr.lines().any(warns), "{ended:?}");
+    // A mistake in its name makes no folder.
+    let missing = launcher.path("missing");
+    let launcher = Launcher::default().env("TMPDIR", missing.to_str().unwrap());
+    let ended = launcher.run("elastic-agent", &["--standalone", "--no-python", "echo", "hello"]).await;
+    assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
+    let warns = |line: &str| line.contains("WARN") && line.contains(missing.to_str().unwrap());
+    assert!(ended.stderr.lines().any(warns) && !missing.exists(), "{ended:?}");
     let asked = launcher.run("elastic-agent", &["--standalone", "--log-dir=/dev/null/x", "--no-python", "true"]).await;
     assert_eq!(asked.code, 1, "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_password_that_everybody_on_the_host_can_read_is_warned_of() {
+    let launcher = Launcher::default();
+    let file = launcher.path("password");
+    std::fs::write(&file, "secret").unwrap();
+    let conf = format!("--rdzv-conf=user=u,password_file={},join_timeout=1s", file.display());
+    for (mode, warned) in [(0o644, true), (0o640, false), (0o600, false)] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let flags = ["--rdzv-backend=etcd", "--rdzv-endpoint=127.0.0.1:1", &conf, "--rdzv-id=j", "--no-python", "true"];
+        let ended = launcher.run("elastic-agent", &flags).await;
+        let warns = |line: &str| line.contains("WARN") && line.contains(file.to_str().unwrap());
+        assert_eq!(ended.stderr.lines().any(warns), warned, "{mode:o}: {ended:?}");
+    }
 }
 
 /// A prefix with the agent and a Python that says which it is.

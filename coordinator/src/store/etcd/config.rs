@@ -2,6 +2,7 @@
 //! Not for flags: who reads a command line fills this in.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -122,16 +123,25 @@ pub struct EtcdUser {
     pub password: Secret,
 }
 
+/// In a file's mode: others than its owner and group may read it.
+const OTHERS_READ: u32 = 0o004;
+
 /// A password. It comes from a file or the environment, since a command line is for all to read, and is never printed.
 #[derive(Clone)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Reads a file; a line end after the secret is not part of it.
+    /// Reads a file; a line end after the secret is not part of it. Warns if everybody on the host may read it.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] names the file that cannot be read or is empty.
     pub fn from_file(path: &Path) -> Result<Secret> {
+        if std::fs::metadata(path).is_ok_and(|file| file.mode() & OTHERS_READ != 0) {
+            tracing::warn!(
+                "everybody on this host can read the password in {}: take that from them with chmod 600",
+                path.display()
+            );
+        }
         let text = String::from_utf8(read(path)?)
             .map_err(|_| StoreError::Invalid(format!("the password in {} is not UTF-8", path.display())))?;
         match text.trim_end_matches(['\r', '\n']) {
