@@ -20,6 +20,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
+/// Where agents' pulses are taken unless told otherwise.
+const PEER_PORT: u16 = 29410;
+
 /// Lead every elastic job under a prefix.
 ///
 /// A job needs no coordinator: its agents elect a leader among themselves. A coordinator takes the lead of each running
@@ -52,9 +55,9 @@ struct Cli {
     #[arg(long, requires = "embedded")]
     allow_remote: bool,
 
-    /// Where to take agents' pulses
-    #[arg(long, default_value = "0.0.0.0:29410", value_name = "ADDR:PORT")]
-    peer_listen: SocketAddr,
+    /// Where to take agents' pulses [default: 0.0.0.0:29410; 127.0.0.1:29410 with an embedded store on loopback]
+    #[arg(long, value_name = "ADDR:PORT")]
+    peer_listen: Option<SocketAddr>,
 
     /// Name or address at which agents reach that port [default: the address of the interface that leads to the store]
     #[arg(long, value_name = "HOST[:PORT]")]
@@ -122,8 +125,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     } else {
         Arc::new(cli.store.connect()?)
     };
-    let listener = listen(cli.peer_listen)
-        .with_context(|| format!("take agents' pulses on {} (--peer-listen)", cli.peer_listen))?;
+    let peer_listen = peer_listen(&cli);
+    let listener =
+        listen(peer_listen).with_context(|| format!("take agents' pulses on {peer_listen} (--peer-listen)"))?;
     let peer = peer(&cli, listener.local_addr()?)?;
     let node = NodeId::new(&format!("coordinator-{peer}"), &uuid::Uuid::new_v4().to_string());
     tracing::info!(%node, prefix = cli.store.prefix, "taking agents' pulses at {peer}");
@@ -154,6 +158,13 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         serving.await.context("the embedded store's task failed")??;
     }
     led
+}
+
+/// Where agents' pulses are taken: where their store is this machine's alone, so are they.
+fn peer_listen(cli: &Cli) -> SocketAddr {
+    let own = cli.embedded && cli.listen.ip().is_loopback();
+    let any = if own { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    cli.peer_listen.unwrap_or(SocketAddr::new(any.into(), PEER_PORT))
 }
 
 /// Where agents reach the peer port.
@@ -209,5 +220,23 @@ async fn signalled() {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pulses_are_taken_where_agents_can_be() {
+        for (flags, expected) in [
+            (&["--etcd", "etcd0:2379"][..], "0.0.0.0:29410"),
+            (&["--embedded"], "127.0.0.1:29410"),
+            (&["--embedded", "--listen", "0.0.0.0:29400", "--allow-remote"], "0.0.0.0:29410"),
+            (&["--embedded", "--peer-listen", "0.0.0.0:7"], "0.0.0.0:7"),
+        ] {
+            let cli = Cli::parse_from(["elastic-coordinator"].iter().chain(flags));
+            assert_eq!(peer_listen(&cli).to_string(), expected, "{flags:?}");
+        }
     }
 }
