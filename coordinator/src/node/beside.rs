@@ -1,5 +1,5 @@
-//! What runs beside the machines: tasks that end with their handle, watches, and sleeping until a time. Not for what
-//! they report.
+//! What runs beside the machines: tasks that end with their handle, watches, and deadlines. Not for what they
+//! report.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,11 +45,55 @@ pub(crate) fn watch(
     }))
 }
 
-/// Sleeps until a time on the boot-time clock; for ever if there is none.
-pub(crate) async fn sleep_until(time: Option<Time>) {
-    match time {
-        // At least a millisecond, so that a deadline which cannot be met yet does not spin.
-        Some(time) => tokio::time::sleep(time.since(Time::now()).max(Duration::from_millis(1))).await,
-        None => std::future::pending().await,
+/// Between two rings, so that a deadline which cannot be met yet does not spin.
+const LULL: Duration = Duration::from_millis(1);
+
+/// Tells a loop that a deadline on the boot-time clock has passed.
+///
+/// It keeps when it rang last, and not the wait itself: a loop that always has something else to do begins a new wait
+/// each time, which must not begin from the front.
+#[derive(Default)]
+pub(crate) struct Alarm {
+    rang: Option<Time>,
+}
+
+impl Alarm {
+    /// Waits until `deadline`; for ever if there is none. May be cancelled.
+    pub(crate) async fn rings(&mut self, deadline: Option<Time>) {
+        let Some(deadline) = deadline else { return std::future::pending().await };
+        let at = self.rang.map_or(deadline, |rang| deadline.max(rang + LULL));
+        let left = at.since(Time::now());
+        if !left.is_zero() {
+            tokio::time::sleep(left).await;
+        }
+        self.rang = Some(Time::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_loop_that_never_rests_hears_it_all_the_same() {
+        let (mut alarm, begun) = (Alarm::default(), Time::now());
+        let deadline = begun + Duration::from_millis(20);
+        loop {
+            tokio::select! {
+                () = tokio::task::yield_now() => {}
+                () = alarm.rings(Some(deadline)) => break,
+            }
+            assert!(Time::now().since(deadline) < Duration::from_secs(10), "nobody looks at the time");
+        }
+        assert!(Time::now() >= deadline);
+    }
+
+    #[tokio::test]
+    async fn a_deadline_that_cannot_be_met_does_not_spin() {
+        let (mut alarm, begun) = (Alarm::default(), Time::now());
+        for _ in 0..10 {
+            alarm.rings(Some(Time::ZERO)).await;
+        }
+        assert!(Time::now().since(begun) >= LULL * 9);
     }
 }

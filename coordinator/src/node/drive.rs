@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::beside::{Beside, sleep_until, watch};
+use super::beside::{Alarm, Beside, watch};
 use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
 use super::{Command, Inbox, Node, Parting, Report, Status, epoch_ms, pulse_client};
 use crate::job::{Keys, LeaderRecord};
@@ -58,6 +58,7 @@ impl<'a> Drive<'a> {
         reports: &mut mpsc::UnboundedReceiver<Report>,
     ) -> Parting {
         self.member(MemberInput::Tick);
+        let mut alarm = Alarm::default();
         loop {
             if let Some(parting) = self.parting.take() {
                 if let Parting::End(end) = &parting
@@ -85,7 +86,7 @@ impl<'a> Drive<'a> {
                     // The agent's side is gone: nothing can be carried out any more.
                     None => return Parting::End(End::Drained),
                 },
-                () = sleep_until(deadline) => self.tick(),
+                () = alarm.rings(deadline) => self.tick(),
             }
         }
     }

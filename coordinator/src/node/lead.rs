@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
 
-use super::beside::{self, Beside, sleep_until};
+use super::beside::{self, Alarm, Beside};
 use super::dial;
 use crate::job::{NodeId, Phase};
 use crate::rendezvous::{Leader, LeaderInput, LeaderOutput, Word};
@@ -345,11 +345,11 @@ impl LeaderDrive {
 
     /// Finishes the transaction under way, and what follows from it, before the leader leaves.
     pub(crate) async fn tidy(&mut self, notes: &mut mpsc::UnboundedReceiver<LeaderNote>) {
-        let by = Time::now() + TIDY;
+        let (by, mut alarm) = (Time::now() + TIDY, Alarm::default());
         while self.leader.is_busy() && Time::now() < by {
             tokio::select! {
                 note = notes.recv() => if let Some(note @ LeaderNote::Input(..)) = note { self.note(note) },
-                () = sleep_until(Some(by)) => {}
+                () = alarm.rings(Some(by)) => {}
             }
         }
     }

@@ -4,7 +4,7 @@
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::beside::sleep_until;
+use super::beside::Alarm;
 use super::{Command, Parting, Report, Status};
 use crate::etcd_v2::{Entry, EtcdV2, Keyspace, Request};
 use crate::job::Versioned;
@@ -46,6 +46,7 @@ impl TorchElastic {
         let (inbox, mut inputs) = mpsc::unbounded_channel();
         let mut drive = Drive { node: self, machine, inbox, commands, beside: JoinSet::new(), end: None };
         drive.step(Input::Tick);
+        let mut alarm = Alarm::default();
         let end = loop {
             if let Some(end) = drive.end.take() {
                 break end;
@@ -62,7 +63,7 @@ impl TorchElastic {
                     // The agent's side is gone: nothing can be carried out any more.
                     None => break End::Drained,
                 },
-                () = sleep_until(deadline) => Input::Tick,
+                () = alarm.rings(deadline) => Input::Tick,
             };
             while drive.beside.try_join_next().is_some() {}
             drive.step(input);

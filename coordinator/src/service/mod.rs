@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::job::{JobId, Keys, LeaderRecord};
-use crate::node::beside::{Beside, sleep_until};
+use crate::node::beside::{Alarm, Beside};
 use crate::node::epoch_ms;
 use crate::node::lead::{LeaderDrive, LeaderNote};
 use crate::node::pulse_server::{self, Front};
@@ -374,10 +374,11 @@ impl Service {
 
 /// Carries one term to its end, or until a member proves to be out of reach.
 async fn lead(mut drive: LeaderDrive, mut notes: mpsc::UnboundedReceiver<LeaderNote>, mut stop: watch::Receiver<bool>) {
+    let mut alarm = Alarm::default();
     while !drive.is_over() {
         tokio::select! {
             Some(note) = notes.recv() => drive.notes(note, &mut notes),
-            () = sleep_until(drive.deadline()) => {
+            () = alarm.rings(drive.deadline()) => {
                 drive.tick();
                 if let Some(node) = drive.unreached(Time::now()) {
                     tracing::warn!(%node, "a member cannot reach the peer port; is --peer-address right?");
