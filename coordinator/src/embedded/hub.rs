@@ -107,6 +107,12 @@ impl Hub {
         (Subscription { hub: self.clone(), id }, current)
     }
 
+    /// How many there are.
+    #[cfg(test)]
+    pub(super) fn subscriptions(&self) -> usize {
+        self.lock().subscriptions.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic in the middle of a write would be a bug in the state machine; serving on beats a second panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

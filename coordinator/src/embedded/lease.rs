@@ -13,6 +13,7 @@ use tonic::{Request, Response, Streaming};
 
 use super::Hub;
 use super::server::{Closing, Cluster, Result, Stream};
+use super::shares::Shares;
 use super::status::status;
 use crate::store::LeaseId;
 
@@ -20,6 +21,7 @@ pub(super) struct LeaseService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
+    pub(super) shares: Shares,
 }
 
 fn seconds(duration: Duration) -> i64 {
@@ -29,11 +31,18 @@ fn seconds(duration: Duration) -> i64 {
 #[tonic::async_trait]
 impl PbLeaseService for LeaseService {
     async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> Result<Response<PbLeaseGrantResponse>> {
+        let share = self.shares.of(&request);
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
         let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
         let id = (id != 0).then_some(LeaseId(id));
-        let granted = self.hub.with(|mvcc, now| mvcc.grant(now, id, ttl).map(|lease| (lease, mvcc.revision())));
-        let ((id, ttl), revision) = granted.map_err(status)?;
+        let lives = |id| self.hub.with(|mvcc, now| mvcc.lease(now, id).is_some());
+        let grant = || {
+            self.hub.with(|mvcc, now| {
+                let (id, ttl) = mvcc.grant(now, id, ttl).map_err(status)?;
+                Ok((id, (ttl, mvcc.revision())))
+            })
+        };
+        let (id, (ttl, revision)) = share.lease(lives, grant)?;
         let header = Some(self.cluster.header(revision));
         Ok(Response::new(PbLeaseGrantResponse { header, id: id.0, ttl: seconds(ttl), error: String::new() }))
     }

@@ -9,6 +9,7 @@ mod hub;
 mod kv;
 mod lease;
 mod server;
+mod shares;
 mod status;
 mod watch;
 mod wire;

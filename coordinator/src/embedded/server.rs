@@ -20,6 +20,7 @@ use super::Hub;
 use super::admin::AdminService;
 use super::kv::KvService;
 use super::lease::LeaseService;
+use super::shares::Shares;
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
 use crate::listener::{Port, Share, listen};
@@ -35,8 +36,8 @@ const MESSAGE_OVERHEAD: usize = 512 << 10;
 /// How long connections have to end by themselves once the server is told to stop.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// How often a silent client is asked whether it is there, and how long it may take to answer.
-const CLIENT_CHECK: Duration = Duration::from_secs(10);
+/// Requests under way on one connection, streams among them.
+const STREAMS: u32 = 512;
 
 /// Why the embedded store cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -86,11 +87,14 @@ pub struct Options {
     pub limits: Limits,
     /// How often a watch that asked for it is told of the store's progress. etcd's default is ten minutes.
     pub progress_every: Duration,
+    /// How often a silent client is asked whether it is there, and how long it may take to answer.
+    pub client_check: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { allow_remote: false, limits: Limits::default(), progress_every: Duration::from_secs(600) }
+        let (progress_every, client_check) = (Duration::from_secs(600), Duration::from_secs(10));
+        Options { allow_remote: false, limits: Limits::default(), progress_every, client_check }
     }
 }
 
@@ -164,8 +168,9 @@ impl EmbeddedServer {
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };
-        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone() };
-        let watch = WatchService { hub, cluster, closing: closing.clone(), progress_every: options.progress_every };
+        let (shares, progress_every) = (Shares::default(), options.progress_every);
+        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone(), shares: shares.clone() };
+        let watch = WatchService { hub, cluster, closing: closing.clone(), shares, progress_every };
         let routes = Routes::new(PbKvServer::new(kv).max_decoding_message_size(message))
             .add_service(PbLeaseServer::new(lease))
             .add_service(PbWatchServer::new(watch))
@@ -174,8 +179,9 @@ impl EmbeddedServer {
         let no_login = || async { auth_not_enabled().into_http::<axum::body::Body>() };
         let router = routes.into_axum_router().route("/etcdserverpb.Auth/{method}", axum::routing::post(no_login));
         let serving = Server::builder()
-            .http2_keepalive_interval(Some(CLIENT_CHECK))
-            .http2_keepalive_timeout(Some(CLIENT_CHECK))
+            .max_concurrent_streams(STREAMS)
+            .http2_keepalive_interval(Some(options.client_check))
+            .http2_keepalive_timeout(Some(options.client_check))
             .add_routes(Routes::from(router))
             .serve_with_incoming_shutdown(Port::new(listener, Share::Store).incoming(), closing.clone().closed());
         let stop = async {
@@ -212,5 +218,33 @@ impl Closing {
     pub(super) async fn closed(mut self) {
         // Nothing is ever sent: this fails when the sender is dropped.
         while self.0.changed().await.is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::black_hole::BlackHole;
+
+    const WITHIN: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_client_in_a_black_hole_leaves_no_watch() -> anyhow::Result<()> {
+        let options = Options { client_check: Duration::from_millis(50), ..Options::default() };
+        let server = EmbeddedServer::bind_with("127.0.0.1:0".parse()?, options).await?;
+        let (hub, address) = (server.hub.clone(), server.address());
+        tokio::spawn(server.serve(std::future::pending()));
+        let hole = BlackHole::before(address).await?;
+        let mut client = etcd_client::Client::connect([hole.address.to_string()], None).await?;
+        let _watch = client.watch("key", None).await?;
+        assert_eq!(hub.subscriptions(), 1);
+        hole.swallow();
+        let gone = async {
+            while hub.subscriptions() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(WITHIN, gone).await.expect("its watch ends");
+        Ok(())
     }
 }

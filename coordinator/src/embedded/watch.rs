@@ -15,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::server::{Closing, Cluster, Result, Stream};
+use super::shares::{Share, Shares, WatchPlace};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::mvcc::{Compacted, Span};
 use crate::store::Revision;
@@ -29,6 +30,7 @@ pub(super) struct WatchService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
+    pub(super) shares: Shares,
     /// How often a watch that asked for it is told of the store's progress.
     pub(super) progress_every: Duration,
 }
@@ -38,10 +40,14 @@ impl PbWatchService for WatchService {
     type WatchStream = Stream<PbWatchResponse>;
 
     async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> Result<Response<Self::WatchStream>> {
+        let share = self.shares.of(&request);
+        let place = share.watch()?;
         let (answers, stream) = mpsc::channel(RESPONSES_AHEAD);
         let session = Session {
             hub: self.hub.clone(),
             cluster: self.cluster,
+            share,
+            _place: place,
             answers,
             wake: Arc::new(Notify::new()),
             watches: BTreeMap::new(),
@@ -64,6 +70,7 @@ struct Gone;
 
 struct Watch {
     subscription: Subscription,
+    _place: WatchPlace,
     prev_kv: bool,
     progress_notify: bool,
     puts: bool,
@@ -73,6 +80,8 @@ struct Watch {
 struct Session {
     hub: Arc<Hub>,
     cluster: Cluster,
+    share: Share,
+    _place: WatchPlace,
     answers: mpsc::Sender<Result<PbWatchResponse, Status>>,
     wake: Arc<Notify>,
     watches: BTreeMap<i64, Watch>,
@@ -126,17 +135,24 @@ impl Session {
         } else {
             None
         };
-        if let Some(reason) = refused {
-            let revision = self.hub.with(|mvcc, _| mvcc.revision());
-            let response = self.response(NO_WATCH, revision);
-            let cancel_reason = reason.to_owned();
-            return self.send(PbWatchResponse { created: true, canceled: true, cancel_reason, ..response }).await;
-        }
+        let place = match refused {
+            Some(reason) => Err(reason.to_owned()),
+            None => self.share.watch().map_err(|full| full.message().to_owned()),
+        };
+        let place = match place {
+            Ok(place) => place,
+            Err(cancel_reason) => {
+                let revision = self.hub.with(|mvcc, _| mvcc.revision());
+                let response = self.response(NO_WATCH, revision);
+                return self.send(PbWatchResponse { created: true, canceled: true, cancel_reason, ..response }).await;
+            }
+        };
         let id = if create.watch_id != 0 { create.watch_id } else { self.unused_id() };
         let from = (create.start_revision > 0).then_some(Revision(create.start_revision));
         let (subscription, revision) = self.hub.subscribe(span, from, self.wake.clone());
         let watch = Watch {
             subscription,
+            _place: place,
             prev_kv: create.prev_kv,
             progress_notify: create.progress_notify,
             puts: !create.filters.contains(&0),

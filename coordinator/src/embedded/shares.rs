@@ -1,0 +1,173 @@
+//! How much of the embedded store one address may have: watches and leases. Not for the store's own bounds, which are
+//! [`crate::mvcc::Limits`].
+//!
+//! The store knows no users, so whoever reaches it may use all of it. A share for each address leaves room for the
+//! others: one host alone can neither fill this process's memory nor lock newcomers out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tonic::{Request, Status};
+
+use crate::listener::Peer;
+use crate::store::LeaseId;
+
+/// Watches of one address, each stream of them counted as one more. An agent has three on streams of their own.
+const WATCHES: usize = 8192;
+
+/// Leases of one address. An agent has one.
+const LEASES: usize = 4096;
+
+/// What each address has.
+#[derive(Debug, Clone)]
+pub(super) struct Shares {
+    most: Most,
+    taken: Arc<Mutex<BTreeMap<Option<IpAddr>, Taken>>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Most {
+    watches: usize,
+    leases: usize,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    watches: usize,
+    /// Some of these may have ended.
+    leases: BTreeSet<LeaseId>,
+}
+
+impl Default for Shares {
+    fn default() -> Shares {
+        Shares { most: Most { watches: WATCHES, leases: LEASES }, taken: Arc::default() }
+    }
+}
+
+impl Shares {
+    /// The share of whoever sent a request.
+    pub(super) fn of<T>(&self, request: &Request<T>) -> Share {
+        let peer = request.extensions().get::<Peer>().and_then(|peer| peer.0);
+        Share { shares: self.clone(), peer: peer.map(|ip| ip.to_canonical()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<IpAddr>, Taken>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One address's share.
+#[derive(Debug, Clone)]
+pub(super) struct Share {
+    shares: Shares,
+    peer: Option<IpAddr>,
+}
+
+impl Share {
+    /// Room for a watch, or for a stream of them, until it is dropped.
+    ///
+    /// # Errors
+    /// The share is used up.
+    pub(super) fn watch(&self) -> Result<WatchPlace, Status> {
+        let mut taken = self.shares.lock();
+        let taken = taken.entry(self.peer).or_default();
+        if taken.watches >= self.shares.most.watches {
+            return Err(self.used_up("watches", self.shares.most.watches));
+        }
+        taken.watches += 1;
+        Ok(WatchPlace { share: self.clone() })
+    }
+
+    /// Has a lease granted by `grant` if there is room for it. `lives` says which leases have not ended.
+    ///
+    /// # Errors
+    /// The share is used up, or what `grant` returns.
+    pub(super) fn lease<T>(
+        &self,
+        lives: impl Fn(LeaseId) -> bool,
+        grant: impl FnOnce() -> Result<(LeaseId, T), Status>,
+    ) -> Result<(LeaseId, T), Status> {
+        let mut taken = self.shares.lock();
+        let leases = &mut taken.entry(self.peer).or_default().leases;
+        if leases.len() >= self.shares.most.leases {
+            leases.retain(|lease| lives(*lease));
+        }
+        if leases.len() >= self.shares.most.leases {
+            return Err(self.used_up("leases", self.shares.most.leases));
+        }
+        let granted = grant()?;
+        leases.insert(granted.0);
+        Ok(granted)
+    }
+
+    fn used_up(&self, what: &str, most: usize) -> Status {
+        let who = self.peer.map_or_else(|| "this client".to_owned(), |peer| peer.to_string());
+        Status::resource_exhausted(format!(
+            "{who} has {most} {what} on the embedded store, which are the most that one address may have"
+        ))
+    }
+}
+
+/// Room for one watch.
+#[derive(Debug)]
+pub(super) struct WatchPlace {
+    share: Share,
+}
+
+impl Drop for WatchPlace {
+    fn drop(&mut self) {
+        let mut taken = self.share.shares.lock();
+        if let Some(of) = taken.get_mut(&self.share.peer) {
+            of.watches -= 1;
+            if of.watches == 0 && of.leases.is_empty() {
+                taken.remove(&self.share.peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn share(of: &Shares, peer: &str) -> Share {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(Peer(peer.parse().ok()));
+        of.of(&request)
+    }
+
+    fn small() -> Shares {
+        Shares { most: Most { watches: 2, leases: 2 }, taken: Arc::default() }
+    }
+
+    #[test]
+    fn one_address_takes_no_watch_from_another() {
+        let shares = small();
+        let (one, same, other) =
+            (share(&shares, "10.0.0.1"), share(&shares, "::ffff:10.0.0.1"), share(&shares, "10.0.0.2"));
+        let first = one.watch().unwrap();
+        let _second = same.watch().unwrap();
+        assert!(one.watch().unwrap_err().message().contains("10.0.0.1 has 2 watches"));
+        let _others = other.watch().unwrap();
+        drop(first);
+        one.watch().unwrap();
+    }
+
+    #[test]
+    fn one_address_takes_no_lease_from_another_and_ended_ones_do_not_count() {
+        let shares = small();
+        let (one, other) = (share(&shares, "10.0.0.1"), share(&shares, "10.0.0.2"));
+        let grant = |share: &Share, id: i64, ended: &[i64]| {
+            let granted = share.lease(|lease| !ended.contains(&lease.0), || Ok((LeaseId(id), ())));
+            granted.is_ok()
+        };
+        assert!(grant(&one, 1, &[]) && grant(&one, 2, &[]));
+        assert!(!grant(&one, 3, &[]));
+        assert!(grant(&other, 3, &[]));
+        assert!(grant(&one, 4, &[1]) && !grant(&one, 5, &[1]));
+        // What is refused takes no room.
+        let refused = other.lease::<()>(|_| true, || Err(Status::not_found("")));
+        assert!(refused.is_err() && grant(&other, 6, &[]));
+    }
+}
