@@ -53,6 +53,18 @@ impl Running {
         .await
     }
 
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its own end: its exit code, if no signal ended it.
+    pub async fn exit(&mut self, within: Duration) -> Option<i32> {
+        let child = &mut self.child;
+        let ended = || std::future::ready(child.try_wait().expect("wait for it"));
+        eventually("it ends by itself", within, ended).await.code()
+    }
+
     /// SIGKILL, and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
