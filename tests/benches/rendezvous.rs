@@ -1,5 +1,6 @@
-//! How long nodes take to agree on a round, and what that costs the store: drivers side by side in one process on real
-//! etcd, workers as words. Run by `make bench`; sizes can be named: `cargo bench --bench rendezvous -- 2 64`.
+//! How long nodes take to agree on a round, and what that costs the store and the leader: drivers in one process on real
+//! etcd, workers as words; the node that leads has a thread of its own, as an agent has. Run by `make bench`; sizes can
+//! be named: `cargo bench --bench rendezvous -- 2 64`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -9,14 +10,46 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use elastic_coordinator::job::{FailureClass, JobId, Keys, Spec, Timings};
-use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_coordinator::store::{Op, OpResult, Store, Txn};
 use elastic_coordinator::time::Time;
 use elastic_tests::counted::Counted;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
-const WITHIN: Duration = Duration::from_secs(60);
+const WITHIN: Duration = Duration::from_secs(120);
+
+/// From this size on, what a running job costs its leader is measured too.
+const LARGE: u32 = 256;
+
+/// Nodes that come at once before the last one does.
+const WAVE: u32 = 500;
+
+/// How long a job runs before its cost at rest is measured, and how long that is measured for.
+const SETTLE: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(10);
+
+/// Processor time used so far.
+#[derive(Clone, Copy)]
+struct Used {
+    leader: Duration,
+    /// The other nodes.
+    nodes: Duration,
+    etcd: Duration,
+}
+
+impl Used {
+    fn since(self, before: Used) -> Used {
+        let less = |now: Duration, then: Duration| now.saturating_sub(then);
+        Used {
+            leader: less(self.leader, before.leader),
+            nodes: less(self.nodes, before.nodes),
+            etcd: less(self.etcd, before.etcd),
+        }
+    }
+}
 
 /// What one job showed.
 struct Sample {
@@ -24,24 +57,82 @@ struct Sample {
     again: Duration,
     first_calls: BTreeMap<&'static str, u64>,
     again_calls: BTreeMap<&'static str, u64>,
+    joining: Used,
+    forming: Used,
+    resting: Option<Used>,
+}
+
+/// The thread of the node that leads.
+struct LeaderThread {
+    handle: Handle,
+    thread: i32,
+    stop: Option<oneshot::Sender<()>>,
+}
+
+impl LeaderThread {
+    fn start() -> Result<LeaderThread> {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (stop, stopped) = oneshot::channel::<()>();
+        std::thread::spawn(move || -> Result<()> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            tell.send((runtime.handle().clone(), rustix::thread::gettid().as_raw_nonzero().get()))?;
+            let _ = runtime.block_on(stopped);
+            Ok(())
+        });
+        let (handle, thread) = told.recv()?;
+        Ok(LeaderThread { handle, thread, stop: Some(stop) })
+    }
+
+    fn used(&self) -> Result<Duration> {
+        on_a_processor(&format!("/proc/self/task/{}", self.thread))
+    }
+}
+
+impl Drop for LeaderThread {
+    fn drop(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+}
+
+/// How long a thread, by its folder in `/proc`, has been on a processor.
+fn on_a_processor(task: &str) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("{task}/schedstat"))?;
+    let nanos = stat.split_whitespace().next().context("a number")?.parse()?;
+    Ok(Duration::from_nanos(nanos))
+}
+
+/// The same of all threads of a process.
+fn process(pid: &str) -> Result<Duration> {
+    let mut sum = Duration::ZERO;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // One that has just ended counts no more.
+        sum += on_a_processor(&task?.path().to_string_lossy()).unwrap_or_default();
+    }
+    Ok(sum)
+}
+
+fn used(leader: &LeaderThread, etcd: &EtcdServer) -> Result<Used> {
+    let pid = etcd.pid().context("etcd runs")?.to_string();
+    let leader = leader.used()?;
+    Ok(Used { leader, nodes: process("self")?.saturating_sub(leader), etcd: process(&pid)? })
 }
 
 fn main() -> Result<()> {
     let sizes: Vec<u32> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
-    let sizes = if sizes.is_empty() { vec![2, 4, 8, 16, 32, 64, 256, 1000] } else { sizes };
+    let sizes = if sizes.is_empty() { vec![2, 4, 8, 16, 32, 64, 256, 1000, 4000] } else { sizes };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         println!("rendezvous on etcd, default timings; milliseconds: median (min–max)");
         println!(
-            "{:>6} {:>22} {:>22}   store requests per node, first / again",
+            "{:>6} {:>24} {:>24}   store requests per node, first / again",
             "nodes", "last join → ranks", "failure → ranks"
         );
         for nodes in sizes {
             let runs = if nodes <= 64 { 5 } else { 3 };
             let mut samples = Vec::new();
             for run in 0..runs {
-                samples.push(measure(&etcd.address(), nodes, run).await?);
+                samples.push(measure(&etcd, nodes, run).await?);
             }
             report(nodes, &samples);
         }
@@ -49,44 +140,87 @@ fn main() -> Result<()> {
     })
 }
 
-async fn measure(endpoint: &str, size: u32, run: u32) -> Result<Sample> {
-    let store = Arc::new(Counted::new(Arc::new(EtcdStore::connect(EtcdConfig::new([endpoint]))?)));
+async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
+    let connect = || anyhow::Ok(EtcdStore::connect(EtcdConfig::new([etcd.address()]))?);
+    let leader = LeaderThread::start()?;
+    let watcher = connect()?;
+    let store = Arc::new(Counted::new(Arc::new(connect()?)));
+    let leaders_store = {
+        let _entered = leader.handle.enter();
+        Arc::new(Counted::new(Arc::new(connect()?)))
+    };
+    let calls = || {
+        let mut calls = store.take();
+        leaders_store.take().into_iter().for_each(|(kind, count)| *calls.entry(kind).or_default() += count);
+        calls.remove("keep-alive");
+        calls
+    };
     let job: JobId = format!("bench-{size}-{run}").parse()?;
     let keys = Keys::new("/bench", &job);
     let spec = Spec { timings: Timings::default(), ..quick_spec(size, size) };
-    let start = |index: u32| {
-        let (store, keys, job, spec) = (Arc::clone(&store) as Arc<dyn Store>, keys.clone(), job.clone(), spec.clone());
+    let start = |index: u32, store: Arc<Counted>| {
+        let (keys, job, spec) = (keys.clone(), job.clone(), spec.clone());
         async move { start_node(store, keys, &job, spec, &format!("n{index}")).await }
     };
+    let come = async |count: u32| -> Result<()> {
+        let until = Time::now() + WITHIN;
+        loop {
+            // Where thousands come, etcd may be late with an answer.
+            if let Ok(read) = watcher.txn(Txn::of([Op::count(keys.nodes()), Op::get(keys.leader())])).await
+                && let [OpResult::Count(here), leader] = &read.results[..]
+                && *here >= i64::from(count)
+                && (count == 0 || leader.value().is_some())
+            {
+                return Ok(());
+            }
+            anyhow::ensure!(Time::now() < until, "not all nodes came to wait");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
     let mut nodes: Vec<FleetNode> = Vec::new();
-    for index in 1..size {
-        nodes.push(start(index).await?);
+    if size > 1 {
+        nodes.push(leader.handle.spawn(start(1, Arc::clone(&leaders_store))).await??);
+        come(1).await?;
     }
-    let until = Time::now() + WITHIN;
-    while store.range(&keys.nodes()).await?.0.len() + 1 < size as usize {
-        anyhow::ensure!(Time::now() < until, "not all nodes came to wait");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    for index in 2..size {
+        nodes.push(start(index, Arc::clone(&store)).await?);
+        // All share a process and a connection here: thousands at once would wait for that, and not for each other.
+        if index % WAVE == 0 {
+            come(index).await?;
+        }
     }
-    let mut first_calls = store.take();
-    first_calls.remove("keep-alive");
+    come(size - 1).await?;
+    let mut first_calls = calls();
 
-    let begun = Time::now();
-    nodes.push(start(0).await?);
+    let (begun, before) = (Time::now(), used(&leader, etcd)?);
+    nodes.push(start(0, Arc::clone(&store)).await?);
     let first = all_run(&mut nodes, 1, size).await?.since(begun);
-    for (kind, count) in store.take() {
+    let joining = used(&leader, etcd)?.since(before);
+    anyhow::ensure!(size == 1 || nodes[0].status.borrow().leading, "another node leads");
+    for (kind, count) in calls() {
         *first_calls.entry(kind).or_default() += count;
     }
 
-    let begun = Time::now();
+    let mut resting = None;
+    if size >= LARGE {
+        tokio::time::sleep(SETTLE).await;
+        let before = used(&leader, etcd)?;
+        tokio::time::sleep(REST).await;
+        resting = Some(used(&leader, etcd)?.since(before));
+        calls();
+    }
+
+    let (begun, before) = (Time::now(), used(&leader, etcd)?);
     nodes.last().context("a node")?.fail(FailureClass::Own, "on purpose");
     let again = all_run(&mut nodes, 2, size).await?.since(begun);
-    let again_calls = store.take();
+    let forming = used(&leader, etcd)?.since(before);
+    let again_calls = calls();
 
     nodes.iter().for_each(FleetNode::finish);
     for node in nodes {
         node.parting(WITHIN).await?;
     }
-    Ok(Sample { first, again, first_calls, again_calls })
+    Ok(Sample { first, again, first_calls, again_calls, joining, forming, resting })
 }
 
 /// When the last node's workers of a round were started.
@@ -100,11 +234,16 @@ async fn all_run(nodes: &mut [FleetNode], round: u64, size: u32) -> Result<Time>
     Ok(last)
 }
 
+fn median(samples: impl Iterator<Item = Duration>) -> (f64, f64, f64) {
+    let mut all: Vec<f64> = samples.map(|sample| sample.as_secs_f64() * 1e3).collect();
+    all.sort_by(f64::total_cmp);
+    (all[all.len() / 2], all[0], all[all.len() - 1])
+}
+
 fn report(nodes: u32, samples: &[Sample]) {
     let spread = |pick: &dyn Fn(&Sample) -> Duration| {
-        let mut all: Vec<f64> = samples.iter().map(|sample| pick(sample).as_secs_f64() * 1e3).collect();
-        all.sort_by(f64::total_cmp);
-        format!("{:.1} ({:.1}–{:.1})", all[all.len() / 2], all[0], all[all.len() - 1])
+        let (median, least, most) = median(samples.iter().map(pick));
+        format!("{median:.1} ({least:.1}–{most:.1})")
     };
     let calls = |pick: &dyn Fn(&Sample) -> &BTreeMap<&'static str, u64>| {
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
@@ -116,10 +255,22 @@ fn report(nodes: u32, samples: &[Sample]) {
         all.join(", ")
     };
     println!(
-        "{nodes:>6} {:>22} {:>22}   {} / {}",
+        "{nodes:>6} {:>24} {:>24}   {} / {}",
         spread(&|sample| sample.first),
         spread(&|sample| sample.again),
         calls(&|sample| &sample.first_calls),
         calls(&|sample| &sample.again_calls),
     );
+    if nodes < LARGE {
+        return;
+    }
+    let of = |pick: &dyn Fn(&Sample) -> Option<Used>| {
+        let part = |of: fn(&Used) -> Duration| median(samples.iter().filter_map(pick).map(|used| of(&used))).0;
+        (part(|used| used.leader), part(|used| used.nodes), part(|used| used.etcd))
+    };
+    let line = |(leader, nodes, etcd): (f64, f64, f64)| format!("leader {leader:.0}, nodes {nodes:.0}, etcd {etcd:.0}");
+    println!("       processor time in ms, first: {}", line(of(&|sample| Some(sample.joining))));
+    println!("       the same, again: {}", line(of(&|sample| Some(sample.forming))));
+    let (leader, ..) = of(&|sample| sample.resting);
+    println!("       the leader while they run: {:.1} % of a core", leader / 10.0 / REST.as_secs_f64());
 }

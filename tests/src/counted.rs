@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use elastic_coordinator::store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
 
-/// Passes every call on to another store, and counts it by kind.
+/// What keys that were read are counted as.
+pub const KEYS: &str = "keys read";
+
+/// Passes every call on to another store, and counts it by kind; and the keys that reads return.
 pub struct Counted {
     inner: Arc<dyn Store>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
@@ -24,7 +27,11 @@ impl Counted {
     }
 
     fn count(&self, kind: &'static str) {
-        *self.counts.lock().unwrap().entry(kind).or_default() += 1;
+        self.add(kind, 1);
+    }
+
+    fn add(&self, kind: &'static str, more: u64) {
+        *self.counts.lock().unwrap().entry(kind).or_default() += more;
     }
 }
 
@@ -32,7 +39,10 @@ impl Counted {
 impl Store for Counted {
     async fn txn(&self, txn: Txn) -> Result<TxnResult> {
         self.count(if txn.is_write() { "write" } else { "read" });
-        self.inner.txn(txn).await
+        let result = self.inner.txn(txn).await;
+        let keys = result.iter().flat_map(|result| &result.results).map(|result| result.values().len()).sum::<usize>();
+        self.add(KEYS, keys as u64);
+        result
     }
 
     async fn watch(&self, scope: Scope, from: Revision) -> Result<Watcher> {

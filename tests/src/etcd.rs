@@ -188,6 +188,11 @@ impl EtcdServer {
         self.dir.path().join("data")
     }
 
+    /// Its process, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// `host:port` for clients.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.member.client_port)
