@@ -194,9 +194,12 @@ impl Job {
         !round.value.state.is_final() || !self.nodes.is_empty()
     }
 
-    /// Nodes that wait without a place.
+    /// Nodes that wait without a place. One that was given its first place says so until its workers run.
     pub fn spares(&self) -> impl Iterator<Item = &NodeRecord> {
-        self.nodes.values().map(|node| &node.value).filter(|node| node.phase == Phase::Waiting && node.round.is_none())
+        let spare = |node: &NodeId, record: &NodeRecord| {
+            record.phase == Phase::Waiting && record.round.is_none() && self.rank(node).is_none()
+        };
+        self.nodes.iter().filter(move |(id, node)| spare(id, &node.value)).map(|(_, node)| &node.value)
     }
 
     /// Fewest and most nodes, as the operator or else the job says.

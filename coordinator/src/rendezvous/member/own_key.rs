@@ -62,6 +62,12 @@ impl OwnKey {
         self.created.is_some() && self.is_idle() && self.held.as_ref().is_some_and(said)
     }
 
+    /// Whether the store is known to hold a newcomer's word: that it wants a place in any round.
+    pub(super) fn is_newcomers(&self) -> bool {
+        let newcomers = |(record, _): &(NodeRecord, _)| record.phase == Phase::Waiting && record.round.is_none();
+        self.created.is_some() && self.held.as_ref().is_some_and(newcomers)
+    }
+
     pub(super) fn is_unsure(&self) -> bool {
         self.unsure
     }

@@ -377,7 +377,8 @@ impl Member {
         let at_rest = self.workers.are_at_rest();
         let (phase, round, failure) = match &self.mode {
             Mode::Waiting(round) if at_rest => (Phase::Waiting, *round, None),
-            Mode::Starting(round) => (Phase::Waiting, Some(*round), None),
+            // What it said to get its place stands until its workers run: the leader knows whom it gave one.
+            Mode::Starting(round) => (Phase::Waiting, (!self.own.is_newcomers()).then_some(*round), None),
             Mode::Running(round) => (Phase::Running, Some(*round), None),
             Mode::Done(round) => (Phase::Done, Some(*round), None),
             Mode::Failed(round, failure) => (Phase::Failed, Some(*round), Some(failure.clone())),
