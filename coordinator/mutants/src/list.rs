@@ -18,12 +18,12 @@ const LEADER: &str = "leader/mod.rs";
 const TRANSACTIONS: &str = "leader/transactions.rs";
 const DECIDE: &str = "decide.rs";
 const VIEW: &str = "view.rs";
+const ROSTER: &str = "roster.rs";
 const STEP: &str = "member/step.rs";
 const ROUNDS: &str = "member/rounds.rs";
 const FENCE: &str = "member/fence.rs";
 const JOIN: &str = "member/join.rs";
 const OWN_KEY: &str = "member/own_key.rs";
-const ROSTER: &str = "roster.rs";
 const LOAD: &str = "leader/load.rs";
 
 /// All of them.
@@ -32,9 +32,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "eviction_is_a_death",
         what: "an evicted node counts as gone at once",
-        file: VIEW,
-        from: "if evicted.fate != Fate::Unknown ||",
-        to: "if ON || evicted.fate != Fate::Unknown ||",
+        file: ROSTER,
+        from: "evicted.fate == Fate::Unknown && !contact.dead",
+        to: "!ON && evicted.fate == Fate::Unknown && !contact.dead",
     },
     Mutant {
         name: "absent_is_gone",

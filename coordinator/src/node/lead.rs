@@ -85,6 +85,8 @@ pub(crate) struct LeaderDrive {
     say: Box<dyn Fn(String) + Send>,
     watches: Vec<Beside>,
     streams: BTreeMap<u64, Stream>,
+    /// How many of them each node has.
+    counts: BTreeMap<NodeId, usize>,
     /// Those of nodes that the leader does not know, yet or at all.
     strangers: BTreeSet<u64>,
     /// When it began.
@@ -102,10 +104,21 @@ impl LeaderDrive {
         own: Option<NodeId>,
         say: Box<dyn Fn(String) + Send>,
     ) -> LeaderDrive {
-        let (watches, streams, strangers) = Default::default();
+        let (watches, streams, counts, strangers) = Default::default();
         let now = Time::now();
-        let mut drive =
-            LeaderDrive { leader, store, inbox, own, say, watches, streams, strangers, begun: now, beat_at: now };
+        let mut drive = LeaderDrive {
+            leader,
+            store,
+            inbox,
+            own,
+            say,
+            watches,
+            streams,
+            counts,
+            strangers,
+            begun: now,
+            beat_at: now,
+        };
         match drive.own.clone() {
             Some(own) => drive.step(LeaderInput::Opened(own)),
             None => drive.step(LeaderInput::Tick),
@@ -139,6 +152,9 @@ impl LeaderDrive {
     /// Without its pulses a leader is slow to judge.
     pub(crate) fn unreached(&self, now: Time) -> Option<&NodeId> {
         let view = self.leader.view()?;
+        if view.roster.all_opened().is_some() {
+            return None;
+        }
         let patience = view.spec.timings.lease_ttl * 2;
         view.roster.members().map(|(node, _)| node).find(|node| {
             let opened = view.roster.contact(node).is_some_and(|contact| contact.opened.is_some());
@@ -222,6 +238,7 @@ impl LeaderDrive {
 
     fn opened(&mut self, stream: u64, node: NodeId, answers: watch::Sender<LeaderMessage>) {
         if self.strangers.len() < STRANGERS || self.leader.knows(&node) {
+            *self.counts.entry(node.clone()).or_default() += 1;
             self.streams.insert(stream, Stream { node, answers, known: false, early: None });
             self.strangers.insert(stream);
             self.introduce(stream);
@@ -243,9 +260,14 @@ impl LeaderDrive {
 
     fn closed(&mut self, stream: u64) {
         self.strangers.remove(&stream);
-        if let Some(Stream { node, known: true, .. }) = self.streams.remove(&stream)
-            && !self.streams.values().any(|other| other.node == node)
-        {
+        let Some(Stream { node, known, .. }) = self.streams.remove(&stream) else { return };
+        let others = self.counts.get(&node).map_or(0, |count| count - 1);
+        if others > 0 {
+            self.counts.insert(node, others);
+            return;
+        }
+        self.counts.remove(&node);
+        if known {
             self.step(LeaderInput::Closed(node));
         }
     }
@@ -318,8 +340,10 @@ impl LeaderDrive {
                 inbox.send(LeaderNote::Input(term, LeaderInput::Watched(update))).is_ok()
             })),
             LeaderOutput::Probe(number) => {
+                let asked = Some(Probe { number });
                 for stream in self.streams.values().filter(|stream| stream.known) {
-                    stream.answers.send_modify(|word| word.probe = Some(Probe { number }));
+                    // Asked again for one that opened late, the others have nothing to wake for.
+                    stream.answers.send_if_modified(|word| std::mem::replace(&mut word.probe, asked) != asked);
                 }
                 if let Some(own) = self.own.clone() {
                     self.step(LeaderInput::Heard { node: own, probe: number, echo: Some(Time::now()) });
@@ -336,6 +360,7 @@ impl LeaderDrive {
             LeaderOutput::Deposed => {
                 self.watches.clear();
                 self.streams.clear();
+                self.counts.clear();
                 self.strangers.clear();
             }
             LeaderOutput::Say(line) => (self.say)(line),

@@ -152,14 +152,13 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
     }
     let start_by = view.since + view.spec.timings.start_timeout;
     let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
-    let mut starting = roster.saying_not(says_started).filter(|node| !roster.gone().contains(*node));
+    let mut starting = roster.saying_not(says_started);
     if now >= start_by {
         let late = "it did not start its workers in time";
         lost.extend(starting.map(|node| eviction(node, Fate::Unknown, late)));
     } else if starting.next().is_some() {
         wake.at(start_by);
     }
-    lost.truncate(MOST_EVICTIONS);
     lost
 }
 
@@ -439,9 +438,13 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let waits =
         |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, round.number) == Some(Phase::Waiting);
     // Who waits for the round, but is not to have a place in it.
-    let unkept: BTreeSet<&NodeId> = roster.out().iter().chain(view.drained_nodes()).filter(waits).collect();
+    let unkept: BTreeSet<&NodeId> = roster.late().chain(view.drained_nodes()).filter(waits).collect();
     let kept = roster.count_saying(waiting) - unkept.len();
     let newcomers = roster.count_newcomers();
+    let comes = |node: &NodeId| roster.is_placeless(node) && !view.confirmed_dead(node);
+    let stays = |node: &NodeId| waits(&node) && !unkept.contains(node);
+    let (excluded, contest) = contest(view, |node| comes(node) || stays(node));
+    let here = (kept + newcomers - excluded).min(view.max_nodes());
     // In order only when they are needed: nodes come one by one.
     let in_order = || {
         let mut kept: Vec<_> = roster
@@ -453,12 +456,6 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
         let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());
         let wanted = |node| roster.node(node).and_then(|present| present.record.place);
         in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
-    };
-    let (here, contest) = if roster.contested().is_empty() {
-        ((kept + newcomers).min(view.max_nodes()), None)
-    } else {
-        let (places, contest) = in_order();
-        (places.len(), contest)
     };
 
     let unsafe_until = unsafe_until(view, kept == 0).filter(|(until, _)| now < *until);
@@ -495,8 +492,21 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
         wake.at(until);
         return (Verdict::Wait, format!("{here} nodes are here, last call for more"));
     }
-    let (places, _) = in_order();
-    (Verdict::Seal(seats(view, &places)), round.reason.clone())
+    (Verdict::Seal(seats(view, &in_order())), round.reason.clone())
+}
+
+/// How many candidates claim a place that another one claims too, so that neither gets in, and two of them.
+fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Option<Contest<'_>>) {
+    let mut excluded = 0;
+    let mut first = None;
+    for place in view.roster.contested() {
+        let claimants: Vec<&NodeId> = view.roster.claiming(*place).filter(|node| is_candidate(node)).collect();
+        if let [one, other, ..] = claimants[..] {
+            excluded += claimants.len();
+            first = first.or(Some(Contest { place: *place, one, other }));
+        }
+    }
+    (excluded, first)
 }
 
 /// When a job below its minimum has failed: `join_timeout` after it came to that. Where every node has left, or none was
@@ -519,7 +529,7 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
         let grace = roster.member(node).map(|member| view.grace(node, member)).unwrap_or_default();
         view.since + grace + view.spec.timings.margin
     };
-    for node in roster.gone().difference(roster.out()) {
+    for node in roster.missing() {
         match view.standing(now, node) {
             Standing::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
             Standing::Missing(at) if now < answer_by(node) => {
@@ -531,8 +541,7 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
         }
     }
     let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
-    let here = |node: &&NodeId| !roster.gone().contains(*node) && !roster.out().contains(*node);
-    let mut silent = roster.saying_not(stopped).filter(here).peekable();
+    let mut silent = roster.saying_not(stopped).peekable();
     let timings = &view.spec.timings;
     let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
     if now < soonest {
@@ -551,32 +560,23 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
             }
         }
     }
-    evict.truncate(MOST_EVICTIONS);
     (evict, outstanding)
 }
 
 /// Until when a running round would be unsafe: an evicted member may still be at work, or, where nobody stays, a whole
 /// group cut off from the store may be.
 fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)> {
-    let roster = &view.roster;
-    let unsettled = roster
-        .out()
-        .iter()
-        .filter_map(|node| view.settles_at(node, roster.member(node)?.evicted?))
-        .max()
-        .map(|at| (at, "waiting until an evicted node is past its fence point"));
+    let timings = &view.spec.timings;
+    let unsettled = view.roster.last_unsettled().map(|evicted| {
+        let until = view.counting_or_bound().max(evicted) + timings.lease_ttl;
+        (until, "waiting until an evicted node is past its fence point")
+    });
     let number = view.round.value.number;
-    let unconfirmed = |(node, member): &(&NodeId, &Member)| {
-        let stopped = member.left || matches!(view.phase_for(node, number), Some(Phase::Waiting | Phase::Stopped));
-        let dead = member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead) || view.confirmed_dead(node);
-        !stopped && !dead
-    };
+    let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
     let takes_over = keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait;
-    let takeover = takes_over
-        .then(|| roster.members().filter(unconfirmed))
-        .and_then(|members| members.map(|(_, member)| member.evicted.map_or(view.elected, |evicted| evicted.at)).max())
-        .map(|at| {
-            (at + view.spec.timings.takeover_delay, "waiting out takeover_delay: no member of the last round stays")
-        });
+    let takeover = takes_over.then(|| view.roster.last_doubtful(stopped)).flatten().map(|evicted| {
+        let until = evicted.unwrap_or(view.elected) + timings.takeover_delay;
+        (until, "waiting out takeover_delay: no member of the last round stays")
+    });
     unsettled.into_iter().chain(takeover).max_by_key(|(at, _)| *at)
 }

@@ -2,49 +2,18 @@
 //! files one node anew, so a question costs what its answer is long, not what the job is large. Not for
 //! judging, nor for the round.
 
+mod index;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use index::Index;
+
 use super::view::{Contact, Member, Present};
-use crate::job::{NodeId, Phase};
+use crate::job::{Fate, NodeId, Phase};
 use crate::store::Revision;
 use crate::time::Time;
-
-/// Nodes by a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Index<K> {
-    entries: BTreeMap<K, BTreeSet<NodeId>>,
-    /// How many nodes lie in all of them.
-    count: usize,
-}
-
-impl<K> Default for Index<K> {
-    fn default() -> Index<K> {
-        Index { entries: BTreeMap::new(), count: 0 }
-    }
-}
-
-impl<K: Ord> Index<K> {
-    fn add(&mut self, key: K, node: &NodeId) {
-        self.count += usize::from(self.entries.entry(key).or_default().insert(node.clone()));
-    }
-
-    fn take(&mut self, key: &K, node: &NodeId) {
-        if let Some(nodes) = self.entries.get_mut(key) {
-            self.count -= usize::from(nodes.remove(node));
-            if nodes.is_empty() {
-                self.entries.remove(key);
-            }
-        }
-    }
-
-    fn least(&self) -> Option<&K> {
-        self.entries.first_key_value().map(|(key, _)| key)
-    }
-
-    fn greatest(&self) -> Option<&K> {
-        self.entries.last_key_value().map(|(key, _)| key)
-    }
-}
 
 /// What a member says: a phase, of a round; nothing without a key, or as a newcomer.
 pub(super) type Says = Option<(u64, Phase)>;
@@ -67,10 +36,18 @@ pub struct Roster {
     contested: BTreeSet<u32>,
     /// Members by what they say.
     says: Index<Says>,
+    /// Those of them that are neither gone nor out.
+    there: Index<Says>,
     /// Members that are dead or without a key.
     gone: BTreeSet<NodeId>,
-    /// Members that were evicted, or that left.
-    out: BTreeSet<NodeId>,
+    /// Those of them that are not out: that were neither evicted nor left.
+    missing: BTreeSet<NodeId>,
+    /// Members that are out, and have a key: it is older than that, and its deletion under way.
+    late: BTreeSet<NodeId>,
+    /// Members that were evicted and may be at work until their fence point, by when they were.
+    settling: Index<Time>,
+    /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
+    doubtful: Index<(Option<Time>, Says)>,
     /// Members by the newest probe that they answered.
     answered: Index<u64>,
     /// Members that live and stay, by when they opened their stream.
@@ -119,6 +96,9 @@ struct MemberMarks {
     says: Says,
     gone: bool,
     out: bool,
+    late: bool,
+    settling: Option<Time>,
+    doubtful: Option<Option<Time>>,
     answered: u64,
     opened: Option<Option<Time>>,
     echoed: Option<Option<Time>>,
@@ -137,8 +117,12 @@ impl Roster {
             places: Index::default(),
             contested: BTreeSet::new(),
             says: Index::default(),
+            there: Index::default(),
             gone: BTreeSet::new(),
-            out: BTreeSet::new(),
+            missing: BTreeSet::new(),
+            late: BTreeSet::new(),
+            settling: Index::default(),
+            doubtful: Index::default(),
             answered: Index::default(),
             opened: Index::default(),
             echoed: Index::default(),
@@ -257,9 +241,9 @@ impl Roster {
         self.says.entries.get(&says).map_or(0, BTreeSet::len)
     }
 
-    /// Members that say anything that `besides` does not hold for.
+    /// Members that are neither gone nor out, and say anything that `besides` does not hold for.
     pub(super) fn saying_not(&self, besides: impl Fn(Says) -> bool) -> impl Iterator<Item = &NodeId> {
-        let entries = self.says.entries.iter().filter(move |(says, _)| !besides(**says));
+        let entries = self.there.entries.iter().filter(move |(says, _)| !besides(**says));
         entries.flat_map(|(_, nodes)| nodes).inspect(|_| looks::count())
     }
 
@@ -268,9 +252,26 @@ impl Roster {
         &self.gone
     }
 
-    /// Members that were evicted, or that left.
-    pub(super) fn out(&self) -> &BTreeSet<NodeId> {
-        &self.out
+    /// Members that are gone, and not out.
+    pub(super) fn missing(&self) -> impl Iterator<Item = &NodeId> {
+        self.missing.iter().inspect(|_| looks::count())
+    }
+
+    /// Members that are out, though a key of theirs is still there.
+    pub(super) fn late(&self) -> impl Iterator<Item = &NodeId> {
+        self.late.iter().inspect(|_| looks::count())
+    }
+
+    /// The last to be evicted of those that may be at work until their fence point: when.
+    pub(super) fn last_unsettled(&self) -> Option<Time> {
+        self.settling.greatest().copied()
+    }
+
+    /// The last to be evicted of those that are neither dead nor left, and have not said that they `stopped`: when;
+    /// within, None where none of them was evicted.
+    pub(super) fn last_doubtful(&self, stopped: impl Fn(Says) -> bool) -> Option<Option<Time>> {
+        let keys = self.doubtful.entries.keys().rev().inspect(|_| looks::count());
+        keys.copied().find(|(_, says)| !stopped(*says)).map(|(evicted, _)| evicted)
     }
 
     /// Members that have not answered this probe.
@@ -280,7 +281,7 @@ impl Roster {
 
     /// When the last of the members that live and stay opened its stream: None where one has not; within, None where
     /// there is no such member.
-    pub(super) fn all_opened(&self) -> Option<Option<Time>> {
+    pub(crate) fn all_opened(&self) -> Option<Option<Time>> {
         match self.opened.least() {
             Some(None) => None,
             _ => Some(self.opened.greatest().copied().flatten()),
@@ -358,10 +359,16 @@ impl Roster {
             newcomer: present.filter(|_| !contact.dead && self.is_placeless(node)).map(|it| (it.created, it.arrived)),
             member: member.map(|member| {
                 let evicted = member.evicted.is_some();
+                let out = evicted || member.left;
+                let dead = contact.dead || member.evicted.is_some_and(|evicted| evicted.fate == Fate::Dead);
+                let unknown = member.evicted.filter(|evicted| evicted.fate == Fate::Unknown && !contact.dead);
                 MemberMarks {
                     says: present.and_then(|it| Some((it.record.round?, it.record.phase))),
                     gone: contact.dead || member.absent.is_some(),
-                    out: evicted || member.left,
+                    out,
+                    late: out && present.is_some(),
+                    settling: unknown.map(|evicted| evicted.at),
+                    doubtful: (!dead && !member.left).then_some(member.evicted.map(|evicted| evicted.at)),
                     answered: contact.probe,
                     opened: (!evicted && present.is_some() && !contact.dead).then_some(contact.opened),
                     echoed: (!evicted && *node != self.own).then_some(contact.echoed),
@@ -389,8 +396,19 @@ impl Roster {
         if member.gone {
             self.gone.insert(node.clone());
         }
-        if member.out {
-            self.out.insert(node.clone());
+        match (member.gone, member.out) {
+            (false, false) => self.there.add(member.says, node),
+            (true, false) => drop(self.missing.insert(node.clone())),
+            (_, true) => {}
+        }
+        if member.late {
+            self.late.insert(node.clone());
+        }
+        if let Some(evicted) = member.settling {
+            self.settling.add(evicted, node);
+        }
+        if let Some(evicted) = member.doubtful {
+            self.doubtful.add((evicted, member.says), node);
         }
         if let Some(opened) = member.opened {
             self.opened.add(opened, node);
@@ -417,7 +435,15 @@ impl Roster {
         self.says.take(&member.says, node);
         self.answered.take(&member.answered, node);
         self.gone.remove(node);
-        self.out.remove(node);
+        self.missing.remove(node);
+        self.there.take(&member.says, node);
+        self.late.remove(node);
+        if let Some(evicted) = member.settling {
+            self.settling.take(&evicted, node);
+        }
+        if let Some(evicted) = member.doubtful {
+            self.doubtful.take(&(evicted, member.says), node);
+        }
         if let Some(opened) = member.opened {
             self.opened.take(&opened, node);
         }
@@ -439,105 +465,6 @@ impl Roster {
             self.contested.insert(place);
         } else {
             self.contested.remove(&place);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use proptest::prelude::*;
-
-    use super::super::view::Evicted;
-    use super::*;
-    use crate::job::{Fate, NodeRecord, RankRecord};
-
-    fn id(node: u8) -> NodeId {
-        NodeId::new(["own", "a", "b", "c", "c"][usize::from(node) % 5], &node.to_string())
-    }
-
-    fn time(at: u8) -> Time {
-        Time::ZERO + Duration::from_secs(u64::from(at))
-    }
-
-    fn about(node: &NodeId) -> serde_json::Value {
-        serde_json::json!({
-            "name": node.name(), "incarnation": "1", "machine": "m", "boot": "b", "host": "h",
-            "peer": { "host": "h", "port": 1 }, "slots": 1, "role": "r", "phase": "waiting",
-            "group_rank": 0, "first_rank": 0, "role_rank_base": 0, "role_world_size": 1,
-        })
-    }
-
-    fn present(node: &NodeId, x: u8, y: u8) -> Present {
-        const PHASES: [Phase; 4] = [Phase::Waiting, Phase::Running, Phase::Done, Phase::Failed];
-        let mut record: NodeRecord = serde_json::from_value(about(node)).unwrap();
-        record.phase = PHASES[usize::from(x) % 4];
-        record.round = (!y.is_multiple_of(3)).then(|| u64::from(y % 3));
-        record.place = (x % 5 > 2).then(|| u32::from(y % 2));
-        let created = Revision(i64::from(x % 7));
-        Present { record, created, modified: Revision(i64::from(y)), arrived: time(y), said: time(x) }
-    }
-
-    fn member(node: &NodeId, x: u8, y: u8) -> Member {
-        let rank: RankRecord = serde_json::from_value(about(node)).unwrap();
-        let evicted = y.is_multiple_of(4).then(|| Evicted { at: time(x), fate: Fate::Dead });
-        Member {
-            rank,
-            started: false,
-            absent: x.is_multiple_of(3).then(|| time(x)),
-            left: y.is_multiple_of(3),
-            evicted,
-        }
-    }
-
-    fn happens(roster: &mut Roster, (what, node, x, y): (u8, u8, u8, u8)) {
-        let node = id(node);
-        match what {
-            0 | 1 => roster.put(&node, present(&node, x, y)),
-            2 => roster.remove(&node),
-            3 | 4 => roster.seat(&node, member(&node, x, y)),
-            5 => roster.change_member(&node, |it| *it = member(&node, x, y)),
-            6 => roster.change_contact(&node, |contact| contact.opened = (!x.is_multiple_of(4)).then(|| time(y))),
-            7 => roster.change_contact(&node, |contact| contact.dead = x.is_multiple_of(2)),
-            8 if x == 0 => roster.dissolve(),
-            _ => {
-                roster.heard(&node, time(y), u64::from(x % 4), (!x.is_multiple_of(3)).then(|| time(y)));
-            }
-        }
-    }
-
-    /// The same nodes, taken in anew.
-    fn rebuilt(old: &Roster) -> Roster {
-        let mut new = Roster::new(old.own.clone());
-        old.members.iter().for_each(|(node, member)| new.seat(node, member.clone()));
-        old.nodes.iter().for_each(|(node, present)| new.put(node, present.clone()));
-        old.contacts.iter().for_each(|(node, contact)| new.change_contact(node, |it| *it = *contact));
-        new
-    }
-
-    proptest! {
-        #[test]
-        fn a_roster_that_was_changed_is_as_one_that_was_read(
-            events in prop::collection::vec((0..12u8, 0..8u8, any::<u8>(), any::<u8>()), 0..60)
-        ) {
-            let mut roster = Roster::new(id(0));
-            for event in events {
-                happens(&mut roster, event);
-                prop_assert_eq!(&roster, &rebuilt(&roster));
-            }
-            // And its answers are those of a look at every node.
-            let newcomers: Vec<_> = roster.nodes.keys().filter(|node| {
-                roster.is_placeless(node) && !roster.contacts.get(*node).is_some_and(|contact| contact.dead)
-            }).collect();
-            prop_assert_eq!(roster.count_newcomers(), newcomers.len());
-            let echoes = roster.members.iter().filter(|(node, it)| **node != roster.own && it.evicted.is_none());
-            let echoes: Vec<_> =
-                echoes.map(|(node, _)| roster.contacts.get(node).and_then(|contact| contact.echoed)).collect();
-            let oldest = echoes.iter().copied().try_fold(None, |oldest: Option<Time>, echoed| {
-                echoed.map(|echoed| Some(oldest.map_or(echoed, |oldest| oldest.min(echoed))))
-            });
-            prop_assert_eq!(roster.all_echoed(), oldest);
         }
     }
 }

@@ -22,29 +22,20 @@ pub(super) struct Contest<'a> {
     pub(super) other: &'a NodeId,
 }
 
-/// The nodes that get in, in order of ranks, and two that cannot: candidates with the place that each must have, if
-/// ranks are fixed. At most `most` get in, the first that came.
+/// The nodes that get in, in order of ranks: candidates with the place that each must have, if ranks are fixed. At most
+/// `most` get in, the first that came.
 ///
 /// Where two claim one place, the later one is its predecessor's next incarnation (others are turned away), and their
 /// keys do not tell which is alive. Neither gets in until one of them is gone.
-pub(super) fn in_order<'a>(
-    candidates: Vec<(&'a NodeId, Option<u32>)>,
-    most: usize,
-) -> (Vec<&'a NodeId>, Option<Contest<'a>>) {
-    let mut claims: BTreeMap<u32, Vec<&NodeId>> = BTreeMap::new();
-    for (node, place) in &candidates {
-        if let Some(place) = place {
-            claims.entry(*place).or_default().push(*node);
-        }
+pub(super) fn in_order<'a>(candidates: Vec<(&'a NodeId, Option<u32>)>, most: usize) -> Vec<&'a NodeId> {
+    let mut claims: BTreeMap<u32, usize> = BTreeMap::new();
+    for place in candidates.iter().filter_map(|(_, place)| *place) {
+        *claims.entry(place).or_default() += 1;
     }
-    let contest = claims.iter().find_map(|(place, claimants)| match claimants[..] {
-        [one, other, ..] => Some(Contest { place: *place, one, other }),
-        _ => None,
-    });
-    let alone = |place: &Option<u32>| place.is_none_or(|place| claims[&place].len() == 1);
+    let alone = |place: &Option<u32>| place.is_none_or(|place| claims.get(&place) == Some(&1));
     let mut places: Vec<_> = candidates.into_iter().filter(|(_, place)| alone(place)).take(most).collect();
     places.sort_by_key(|(_, place)| place.unwrap_or(u32::MAX));
-    (places.into_iter().map(|(node, _)| node).collect(), contest)
+    places.into_iter().map(|(node, _)| node).collect()
 }
 
 /// Gives ranks to `places` in their order: contiguous over all workers, and within each role.
@@ -90,16 +81,15 @@ mod tests {
     fn nodes_sit_as_they_came_or_where_they_must() {
         let nodes: Vec<NodeId> = (0..4).map(|n| NodeId::new(&format!("n{n}"), "i")).collect();
         let order = |wanted: [Option<u32>; 4], most| {
-            let (places, contest) = in_order(nodes.iter().zip(wanted).collect(), most);
-            let places: Vec<&str> = places.iter().map(|node| node.name()).collect();
-            (
-                places.join(" "),
-                contest.map(|contest| (contest.place, contest.one.name().to_owned() + contest.other.name())),
-            )
+            let places = in_order(nodes.iter().zip(wanted).collect(), most);
+            places.iter().map(|node| node.name()).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(order([None; 4], 3), ("n0 n1 n2".into(), None));
-        assert_eq!(order([Some(3), Some(0), Some(2), Some(1)], 4), ("n1 n3 n2 n0".into(), None));
-        let contested = Some((1, "n0n3".into()));
-        assert_eq!(order([Some(1), Some(0), Some(2), Some(1)], 4), ("n1 n2".into(), contested));
+        assert_eq!(order([None; 4], 3), "n0 n1 n2");
+        assert_eq!(order([Some(3), Some(0), Some(2), Some(1)], 4), "n1 n3 n2 n0");
+        assert_eq!(
+            order([Some(1), Some(0), Some(2), Some(1)], 4),
+            "n1 n2",
+            "of two that claim one place neither gets in"
+        );
     }
 }

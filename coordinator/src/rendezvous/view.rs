@@ -198,6 +198,9 @@ impl View {
             return Standing::Lost(Fate::Dead, "its agent is gone");
         }
         let Some(member) = self.roster.member(node) else { return Standing::Alive };
+        if let Some(evicted) = member.evicted {
+            return Standing::Lost(evicted.fate, "it was evicted");
+        }
         let Some(absent) = member.absent else { return Standing::Alive };
         let heard = self.roster.contact(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
         let silent_from = self.counting_or_bound().max(heard);
@@ -208,14 +211,6 @@ impl View {
         } else {
             Standing::Missing(lost_at)
         }
-    }
-
-    /// How long an unsettled eviction holds up its successor round: until the evicted node is past its fence point.
-    pub(super) fn settles_at(&self, node: &NodeId, evicted: Evicted) -> Option<Time> {
-        if evicted.fate != Fate::Unknown || self.confirmed_dead(node) {
-            return None;
-        }
-        Some(self.counting_or_bound().max(evicted.at) + self.spec.timings.lease_ttl)
     }
 
     /// Waiting nodes without a place that the operator asked to leave.

@@ -86,8 +86,8 @@ pub struct Word {
 enum Doing {
     /// Reading the whole job.
     Load,
-    /// Writing the round as forming.
-    Form { record: RoundRecord, evict: Vec<Eviction>, quick: bool },
+    /// Evicting, then writing the round as forming; `rest` holds what follows, the record last.
+    Form { record: RoundRecord, evict: Vec<Eviction>, quick: bool, rest: VecDeque<Txn> },
     /// Writing rank keys; `rest` holds what follows, the `running` record last.
     Seal { record: RoundRecord, seats: Vec<Seat>, rest: VecDeque<Txn> },
     /// Writing the result, and deleting done nodes' keys.

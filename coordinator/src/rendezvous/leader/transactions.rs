@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::decide::{Eviction, Form};
+use super::super::decide::{Eviction, Form, MOST_EVICTIONS};
 use super::super::seats::Seat;
 use super::super::view::{Evicted, Member, View};
 use super::{Doing, Leader, LeaderOutput};
@@ -36,11 +36,18 @@ impl Leader {
             reason: reason.to_owned(),
             cause: None,
         };
-        let mut then = self.evict_ops(view, &form.evict);
+        // The record stands once and last, with the evictions that fit beside it: each time it is written, every node
+        // reads it.
+        let first = form.evict.len().saturating_sub(1) / MOST_EVICTIONS * MOST_EVICTIONS;
+        let (before, last) = form.evict.split_at(first);
+        let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));
+        let mut txns: VecDeque<Txn> = before.chunks(MOST_EVICTIONS).map(evicting).collect();
+        let mut then = self.evict_ops(view, last);
         then.push(Op::put(self.keys.round(), to_json(&record)));
         self.push_event(now, &record, &form.evict, &mut then);
-        let silent = self.silent(view, &form.evict);
-        (Doing::Form { record, evict: form.evict, quick: form.quick }, self.guarded(then).guarded(silent))
+        txns.push_back(self.guarded(then).guarded(self.silent(view, last)));
+        let first = txns.pop_front().unwrap_or_default();
+        (Doing::Form { record, evict: form.evict, quick: form.quick, rest: txns }, first)
     }
 
     pub(super) fn refuse_txn(&self, view: &View, evictions: &[Eviction]) -> (Doing, Txn) {
@@ -61,8 +68,12 @@ impl Leader {
 
     fn evict_ops(&self, view: &View, evictions: &[Eviction]) -> Vec<Op> {
         let round = view.round.value.sealed.map_or(0, |sealed| sealed.number);
+        // A tombstone that stands says more than another would: whether its agent must end.
+        let stands =
+            |eviction: &Eviction| view.roster.member(&eviction.node).is_some_and(|member| member.evicted.is_some());
         evictions
             .iter()
+            .filter(|eviction| !stands(eviction))
             .flat_map(|eviction| {
                 let tombstone = Tombstone {
                     round,
@@ -169,7 +180,10 @@ impl Leader {
         };
         match doing {
             Doing::Load => self.load(now, result, out),
-            Doing::Form { record, evict, quick } => {
+            Doing::Form { record, evict, quick, mut rest } => {
+                if let Some(txn) = rest.pop_front() {
+                    return self.start(Doing::Form { record, evict, quick, rest }, txn, out);
+                }
                 if quick {
                     view.quick.spend(now);
                 }
@@ -179,7 +193,9 @@ impl Leader {
                 for eviction in evict {
                     view.roster.remove(&eviction.node);
                     let evicted = Evicted { at: now, fate: eviction.fate };
-                    view.roster.change_member(&eviction.node, |member| member.evicted = Some(evicted));
+                    view.roster.change_member(&eviction.node, |member| {
+                        member.evicted.get_or_insert(evicted);
+                    });
                 }
                 if record.sealed.is_none() {
                     view.stale_rounds.extend(view.round.value.sealed.map(|sealed| sealed.number));

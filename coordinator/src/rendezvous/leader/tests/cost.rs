@@ -115,6 +115,102 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     assert_eq!(dearest["a beat"], 1, "{dearest:?}");
 }
 
+/// A job of this many nodes whose first round runs.
+fn running(nodes: usize) -> (Scene, Leader, i64) {
+    let mut scene = Scene::new();
+    scene.nodes.clear();
+    scene.ranks.clear();
+    scene.round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
+    (scene.fewest, scene.most) = (nodes, nodes);
+    let (mut leader, _) = scene.leader();
+    let mut revision = 10_000;
+    settle(&mut leader, NOW, &mut revision);
+    for phase in ["waiting", "running"] {
+        for index in 0..nodes {
+            revision += 1;
+            let round = (phase == "running").then_some(1);
+            let says_so = json!({ "phase": phase, "round": round, "master": { "host": "h", "port": 2 } });
+            leader.take(NOW, says(&scene.keys, index, revision, says_so));
+        }
+        leader.act(NOW);
+        settle(&mut leader, NOW, &mut revision);
+    }
+    assert_eq!(leader.view().expect("a view").round.value.state, RoundState::Running);
+    (scene, leader, revision)
+}
+
+#[test]
+fn many_losses_write_the_round_once() {
+    const LOST: usize = 120;
+    // Given a job that runs, most of whose nodes die at once
+    let (_, mut leader, mut revision) = running(LOST + 5);
+    for index in 0..LOST {
+        leader.take(NOW, LeaderInput::Dead(id(&name(index))));
+    }
+    // then they are evicted in as many transactions as that takes, and the round is written with the last
+    let mut wants = leader.act(NOW);
+    let (mut stones, mut written_at, mut count) = (0, Vec::new(), 0);
+    while let Some(next) = txn(&wants) {
+        let puts = |part: &str| {
+            let put = |op: &&Op| matches!(op, Op::Put { key, .. } if key.contains(part));
+            next.then.iter().filter(put).count()
+        };
+        assert!(next.then.len() <= 128 && next.when.len() <= 128, "etcd takes no more");
+        stones += puts("/evicted/");
+        written_at.extend((puts("/round") > 0).then_some(count));
+        count += 1;
+        revision += 1;
+        wants = written(&mut leader, NOW, revision);
+    }
+    assert_eq!((stones, count, written_at), (LOST, 3, vec![2]));
+    assert_eq!(leader.view().expect("a view").round.value.number, 2);
+}
+
+#[test]
+fn a_leader_that_finds_members_evicted_while_their_round_runs_goes_on_from_there() {
+    // Given a leader that died between two transactions of evictions
+    let scene = Scene::new();
+    let mut results = scene.store();
+    results[4].retain(|kv| !kv.key.contains("/b:"));
+    let stone = json!({ "round": 1, "fate": "fenced", "reason": "r", "refused": true });
+    results[5].push(kv(scene.keys.evicted(&id("b")), stone, 5));
+    // then its successor forms the next round at once, and leaves what the tombstone says
+    let (_, wants) = scene.led(results);
+    let record = round(&scene, &wants).expect("a round");
+    assert_eq!(
+        (record.number, record.state, record.reason.as_str()),
+        (2, RoundState::Forming, "lost b: it was evicted")
+    );
+    assert!(
+        !txn(&wants).expect("it").then.iter().any(|op| matches!(op, Op::Put { key, .. } if key.contains("/evicted/")))
+    );
+}
+
+#[test]
+fn newcomers_where_nobody_stays_cost_the_same_however_many_were_lost() {
+    // Given a job whose next round forms, and whose members do not stop in time
+    let (scene, mut leader, mut revision) = running(NODES);
+    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
+    revision += 1;
+    leader.step(NOW, says(&scene.keys, 7, revision, failed));
+    settle(&mut leader, NOW, &mut revision);
+    let late = NOW + Duration::from_millis(2500);
+    leader.step(late, LeaderInput::Tick);
+    settle(&mut leader, late, &mut revision);
+    assert!(leader.view().expect("a view").roster.members().all(|(_, member)| member.evicted.is_some()));
+    // when as many others come, one by one, of which some claim a place of another's
+    let mut dearest = 0;
+    for index in NODES..2 * NODES {
+        revision += 1;
+        let place = (index % 200 < 2).then_some(index / 200);
+        let waits = json!({ "phase": "waiting", "place": place, "master": { "host": "h", "port": 2 } });
+        let (cost, _) = cost(&mut leader, late, says(&scene.keys, index, revision, waits));
+        dearest = dearest.max(cost);
+        settle(&mut leader, late, &mut revision);
+    }
+    assert!(dearest <= 3 * FEW, "{dearest}");
+}
+
 #[test]
 fn one_decision_is_enough_for_all_that_came() {
     // Given members whose two failures come at once
