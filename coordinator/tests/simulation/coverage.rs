@@ -45,8 +45,8 @@ const NO_VERDICT: [(&str, &[&str], &str); 5] = [
 const NO_INPUT: [(&str, &[&str], &str); 5] = [
     (
         "joining",
-        &["leased", "renewed", "watched", "word", "leader dead", "started", "ended", "stopped", "quiesced"],
-        "nothing that is answered so was asked for yet",
+        &["leader dead", "started", "ended", "stopped", "quiesced"],
+        "it has no stream to a leader, and no workers",
     ),
     ("starting", &["stopped", "quiesced"], "nobody asked for a stop"),
     ("running", &["started", "stopped", "quiesced"], "workers start once, and nobody asked for a stop"),

@@ -44,6 +44,7 @@ impl Leader {
                     self.watching = true;
                     let from = result.revision.next();
                     out.push(LeaderOutput::Watch(Scope::Prefix(self.keys.nodes()), from));
+                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.round()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.desired()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.checkpoint()), from));
                 }
@@ -205,6 +206,11 @@ impl Leader {
                 Event::Put(kv) => Some(Versioned::parse(kv)?),
                 Event::Delete { .. } => None,
             };
+            return Ok(());
+        }
+        if event.key() == self.keys.round() {
+            // Its own writes come back too. Of another's, only the next generation's first record stands.
+            self.round_news = self.round_news.max(event.revision());
             return Ok(());
         }
         let Some(view) = &mut self.view else { return Ok(()) };

@@ -121,6 +121,8 @@ pub struct Leader {
     loaded: Revision,
     /// A read older than this says less than a watch already did: read again.
     behind: Revision,
+    /// The newest write of the round, its own or another's, that the watch told of.
+    round_news: Revision,
     /// News that came while the view was being read. The read may be older than they are, and no watch repeats them.
     meanwhile: Vec<Event>,
     /// Whether the view must be read (again) before the next decision.
@@ -157,6 +159,7 @@ impl Leader {
             next_event: 0,
             loaded: Revision::NONE,
             behind: Revision::NONE,
+            round_news: Revision::NONE,
             meanwhile: Vec::new(),
             stale: true,
             watching: false,
@@ -332,7 +335,8 @@ impl Leader {
             return;
         }
         self.retry_at = None;
-        let Some(view) = self.view.as_ref().filter(|_| !self.stale) else {
+        let read = self.view.as_ref().filter(|view| !self.stale && view.round.modified >= self.round_news);
+        let Some(view) = read else {
             return self.start(Doing::Load, self.load_txn(), out);
         };
         // Who has not come by then to a new leader may have died with the old one: no stream will tell.

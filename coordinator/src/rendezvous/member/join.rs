@@ -6,29 +6,27 @@ use super::step::Out;
 use super::{Call, End, Member, MemberOutput, Mode};
 use crate::job::{Desired, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::rendezvous::decide::BEGINS_ANEW;
-use crate::store::{Guard, KeyValue, Op, OpResult, Scope, Txn, TxnResult};
+use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
-/// Pause between reads of a job that cannot be joined yet.
+/// Pause between looks at a job that cannot be joined yet.
 const AGAIN: Duration = Duration::from_millis(500);
 
 impl Member {
     pub(super) fn join(&mut self, now: Time, out: &mut Out) {
         self.begun.get_or_insert(now);
-        if self.calls.contains(&Call::Begin) {
+        if self.calls.contains(&Call::Begin) || self.look_at.is_some_and(|at| now < at) {
             return;
         }
+        self.look_at = None;
         let keys = &self.setup.keys;
-        let mut read = vec![
+        let read = [
             Op::get(keys.spec()),
             Op::get(keys.round()),
             Op::get(keys.desired()),
             Op::get(keys.leader()),
             Op::count(keys.nodes()),
         ];
-        if self.leftovers {
-            read.push(Op::range(keys.nodes()));
-        }
         self.call(Call::Join, Txn::of(read), out);
     }
 
@@ -58,20 +56,7 @@ impl Member {
             RoundState::Succeeded => return self.end(End::Succeeded, out),
             RoundState::Closed => return self.end(End::Closed, out),
             RoundState::Failed if deserted => return self.begin_generation(&round, round.value.sealed, out),
-            RoundState::Failed => {
-                self.leftovers = true;
-                if let Some(nodes) = result.results.get(5)
-                    && self.sweep(&round, nodes.values(), out)
-                {
-                    return;
-                }
-                self.say_once(
-                    "the job has failed; waiting for its last agents to leave before it begins anew".into(),
-                    out,
-                );
-                self.retry_at = Some(now + AGAIN);
-                return;
-            }
+            RoundState::Failed => return self.wait_for_leavers(now, result, value(3), out),
             _ => {}
         }
         if let Some(differs) = self.setup.spec.disagreement(&spec.value) {
@@ -87,11 +72,12 @@ impl Member {
         self.spec = spec.value;
         self.joined = true;
         self.mode = Mode::Waiting(None);
-        self.lease_at = now;
+        if self.lease.is_none() {
+            self.lease_at = now;
+        }
         self.told = None;
         let from = result.revision.next();
-        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.round()), from));
-        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.leader()), from));
+        self.follow(from, out);
         out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.evicted(&self.id())), from));
         self.joined_at(now, result, round, value(3), out);
     }
@@ -104,6 +90,8 @@ impl Member {
         leader: Option<&KeyValue>,
         out: &mut Out,
     ) {
+        // One that it followed already.
+        self.open_pulse(out);
         self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
         if self.leader.is_none() {
             // Nobody's end is being raced for.
@@ -112,18 +100,35 @@ impl Member {
         self.round_read(now, Ok(round), out);
     }
 
-    /// Deletes what done nodes left behind a failed job: no lease ends those keys, and a leader that dies right after
-    /// writing the result has not deleted them. Whether there was anything to delete.
-    fn sweep(&mut self, last: &Versioned<RoundRecord>, nodes: &[KeyValue], out: &mut Out) -> bool {
-        const MOST: usize = 100;
-        let done: Vec<Op> =
-            nodes.iter().filter(|kv| kv.lease.is_none()).take(MOST).map(|kv| Op::delete(kv.key.as_str())).collect();
-        if done.is_empty() {
-            return false;
+    /// Watches the round and the leader, once.
+    fn follow(&mut self, from: Revision, out: &mut Out) {
+        if !std::mem::replace(&mut self.follows, true) {
+            out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.round()), from));
+            out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.leader()), from));
         }
-        let guard = Guard::modified(self.setup.keys.round(), last.modified);
-        self.call(Call::Begin, Txn::of(done).guarded([guard]), out);
-        true
+    }
+
+    /// Waits until the last agents of a failed job have left.
+    ///
+    /// One of those that wait leads meanwhile. As the leader it deletes what done nodes left behind: no lease ends those
+    /// keys, and a leader that died right after it wrote the result has not deleted them. And it alone looks often
+    /// whether all are gone. The others are told by their watches.
+    fn wait_for_leavers(&mut self, now: Time, result: &TxnResult, leader: Option<&KeyValue>, out: &mut Out) {
+        if !std::mem::replace(&mut self.leftovers, true) {
+            self.lease_at = now;
+        }
+        self.follow(result.revision.next(), out);
+        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+        self.say_once("the job has failed; waiting for its last agents to leave before it begins anew".into(), out);
+        let pause = if self.leading.is_some() { AGAIN } else { self.setup.spec.timings.renewal() };
+        let overtaken = result.revision < self.round_news;
+        self.look_at = Some(if overtaken { now } else { now + pause });
+    }
+
+    /// The round was written while this node waits to join: it reads the job anew.
+    pub(super) fn round_moved(&mut self, now: Time, at: Revision) {
+        self.round_news = self.round_news.max(at);
+        self.look_at = Some(now);
     }
 
     fn begin_job(&mut self, out: &mut Out) {
@@ -168,7 +173,7 @@ impl Member {
             ),
             out,
         );
-        self.retry_at = Some(now + AGAIN);
+        self.look_at = Some(now + AGAIN);
     }
 }
 

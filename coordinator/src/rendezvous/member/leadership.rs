@@ -55,10 +55,12 @@ impl Member {
                 out.push(MemberOutput::Lead(leader.modified, predecessor));
                 self.leader = Some(leader);
                 self.campaign_at = None;
+                // Not joined yet, it is the one that looks.
+                self.look_at = None;
             }
             Some(leader) => {
-                out.push(MemberOutput::Pulse(Some((leader.modified, leader.value.clone()))));
                 self.leader = Some(leader);
+                self.open_pulse(out);
                 self.campaign_at = None;
             }
             None => {
@@ -70,6 +72,13 @@ impl Member {
                     self.campaign_soon(now);
                 }
             }
+        }
+    }
+
+    /// Opens a stream to the leader. Who has not joined has nothing to say to it.
+    pub(super) fn open_pulse(&self, out: &mut Out) {
+        if let Some(leader) = self.leader.as_ref().filter(|_| self.joined && self.leading.is_none()) {
+            out.push(MemberOutput::Pulse(Some((leader.modified, leader.value.clone()))));
         }
     }
 

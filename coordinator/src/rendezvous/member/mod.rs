@@ -328,8 +328,15 @@ pub struct Member {
     begun: Option<Time>,
     /// The round at which a disagreeing newcomer found the job without nodes, and when.
     deserted: Option<(Revision, Time)>,
-    /// The job has failed, and something is left under `nodes/`: look closer.
+    /// The job has failed, and something was left under `nodes/`: until that is gone this node may lead without having
+    /// joined.
     leftovers: bool,
+    /// When it looks again whether the job can be joined.
+    look_at: Option<Time>,
+    /// Before it joined: the newest write of the round that its watch told of.
+    round_news: Revision,
+    /// It watches the round and the leader.
+    follows: bool,
     random: u64,
 }
 
@@ -371,6 +378,9 @@ impl Member {
             told: None,
             deserted: None,
             leftovers: false,
+            look_at: None,
+            round_news: Revision::NONE,
+            follows: false,
         }
     }
 

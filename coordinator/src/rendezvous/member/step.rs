@@ -58,7 +58,9 @@ impl Member {
             Ok(result) => result,
             Err(error) => return self.failed(now, call, error, out),
         };
-        self.told = None;
+        if call != Call::Join {
+            self.told = None;
+        }
         match call {
             Call::Join => self.job_read(now, &result, out),
             // Whatever came of it, the job is read next.
@@ -155,6 +157,7 @@ impl Member {
                     self.event(now, event, out);
                 }
             }
+            WatchUpdate::Snapshot { revision, .. } if !self.joined => self.round_moved(now, revision),
             // It may tell of a deletion, and does not say of which key: read both.
             WatchUpdate::Snapshot { .. } => self.own.lost_track(),
             WatchUpdate::Broken(error) => self.end(End::StoreLost(error.to_string()), out),
@@ -175,6 +178,9 @@ impl Member {
             };
             self.leader_read(now, leader, revision, out);
         } else if event.key() == self.setup.keys.round() {
+            if !self.joined {
+                return self.round_moved(now, event.revision());
+            }
             match &event {
                 Event::Put(kv) => self.round_read(now, Versioned::parse(kv), out),
                 Event::Delete { .. } => {
@@ -327,6 +333,7 @@ impl Member {
             self.retry_at = None;
             if self.mode == Mode::Joining {
                 self.join(now, out);
+                self.campaign(now, out);
             } else if self.joined {
                 self.keep_own_key(now, out);
                 self.look_up_seat(out);

@@ -10,6 +10,8 @@ pub(super) enum Timer {
     Fence,
     /// Gives up joining.
     Join,
+    /// Looks again whether the job can be joined.
+    Look,
     /// Goes on after the pause behind a failed call.
     Retry,
     /// Asks for a lease, or renews it.
@@ -23,8 +25,16 @@ pub(super) enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 7] =
-        [Timer::Fence, Timer::Join, Timer::Retry, Timer::Lease, Timer::Prove, Timer::Campaign, Timer::Leave];
+    const ALL: [Timer; 8] = [
+        Timer::Fence,
+        Timer::Join,
+        Timer::Look,
+        Timer::Retry,
+        Timer::Lease,
+        Timer::Prove,
+        Timer::Campaign,
+        Timer::Leave,
+    ];
 }
 
 impl Member {
@@ -45,8 +55,14 @@ impl Member {
                 let begun = self.begun.filter(|_| self.mode == Mode::Joining)?;
                 Some(begun + self.setup.spec.timings.join_timeout)
             }
+            Timer::Look => self
+                .look_at
+                .filter(|_| self.mode == Mode::Joining && !under_way(Call::Join) && !under_way(Call::Begin))
+                .map(paused),
             Timer::Retry => self.retry_at,
-            Timer::Lease => (self.joined && !self.lease_asked && !self.renew_asked).then_some(self.lease_at),
+            Timer::Lease => {
+                ((self.joined || self.leftovers) && !self.lease_asked && !self.renew_asked).then_some(self.lease_at)
+            }
             Timer::Prove => {
                 let proves = self.workers != Workers::None || self.is_idle();
                 let free = self.lease.is_some() && !under_way(Call::Own) && !under_way(Call::ReadBack);
