@@ -1,5 +1,8 @@
 //! Publishing a checkpoint: moving the job's resume point, under the fence. Not for writing the checkpoint itself.
 
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
 use crate::job::{
@@ -7,7 +10,7 @@ use crate::job::{
 };
 use crate::node::Status;
 use crate::rendezvous::Credentials;
-use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Store, StoreError, Txn};
+use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Store, StoreError, Txn, TxnResult};
 
 /// Tries while the round moves or an outcome is unknown.
 const TRIES: u32 = 8;
@@ -162,57 +165,88 @@ fn may_commit_last(round: &RoundRecord, seat: Sealed) -> bool {
     }
 }
 
+fn leaves(phase: Phase) -> bool {
+    matches!(phase, Phase::Draining | Phase::Stopped)
+}
+
 /// Who of the last round's members publishes at its end: of those that are still there, the one with the first ranks.
 /// Nobody where the job has not failed and one of them goes on with it.
-fn last_publisher<'a>(
-    failed: bool,
-    ranks: impl IntoIterator<Item = (&'a NodeId, u32)>,
-    present: impl Fn(&NodeId) -> Option<Phase>,
-) -> Option<&'a NodeId> {
-    let there: Vec<_> = ranks.into_iter().filter_map(|(node, rank)| Some((node, rank, present(node)?))).collect();
-    let leaves = |phase| matches!(phase, Phase::Draining | Phase::Stopped);
+fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeId> {
     if !failed && !there.iter().all(|(.., phase)| leaves(*phase)) {
         return None;
     }
-    there.into_iter().min_by_key(|(_, rank, _)| *rank).map(|(node, ..)| node)
+    there.iter().min_by_key(|(_, rank, _)| *rank).map(|(node, ..)| node)
 }
 
 /// Looks whether `node`, whose part in the job ends and whose last place was in the round `seat`, is the one that
 /// publishes what is left. The node's key must still be there.
 ///
+/// Each looks for the next that is there of those with ranks before its own, and no further: all of them together look
+/// at each member a few times, however many they are. Only the first may have to look at all.
+///
 /// # Errors
 /// The store fails, or holds what is not ours.
 pub async fn last_word(store: &dyn Store, keys: &Keys, node: &NodeId, seat: Sealed) -> Result<LastWord, CommitError> {
-    let ranks = keys.ranks(seat.number, seat.plan);
-    let reads = [Op::get(keys.round()), Op::get(keys.checkpoint()), Op::range(keys.nodes()), Op::range(&ranks)];
-    let read = store.txn(Txn::of(reads)).await?;
-    let value = |at: usize| read.results.get(at).and_then(OpResult::value);
-    let values = |at: usize| read.results.get(at).map(OpResult::values).unwrap_or_default();
     let nothing = |why: &str| Ok(LastWord::Nothing(why.to_owned()));
-    let Some(round) = value(0) else { return nothing("the job's `round` key is gone") };
-    let round = Versioned::<RoundRecord>::parse(round).map_err(CommitError::Foreign)?.value;
+    let rank_key = |node: &NodeId| keys.rank(seat.number, seat.plan, node);
+    let reads = [Op::get(keys.round()), Op::get(keys.checkpoint()), Op::get(rank_key(node))];
+    let read = store.txn(Txn::of(reads)).await?;
+    let Some(round) = record::<RoundRecord>(&read, 0)? else { return nothing("the job's `round` key is gone") };
     if !may_commit_last(&round, seat) {
         return nothing("the job has gone on without this node");
     }
-    let pointer = value(1).map(Versioned::<Checkpoint>::parse).transpose().map_err(CommitError::Foreign)?;
+    let pointer = record::<Checkpoint>(&read, 1)?;
+    let failed = round.state == RoundState::Failed;
+    let mut rank = record::<RankRecord>(&read, 2)?;
+    // A rank key of an earlier build does not say who is before.
+    while let Some(before) = rank.as_ref().and_then(|rank| rank.before.clone()) {
+        let read = store.txn(Txn::of([Op::get(keys.node(&before)), Op::get(rank_key(&before))])).await?;
+        match record::<NodeRecord>(&read, 0)? {
+            Some(there) if failed || leaves(there.phase) => {
+                return Ok(LastWord::Nothing(format!("{before} is there to save it")));
+            }
+            Some(_) => return nothing(OTHERS_GO_ON),
+            None => rank = record::<RankRecord>(&read, 1)?,
+        }
+    }
+    if failed && rank.is_some_and(|rank| rank.group_rank == 0) {
+        return Ok(LastWord::After(pointer));
+    }
+    match last_publisher(failed, &members(store, keys, seat).await?) {
+        Some(first) if first == node => Ok(LastWord::After(pointer)),
+        Some(first) => Ok(LastWord::Nothing(format!("{first} is there to save it"))),
+        None => nothing(OTHERS_GO_ON),
+    }
+}
+
+/// Why nothing is saved where the job is not over.
+const OTHERS_GO_ON: &str = "others go on with the job, and hold what it is";
+
+/// A transaction's record at this place of its reads, if the key is there.
+fn record<T: DeserializeOwned>(read: &TxnResult, at: usize) -> Result<Option<T>, CommitError> {
+    let value = read.results.get(at).and_then(OpResult::value);
+    let record = value.map(Versioned::<T>::parse).transpose().map_err(CommitError::Foreign)?;
+    Ok(record.map(|record| record.value))
+}
+
+/// All members of a round that are still there, with their group ranks and what they say.
+async fn members(store: &dyn Store, keys: &Keys, seat: Sealed) -> Result<Vec<(NodeId, u32, Phase)>, CommitError> {
+    let ranks = keys.ranks(seat.number, seat.plan);
+    let read = store.txn(Txn::of([Op::range(keys.nodes()), Op::range(&ranks)])).await?;
+    let values = |at: usize| read.results.get(at).map(OpResult::values).unwrap_or_default();
     let under = |kv: &KeyValue, prefix: &str| kv.key.strip_prefix(prefix).map(NodeId::from_text);
-    let mut phases = Vec::new();
-    for kv in values(2) {
+    let mut phases = BTreeMap::new();
+    for kv in values(0) {
         let record = Versioned::<NodeRecord>::parse(kv).map_err(CommitError::Foreign)?.value;
         phases.extend(under(kv, &keys.nodes()).map(|node| (node, record.phase)));
     }
-    let mut places = Vec::new();
-    for kv in values(3) {
+    let mut members = Vec::new();
+    for kv in values(1) {
         let record = Versioned::<RankRecord>::parse(kv).map_err(CommitError::Foreign)?.value;
-        places.extend(under(kv, &ranks).map(|node| (node, record.group_rank)));
+        let there = under(kv, &ranks).and_then(|node| phases.get_key_value(&node));
+        members.extend(there.map(|(node, phase)| (node.clone(), record.group_rank, *phase)));
     }
-    let present = |wanted: &NodeId| phases.iter().find(|(node, _)| node == wanted).map(|(_, phase)| *phase);
-    let failed = round.state == RoundState::Failed;
-    match last_publisher(failed, places.iter().map(|(node, rank)| (node, *rank)), present) {
-        Some(first) if first == node => Ok(LastWord::After(pointer.map(|pointer| pointer.value))),
-        Some(first) => Ok(LastWord::Nothing(format!("{first} is there to save it"))),
-        None => nothing("others go on with the job, and hold what it is"),
-    }
+    Ok(members)
 }
 
 /// Publishes the last checkpoint of a node whose part in the job ends, under the same guards as [`commit`]: its own key,
@@ -323,9 +357,10 @@ mod tests {
             (false, [Some(Stopped), Some(Running), None], None),
             (false, [Some(Draining), Some(Waiting), Some(Draining)], None),
         ] {
-            let of = |node: &NodeId| nodes.iter().position(|known| known == node).and_then(|at| phases[at]);
-            let ranks = [2, 1, 0].map(|rank| (&nodes[rank], rank as u32));
-            let found = last_publisher(failed, ranks, of).map(ToString::to_string);
+            let there =
+                [2, 1, 0].into_iter().filter_map(|rank| Some((nodes[rank].clone(), rank as u32, phases[rank]?)));
+            let there: Vec<_> = there.collect();
+            let found = last_publisher(failed, &there).map(ToString::to_string);
             assert_eq!(found.as_deref(), first, "{failed} {phases:?}");
         }
     }

@@ -207,6 +207,9 @@ pub struct RankRecord {
     pub boot: String,
     /// Where its agent listens for pulses.
     pub peer: Endpoint,
+    /// The node with the ranks before; none for the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<NodeId>,
 }
 
 /// Who decides, `leader`. Its mod revision is the term.

@@ -65,6 +65,7 @@ pub(super) fn seats(view: &View, places: &[&NodeId]) -> Vec<Seat> {
                 machine: record.machine.clone(),
                 boot: record.boot.clone(),
                 peer: record.peer.clone(),
+                before: seats.last().map(|seat: &Seat| seat.node.clone()),
             },
         });
         *role_base += record.slots;

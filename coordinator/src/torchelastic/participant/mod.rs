@@ -445,6 +445,7 @@ impl Participant {
             machine: record.machine.clone(),
             boot: record.boot.clone(),
             peer: record.peer.clone(),
+            before: None,
         };
         self.round = Some(round.clone());
         self.idle_since = None;
