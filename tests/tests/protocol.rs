@@ -2,15 +2,20 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{FailureClass, JobId, Keys, Spec};
+use elastic_coordinator::checkpoint::{LastWord, last_word};
+use elastic_coordinator::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
 use elastic_coordinator::mvcc::Limits;
 use elastic_coordinator::node::Parting;
 use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::store::{MemoryStore, Store};
+use elastic_coordinator::store::{Event, KeyValue, MemoryStore, Op, Revision, Scope, Store, Txn, WatchUpdate};
+use elastic_tests::counted::{Counted, KEYS};
 use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
+use elastic_tests::wait::eventually;
+use serde_json::json;
 
 const WITHIN: Duration = Duration::from_secs(15);
 
@@ -94,4 +99,163 @@ async fn a_newcomer_joins_and_a_leaver_leaves_while_ranks_stay() {
     c.finish();
     assert_eq!(a.parting(WITHIN).await.unwrap(), Parting::End(End::Succeeded));
     assert_eq!(c.parting(WITHIN).await.unwrap(), Parting::End(End::Succeeded));
+}
+
+/// How often each key under `prefix` was written since revision `from`.
+async fn puts(store: &dyn Store, prefix: String, from: Revision) -> BTreeMap<String, u32> {
+    let (_, until) = store.range(&prefix).await.unwrap();
+    // What marks the end of the history that is looked at.
+    let end = format!("{prefix}end");
+    store.put(Vec::new(), Op::put(&end, "")).await.unwrap();
+    let mut watcher = store.watch(Scope::Prefix(prefix), from).await.unwrap();
+    let mut puts = BTreeMap::new();
+    loop {
+        let update = tokio::time::timeout(WITHIN, watcher.recv()).await.unwrap().unwrap();
+        let WatchUpdate::Events(events) = update else { panic!("{update:?}") };
+        for event in events {
+            match event {
+                Event::Put(kv) if kv.key == end => return puts,
+                Event::Put(kv) if kv.mod_revision <= until => *puts.entry(kv.key).or_default() += 1,
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_node_writes_its_key_twice_to_come_into_its_first_round() {
+    let fleet = Fleet::of(4, 4);
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        nodes.push(fleet.start(name).await);
+    }
+    for node in &mut nodes {
+        node.runs(1, 4, WITHIN).await.unwrap();
+    }
+    eventually("all say that they run", WITHIN, async || {
+        let (records, _) = fleet.store.range(&fleet.keys.nodes()).await.unwrap();
+        let runs = |kv: &KeyValue| serde_json::from_slice::<NodeRecord>(&kv.value).unwrap().phase == Phase::Running;
+        (records.len() == 4 && records.iter().all(runs)).then_some(())
+    })
+    .await;
+    // That it waits, and that its workers run.
+    let puts = puts(&*fleet.store, fleet.keys.nodes(), Revision(1)).await;
+    assert!(puts.len() == 4 && puts.values().all(|count| *count == 2), "{puts:?}");
+}
+
+/// Keys that were read since this was asked last.
+fn keys_read(store: &Counted) -> u64 {
+    store.take().get(KEYS).copied().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn those_who_wait_for_a_failed_jobs_last_nodes_do_not_all_read_them() {
+    const LEFT: u64 = 200;
+    const COME: u64 = 10;
+    // Given a job that has failed, whose leader died before it deleted what done nodes left, and a node that still leaves
+    let mut fleet = Fleet::of(COME as u32, COME as u32);
+    let failed = json!({ "number": 3, "generation": 1, "state": "failed", "reason": "r" });
+    let spec = serde_json::to_vec(&fleet.spec).unwrap();
+    let begun = [Op::put(fleet.keys.spec(), spec), Op::put(fleet.keys.round(), failed.to_string())];
+    fleet.store.txn(Txn::of(begun)).await.unwrap();
+    let says = |name: &str, phase: &str| {
+        let record = json!({
+            "name": name, "incarnation": "1", "machine": name, "boot": "b", "host": "h", "slots": 1, "role": "default",
+            "peer": { "host": "127.0.0.1", "port": 1 }, "phase": phase, "round": 3,
+        });
+        (fleet.keys.node(&NodeId::new(name, "1")), record.to_string())
+    };
+    for index in 0..LEFT {
+        let (key, record) = says(&format!("done-{index}"), "done");
+        fleet.store.put(Vec::new(), Op::put(key, record)).await.unwrap();
+    }
+    let lease = fleet.store.grant(Duration::from_secs(60)).await.unwrap();
+    let (key, record) = says("leaves", "failed");
+    fleet.store.put(Vec::new(), Op::put_leased(key, record, lease)).await.unwrap();
+    // when nodes come, and wait until that one has left
+    let real = Arc::clone(&fleet.store);
+    let counted = Arc::new(Counted::new(Arc::clone(&real)));
+    fleet.store = Arc::clone(&counted) as Arc<dyn Store>;
+    let mut nodes = Vec::new();
+    for index in 0..COME {
+        nodes.push(fleet.start(&format!("n{index}")).await);
+    }
+    eventually("one of them deletes what was left", WITHIN, async || {
+        (real.range(&fleet.keys.nodes()).await.unwrap().0.len() == 1).then_some(())
+    })
+    .await;
+    real.revoke(lease).await.unwrap();
+    // then the job begins anew with them
+    for node in &mut nodes {
+        assert_eq!(node.runs(4, COME as u32, WITHIN).await.unwrap().round.generation, 2);
+    }
+    // and only who led read what was left: when it came to lead, and when the new generation had begun
+    let keys = keys_read(&counted);
+    assert!(keys < 3 * LEFT + 60 * COME, "{keys} keys were read by {COME} nodes");
+}
+
+#[tokio::test]
+async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
+    const SIZE: u32 = 100;
+    let fleet = Fleet::of(1, SIZE);
+    let store = Counted::new(Arc::clone(&fleet.store));
+    let seat = Sealed { number: 3, plan: Revision(7), nodes: SIZE };
+    let ids: Vec<NodeId> = (0..SIZE).map(|index| NodeId::new(&format!("n{index:03}"), "1")).collect();
+    let ranks: Vec<usize> = (0..ids.len()).rev().collect();
+    for (rank, index) in ranks.iter().enumerate() {
+        let before = rank.checked_sub(1).map(|before| &ids[ranks[before]]);
+        let place = json!({
+            "group_rank": rank, "first_rank": rank, "slots": 1, "role_rank_base": rank, "role_world_size": SIZE,
+            "name": ids[*index].name(), "machine": "m", "boot": "b", "peer": { "host": "h", "port": 1 }, "before": before,
+        });
+        let key = fleet.keys.rank(seat.number, seat.plan, &ids[*index]);
+        store.put(Vec::new(), Op::put(key, place.to_string())).await.unwrap();
+    }
+    let says = async |index: usize, phase: &str| {
+        let record = json!({
+            "name": ids[index].name(), "incarnation": "1", "machine": "m", "boot": "b", "host": "h", "slots": 1,
+            "role": "default", "peer": { "host": "h", "port": 1 }, "phase": phase, "round": 3,
+        });
+        store.put(Vec::new(), Op::put(fleet.keys.node(&ids[index]), record.to_string())).await.unwrap();
+    };
+    // Given a job that ended so, and nodes of which the first ranks' and every third are gone: who publishes, and what
+    // all of them read
+    let ends = async |state: &str| {
+        let sealed = json!({ "number": 3, "plan": 7, "nodes": SIZE });
+        let round = json!({ "number": 3, "generation": 1, "state": state, "sealed": sealed, "reason": "r" });
+        store.put(Vec::new(), Op::put(fleet.keys.round(), round.to_string())).await.unwrap();
+        store.take();
+        let mut publishers = Vec::new();
+        for (rank, index) in ranks.iter().enumerate() {
+            if rank > 2 && rank % 3 > 0 {
+                let word = last_word(&store, &fleet.keys, &ids[*index], seat).await.unwrap();
+                publishers.extend((word == LastWord::After(None)).then_some(rank));
+            }
+        }
+        (publishers, keys_read(&store))
+    };
+    for (rank, index) in ranks.iter().enumerate() {
+        if rank > 2 && rank % 3 > 0 {
+            says(*index, "failed").await;
+        }
+    }
+    // then the first that is there does, and each read a few keys
+    let (publishers, keys) = ends("failed").await;
+    assert_eq!(publishers, [4]);
+    assert!(keys < u64::from(SIZE) * 6, "{keys}");
+    // Nobody does while they go on, and the first alone where all leave
+    let (publishers, keys) = ends("running").await;
+    assert!(publishers.is_empty(), "{publishers:?}");
+    assert!(keys < u64::from(SIZE) * 8, "{keys}");
+    for (rank, index) in ranks.iter().enumerate() {
+        if rank > 2 && rank % 3 > 0 {
+            says(*index, "draining").await;
+        }
+    }
+    let (publishers, keys) = ends("running").await;
+    assert_eq!(publishers, [4]);
+    assert!(keys < u64::from(SIZE) * 8, "{keys}");
+    // But not where the last one stays
+    says(ranks[97], "running").await;
+    assert!(ends("running").await.0.is_empty());
 }
