@@ -10,6 +10,7 @@
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
 //! | [`fleet`] | many nodes in one process, their workers as words |
 //! | [`lacking`] | what a machine lacks: a test is left out, or fails where that is required |
+//! | [`grumpy`] | a gRPC proxy that answers "not now" in the server's place |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
 //! | [`torch`] | a Python that has PyTorch, or the word that there is none |
@@ -25,6 +26,7 @@ pub mod counted;
 pub mod etcd;
 pub mod fleet;
 pub mod lacking;
+pub mod grumpy;
 pub mod launcher;
 pub mod proxy;
 pub mod torch;

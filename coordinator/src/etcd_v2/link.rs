@@ -1,9 +1,9 @@
-//! One member at a time, and what happens when it fails: deadlines and fail-over. Not for what is asked.
+//! HTTP to one member at a time. Not for which member, nor for what is asked.
 //!
 //! A member that does not answer in time is left for the next one, with every long poll that hangs on it: on a frozen
 //! server they would never end by themselves.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,10 +18,11 @@ use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::wire::{Call, Reply};
+use crate::store::etcd::fault::{Fault, chain};
+use crate::store::etcd::rotation::{self, Repeat, Rotation};
 use crate::store::etcd::{EtcdConfig, EtcdTls, read};
 use crate::store::{Result, StoreError};
 
@@ -33,75 +34,34 @@ const IDLE: usize = 2;
 
 type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// What may be done when it is not known whether a request was carried out.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repeat {
-    /// Sending it again is harmless.
-    Safe,
-    /// It must not be sent twice.
-    Never,
-}
-
-/// Why one attempt failed.
-enum Fault {
-    /// No connection was made, so nothing was done.
-    NotSent(String),
-    /// It may have been carried out.
-    Unsure(String),
-    /// Nothing will change by itself.
-    Refused(StoreError),
-}
-
 /// Connections to one member.
-struct Link {
-    http: Http,
-    uri: String,
-    retired: watch::Sender<bool>,
-}
-
-impl Link {
-    async fn retired(&self) {
-        // Cannot fail: the sender lives in self.
-        let _ = self.retired.subscribe().wait_for(|retired| *retired).await;
-    }
-}
+type Link = rotation::Link<Http>;
 
 pub(super) struct Links {
     config: EtcdConfig,
-    uris: Vec<String>,
-    authorization: Option<HeaderValue>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    /// The endpoint in use, or to be tried next.
-    current: usize,
-    link: Option<Arc<Link>>,
+    members: Rotation<Http>,
 }
 
 impl Links {
     pub(super) fn new(config: EtcdConfig) -> Result<Links> {
-        let uris = config.uris()?;
-        let authorization = config.user.as_ref().map(|user| {
-            let credentials = STANDARD.encode(format!("{}:{}", user.name, user.password.reveal()));
-            // Base64 holds nothing that a header cannot.
-            let mut value =
-                HeaderValue::try_from(format!("Basic {credentials}")).unwrap_or(HeaderValue::from_static(""));
-            value.set_sensitive(true);
-            value
-        });
-        let links = Links { config, uris, authorization, state: Mutex::default() };
+        let members = Rotation::new(config.uris()?, config.seed);
+        let links = Links { config, members };
         links.http()?;
         Ok(links)
     }
 
     pub(super) fn endpoints(&self) -> String {
-        self.uris.join(",")
+        self.members.endpoints()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Who we are. The password is read anew for each request: a changed one needs no restart.
+    fn authorization(&self) -> Option<HeaderValue> {
+        let user = self.config.user.as_ref()?;
+        let credentials = STANDARD.encode(format!("{}:{}", user.name, user.password.reveal()));
+        // Base64 holds nothing that a header cannot.
+        let mut value = HeaderValue::try_from(format!("Basic {credentials}")).unwrap_or(HeaderValue::from_static(""));
+        value.set_sensitive(true);
+        Some(value)
     }
 
     /// Certificates are read anew for each member that is turned to, so renewed ones need no restart.
@@ -126,71 +86,31 @@ impl Links {
     }
 
     fn link(&self) -> Result<Arc<Link>, Fault> {
-        let mut state = self.state();
-        if let Some(link) = &state.link {
-            return Ok(Arc::clone(link));
+        match self.members.link() {
+            Some(link) => Ok(link),
+            None => Ok(self.members.connected(self.members.uri(), self.http().map_err(Fault::Refused)?)),
         }
-        let uri = self.uris[state.current].clone();
-        let link =
-            Arc::new(Link { http: self.http().map_err(Fault::Refused)?, uri, retired: watch::Sender::new(false) });
-        state.link = Some(Arc::clone(&link));
-        Ok(link)
-    }
-
-    /// Turns to the next member, if this one is still the one in use.
-    fn retire(&self, link: &Arc<Link>) {
-        let mut state = self.state();
-        if state.link.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
-            state.link = None;
-            state.current = (state.current + 1) % self.uris.len();
-        }
-        drop(state);
-        link.retired.send_replace(true);
     }
 
     /// Runs a request at the current member, and at others as far as that is safe, within the call's deadline.
     pub(super) async fn call(&self, repeat: Repeat, call: &Call) -> Result<Reply> {
-        let deadline = Instant::now() + self.config.call_timeout;
-        // One try for each member; a lone one gets a second, since the first may only find that it restarted.
-        let tries = self.uris.len().max(2) as u32;
-        let mut fault = Fault::NotSent("no time left".into());
-        for left in (1..=tries).rev() {
-            let now = Instant::now();
-            let alone = self.uris.len() == 1 || repeat == Repeat::Never;
-            let until = if alone { deadline } else { now + (deadline - now) / left };
-            fault = match self.attempt(until, call).await {
-                Ok(reply) => return Ok(reply),
-                Err(fault) => fault,
-            };
-            let again = match &fault {
-                Fault::NotSent(_) => true,
-                Fault::Unsure(_) => repeat == Repeat::Safe,
-                Fault::Refused(_) => false,
-            };
-            if !again || Instant::now() >= deadline {
-                break;
-            }
-        }
-        let endpoints = self.endpoints();
-        Err(match fault {
-            Fault::Refused(error) => error,
-            Fault::Unsure(cause) if repeat == Repeat::Never => StoreError::Unknown { endpoints, cause },
-            Fault::Unsure(cause) | Fault::NotSent(cause) => StoreError::Unavailable { endpoints, cause },
-        })
+        self.members.call(repeat, self.config.call_timeout, |until| self.attempt(until, call)).await
     }
 
     async fn attempt(&self, until: Instant, call: &Call) -> Result<Reply, Fault> {
         let link = self.link()?;
-        let result = match timeout_at(until, self.send(&link, call)).await {
+        let fault = match timeout_at(until, self.send(&link, call)).await {
             Ok(Ok(reply)) => match reply.is_election() {
-                Some(cause) => Err(Fault::Unsure(format!("{}: {cause}", link.uri))),
+                Some(cause) => Fault::Later { cause: format!("{}: {cause}", link.uri), unsure: true },
                 None => return Ok(reply),
             },
-            Ok(Err(fault)) => Err(fault),
-            Err(_) => Err(Fault::Unsure(format!("{} does not answer", link.uri))),
+            Ok(Err(fault)) => fault,
+            Err(_) => Fault::Unsure(format!("{} does not answer", link.uri)),
         };
-        self.retire(&link);
-        result
+        if fault.breaks_link() {
+            self.members.retire(&link);
+        }
+        Err(fault)
     }
 
     /// A request whose answer may take as long as `window`. `None`: no answer, and nothing wrong with that.
@@ -202,19 +122,16 @@ impl Links {
                     Err(_) => return Ok(None),
                     Ok(Ok(reply)) => return Ok(Some(reply)),
                     Ok(Err(fault)) => {
-                        self.retire(&link);
+                        if fault.breaks_link() {
+                            self.members.retire(&link);
+                        }
                         Err(fault)
                     }
                 },
                 () = link.retired() => return Ok(None),
             },
         };
-        outcome.map_err(|fault| match fault {
-            Fault::Refused(error) => error,
-            Fault::Unsure(cause) | Fault::NotSent(cause) => {
-                StoreError::Unavailable { endpoints: self.endpoints(), cause }
-            }
-        })
+        outcome.map_err(|fault| fault.into_error(false, &self.endpoints()))
     }
 
     async fn send(&self, link: &Link, call: &Call) -> Result<Reply, Fault> {
@@ -222,13 +139,13 @@ impl Links {
         if !call.body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
         }
-        if let Some(authorization) = &self.authorization {
+        if let Some(authorization) = self.authorization() {
             request = request.header(AUTHORIZATION, authorization);
         }
         let request = request
             .body(Full::new(Bytes::from(call.body.clone())))
             .map_err(|error| Fault::Refused(StoreError::Invalid(format!("{}: {error}", call.path))))?;
-        let response = link.http.request(request).await.map_err(|error| fault(&error, &link.uri))?;
+        let response = link.client.request(request).await.map_err(|error| fault(&error, &link.uri))?;
         let header = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let status = response.status().as_u16();
         let cluster = header("x-etcd-cluster-id");
@@ -262,17 +179,6 @@ fn fault(error: &Error, uri: &str) -> Fault {
 
 fn tls(uri: &str, cause: String) -> Fault {
     Fault::Refused(StoreError::Tls { endpoints: uri.to_owned(), cause })
-}
-
-/// An error's words and all that is behind them.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {

@@ -5,7 +5,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `wire` | requests as HTTP, answers out of JSON |
-//! | `link` | one member at a time; deadlines, fail-over |
+//! | `link` | HTTP to one member at a time |
 //!
 //! The API is described in etcd 3.4's `Documentation/v2/api.md`. It is off by default from etcd 3.4 on
 //! (`--enable-v2`), and gone from 3.6.
@@ -22,7 +22,8 @@ use async_trait::async_trait;
 use crate::store::etcd::EtcdConfig;
 use crate::store::{Result, StoreError};
 
-use link::{Links, Repeat};
+use crate::store::etcd::rotation::Repeat;
+use link::Links;
 use wire::Reply;
 
 /// What must be so for a write to happen; etcd checks it in the same step.

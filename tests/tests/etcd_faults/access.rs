@@ -83,6 +83,41 @@ async fn only_the_right_password_opens() {
 }
 
 #[tokio::test]
+async fn a_password_that_changes_is_read_again_and_costs_no_watch() {
+    // Given a store whose password is in a file, with a watch and a lease
+    let server = EtcdServer::start(EtcdOptions::default()).await;
+    server.enable_auth("root-secret", "old").await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "old\n").unwrap();
+    let password = Secret::from_file(file.path()).unwrap();
+    let store = store_as(&server, Some(EtcdUser { name: "trainer".into(), password }));
+    let own = Txn::of([Op::put("/elastic/a", "1")]);
+    let at = store.txn(own.clone()).await.unwrap().revision;
+    let mut watcher = store.watch(Scope::Prefix("/elastic/".into()), at).await.unwrap();
+    assert!(matches!(within("an event", LIMIT, watcher.recv()).await, Some(WatchUpdate::Events(_))));
+    let lease = store.grant(Duration::from_secs(60)).await.unwrap();
+
+    for (cut, new) in [(false, "new"), (true, "newer")] {
+        // when etcd is told another password, then it refuses us
+        server.forget_tokens("root-secret", "trainer", new).await;
+        let error = store.txn(own.clone()).await.unwrap_err();
+        assert!(matches!(error, StoreError::Denied { .. }), "{error}");
+        if cut {
+            // (and lets no watch be opened again, either)
+            let again = store.watch(Scope::Prefix("/elastic/".into()), at).await.unwrap();
+            drop(again);
+        }
+        // and once the file has it, it lets us in
+        std::fs::write(file.path(), new).unwrap();
+        let last = store.txn(own.clone()).await.unwrap().revision;
+        assert!(store.keep_alive(lease).await.unwrap().is_some());
+        // and the watch has everything
+        let update = within("an event", LIMIT, watcher.recv()).await;
+        assert!(matches!(&update, Some(WatchUpdate::Events(events)) if events[0].revision() == last), "{update:?}");
+    }
+}
+
+#[tokio::test]
 async fn tls_works_and_its_mismatches_are_told_apart() {
     let certs = Arc::new(Certs::new());
     let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };

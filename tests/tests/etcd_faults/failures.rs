@@ -175,6 +175,18 @@ async fn a_cluster_goes_on_without_its_leader() {
 }
 
 #[tokio::test]
+async fn clients_spread_over_the_members() {
+    let cluster = EtcdCluster::start().await;
+    let mut met = std::collections::BTreeMap::<String, usize>::new();
+    for seed in 0..12 {
+        let config = elastic_coordinator::store::etcd::EtcdConfig { seed, ..cluster.config() };
+        let store = EtcdStore::connect(config).unwrap();
+        *met.entry(store.probe().await.unwrap().endpoint).or_default() += 1;
+    }
+    assert!(met.len() == 3 && met.values().all(|clients| *clients >= 2), "{met:?}");
+}
+
+#[tokio::test]
 async fn a_frozen_member_is_left_for_another() {
     // Given a store on a cluster whose first member freezes
     let cluster = EtcdCluster::start().await;

@@ -5,9 +5,11 @@ use std::time::Duration;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::grumpy::Grumpy;
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::Code;
 
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -144,6 +146,44 @@ async fn watchers(server: &EtcdServer) -> u64 {
     within("metrics", LIMIT, stream.read_to_string(&mut text)).await.unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("etcd_debugging_mvcc_watcher_total "));
     line.expect("the metric").parse::<f64>().unwrap() as u64
+}
+
+#[tokio::test]
+async fn an_answer_that_says_not_now_costs_no_watch() {
+    for (code, words, unsure) in [
+        (Code::Unavailable, "etcdserver: leader changed", true),
+        (Code::ResourceExhausted, "etcdserver: too many requests", false),
+    ] {
+        // Given an open watch over a connection to a member that is well
+        let server = EtcdServer::start(EtcdOptions::default()).await;
+        let grumpy = Grumpy::start(server.address(), code, words).await;
+        let store = EtcdStore::connect(EtcdConfig::new([grumpy.address()])).unwrap();
+        let mut watcher = store.watch(prefix(), Revision(1)).await.unwrap();
+        let mut written = vec![(put(&store, "/w/a", "first").await, "first".to_owned())];
+        assert_eq!(values(&mut watcher, 1).await, written);
+        let opened = grumpy.watches();
+
+        // when it answers calls with "not now"
+        grumpy.refuse(3);
+        // then a read goes again by itself
+        assert!(store.get("/w/a").await.unwrap().is_some(), "{words}");
+        grumpy.refuse(1);
+        // and a write does, unless it may have been carried out
+        let write = store.txn(Txn::of([Op::put("/w/a", "second")])).await;
+        match write {
+            Err(error) => assert!(unsure && error.outcome_unknown(), "{words}: {error}"),
+            Ok(done) => {
+                assert!(!unsure, "{words}");
+                written.push((done.revision, "second".to_owned()));
+                assert_eq!(values(&mut watcher, 1).await, written[1..]);
+            }
+        }
+        assert_eq!(grumpy.refused(), 4);
+        // and the watch was opened once
+        let last = put(&store, "/w/a", "last").await;
+        assert_eq!(values(&mut watcher, 1).await, [(last, "last".to_owned())]);
+        assert_eq!((opened, grumpy.watches()), (1, 1), "{words}");
+    }
 }
 
 #[tokio::test]

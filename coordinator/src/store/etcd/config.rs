@@ -27,6 +27,8 @@ pub struct EtcdConfig {
     pub call_timeout: Duration,
     /// The longest that one endpoint gets to accept a connection.
     pub connect_timeout: Duration,
+    /// Gives the order in which this client goes round the members. Random, so that clients spread over all of them.
+    pub seed: u64,
 }
 
 impl EtcdConfig {
@@ -38,6 +40,7 @@ impl EtcdConfig {
             user: None,
             call_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(1),
+            seed: rand::random(),
         }
     }
 
@@ -128,7 +131,12 @@ const OTHERS_READ: u32 = 0o004;
 
 /// A password. It comes from a file or the environment, since a command line is for all to read, and is never printed.
 #[derive(Clone)]
-pub struct Secret(String);
+pub struct Secret {
+    /// As first read.
+    first: String,
+    /// The file that it came from.
+    file: Option<PathBuf>,
+}
 
 impl Secret {
     /// Reads a file; a line end after the secret is not part of it. Warns if everybody on the host may read it.
@@ -142,12 +150,7 @@ impl Secret {
                 path.display()
             );
         }
-        let text = String::from_utf8(read(path)?)
-            .map_err(|_| StoreError::Invalid(format!("the password in {} is not UTF-8", path.display())))?;
-        match text.trim_end_matches(['\r', '\n']) {
-            "" => Err(StoreError::Invalid(format!("the password file {} is empty", path.display()))),
-            secret => Ok(Secret(secret.to_owned())),
-        }
+        Ok(Secret { first: password_in(path)?, file: Some(path.to_owned()) })
     }
 
     /// Reads an environment variable.
@@ -156,13 +159,24 @@ impl Secret {
     /// [`StoreError::Invalid`] names the variable that is not set or empty.
     pub fn from_env(name: &str) -> Result<Secret> {
         match std::env::var(name) {
-            Ok(secret) if !secret.is_empty() => Ok(Secret(secret)),
+            Ok(secret) if !secret.is_empty() => Ok(Secret { first: secret, file: None }),
             _ => Err(StoreError::Invalid(format!("the environment variable {name} holds no password"))),
         }
     }
 
-    pub(crate) fn reveal(&self) -> &str {
-        &self.0
+    /// What its file holds now, so that a changed password needs no restart; as first read, if the file is gone.
+    pub(crate) fn reveal(&self) -> String {
+        let now = self.file.as_ref().and_then(|file| password_in(file).ok());
+        now.unwrap_or_else(|| self.first.clone())
+    }
+}
+
+fn password_in(path: &Path) -> Result<String> {
+    let text = String::from_utf8(read(path)?)
+        .map_err(|_| StoreError::Invalid(format!("the password in {} is not UTF-8", path.display())))?;
+    match text.trim_end_matches(['\r', '\n']) {
+        "" => Err(StoreError::Invalid(format!("the password file {} is empty", path.display()))),
+        secret => Ok(secret.to_owned()),
     }
 }
 
@@ -220,7 +234,12 @@ mod tests {
         let mut config = EtcdConfig::new(["a"]);
         config.user = Some(EtcdUser { name: "root".into(), password: secret });
         assert!(!format!("{config:?}").contains("hunter"));
-        std::fs::write(&file, "\n").unwrap();
+        // One that was changed since is the one that counts.
+        let password = &config.user.as_ref().unwrap().password;
+        for (now, counts) in [("changed\n", "changed"), ("\n", "hunter two ")] {
+            std::fs::write(&file, now).unwrap();
+            assert_eq!(password.reveal(), counts);
+        }
         assert!(Secret::from_file(&file).is_err());
         assert!(Secret::from_env("ELASTIC_NO_SUCH_VARIABLE").is_err());
     }

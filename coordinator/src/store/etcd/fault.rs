@@ -1,20 +1,31 @@
-//! What a failed call proves: that nothing was sent, or that nobody knows, or that etcd said no.
-//! Not for what to do about it: the connection decides that.
+//! What a failed call proves: that nothing was sent, or that nobody knows, or that etcd said no; and whether the
+//! connection is to blame. Not for what to do about it: the rotation decides that.
 
 use std::error::Error as _;
 
 use etcd_client::Error;
 use tonic::Code;
 
+use super::rotation::Repeat;
 use crate::store::{Revision, StoreError};
 
 /// Why one attempt failed.
 #[derive(Debug)]
-pub(super) enum Fault {
-    /// The request did nothing, so it may be sent again elsewhere, whatever it was.
+pub(crate) enum Fault {
+    /// The connection, or the member behind it, is of no use. The request did nothing, so it may be sent again
+    /// elsewhere, whatever it was.
     NotSent(String),
-    /// It may have been carried out; the answer is missing.
+    /// The connection, or the member behind it, is of no use. The request may have been carried out; the answer is
+    /// missing.
     Unsure(String),
+    /// A member that is well answers that it cannot do it now. The connection is as good as before, and so are the
+    /// watches on it.
+    Later {
+        /// Its words.
+        cause: String,
+        /// Whether it may have been carried out all the same.
+        unsure: bool,
+    },
     /// Our token is out of date. Nothing was done.
     StaleToken(String),
     /// The store answered, and another try would be answered likewise.
@@ -22,6 +33,20 @@ pub(super) enum Fault {
 }
 
 impl Fault {
+    /// Whether the connection it came over is of no use any more.
+    pub(crate) fn breaks_link(&self) -> bool {
+        matches!(self, Fault::NotSent(_) | Fault::Unsure(_))
+    }
+
+    /// Whether the request may be sent again.
+    pub(crate) fn may_repeat(&self, repeat: Repeat) -> bool {
+        match self {
+            Fault::NotSent(_) | Fault::Later { unsure: false, .. } => true,
+            Fault::Unsure(_) | Fault::Later { unsure: true, .. } => repeat == Repeat::Safe,
+            Fault::StaleToken(_) | Fault::Refused(_) => false,
+        }
+    }
+
     /// Judges an error of the client. `at` says where, for people.
     pub(super) fn of(error: &Error, at: &str) -> Fault {
         match error {
@@ -35,13 +60,17 @@ impl Fault {
     }
 
     /// The error for whoever called.
-    pub(super) fn into_error(self, write: bool, at: &str) -> StoreError {
+    pub(crate) fn into_error(self, write: bool, at: &str) -> StoreError {
         let endpoints = at.to_owned();
         match self {
             Fault::Refused(error) => error,
             Fault::StaleToken(cause) => StoreError::Denied { endpoints, cause },
-            Fault::Unsure(cause) if write => StoreError::Unknown { endpoints, cause },
-            Fault::NotSent(cause) | Fault::Unsure(cause) => StoreError::Unavailable { endpoints, cause },
+            Fault::Unsure(cause) | Fault::Later { cause, unsure: true } if write => {
+                StoreError::Unknown { endpoints, cause }
+            }
+            Fault::NotSent(cause) | Fault::Unsure(cause) | Fault::Later { cause, .. } => {
+                StoreError::Unavailable { endpoints, cause }
+            }
         }
     }
 }
@@ -67,9 +96,17 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
     if says("user name is empty") || says("authentication failed") || says("permission denied") {
         return Some(Fault::Refused(StoreError::Denied { endpoints, cause: words.to_owned() }));
     }
-    // Refused before anything was proposed to the cluster.
-    if says("etcdserver: no leader") || says("too many requests") || says("not capable") {
+    // Refused before anything was proposed to the cluster: by a member that is cut off from it, or is still starting...
+    if says("etcdserver: no leader") || says("not capable") {
         return Some(Fault::NotSent(words.to_owned()));
+    }
+    // ...and by one that is well.
+    if says("etcdserver: too many requests") {
+        return Some(Fault::Later { cause: words.to_owned(), unsure: false });
+    }
+    // A new leader was elected while the request was under way; the member is part of the cluster and follows it.
+    if says("etcdserver: leader changed") {
+        return Some(Fault::Later { cause: words.to_owned(), unsure: true });
     }
     None
 }
@@ -114,7 +151,7 @@ fn cause_of(status: &tonic::Status) -> String {
 }
 
 /// An error's words and all that is behind them.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     append_sources(&mut text, error.source());
     text
@@ -160,11 +197,46 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_is_given_up_for_faults_of_its_own_and_of_its_member_alone() {
+        use Code::*;
+        for (code, message, breaks) in [
+            // The connection, or what is at its other end.
+            (Unavailable, "transport is closing", true),
+            (Unknown, "h2 protocol error", true),
+            (Internal, "h2 protocol error", true),
+            (Cancelled, "", true),
+            (DeadlineExceeded, "", true),
+            (Unavailable, "", true),
+            // A member without its cluster: another may have one.
+            (Unavailable, "etcdserver: no leader", true),
+            (Unavailable, "etcdserver: request timed out", true),
+            (Unavailable, "etcdserver: request timed out, possibly due to previous leader failure", true),
+            (Unavailable, "etcdserver: server stopped", true),
+            (FailedPrecondition, "etcdserver: not capable", true),
+            // Answers.
+            (Unavailable, "etcdserver: leader changed", false),
+            (ResourceExhausted, "etcdserver: too many requests", false),
+            (ResourceExhausted, "etcdserver: mvcc: database space exceeded", false),
+            (NotFound, "etcdserver: requested lease not found", false),
+            (OutOfRange, "etcdserver: mvcc: required revision has been compacted", false),
+            (InvalidArgument, "etcdserver: too many operations in txn request", false),
+            (InvalidArgument, "etcdserver: duplicate key given in txn request", false),
+            (FailedPrecondition, "etcdserver: authentication failed", false),
+            (InvalidArgument, "etcdserver: authentication failed, invalid user ID or password", false),
+            (Unauthenticated, "etcdserver: invalid auth token", false),
+            (PermissionDenied, "etcdserver: permission denied", false),
+            (Unimplemented, "unknown service etcdserverpb.KV", false),
+        ] {
+            assert_eq!(fault(code, message).breaks_link(), breaks, "{code:?}: {message}");
+        }
+    }
+
+    #[test]
     fn what_was_never_proposed_is_known_not_to_have_happened() {
         for (code, message) in
             [(Code::Unavailable, "etcdserver: no leader"), (Code::ResourceExhausted, "etcdserver: too many requests")]
         {
-            assert!(matches!(fault(code, message), Fault::NotSent(_)), "{message}");
+            assert!(fault(code, message).may_repeat(Repeat::Never), "{message}");
             assert!(matches!(error(code, message, true), StoreError::Unavailable { .. }), "{message}");
         }
     }

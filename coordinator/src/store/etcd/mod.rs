@@ -3,7 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | `config` | endpoints, TLS, credentials, deadlines |
-//! | `connection` | one connection at a time; deadlines, fail-over, new tokens |
+//! | `rotation` | which member is in use, and when a call is sent again |
+//! | `connection` | one connection at a time; deadlines, new tokens |
 //! | `fault` | what a failure proves about what happened |
 //! | `identity` | whether this is still the store that we knew |
 //! | `convert` | between our transactions and etcd's |
@@ -17,10 +18,11 @@
 mod config;
 mod connection;
 mod convert;
-mod fault;
+pub(crate) mod fault;
 mod identity;
 mod lease;
 mod probe;
+pub(crate) mod rotation;
 mod watch;
 
 pub(crate) use config::read;
@@ -34,9 +36,10 @@ use etcd_client::ResponseHeader;
 use futures::future::join_all;
 use tokio::sync::mpsc;
 
-use self::connection::{Connection, Repeat};
+use self::connection::Connection;
 use self::identity::Identity;
 use self::lease::{KeepAlives, whole_seconds};
+use self::rotation::Repeat;
 use self::watch::{UPDATES_AHEAD, Watch};
 use super::{LeaseId, Op, Result, Revision, Scope, Store, StoreError, Txn, TxnResult, Watcher};
 
@@ -165,7 +168,7 @@ impl Store for EtcdStore {
         }
         self.inner.identity.floor()?;
         let (updates, watcher) = mpsc::channel(UPDATES_AHEAD);
-        tokio::spawn(Watch { store: self.inner.clone(), scope, next: from, updates }.run());
+        tokio::spawn(Watch { store: self.inner.clone(), scope, next: from, updates, allowed: false }.run());
         Ok(watcher)
     }
 

@@ -44,6 +44,8 @@ pub(super) struct Watch {
     /// The first revision not yet delivered.
     pub(super) next: Revision,
     pub(super) updates: Sender<WatchUpdate>,
+    /// etcd has let us watch this before.
+    pub(super) allowed: bool,
 }
 
 impl Watch {
@@ -65,22 +67,24 @@ impl Watch {
             if self.next != before {
                 pauses = backoff.build();
             }
-            match end {
+            let cause = match end {
                 End::Unwanted => return,
                 End::Again => continue,
+                // It let us in before: somebody changed a password or took a permission away, and may mend it. Calls
+                // say so meanwhile.
+                End::Broken(error @ StoreError::Denied { .. }) if self.allowed => error.to_string(),
                 End::Broken(error) => {
                     // If nobody listens, nobody is to be told.
                     let _ = self.updates.send(WatchUpdate::Broken(error)).await;
                     return;
                 }
-                End::Failed(cause) => {
-                    tracing::debug!(scope = ?self.scope, next = %self.next, %cause, "watch interrupted");
-                    let pause = pauses.next().unwrap_or_default();
-                    tokio::select! {
-                        () = self.updates.closed() => return,
-                        () = tokio::time::sleep(pause) => {}
-                    }
-                }
+                End::Failed(cause) => cause,
+            };
+            tracing::debug!(scope = ?self.scope, next = %self.next, %cause, "watch interrupted");
+            let pause = pauses.next().unwrap_or_default();
+            tokio::select! {
+                () = self.updates.closed() => return,
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -115,6 +119,7 @@ impl Watch {
                 return self.canceled(&link, &response, refusals).await;
             }
             *refusals = 0;
+            self.allowed = true;
             if let Err(end) = self.deliver(&link, response).await {
                 return end;
             }
@@ -151,11 +156,11 @@ impl Watch {
     /// What a failed stream means for the connection and for the watch.
     fn fault(&self, link: &Arc<Link>, error: &Error) -> End {
         let fault = Fault::of(error, &link.uri);
-        if !matches!(fault, Fault::Refused(_)) {
+        if fault.breaks_link() {
             self.store.connection.retire(link);
         }
         match fault {
-            // The new connection brings a new token.
+            // The read that comes before the next session brings a new token.
             Fault::StaleToken(cause) => End::Failed(cause),
             fault => fault.into_error(false, &link.uri).into(),
         }
@@ -175,7 +180,10 @@ impl Watch {
             if *refusals > 1 {
                 return End::Broken(StoreError::Denied { endpoints: link.uri.clone(), cause });
             }
-            self.store.connection.retire(link);
+            let connection = &self.store.connection;
+            if let Err(fault) = connection.renew_token(link, Instant::now() + connection.call_timeout()).await {
+                return fault.into_error(false, &link.uri).into();
+            }
         }
         End::Failed(cause)
     }

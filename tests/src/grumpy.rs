@@ -1,0 +1,96 @@
+//! A gRPC proxy in front of an etcd server that answers calls itself when told to: what a server says that is well and
+//! cannot do it now. Not for broken connections: see [`crate::proxy`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::body::Body;
+use tonic::client::GrpcService;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Code, Status};
+
+/// A proxy that runs on the test's runtime and ends when dropped.
+pub struct Grumpy {
+    address: String,
+    state: Arc<State>,
+    serving: JoinHandle<()>,
+}
+
+struct State {
+    etcd: Channel,
+    /// Transactions that are still to be refused, and those that were.
+    left: AtomicU32,
+    refused: AtomicU32,
+    watches: AtomicU32,
+    answer: Status,
+}
+
+impl Grumpy {
+    /// Listens on a port of the kernel's choice, and passes everything on to the server at `upstream`. Transactions that
+    /// it refuses, it refuses in these words.
+    pub async fn start(upstream: String, code: Code, words: &str) -> Grumpy {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("an address").to_string();
+        let etcd = Endpoint::from_shared(format!("http://{upstream}")).expect("an address").connect_lazy();
+        let (left, refused, watches) = Default::default();
+        let state = Arc::new(State { etcd, left, refused, watches, answer: Status::new(code, words) });
+        let answering = Arc::clone(&state);
+        let answer = axum::Router::new().fallback(move |request| answer(Arc::clone(&answering), request));
+        let serving = tokio::spawn(async move {
+            let server = Server::builder().add_routes(answer.into());
+            let _ = server.serve_with_incoming(TcpIncoming::from(listener)).await;
+        });
+        Grumpy { address, state, serving }
+    }
+
+    /// `host:port` to connect to.
+    pub fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    /// Refuses the next transactions, so many of them.
+    pub fn refuse(&self, count: u32) {
+        self.state.left.store(count, Ordering::SeqCst);
+    }
+
+    /// How many it has refused.
+    pub fn refused(&self) -> u32 {
+        self.state.refused.load(Ordering::SeqCst)
+    }
+
+    /// How many streams of watches were opened.
+    pub fn watches(&self) -> u32 {
+        self.state.watches.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Grumpy {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+async fn answer(state: Arc<State>, request: axum::extract::Request) -> axum::response::Response {
+    if request.uri().path() == "/etcdserverpb.Watch/Watch" {
+        state.watches.fetch_add(1, Ordering::SeqCst);
+    }
+    let refuses = request.uri().path() == "/etcdserverpb.KV/Txn"
+        && state.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+    if refuses {
+        state.refused.fetch_add(1, Ordering::SeqCst);
+        return state.answer.clone().into_http::<Body>().map(axum::body::Body::new);
+    }
+    let mut etcd = state.etcd.clone();
+    let passed = async {
+        std::future::poll_fn(|context| GrpcService::poll_ready(&mut etcd, context)).await?;
+        GrpcService::call(&mut etcd, request.map(Body::new)).await
+    };
+    match tokio::time::timeout(Duration::from_secs(600), passed).await {
+        Ok(Ok(response)) => response.map(axum::body::Body::new),
+        _ => Status::unavailable("the proxy cannot pass it on").into_http::<Body>().map(axum::body::Body::new),
+    }
+}
