@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::job::{Keys, RoundState};
 use crate::node::Status;
 use crate::rendezvous::Credentials;
-use crate::store::{Guard, Op, OpResult, Revision, Scope, Store, StoreError, Txn, WatchUpdate};
+use crate::store::{Guard, Op, OpResult, Revision, Scope, Store, StoreError, Txn, TxnResult, WatchUpdate};
 
 /// Pause before a request is repeated that met no answer.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -79,12 +79,18 @@ pub async fn meet(
     let round = member.round;
     let release = keys.release(round, name);
 
+    let mut own = status.clone();
     let met = async {
-        let read = insist(|| arrive(store, keys, &member, name)).await?;
-        if read.released {
-            return Ok(());
-        }
-        let mut watcher = store.watch(Scope::Key(release.clone()), read.revision).await?;
+        let mut member = member.clone();
+        let since = loop {
+            match insist(|| arrive(store, keys, &member, name)).await? {
+                Arrived::Released => return Ok(()),
+                Arrived::Waiting { since } => break since,
+                // The round goes on, and with it this barrier.
+                Arrived::KeyGone => member = claimed_again(&mut own, &member).await,
+            }
+        };
+        let mut watcher = store.watch(Scope::Key(release.clone()), since).await?;
         loop {
             match watcher.recv().await {
                 Some(WatchUpdate::Events(events)) if !events.is_empty() => return Ok(()),
@@ -117,6 +123,20 @@ async fn moved(status: &mut watch::Receiver<Status>, written: Revision) {
     let _ = status.wait_for(|status| status.round.as_ref().is_none_or(|now| now.modified != written)).await;
 }
 
+/// Waits until the node has written its key again, which went with its lease. Where it was evicted instead the round
+/// moves, which ends the wait for the barrier as well.
+async fn claimed_again(status: &mut watch::Receiver<Status>, old: &Credentials) -> Credentials {
+    let anew = |status: &Status| {
+        status.credentials.as_ref().is_some_and(|new| new.round == old.round && new.created != old.created)
+    };
+    let new = status.wait_for(anew).await.map(|status| status.credentials.clone());
+    match new {
+        Ok(Some(new)) => new,
+        // There is no node any more: its end is noticed beside this.
+        _ => std::future::pending().await,
+    }
+}
+
 /// Asks again for as long as no answer comes: to arrive twice is to arrive, and to look is always safe.
 async fn insist<T, F: Future<Output = Result<T, BarrierError>>>(mut ask: impl FnMut() -> F) -> Result<T, BarrierError> {
     loop {
@@ -132,9 +152,13 @@ fn check(name: &str) -> Result<(), BarrierError> {
     if fits { Ok(()) } else { Err(BarrierError::Name(name.to_owned())) }
 }
 
-struct Arrived {
-    released: bool,
-    revision: Revision,
+enum Arrived {
+    /// All are there.
+    Released,
+    /// It has arrived, and the release was not there yet at the revision before this.
+    Waiting { since: Revision },
+    /// This node's key is not the one that it was a member with: it went with its lease. The round is the same.
+    KeyGone,
 }
 
 async fn arrive(store: &dyn Store, keys: &Keys, member: &Credentials, name: &str) -> Result<Arrived, BarrierError> {
@@ -144,21 +168,74 @@ async fn arrive(store: &dyn Store, keys: &Keys, member: &Credentials, name: &str
     ];
     let arrivals = keys.arrivals(member.round, name);
     let release = keys.release(member.round, name);
+    let guarded = |then: Vec<Op>| Txn::of(then).guarded(guards.clone()).or_else([Op::get(keys.round())]);
+    let refused = |result: &TxnResult| {
+        let round = result.results.first().and_then(OpResult::value);
+        if round.is_some_and(|round| round.mod_revision == member.current.modified) {
+            return Ok(Arrived::KeyGone);
+        }
+        Err(BarrierError::RoundEnded { round: member.round, name: name.to_owned() })
+    };
     let arrive =
-        Txn::of([Op::put(format!("{arrivals}{}", member.node), Vec::new()), Op::count(&arrivals), Op::get(&release)]);
-    let result = store.txn(arrive.guarded(guards.clone())).await?;
-    let ended = || BarrierError::RoundEnded { round: member.round, name: name.to_owned() };
+        vec![Op::put(format!("{arrivals}{}", member.node), Vec::new()), Op::count(&arrivals), Op::get(&release)];
+    let result = store.txn(guarded(arrive)).await?;
     if !result.succeeded {
-        return Err(ended());
+        return refused(&result);
     }
     let everyone = i64::from(member.current.value.group_world_size);
     let full = matches!(result.results.get(1), Some(OpResult::Count(count)) if *count >= everyone);
-    let mut released = result.results.get(2).and_then(OpResult::value).is_some();
-    if full && !released {
-        if !store.txn(Txn::of([Op::put(&release, Vec::new())]).guarded(guards)).await?.succeeded {
-            return Err(ended());
-        }
-        released = true;
+    if result.results.get(2).and_then(OpResult::value).is_some() {
+        return Ok(Arrived::Released);
     }
-    Ok(Arrived { released, revision: result.revision.next() })
+    if !full {
+        return Ok(Arrived::Waiting { since: result.revision.next() });
+    }
+    let released = store.txn(guarded(vec![Op::put(&release, Vec::new())])).await?;
+    if released.succeeded { Ok(Arrived::Released) } else { refused(&released) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::job::{JobId, NodeId, RoundRecord, Versioned};
+    use crate::mvcc::Limits;
+    use crate::store::MemoryStore;
+
+    #[tokio::test]
+    async fn a_key_that_went_with_its_lease_and_was_written_again_ends_no_barrier() {
+        let job: JobId = "J".parse().unwrap();
+        let keys = Keys::new("/elastic", &job);
+        let node = NodeId::new("a", "1");
+        let store = MemoryStore::start(Limits::default());
+        let record = json!({ "number": 1, "generation": 1, "state": "running", "group_world_size": 1, "reason": "r" });
+        let value: RoundRecord = serde_json::from_value(record.clone()).unwrap();
+        let put = async |key: String| store.txn(Txn::of([Op::put(key, record.to_string())])).await.unwrap().revision;
+        // Given a member of a round that has lost its key
+        let modified = put(keys.round()).await;
+        let created = put(keys.node(&node)).await;
+        store.delete(vec![], &keys.node(&node)).await.unwrap();
+        let current = Versioned { value, created: modified, modified };
+        let credentials = Credentials { node: node.clone(), created, round: 1, current: current.clone() };
+        let (tell, status) = watch::channel(Status {
+            credentials: Some(credentials.clone()),
+            round: Some(current.clone()),
+            ..Status::default()
+        });
+        let meet = || meet(&store, &keys, &status, "b", Duration::from_secs(10));
+        let within = |time| tokio::time::timeout(time, meet());
+        // then a barrier waits for it to be written again
+        assert!(within(Duration::from_millis(50)).await.is_err());
+        let (met, ()) = tokio::join!(meet(), async {
+            let created = put(keys.node(&node)).await;
+            tell.send_modify(|status| status.credentials = Some(Credentials { created, ..credentials.clone() }));
+        });
+        assert_eq!(met, Ok(()));
+        // and where the round has moved, that is what it says
+        let moved = put(keys.round()).await;
+        tell.send_modify(|status| status.round = Some(Versioned { modified: moved, ..current.clone() }));
+        let over = super::meet(&store, &keys, &status, "c", Duration::from_secs(10)).await;
+        assert!(matches!(over, Err(BarrierError::RoundEnded { round: 1, .. })), "{over:?}");
+    }
 }
