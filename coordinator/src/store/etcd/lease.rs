@@ -45,8 +45,12 @@ impl KeepAlives {
             Some(stream) if Arc::ptr_eq(&stream.link, &link) => stream,
             _ => match link.client.lease_client().keep_alive(lease.0).await {
                 Ok((keeper, answers)) => Stream { link, keeper, answers },
-                // The client's words for an answer with a TTL of zero.
-                Err(Error::LeaseKeepAliveError(cause)) if cause == "lease not found" => return Ok(Ok(None)),
+                // The client keeps the first answer to itself. This is its error for a lease that is gone, and for
+                // more: etcd knows.
+                Err(error @ Error::LeaseKeepAliveError(_)) => {
+                    let left = link.client.lease_client().time_to_live(lease.0, None).await?;
+                    return if left.ttl() > 0 { Err(error) } else { Ok(Ok(None)) };
+                }
                 Err(error) => return Err(error),
             },
         };
