@@ -2,7 +2,7 @@
 //! Not for wire requests, which can say more.
 
 use super::{Compacted, Compare, Delete, Event, Key, Mvcc, Put, PutLease, Range, Record, Relation, Request};
-use super::{Response, Span, Target, Txn};
+use super::{Response, Sort, SortBy, Span, Target, Txn};
 use crate::store::{self, Guard, KeyValue, Op, OpResult, Revision, Scope, StoreError, TxnResult};
 use crate::time::Time;
 
@@ -69,6 +69,11 @@ fn request(op: &Op) -> Request {
     match op {
         Op::Get { key } => Request::Range(Range::of(one(key))),
         Op::Range { prefix } => Request::Range(Range::of(Span::prefix(prefix.as_bytes()))),
+        Op::Last { prefix } => Request::Range(Range {
+            sort: Some(Sort { by: SortBy::Key, descending: true }),
+            limit: Some(1),
+            ..Range::of(Span::prefix(prefix.as_bytes()))
+        }),
         Op::Count { prefix } => {
             Request::Range(Range { count_only: true, ..Range::of(Span::prefix(prefix.as_bytes())) })
         }

@@ -132,6 +132,11 @@ pub enum Op {
         /// The prefix.
         prefix: String,
     },
+    /// Read the last key with a prefix, in key order. Result: [`OpResult::Values`] with at most one entry.
+    Last {
+        /// The prefix.
+        prefix: String,
+    },
     /// Count the keys with a prefix.
     Count {
         /// The prefix.
@@ -167,6 +172,11 @@ impl Op {
     /// Read all keys with a prefix.
     pub fn range(prefix: impl Into<String>) -> Op {
         Op::Range { prefix: prefix.into() }
+    }
+
+    /// Read the last key with a prefix, in key order.
+    pub fn last(prefix: impl Into<String>) -> Op {
+        Op::Last { prefix: prefix.into() }
     }
 
     /// Count the keys with a prefix.

@@ -20,6 +20,7 @@ pub const CASES: &[Case] = contract_cases![
     guards_are_a_conjunction,
     reads_see_the_writes_before_them_in_the_transaction,
     range_is_in_key_order,
+    last_is_the_last_in_key_order,
     prefix_is_no_neighbour,
     prefix_that_ends_in_the_highest_characters,
     count_counts,
@@ -33,6 +34,19 @@ pub const CASES: &[Case] = contract_cases![
     key_put_and_prefix_deleted_is_refused,
     concurrent_guarded_increments_lose_none,
 ];
+
+/// The last key of a prefix is read alone, whatever was written last.
+pub async fn last_is_the_last_in_key_order(ctx: Ctx) {
+    for name in ["n/2", "n/3", "n/1", "o"] {
+        ctx.put(name, name).await;
+    }
+    let last = async |name: &str| {
+        let result = ctx.txn(Txn::of([Op::last(ctx.key(name))])).await;
+        result.results[0].values().iter().map(|kv| kv.key.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(last("n/").await, [ctx.key("n/3")]);
+    assert_eq!(last("none/").await, Vec::<String>::new());
+}
 
 /// A put over a live key moves its mod revision and keeps its create revision.
 pub async fn put_over_a_live_key_keeps_its_create_revision(ctx: Ctx) {

@@ -1,7 +1,9 @@
 //! Between our transactions and events and etcd's. Not for sending them.
 
 use etcd_client::proto::{PbEvent, PbKeyValue, PbTxnOpResponse};
-use etcd_client::{Compare, CompareOp, DeleteOptions, EventType, GetOptions, PutOptions, TxnOp, TxnResponse};
+use etcd_client::{
+    Compare, CompareOp, DeleteOptions, EventType, GetOptions, PutOptions, SortOrder, SortTarget, TxnOp, TxnResponse,
+};
 
 use crate::store::{Event, Guard, KeyValue, LeaseId, Op, OpResult, Revision, Txn, TxnResult};
 
@@ -29,6 +31,10 @@ fn operation(op: &Op) -> TxnOp {
     match op {
         Op::Get { key } => TxnOp::get(key.as_str(), None),
         Op::Range { prefix } => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix())),
+        Op::Last { prefix } => {
+            let last = GetOptions::new().with_prefix().with_sort(SortTarget::Key, SortOrder::Descend).with_limit(1);
+            TxnOp::get(prefix.as_str(), Some(last))
+        }
         Op::Count { prefix } => TxnOp::get(prefix.as_str(), Some(GetOptions::new().with_prefix().with_count_only())),
         Op::Put { key, value, lease } => {
             let options = lease.map(|lease| PutOptions::new().with_lease(lease.0));
@@ -57,7 +63,7 @@ pub(super) fn result(txn: &Txn, response: TxnResponse) -> Option<TxnResult> {
 fn op_result(op: &Op, response: PbTxnOpResponse) -> Option<OpResult> {
     match (op, response) {
         (Op::Count { .. }, PbTxnOpResponse::ResponseRange(range)) => Some(OpResult::Count(range.count)),
-        (Op::Get { .. } | Op::Range { .. }, PbTxnOpResponse::ResponseRange(range)) => {
+        (Op::Get { .. } | Op::Range { .. } | Op::Last { .. }, PbTxnOpResponse::ResponseRange(range)) => {
             Some(OpResult::Values(range.kvs.into_iter().map(key_value).collect()))
         }
         (Op::Put { .. }, PbTxnOpResponse::ResponsePut(_)) => Some(OpResult::Put),
