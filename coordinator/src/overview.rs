@@ -28,6 +28,9 @@ pub struct Job {
     pub desired: Option<Versioned<Desired>>,
     /// Who decides.
     pub leader: Option<Versioned<LeaderRecord>>,
+    /// The mod revision of a `leader` record that nobody holds, for whoever replaces it; [`Revision::NONE`]: there is
+    /// none.
+    pub vacant: Revision,
     /// The current round.
     pub round: Option<Versioned<RoundRecord>>,
     /// The latest committed checkpoint.
@@ -113,6 +116,7 @@ impl Job {
             spec: None,
             desired: None,
             leader: None,
+            vacant: Revision::NONE,
             round: None,
             checkpoint: None,
             nodes: BTreeMap::new(),
@@ -128,7 +132,10 @@ impl Job {
             Part::Desired => self.desired = Some(Versioned::parse(kv)?),
             Part::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
             Part::Leader => {
-                let leader: Versioned<LeaderRecord> = Versioned::parse(kv)?;
+                self.leader = None;
+                self.vacant = kv.mod_revision;
+                let leader = LeaderRecord::held(kv)?;
+                self.vacant = Revision::NONE;
                 self.leader = Some(leader.clone());
                 return Ok(Some(Change::Term(leader)));
             }
@@ -164,6 +171,7 @@ impl Job {
             Part::Round => self.round = None,
             Part::Leader => {
                 self.leader = None;
+                self.vacant = Revision::NONE;
                 return Some(Change::Leaderless);
             }
             Part::Node(node) => drop(self.nodes.remove(node)),
@@ -215,6 +223,7 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::LeaseId;
 
     fn kv(key: &str, value: &str) -> KeyValue {
         KeyValue {
@@ -222,7 +231,7 @@ mod tests {
             value: value.as_bytes().to_vec(),
             create_revision: Revision(5),
             mod_revision: Revision(7),
-            lease: None,
+            lease: Some(LeaseId(1)),
         }
     }
 

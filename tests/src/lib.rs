@@ -9,8 +9,8 @@
 //! | [`counted`] | a store that counts what is asked of it |
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
 //! | [`fleet`] | many nodes in one process, their workers as words |
-//! | [`lacking`] | what a machine lacks: a test is left out, or fails where that is required |
 //! | [`grumpy`] | a gRPC proxy that answers "not now" in the server's place |
+//! | [`lacking`] | what a machine lacks: a test is left out, or fails where that is required |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
 //! | [`torch`] | a Python that has PyTorch, or the word that there is none |
@@ -25,8 +25,8 @@ pub mod contract;
 pub mod counted;
 pub mod etcd;
 pub mod fleet;
-pub mod lacking;
 pub mod grumpy;
+pub mod lacking;
 pub mod launcher;
 pub mod proxy;
 pub mod torch;

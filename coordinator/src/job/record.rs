@@ -224,6 +224,22 @@ pub struct LeaderRecord {
     pub coordinator: bool,
 }
 
+impl LeaderRecord {
+    /// Who holds a `leader` key.
+    ///
+    /// # Errors
+    /// Why nobody does: what stands there is not one of ours, or hangs on no lease, which would never end it. Whoever
+    /// campaigns writes over it.
+    pub fn held(kv: &KeyValue) -> Result<Versioned<LeaderRecord>, String> {
+        let record = Versioned::parse(kv)?;
+        if kv.lease.is_some() {
+            return Ok(record);
+        }
+        let key = &kv.key;
+        Err(format!("the record at {key} hangs on no lease, so nothing would end it: was it written by hand?"))
+    }
+}
+
 /// What is known of an evicted node's workers at its eviction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -219,7 +219,8 @@ impl<'a> Drive<'a> {
             MemberOutput::Pulse(Some((term, leader))) => self.pulse = Some(self.open_pulse(term, leader)),
             MemberOutput::Lead(term, predecessor) => {
                 let now = Time::now();
-                let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now));
+                let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now))
+                    .knowing(self.member.spec().clone());
                 let commands = self.commands.clone();
                 let say = Box::new(move |line| drop(commands.send(Command::Say(line))));
                 let mut leader =
@@ -238,6 +239,7 @@ impl<'a> Drive<'a> {
             MemberOutput::Leaving(grace) => self.command(Command::Leaving(grace)),
             MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
             MemberOutput::Say(line) => self.command(Command::Say(line)),
+            MemberOutput::Warn(line) => tracing::warn!("{line}"),
             MemberOutput::Rejoin(reason) => self.parting = Some(Parting::Rejoin(reason)),
             MemberOutput::End(end) => self.parting = Some(Parting::End(end)),
         }

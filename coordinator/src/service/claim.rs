@@ -24,7 +24,7 @@ pub fn next(job: &Job, own: &LeaderRecord) -> Move {
     let key = job.keys.leader();
     let wanted = job.is_live();
     let Some(leader) = &job.leader else {
-        return if wanted { Move::Claim(vec![Guard::absent(key)]) } else { Move::Leave };
+        return if wanted { Move::Claim(vec![Guard::modified(key, job.vacant)]) } else { Move::Leave };
     };
     if leader.value.node == own.node {
         return if wanted { Move::Leave } else { Move::Resign(leader.modified) };
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use crate::job::{Endpoint, JobId, Keys, NodeId};
     use crate::overview::Overview;
-    use crate::store::KeyValue;
+    use crate::store::{KeyValue, LeaseId};
 
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"lease_ttl_ms":10000,
         "last_call_ms":1,"join_timeout_ms":1,"start_timeout_ms":1,"stop_grace_ms":1,"drain_grace_ms":1,"margin_ms":1,
@@ -74,7 +74,7 @@ mod tests {
             .into_iter()
             .map(|(key, value, at)| {
                 let at = Revision(at);
-                KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
+                KeyValue { key, value, create_revision: at, mod_revision: at, lease: Some(LeaseId(1)) }
             })
             .collect();
         Overview::of("/elastic", &values).jobs.remove(&id).unwrap()
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_job_without_a_leader_is_claimed_unless_it_has_ended() {
-        let absent = Move::Claim(vec![Guard::absent(job("forming", None).keys.leader())]);
+        let absent = Move::Claim(vec![Guard::modified(job("forming", None).keys.leader(), Revision::NONE)]);
         assert_eq!(next(&job("forming", None), &own()), absent);
         assert_eq!(next(&job("running", None), &own()), absent);
         assert_eq!(next(&job("succeeded", None), &own()), Move::Leave);

@@ -299,8 +299,11 @@ impl Service {
         let (store, answers, job) = (Arc::clone(&self.store), self.answers.clone(), id.clone());
         tokio::spawn(async move {
             let result = store.txn(txn).await;
-            if result.is_err() {
-                tokio::time::sleep(RETRY).await;
+            match &result {
+                Ok(_) => {}
+                Err(error) if error.is_transient() => tokio::time::sleep(RETRY).await,
+                // Only a person can help.
+                Err(_) => tokio::time::sleep(RETRY * 10).await,
             }
             let _ = answers.send(Answered { job, result });
         });
@@ -329,7 +332,10 @@ impl Service {
         self.away.remove(id);
         let now = Time::now();
         let (inbox, notes) = mpsc::unbounded_channel();
-        let leader = Leader::new(self.record.node.clone(), job.keys.clone(), term, now, epoch_ms(now));
+        let mut leader = Leader::new(self.record.node.clone(), job.keys.clone(), term, now, epoch_ms(now));
+        if let Some(spec) = job.spec.clone() {
+            leader = leader.knowing(spec);
+        }
         let name = id.clone();
         let say = Box::new(move |line: String| tracing::info!(job = %name, "{line}"));
         let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say);

@@ -21,6 +21,7 @@ mod outcome;
 mod preemption;
 mod python;
 mod quiescing;
+mod records;
 mod rescue;
 mod shares;
 mod shortage;

@@ -5,9 +5,10 @@ use super::super::roster::Roster;
 use super::super::view::{Evicted, Member, Present, View};
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
-    Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone, Versioned,
+    Checkpoint, Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone,
+    Versioned, to_json,
 };
-use crate::store::{Event, Guard, KeyValue, Op, OpResult, Scope, Txn, TxnResult, WatchUpdate};
+use crate::store::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
 impl Leader {
@@ -22,7 +23,7 @@ impl Leader {
             Op::range(keys.nodes()),
             Op::range(keys.evictions()),
             Op::range(keys.rounds()),
-            Op::range(keys.events()),
+            Op::last(keys.events()),
         ])
         .guarded([Guard::modified(keys.leader(), self.term)])
     }
@@ -30,12 +31,12 @@ impl Leader {
     pub(super) fn load(&mut self, now: Time, result: &TxnResult, out: &mut Vec<LeaderOutput>) {
         let mut strays = Vec::new();
         let view = self.view_of(now, result, &mut strays);
-        for problem in strays {
-            self.warn(format!("{problem} It counts as absent: delete it, or write it anew"), out);
+        for problem in &strays {
+            self.warn(problem.clone(), out);
         }
         match view {
             Ok(view) => {
-                self.warned.retain(|line| line.contains(" It counts as absent"));
+                self.warned.retain(|line| strays.contains(line));
                 self.view = Some(view);
                 self.loaded = result.revision;
                 self.stale = self.loaded < self.behind;
@@ -92,20 +93,24 @@ impl Leader {
     fn view_of(&mut self, now: Time, result: &TxnResult, strays: &mut Vec<String>) -> Result<View, String> {
         let one = |at: usize| result.results.get(at).and_then(OpResult::value);
         let many = |at: usize| result.results.get(at).map_or(&[] as &[KeyValue], OpResult::values);
-        let spec: Versioned<Spec> = Versioned::parse(one(0).ok_or("its spec is gone: was the store emptied?")?)?;
         let round: Versioned<RoundRecord> =
             Versioned::parse(one(1).ok_or("its round is gone: was the store emptied?")?)?;
-        let desired = one(2).map(Versioned::<Desired>::parse).transpose()?.map(|desired| desired.value);
-        self.checkpoint = one(3).map(Versioned::parse).transpose()?;
-        self.next_event =
-            many(7).last().and_then(|kv| kv.key.rsplit('/').next()?.parse::<u64>().ok()).map_or(0, |last| last + 1);
+        let spec = self.spec_of(one(0), strays)?;
+        let desired = one(2).map(Versioned::<Desired>::parse).transpose();
+        let desired = desired.map(|desired| desired.map(|it| it.value)).unwrap_or_else(|problem| {
+            strays.push(format!("{problem} What was desired before holds: delete it, and ask again with elasticctl"));
+            self.view.as_ref().map(|old| old.desired.clone())
+        });
+        self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays)?;
+        let number = |kv: &KeyValue| kv.key.rsplit('/').next()?.parse::<u64>().ok();
+        self.next_event = one(7).and_then(number).map_or(0, |last| last + 1);
 
         // What this leader observed stays observed.
         let old = self.view.take();
         let same_state =
             |old: &View| (old.round.value.number, old.round.value.state) == (round.value.number, round.value.state);
         let mut view = View {
-            spec: spec.value,
+            spec,
             desired: desired.unwrap_or_default(),
             planned_here: old.as_ref().is_some_and(|old| old.planned_here && old.round.modified == round.modified),
             elected: self.elected,
@@ -124,7 +129,7 @@ impl Leader {
                 let known = old.as_ref().and_then(|old| old.roster.node(&node));
                 match present(kv, known, now) {
                     Ok(present) => view.roster.put(&node, present),
-                    Err(problem) => strays.push(problem),
+                    Err(problem) => strays.push(left_out(&problem)),
                 }
             }
         }
@@ -138,7 +143,7 @@ impl Leader {
                 let rank = match Versioned::<RankRecord>::parse(kv) {
                     Ok(rank) => rank.value,
                     Err(problem) => {
-                        strays.push(problem);
+                        strays.push(left_out(&problem));
                         continue;
                     }
                 };
@@ -157,7 +162,7 @@ impl Leader {
             // That it stands there says that the node was evicted; what it says of its workers is lost.
             let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
                 |problem| {
-                    strays.push(problem);
+                    strays.push(left_out(&problem));
                     Fate::Unknown
                 },
                 |stone| stone.value.fate,
@@ -167,6 +172,55 @@ impl Leader {
             view.roster.change_member(&node, |member| member.evicted = Some(evicted));
         }
         Ok(view)
+    }
+
+    /// What the job agreed on. Where that record is lost whoever leads still knows it, and writes it again: newcomers
+    /// need it.
+    fn spec_of(&mut self, kv: Option<&KeyValue>, strays: &mut Vec<String>) -> Result<Spec, String> {
+        let key = self.keys.spec();
+        let gone = || format!("the record at {key} is gone: was the store emptied?");
+        let problem = match kv.map_or_else(|| Err(gone()), Versioned::<Spec>::parse) {
+            Ok(spec) => return Ok(spec.value),
+            Err(problem) => problem,
+        };
+        let Some(spec) = self.view.as_ref().map(|old| old.spec.clone()).or_else(|| self.known_spec.clone()) else {
+            return Err(problem);
+        };
+        strays.push(format!("{problem} The leader writes it again, as it knows it"));
+        let as_read = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
+        let guards = [Guard::modified(self.keys.leader(), self.term), Guard::modified(&key, as_read)];
+        self.mend = Some(Txn::of([Op::put(&key, to_json(&spec))]).guarded(guards));
+        Ok(spec)
+    }
+
+    /// Where training resumes. Where that record is not ours, what this leader knows holds, or what the running round
+    /// began with. A leader that knows neither seals no round: training would begin from nothing.
+    fn checkpoint_read(
+        &mut self,
+        kv: Option<&KeyValue>,
+        read_before: bool,
+        round: &RoundRecord,
+        strays: &mut Vec<String>,
+    ) -> Result<(), String> {
+        match kv.map(Versioned::<Checkpoint>::parse).transpose() {
+            Ok(read) => self.checkpoint = read.map(|read| read.value),
+            Err(problem) => {
+                let known = self.checkpoint.clone().or_else(|| round.checkpoint.clone());
+                if known.is_none() && !read_before {
+                    return Err(problem);
+                }
+                let holds = match &known {
+                    Some(known) => format!("step {}", known.step),
+                    None => "the beginning".to_owned(),
+                };
+                strays.push(format!(
+                    "{problem} Training resumes from {holds}, as it was before, and no checkpoint is committed: delete it"
+                ));
+                self.checkpoint = known;
+            }
+        }
+        self.pointer = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
+        Ok(())
     }
 
     pub(super) fn watched(&mut self, now: Time, update: WatchUpdate, out: &mut Vec<LeaderOutput>) {
@@ -202,11 +256,16 @@ impl Leader {
 
     fn event(&mut self, now: Time, event: Event, out: &mut Vec<LeaderOutput>) -> Result<(), String> {
         if event.key() == self.keys.checkpoint() {
-            self.checkpoint = match &event {
-                Event::Put(kv) => Some(Versioned::parse(kv)?),
+            let put = match &event {
+                Event::Put(kv) => Some(kv),
                 Event::Delete { .. } => None,
             };
-            return Ok(());
+            let mut strays = Vec::new();
+            if let Some(view) = &self.view {
+                let round = view.round.value.clone();
+                self.checkpoint_read(put, true, &round, &mut strays)?;
+            }
+            return strays.into_iter().next().map_or(Ok(()), Err);
         }
         if event.key() == self.keys.round() {
             // Its own writes come back too. Of another's, only the next generation's first record stands.
@@ -263,6 +322,11 @@ impl Leader {
         }
         Ok(())
     }
+}
+
+/// What a record that is not ours counts as, where the job can be led without it.
+fn left_out(problem: &str) -> String {
+    format!("{problem} It counts as absent: delete it, or write it anew")
 }
 
 fn present(kv: &KeyValue, known: Option<&Present>, now: Time) -> Result<Present, String> {

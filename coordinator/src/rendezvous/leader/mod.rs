@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::decide::{Decision, Eviction, Verdict, decide};
 use super::seats::Seat;
 use super::view::{Contact, View};
-use crate::job::{Checkpoint, Endpoint, Keys, NodeId, RoundRecord, RoundState, Versioned};
+use crate::job::{Checkpoint, Endpoint, Keys, NodeId, RoundRecord, RoundState, Spec};
 use crate::store::{Event, Guard, Op, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -100,6 +100,8 @@ enum Doing {
     Sweep { swept: Vec<NodeId> },
     /// Proving that it still leads.
     Prove,
+    /// Putting a damaged record right.
+    Mend,
 }
 
 /// Pause before a transaction is tried again after the store failed.
@@ -115,7 +117,14 @@ pub struct Leader {
     epoch_ms: u64,
     elected: Time,
     view: Option<View>,
-    checkpoint: Option<Versioned<Checkpoint>>,
+    /// Where training resumes.
+    checkpoint: Option<Checkpoint>,
+    /// The mod revision of the record that says so.
+    pointer: Revision,
+    /// The job's spec as whoever leads knows it, for where its record is damaged.
+    known_spec: Option<Spec>,
+    /// Puts a damaged record right.
+    mend: Option<Txn>,
     next_event: u64,
     /// The store's revision at which the view was read; older news is no news.
     loaded: Revision,
@@ -156,6 +165,9 @@ impl Leader {
             elected: now,
             view: None,
             checkpoint: None,
+            pointer: Revision::NONE,
+            known_spec: None,
+            mend: None,
             next_event: 0,
             loaded: Revision::NONE,
             behind: Revision::NONE,
@@ -174,6 +186,12 @@ impl Leader {
             called: false,
             over: false,
         }
+    }
+
+    /// A leader that knows the job's spec: where the record is lost it writes it again.
+    #[must_use]
+    pub fn knowing(self, spec: Spec) -> Leader {
+        Leader { known_spec: Some(spec), ..self }
     }
 
     /// The term: the mod revision of the `leader` key.
@@ -339,6 +357,9 @@ impl Leader {
         let Some(view) = read else {
             return self.start(Doing::Load, self.load_txn(), out);
         };
+        if let Some(txn) = self.mend.take() {
+            return self.start(Doing::Mend, txn, out);
+        }
         // Who has not come by then to a new leader may have died with the old one: no stream will tell.
         let come_by = self.elected + view.spec.timings.beat() * 2;
         if !self.called && now >= come_by {

@@ -101,7 +101,7 @@ impl Leader {
             world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
             master: seats.first().and_then(|seat| view.roster.node(&seat.node)?.record.master.clone()),
             restarts: old.restarts,
-            checkpoint: self.checkpoint.as_ref().map(|pointer| pointer.value.clone()),
+            checkpoint: self.checkpoint.clone(),
             leaving: Vec::new(),
             reason: reason.to_owned(),
             cause: None,
@@ -115,8 +115,7 @@ impl Leader {
         let mut then = last;
         then.push(Op::put(self.keys.round(), to_json(&record)));
         self.push_event(now, &record, &[], &mut then);
-        let pointer = self.checkpoint.as_ref().map_or(Revision::NONE, |pointer| pointer.modified);
-        txns.push_back(self.guarded(then).guarded([Guard::modified(self.keys.checkpoint(), pointer)]));
+        txns.push_back(self.guarded(then).guarded([Guard::modified(self.keys.checkpoint(), self.pointer)]));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Seal { record, seats, rest: txns }, first)
     }
@@ -229,7 +228,7 @@ impl Leader {
             Doing::Prune { rounds } => rounds.iter().for_each(|round| {
                 view.stale_rounds.remove(round);
             }),
-            Doing::Prove => {}
+            Doing::Prove | Doing::Mend => {}
         }
     }
 

@@ -92,7 +92,7 @@ impl Member {
     ) {
         // One that it followed already.
         self.open_pulse(out);
-        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+        self.leader_read(now, leader, result.revision, out);
         if self.leader.is_none() {
             // Nobody's end is being raced for.
             self.campaign_at = Some(now);
@@ -118,7 +118,7 @@ impl Member {
             self.lease_at = now;
         }
         self.follow(result.revision.next(), out);
-        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+        self.leader_read(now, leader, result.revision, out);
         self.say_once("the job has failed; waiting for its last agents to leave before it begins anew".into(), out);
         let pause = if self.leading.is_some() { AGAIN } else { self.setup.spec.timings.renewal() };
         let overtaken = result.revision < self.round_news;

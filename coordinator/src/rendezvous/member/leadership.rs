@@ -6,24 +6,25 @@ use super::step::Out;
 use super::timers::Timer;
 use super::{Call, Member, MemberOutput, Mode};
 use crate::job::{LeaderRecord, Versioned, to_json};
-use crate::store::{Guard, Op, Revision, Txn};
+use crate::store::{Guard, KeyValue, Op, Revision, Txn};
 use crate::time::Time;
 
 /// Most that campaigns are spread over after a leader's end.
 const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
 
 impl Member {
-    pub(super) fn leader_read(
-        &mut self,
-        now: Time,
-        leader: Option<Result<Versioned<LeaderRecord>, String>>,
-        at: Revision,
-        out: &mut Out,
-    ) {
-        match leader.transpose() {
-            Ok(leader) => self.leader_is(now, leader, at, out),
-            Err(problem) => self.say_once(problem, out),
+    pub(super) fn leader_read(&mut self, now: Time, leader: Option<&KeyValue>, at: Revision, out: &mut Out) {
+        if at < self.leader_news {
+            return;
         }
+        let held = leader.map(LeaderRecord::held).transpose();
+        self.vacant = Revision::NONE;
+        let held = held.unwrap_or_else(|problem| {
+            self.vacant = leader.map_or(Revision::NONE, |kv| kv.mod_revision);
+            self.warn_once(format!("{problem} Whoever leads next replaces it"), out);
+            None
+        });
+        self.leader_is(now, held, at, out);
     }
 
     pub(super) fn leader_is(
@@ -96,7 +97,7 @@ impl Member {
             Some(term) if self.leader.as_ref().is_some_and(|leader| leader.modified == term) => {
                 Guard::modified(&key, term)
             }
-            _ => Guard::absent(&key),
+            _ => Guard::modified(&key, self.vacant),
         };
         let record = self.leader_record();
         let txn = Txn::of([Op::put_leased(&key, to_json(&record), lease.id)]).guarded([guard]).or_else([Op::get(&key)]);

@@ -22,8 +22,11 @@ mod leaving;
 mod own_key;
 mod rounds;
 mod step;
+#[cfg(test)]
+mod tests;
 mod timers;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::job::{
@@ -208,6 +211,8 @@ pub enum MemberOutput {
     End(End),
     /// A line for the log.
     Say(String),
+    /// A line for the log that asks somebody to do something.
+    Warn(String),
 }
 
 /// What proves a member's right to commit: see [`crate::barrier`] and [`crate::checkpoint`].
@@ -318,12 +323,19 @@ pub struct Member {
     prove_at: Time,
 
     campaign_at: Option<Time>,
+    /// The mod revision of a `leader` record that nobody holds: whoever campaigns writes over it. [`Revision::NONE`]: no
+    /// such record is there.
+    vacant: Revision,
     /// The term of a leader whose death is confirmed.
     dead_term: Option<Revision>,
     calls: Vec<Call>,
     retry_at: Option<Time>,
     joined: bool,
     told: Option<String>,
+    /// What was warned of: once is enough.
+    warned: BTreeSet<String>,
+    /// Calls that failed in a row.
+    failures: u32,
     /// When it began to join.
     begun: Option<Time>,
     /// The round at which a disagreeing newcomer found the job without nodes, and when.
@@ -371,11 +383,14 @@ impl Member {
             lease_at: Time::ZERO,
             prove_at: Time::ZERO,
             campaign_at: None,
+            vacant: Revision::NONE,
             dead_term: None,
             calls: Vec::new(),
             retry_at: None,
             joined: false,
             told: None,
+            warned: BTreeSet::new(),
+            failures: 0,
             deserted: None,
             leftovers: false,
             look_at: None,

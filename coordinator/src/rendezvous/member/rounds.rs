@@ -15,6 +15,10 @@ impl Member {
         if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
             return;
         }
+        if self.round.as_ref().is_some_and(|known| known.created != round.created) {
+            let why = "the job's records were removed, and its id was begun anew: this node's job is gone";
+            return self.end(End::StoreLost(why.to_owned()), out);
+        }
         if self.round.as_ref().is_some_and(|known| known.value.generation != round.value.generation) {
             // Cut off, it missed the job's failure. It joins like anyone else: the flags may be others now.
             return self.evicted("the job failed and was begun anew meanwhile".to_owned(), out);
@@ -27,6 +31,13 @@ impl Member {
             RoundState::Closed => self.end(End::Closed, out),
             RoundState::Failed => self.end(End::Failed(round.value.cause, round.value.reason), out),
         }
+    }
+
+    /// Nobody deletes the `round` key: it is written over for as long as the job's id is in use, and its create revision
+    /// tells one life of the id from another that began on an emptied store.
+    pub(super) fn round_gone(&mut self, out: &mut Out) {
+        let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
+        self.end(End::StoreLost(why.to_owned()), out);
     }
 
     fn round_forms(&mut self, now: Time, round: &RoundRecord, out: &mut Out) {
@@ -112,8 +123,9 @@ impl Member {
     pub(super) fn seat_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
         // Which seat was asked for, not which round is known by now: the watch may have been faster than this answer.
         let asked = self.seat_asked.take();
-        if let Some(kv) = result.results.first().and_then(OpResult::value) {
-            self.round_read(now, Versioned::parse(kv), out);
+        match result.results.first().and_then(OpResult::value) {
+            Some(kv) => self.round_read(now, Versioned::parse(kv), out),
+            None => self.round_gone(out),
         }
         let Some(round) = self.round.clone() else { return };
         let Some(sealed) = round.value.sealed else { return };

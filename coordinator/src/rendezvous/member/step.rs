@@ -11,8 +11,11 @@ use crate::rendezvous::Word;
 use crate::store::{Event, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
-/// Pause before a failed call is tried again.
+/// Longest pause before a failed call is tried again for the first time; each failure after it doubles it.
 const RETRY: Duration = Duration::from_millis(300);
+
+/// Longest pause of all, also where only a person can help.
+const LONGEST: Duration = Duration::from_secs(2);
 
 pub(super) type Out = Vec<MemberOutput>;
 
@@ -61,6 +64,7 @@ impl Member {
         if call != Call::Join {
             self.told = None;
         }
+        self.failures = 0;
         match call {
             Call::Join => self.job_read(now, &result, out),
             // Whatever came of it, the job is read next.
@@ -79,7 +83,7 @@ impl Member {
             }
             Call::Campaign => {
                 let leader = result.results.first().and_then(OpResult::value);
-                self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
+                self.leader_read(now, leader, result.revision, out);
             }
         }
     }
@@ -97,8 +101,31 @@ impl Member {
             }
             _ => {}
         }
-        self.retry_at = Some(now + RETRY);
-        self.say_once(format!("{error}; trying again"), out);
+        self.retry_at = Some(now + self.trouble(&error, out));
+    }
+
+    /// Tells of a call that failed; how long to pause before the next. Pauses grow and differ, so that all the nodes of a
+    /// job do not ask a store that has just come back at once.
+    fn trouble(&mut self, error: &StoreError, out: &mut Out) -> Duration {
+        let longest = LONGEST.min(self.spec.timings.renewal());
+        let pause = if error.is_transient() {
+            self.say_once(format!("{error}; trying again"), out);
+            (RETRY * (1 << self.failures.min(4))).min(longest)
+        } else {
+            let line =
+                "Workers go on while they may, and nobody is replaced; trying again. A password file is read anew";
+            self.warn_once(format!("{error}. {line}"), out);
+            longest
+        };
+        self.failures += 1;
+        pause / 2 + self.jitter(pause / 2)
+    }
+
+    /// Warns, unless it has said the same before.
+    pub(super) fn warn_once(&mut self, line: String, out: &mut Out) {
+        if self.warned.insert(line.clone()) {
+            out.push(MemberOutput::Warn(line));
+        }
     }
 
     /// Says a thing that would otherwise be said at every try.
@@ -117,10 +144,7 @@ impl Member {
                 self.leased = self.leased.max(sent);
                 self.lease_at = sent + self.spec.timings.renewal();
             }
-            Err(error) => {
-                self.lease_at = now + RETRY;
-                self.say_once(format!("{error}; trying again"), out);
-            }
+            Err(error) => self.lease_at = now + self.trouble(&error, out),
         }
     }
 
@@ -137,10 +161,7 @@ impl Member {
             }
             Ok(false) => self.lease_lost(now),
             Err(StoreError::Lost { cause }) => self.end(End::StoreLost(format!("store lost: {cause}")), out),
-            Err(error) => {
-                self.lease_at = now + RETRY;
-                self.say_once(format!("{error}; trying again"), out);
-            }
+            Err(error) => self.lease_at = now + self.trouble(&error, out),
         }
     }
 
@@ -173,7 +194,7 @@ impl Member {
         if event.key() == self.setup.keys.leader() {
             let revision = event.revision();
             let leader = match &event {
-                Event::Put(kv) => Some(Versioned::parse(kv)),
+                Event::Put(kv) => Some(kv),
                 Event::Delete { .. } => None,
             };
             self.leader_read(now, leader, revision, out);
@@ -183,10 +204,7 @@ impl Member {
             }
             match &event {
                 Event::Put(kv) => self.round_read(now, Versioned::parse(kv), out),
-                Event::Delete { .. } => {
-                    let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
-                    self.end(End::StoreLost(why.to_owned()), out);
-                }
+                Event::Delete { .. } => self.round_gone(out),
             }
         }
     }
@@ -194,9 +212,10 @@ impl Member {
     /// A read's first two results are the round and the leader.
     fn read_round_and_leader(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
         let leader = result.results.get(1).and_then(OpResult::value);
-        self.leader_read(now, leader.map(Versioned::parse), result.revision, out);
-        if let Some(round) = result.results.first().and_then(OpResult::value) {
-            self.round_read(now, Versioned::parse(round), out);
+        self.leader_read(now, leader, result.revision, out);
+        match result.results.first().and_then(OpResult::value) {
+            Some(round) => self.round_read(now, Versioned::parse(round), out),
+            None => self.round_gone(out),
         }
     }
 

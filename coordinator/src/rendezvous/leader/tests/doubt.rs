@@ -262,3 +262,86 @@ fn pruning_goes_on_until_the_last_stale_round() {
     let all = (1..130).flat_map(|number| [scene.keys.ranks_of_round(number), scene.keys.barriers(number)]);
     assert_eq!(pruned, all.collect());
 }
+
+#[test]
+fn one_bad_record_does_not_stop_a_leader() {
+    let blame = json!({ "class": "own", "message": "ValueError: boom" });
+    let failed = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let rubbish = |key: &str| vec![KeyValue { value: b"rubbish".to_vec(), ..kv(key.to_owned(), json!({}), 4) }];
+    let saved = json!({ "step": 7, "path": "/c/7", "digest": "d", "round": 1 });
+    for (at, key, gone) in [
+        (0, failed.keys.spec(), true),
+        (0, failed.keys.spec(), false),
+        (2, failed.keys.desired(), false),
+        (3, failed.keys.checkpoint(), false),
+    ] {
+        // Given a bad record, and a leader that has read the job before, or not
+        for read_before in [false, true] {
+            let mut scene = Scene { round: failed.round.clone(), nodes: failed.nodes.clone(), ..Scene::new() };
+            scene.round["checkpoint"] = saved.clone();
+            let mut store = scene.store();
+            store[at] = if gone { vec![] } else { rubbish(&key) };
+            let (leader, mut wants) = match read_before {
+                false => {
+                    let leader = Leader::new(id("x"), scene.keys.clone(), Revision(5), NOW, 0);
+                    let spec = serde_json::from_slice(&scene.store()[0][0].value).unwrap();
+                    scene.led_by(leader.knowing(spec), store)
+                }
+                true => {
+                    let (mut leader, _) = Scene::new().leader();
+                    leader.step(
+                        NOW,
+                        LeaderInput::Watched(WatchUpdate::Snapshot { revision: Revision(6), values: vec![] }),
+                    );
+                    scene.led_by(leader, store)
+                }
+            };
+            let mut leader = leader;
+            // then it says so, and what to do
+            let warned = |want: &LeaderOutput| matches!(want, LeaderOutput::Warn(line) if line.contains(&key));
+            assert_eq!(wants.iter().filter(|want| warned(want)).count(), 1, "{key}, {read_before}: {wants:?}");
+            // and writes the spec again, which newcomers need
+            if at == 0 {
+                let put = txn(&wants).unwrap().then.clone();
+                assert_eq!(put, [Op::put(&key, scene.store()[0][0].value.clone())].map(|op| respelt(&op)), "{key}");
+                wants = written(&mut leader, NOW, 7);
+            }
+            // and handles the failure
+            assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{key}, {read_before}: {wants:?}");
+        }
+    }
+    // Where nobody knows from where training resumes, no round is sealed
+    let mut store = failed.store();
+    store[3] = rubbish(&failed.keys.checkpoint());
+    let (_, wants) = failed.led(store);
+    assert!(matches!(&wants[..], [LeaderOutput::Warn(_)]), "{wants:?}");
+}
+
+/// A put of a spec in the words of its own record: the order of a test's JSON is another one.
+fn respelt(op: &Op) -> Op {
+    match op {
+        Op::Put { key, value, .. } => {
+            let spec: crate::job::Spec = serde_json::from_slice(value).unwrap();
+            Op::put(key, serde_json::to_vec(&spec).unwrap())
+        }
+        op => op.clone(),
+    }
+}
+
+#[test]
+fn a_leader_reads_one_line_of_history_and_not_all() {
+    let scene = Scene::new();
+    let mut leader = Leader::new(id("x"), scene.keys.clone(), Revision(5), NOW, 0);
+    let wants = leader.step(NOW, LeaderInput::Tick);
+    let load = txn(&wants).unwrap();
+    assert!(load.then.contains(&Op::last(scene.keys.events())));
+    assert!(!load.then.contains(&Op::range(scene.keys.events())));
+    // and goes on after it
+    let blame = json!({ "class": "own", "message": "ValueError: boom" });
+    let scene = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
+    let mut store = scene.store();
+    store[7] = vec![kv(scene.keys.event(41), json!({}), 4)];
+    let (_, wants) = scene.led(store);
+    let puts = |op: &Op| matches!(op, Op::Put { key, .. } if *key == scene.keys.event(42));
+    assert!(txn(&wants).unwrap().then.iter().any(puts), "{wants:?}");
+}

@@ -1,0 +1,198 @@
+//! What a node does about records and stores that are not as they should be. Not for whole histories: the simulation plays
+//! those.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::job::{JobId, Keys, NodeRecord};
+use crate::store::{Event, Guard, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::time::Time;
+
+const NOW: Time = Time::from_millis(100_000);
+
+fn keys() -> Keys {
+    let job: JobId = "J".parse().unwrap();
+    Keys::new("/elastic", &job)
+}
+
+fn spec() -> Value {
+    json!({
+        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000, "last_call_ms": 0,
+        "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
+        "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
+    })
+}
+
+fn kv(key: String, value: &str, created: i64, modified: i64, lease: Option<LeaseId>) -> KeyValue {
+    let (create_revision, mod_revision) = (Revision(created), Revision(modified));
+    KeyValue { key, value: value.as_bytes().to_vec(), create_revision, mod_revision, lease }
+}
+
+fn round(created: i64, modified: i64, record: Value) -> KeyValue {
+    kv(keys().round(), &record.to_string(), created, modified, None)
+}
+
+fn forming() -> Value {
+    json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" })
+}
+
+/// Its answer to a call: what was read there.
+fn answer(call: Call, succeeded: bool, at: i64, read: Vec<Option<KeyValue>>) -> MemberInput {
+    let results = read.into_iter().map(|value| OpResult::Values(value.into_iter().collect())).collect();
+    let result = TxnResult { succeeded, revision: Revision(at), results };
+    MemberInput::Answered { call, sent: NOW, result: Ok(result) }
+}
+
+/// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
+fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+    let record: NodeRecord = serde_json::from_value(json!({
+        "name": "a", "incarnation": "1", "machine": "a", "boot": "b", "host": "a", "slots": 1, "role": "default",
+        "peer": { "host": "h", "port": 1 }, "phase": "waiting",
+    }))
+    .unwrap();
+    let spec_record = serde_json::from_value(spec()).unwrap();
+    let mut member = Member::new(Setup { record, spec: spec_record, keys: keys(), may_lead: true, seed: 1 });
+    let mut out = member.step(NOW, MemberInput::Tick);
+    let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+    let read = vec![Some(spec), Some(round(3, 3, forming())), None, leader];
+    out.extend(member.step(NOW, answer(Call::Join, true, 10, read)));
+    out.extend(member.step(NOW, MemberInput::Leased { sent: NOW, result: Ok(LeaseId(7)) }));
+    (member, out)
+}
+
+fn campaign(out: &[MemberOutput]) -> Option<&Txn> {
+    out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Campaign, txn) => Some(txn),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
+    let record = json!({ "node": "b:1", "peer": { "host": "mute", "port": 1 } }).to_string();
+    let key = keys().leader();
+    for (what, value, lease) in [
+        ("rubbish", "rubbish", None),
+        ("rubbish on a lease", "rubbish", Some(LeaseId(9))),
+        ("a leader without a lease, which may accept and never answer", record.as_str(), None),
+    ] {
+        // Given such a record, at the time of joining
+        let (mut member, mut out) = joined(Some(kv(key.clone(), value, 9, 9, lease)));
+        while campaign(&out).is_none() {
+            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
+            out.extend(member.step(at, MemberInput::Tick));
+        }
+        // then it is replaced, if it still stands there, and is named once
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(9))], "{what}");
+        let warns = |output: &&MemberOutput| matches!(output, MemberOutput::Warn(line) if line.contains(&key));
+        assert_eq!(out.iter().filter(warns).count(), 1, "{what}: {out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+
+        // Given it later, over a leader that was there
+        let held = kv(key.clone(), &record, 8, 8, Some(LeaseId(9)));
+        let (mut member, mut out) = joined(Some(held));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Pulse(Some(_)))), "{what}");
+        let event = Event::Put(kv(key.clone(), value, 8, 12, lease));
+        out = member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![event])));
+        while campaign(&out).is_none() {
+            let at = member.deadline().filter(|at| *at < NOW + Duration::from_secs(5)).expect(what);
+            out.extend(member.step(at, MemberInput::Tick));
+        }
+        assert_eq!(campaign(&out).unwrap().when, [Guard::modified(&key, Revision(12))], "{what}");
+    }
+    // A leader with a lease is left alone.
+    let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
+    assert_eq!(campaign(&out), None);
+}
+
+/// A node whose workers of round 1 run.
+fn running() -> Member {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
+    let (mut member, _) = joined(leader());
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
+    let sealed = json!({
+        "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+        "group_world_size": 1, "world_size": 1, "reason": "r",
+    });
+    let sealed = || round(3, 12, sealed.clone());
+    member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(sealed())])));
+    let rank = json!({
+        "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
+        "machine": "a", "boot": "b", "peer": { "host": "h", "port": 1 },
+    });
+    let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
+    let out = member.step(NOW, answer(Call::Seat, true, 13, vec![Some(sealed()), Some(rank)]));
+    assert!(out.iter().any(|output| matches!(output, MemberOutput::Start(_))), "{out:?}");
+    member.step(NOW, MemberInput::Started(1));
+    // It says that they run.
+    member.step(NOW, answer(Call::Own, true, 14, vec![Some(sealed()), leader()]));
+    member
+}
+
+#[test]
+fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
+    for (what, found) in [
+        ("the job begun anew", Some(round(30, 30, forming()))),
+        (
+            "one that looks like its own",
+            Some(round(
+                30,
+                31,
+                json!({
+                    "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 30, "nodes": 1 },
+                    "group_world_size": 1, "world_size": 1, "reason": "r",
+                }),
+            )),
+        ),
+        ("nothing", None),
+    ] {
+        // Given a node at work that was frozen, while its job's records were removed and history was compacted
+        let mut member = running();
+        let woken = NOW + Duration::from_secs(1);
+        let snapshot = WatchUpdate::Snapshot { revision: Revision(40), values: vec![] };
+        let out = member.step(woken, MemberInput::Watched(snapshot));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::ReadBack, _))), "{what}: {out:?}");
+        // when it finds another life of the job, or none
+        let out = member.step(woken, answer(Call::ReadBack, true, 40, vec![found, None, None, None]));
+        // then its workers die, long before its fence point
+        assert!(out.contains(&MemberOutput::Kill), "{what}: {out:?}");
+        let out = member.step(woken, MemberInput::Stopped { master: None });
+        let ends = |output: &MemberOutput| matches!(output, MemberOutput::End(End::StoreLost(_)));
+        assert!(out.iter().any(ends), "{what}: {out:?}");
+    }
+}
+
+#[test]
+fn failed_calls_are_repeated_less_and_less_often_and_a_refusal_is_warned_of_once() {
+    let away = StoreError::Unavailable { endpoints: "e".into(), cause: "away".into() };
+    let denied = StoreError::Denied { endpoints: "e".into(), cause: "authentication failed".into() };
+    for (error, asked, warned) in [(away, 10..=25, 0), (denied, 10..=20, 1)] {
+        let mut member = running();
+        let (mut renewals, mut warnings, mut pauses) = (0, 0, Vec::new());
+        let end = NOW + Duration::from_secs(20);
+        let mut now = NOW;
+        while let Some(at) = member.deadline().filter(|at| *at < end) {
+            now = now.max(at);
+            for output in member.step(now, MemberInput::Tick) {
+                let failed = match output {
+                    MemberOutput::Renew(lease) => {
+                        renewals += 1;
+                        pauses.push(now);
+                        MemberInput::Renewed { sent: now, lease, result: Err(error.clone()) }
+                    }
+                    MemberOutput::Txn(call, _) => MemberInput::Answered { call, sent: now, result: Err(error.clone()) },
+                    MemberOutput::Warn(_) => {
+                        warnings += 1;
+                        continue;
+                    }
+                    _ => continue,
+                };
+                let out = member.step(now, failed);
+                warnings += out.iter().filter(|output| matches!(output, MemberOutput::Warn(_))).count();
+            }
+        }
+        assert!(asked.contains(&renewals), "{error}: {renewals} at {pauses:?}");
+        assert_eq!(warnings, warned, "{error}");
+    }
+}
