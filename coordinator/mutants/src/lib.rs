@@ -50,7 +50,7 @@ mod checkpoint {
 }
 
 /// Seeds of each kind of scenario after which a mutant counts as missed.
-const SEEDS: u64 = 1_000;
+const SEEDS: u64 = 4_000;
 
 thread_local! {
     static ACTIVE: Cell<&'static str> = const { Cell::new("") };
