@@ -1,5 +1,7 @@
 //! Nodes that come and go as planned, of several sizes, and those that wait beside.
 
+use std::time::{Duration, Instant};
+
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
@@ -37,6 +39,29 @@ async fn a_job_grows_shrinks_and_grows_again() {
     assert_eq!((last.nodes(), last.restarts()), (vec!["c", "a"], 0));
     last.exit(0);
     assert_eq!(exits([&mut a, &mut c]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn an_agent_that_is_killed_and_started_again_is_back_at_once() {
+    const SOON: Duration = Duration::from_secs(5);
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    // Given a job that grows only when its round is old, and whose minimum is met without the node that is killed
+    let job = Job::on(&etcd, "2:3").prompt().conf("min_round_time", "30s").flag("--max-restarts=0");
+    let mut agents = job.start_all(["a", "b", "c"]);
+    let first = job.runs(1, 3).await;
+    let rest: Vec<&str> = first.nodes().into_iter().filter(|node| *node != "c").collect();
+    agents[2].kill();
+    let without = job.runs_within(first.number + 1, 2, AT_ONCE).await;
+    assert_eq!(without.nodes(), rest);
+
+    // when it is started again, then it is back long before the round is old
+    let begun = Instant::now();
+    agents[2] = job.start("c");
+    let with = job.runs_within(without.number + 1, 3, SOON).await;
+    eprintln!("back {} ms after its agent was started", begun.elapsed().as_millis());
+    assert_eq!((with.nodes(), with.restarts()), ([&rest[..], &["c"]].concat(), 0));
+    with.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0, 0]);
 }
 
 #[tokio::test]
