@@ -60,30 +60,6 @@ pub struct Roster {
     arrivals: Index<Time>,
 }
 
-/// Counts the records that are looked at, for tests of what an event costs.
-#[cfg(test)]
-pub(super) mod looks {
-    use std::cell::Cell;
-
-    thread_local! {
-        static LOOKS: Cell<u64> = const { Cell::new(0) };
-    }
-
-    pub(in super::super) fn count() {
-        LOOKS.set(LOOKS.get() + 1);
-    }
-
-    /// How many since the last call.
-    pub(in super::super) fn take() -> u64 {
-        LOOKS.replace(0)
-    }
-}
-
-#[cfg(not(test))]
-mod looks {
-    pub(super) fn count() {}
-}
-
 /// Where a node is filed.
 struct Marks {
     names: Vec<String>,
@@ -466,5 +442,29 @@ impl Roster {
         } else {
             self.contested.remove(&place);
         }
+    }
+}
+
+#[cfg(not(test))]
+mod looks {
+    pub(super) fn count() {}
+}
+
+/// Counts the records that are looked at, for tests of what an event costs.
+#[cfg(test)]
+pub(super) mod looks {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LOOKS: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(in super::super) fn count() {
+        LOOKS.set(LOOKS.get() + 1);
+    }
+
+    /// How many since the last call.
+    pub(in super::super) fn take() -> u64 {
+        LOOKS.replace(0)
     }
 }

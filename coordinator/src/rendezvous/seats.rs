@@ -27,7 +27,7 @@ pub(super) struct Contest<'a> {
 ///
 /// Where two claim one place, the later one is its predecessor's next incarnation (others are turned away), and their
 /// keys do not tell which is alive. Neither gets in until one of them is gone.
-pub(super) fn in_order<'a>(candidates: Vec<(&'a NodeId, Option<u32>)>, most: usize) -> Vec<&'a NodeId> {
+pub(super) fn in_order(candidates: Vec<(&NodeId, Option<u32>)>, most: usize) -> Vec<&NodeId> {
     let mut claims: BTreeMap<u32, usize> = BTreeMap::new();
     for place in candidates.iter().filter_map(|(_, place)| *place) {
         *claims.entry(place).or_default() += 1;
