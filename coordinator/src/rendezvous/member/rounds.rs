@@ -65,6 +65,13 @@ impl Member {
                     self.left_behind(out);
                 }
             }
+            // Everybody of the last round counts as gone, this node too: it stopped, and its key went with its lease. It
+            // comes as a newcomer, and those need no workers.
+            Mode::Waiting(Some(_)) if left.is_none() => {
+                self.stop(out);
+                self.mode = Mode::Waiting(None);
+                self.own.lost_track();
+            }
             Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
                 self.leave_by = Some(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
