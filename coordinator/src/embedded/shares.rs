@@ -2,10 +2,11 @@
 //! [`crate::mvcc::Limits`].
 //!
 //! The store knows no users, so whoever reaches it may use all of it. A share for each address leaves room for the
-//! others: one host alone can neither fill this process's memory nor lock newcomers out.
+//! others: one host alone can neither fill this process's memory nor lock newcomers out. Of an IPv6 address only the
+//! network's part counts, since a host chooses the rest itself (RFC 8981).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tonic::{Request, Status};
@@ -49,11 +50,19 @@ impl Shares {
     /// The share of whoever sent a request.
     pub(super) fn of<T>(&self, request: &Request<T>) -> Share {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.0);
-        Share { shares: self.clone(), peer: peer.map(|ip| ip.to_canonical()) }
+        Share { shares: self.clone(), peer: peer.map(counted) }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<IpAddr>, Taken>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What of an address is counted: all of an IPv4 address, the first 64 bits of an IPv6 one.
+fn counted(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(v6) if !v6.is_loopback() => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        ip => ip,
     }
 }
 
@@ -102,7 +111,11 @@ impl Share {
     }
 
     fn used_up(&self, what: &str, most: usize) -> Status {
-        let who = self.peer.map_or_else(|| "this client".to_owned(), |peer| peer.to_string());
+        let who = match self.peer {
+            Some(IpAddr::V6(network)) if !network.is_loopback() => format!("{network}/64"),
+            Some(address) => address.to_string(),
+            None => "this client".to_owned(),
+        };
         Status::resource_exhausted(format!(
             "{who} has {most} {what} on the embedded store, which are the most that one address may have"
         ))
@@ -151,6 +164,19 @@ mod tests {
         assert!(one.watch().unwrap_err().message().contains("10.0.0.1 has 2 watches"));
         let _others = other.watch().unwrap();
         drop(first);
+        one.watch().unwrap();
+    }
+
+    #[test]
+    fn a_host_has_one_share_whatever_ipv6_address_it_makes_up() {
+        let shares = small();
+        let (one, same) = (share(&shares, "2001:db8:0:7::1"), share(&shares, "2001:db8:0:7:a:b:c:d"));
+        let places = [one.watch().unwrap(), same.watch().unwrap()];
+        let refused = same.watch().unwrap_err();
+        assert!(refused.message().starts_with("2001:db8:0:7::/64 has 2 watches"), "{}", refused.message());
+        // Another network, and this host itself.
+        let _others = [share(&shares, "2001:db8:0:8::1").watch().unwrap(), share(&shares, "::1").watch().unwrap()];
+        drop(places);
         one.watch().unwrap();
     }
 
