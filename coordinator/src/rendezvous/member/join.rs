@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::step::Out;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Desired, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::job::{RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::rendezvous::decide::BEGINS_ANEW;
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
@@ -41,10 +41,9 @@ impl Member {
         let read = (|| {
             let spec = value(0).map(Versioned::<Spec>::parse).transpose()?;
             let round = value(1).map(Versioned::<RoundRecord>::parse).transpose()?;
-            let desired = value(2).map(Versioned::<Desired>::parse).transpose()?;
-            Ok::<_, String>((spec, round, desired))
+            Ok::<_, String>((spec, round))
         })();
-        let (spec, round, desired) = match read {
+        let (spec, round) = match read {
             Ok(read) => read,
             Err(problem) => return self.end(End::Refused(problem), out),
         };
@@ -63,7 +62,9 @@ impl Member {
             if deserted {
                 return self.wait_for_deserted(now, &round, &differs.to_string(), out);
             }
-            if desired.is_none() {
+            // What it says concerns the leader alone, who warns of one that nobody can read.
+            let operated = value(2).is_some();
+            if !operated {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
             }

@@ -43,15 +43,18 @@ fn answer(call: Call, succeeded: bool, at: i64, read: Vec<Option<KeyValue>>) -> 
     MemberInput::Answered { call, sent: NOW, result: Ok(result) }
 }
 
-/// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
-fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+fn setup() -> Setup {
     let record: NodeRecord = serde_json::from_value(json!({
         "name": "a", "incarnation": "1", "machine": "a", "boot": "b", "host": "a", "slots": 1, "role": "default",
         "peer": { "host": "h", "port": 1 }, "phase": "waiting",
     }))
     .unwrap();
-    let spec_record = serde_json::from_value(spec()).unwrap();
-    let mut member = Member::new(Setup { record, spec: spec_record, keys: keys(), may_lead: true, seed: 1 });
+    Setup { record, spec: serde_json::from_value(spec()).unwrap(), keys: keys(), may_lead: true, seed: 1 }
+}
+
+/// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
+fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+    let mut member = Member::new(setup());
     let mut out = member.step(NOW, MemberInput::Tick);
     let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
     let read = vec![Some(spec), Some(round(3, 3, forming())), None, leader];
@@ -103,6 +106,21 @@ fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
     // A leader with a lease is left alone.
     let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
     assert_eq!(campaign(&out), None);
+}
+
+#[test]
+fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
+    for flags in [3, 2] {
+        let mut setup = setup();
+        setup.spec.max_nodes = flags;
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+        let rubbish = kv(keys().desired(), "rubbish", 8, 8, None);
+        let out = member
+            .step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming())), Some(rubbish)]));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Grant(_))), "max_nodes {flags}: {out:?}");
+    }
 }
 
 /// A node whose workers of round 1 run.
