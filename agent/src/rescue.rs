@@ -11,6 +11,7 @@ use elastic_coordinator::checkpoint::{self, CommitError, LastWord};
 use elastic_coordinator::job::{Checkpoint, Keys, NodeId, Sealed};
 use elastic_coordinator::rendezvous::End;
 use elastic_coordinator::store::Store;
+use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
@@ -129,6 +130,7 @@ impl Rescue {
             command.stdin(Stdio::from(self.left.file.try_clone()?)).stdout(Stdio::piped()).stderr(Stdio::piped());
             // Away from the terminal's Ctrl-C, which is for the agent to act on; and that file is the agent's own.
             command.process_group(0).kill_on_drop(true).env_remove("TORCHELASTIC_ERROR_FILE");
+            end_with(getpid(), &mut command);
             command.spawn()
         };
         let mut child = start().map_err(|cause| RescueError::Start { program: program.to_owned(), cause })?;
@@ -156,4 +158,18 @@ impl Rescue {
         }
         Err(RescueError::Failed { program: program.to_owned(), status, last })
     }
+}
+
+/// Has the program die with its agent, however that dies: what it saves later nobody commits, and the next agent of this
+/// node may save the same. (The signal comes when the *thread* ends that started it. All of an agent's programs are
+/// started by its main thread, see decision 0013.)
+#[allow(unsafe_code)]
+fn end_with(agent: Pid, command: &mut Command) {
+    let bond = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // It may have died before the line above; then no signal will ever come.
+        if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+    };
+    // SAFETY: two system calls and no allocation between fork and execute.
+    unsafe { command.pre_exec(bond) };
 }

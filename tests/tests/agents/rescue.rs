@@ -183,6 +183,19 @@ async fn a_second_signal_ends_a_rescue_that_takes_long() {
 }
 
 #[tokio::test]
+async fn a_rescue_dies_with_its_agent() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let (job, mut agent) =
+        failing(Job::on(&etcd, "1").flag("--max-restarts=0"), "echo $$$$ > pid; echo begun >&2; exec sleep 600");
+    agent.says("saving from memory: begun", LONG).await;
+    agent.kill();
+    let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
+    // A dead one that nobody has waited for is gone, too.
+    let gone = async || !std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
+    eventually("the end of what saved", LONG, async || gone().await.then_some(())).await;
+}
+
+#[tokio::test]
 async fn what_a_rescue_prints_is_committed_only_if_it_is_a_checkpoint() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (save, says) in [
