@@ -34,6 +34,7 @@ pub mod gradient;
 pub mod model;
 pub mod nccl;
 pub mod plot;
+mod program;
 pub mod random;
 pub mod saving;
 pub mod settings;

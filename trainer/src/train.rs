@@ -11,6 +11,7 @@ mod account;
 mod copies;
 mod error;
 mod loading;
+mod replicas;
 mod report;
 mod rounds;
 mod sharing;
@@ -51,6 +52,8 @@ use sharing::Sharing;
 const DRAIN: u32 = 1;
 /// The vote to quiesce after this step, since a round is forming.
 const QUIESCE: u32 = 2;
+/// The vote to compare what the ranks hold after this step, since it is to be saved.
+const COMPARE: u32 = 32;
 /// How long a leaving rank 0 waits for its last commit, and how long a finished one does: by then its peers are done,
 /// and a store that is away may still come back.
 const LEAVE_TIME: Duration = Duration::from_secs(3);
@@ -295,6 +298,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             }
             let mut copying = self.begin_copy()?;
             let sharing = self.sharing_vote();
+            let compare = if self.is_to_compare(total) { COMPARE } else { 0 };
             let batch = self.schedule.batch_after(self.state.step);
             let task = Task {
                 model: self.model,
@@ -309,7 +313,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 let vote = &mut || {
                     let forming = self.stop.forming_after(round).is_some();
                     let draining = if self.draining { DRAIN } else { 0 };
-                    draining | sharing | if forming { QUIESCE } else { 0 }
+                    draining | sharing | compare | if forming { QUIESCE } else { 0 }
                 };
                 self.engine.reduce(&task, Ranks { group, nodes: &nodes, vote })
             });
@@ -341,6 +345,9 @@ impl<'a, M: Model> Trainer<'a, M> {
             self.draining |= drain_begins;
             self.save_soon |= drain_begins;
             self.hear_shares(votes)?;
+            if votes & COMPARE != 0 {
+                self.share(group, step, &vec![true; world_size as usize])?;
+            }
             if rank == 0 && report.is_due() {
                 report.print(out, step, loss);
             }
@@ -350,6 +357,14 @@ impl<'a, M: Model> Trainer<'a, M> {
             }
         }
         Ok(Some(Ended::Finished))
+    }
+
+    /// Whether this rank asks all to compare what they hold after the next step: rank 0 does before it saves that. Not
+    /// where each comparison would hold up a GPU until its numbers are here: those are compared when a round begins.
+    fn is_to_compare(&self, total: u64) -> bool {
+        let next = self.state.step + 1;
+        let saves = next == total || next.is_multiple_of(self.settings.checkpoint_every.get());
+        self.place.rank == 0 && self.engine.is_in_place() && saves
     }
 
     /// Ends a run whose steps are done.

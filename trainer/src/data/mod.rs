@@ -25,7 +25,8 @@ pub trait Data: Sync {
     /// Makes these samples, in this order, the contents of `batch`, in place of what it held.
     fn read(&self, samples: &[u64], batch: &mut Self::Batch);
 
-    /// What tells this data from other data, in words. Only workers and checkpoints with the same words train together.
+    /// What tells this data from other data, in words. Only workers and checkpoints with the same words train together:
+    /// data that is read from files should name a checksum of them.
     fn describe(&self) -> String {
         format!("({} samples)", self.samples())
     }

@@ -228,6 +228,10 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(())
     }
 
+    fn is_in_place(&self) -> bool {
+        false
+    }
+
     fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
         let copy = self.state.snapshot(&self.gpu)?;
         if copy.is_none() {

@@ -62,6 +62,11 @@ pub(crate) trait Engine<M: Model> {
     /// Brings the numbers of the loop's state up to its step.
     fn give(&mut self, state: &mut State) -> Result<(), CudaError>;
 
+    /// Whether the loop's state has the numbers of its step at all times, so that [`give`](Self::give) takes no time.
+    fn is_in_place(&self) -> bool {
+        true
+    }
+
     /// Begins a copy of the state's numbers that steps to come do not change. None where those of the loop's state will
     /// do: they are brought up to its step, and stand still until it is [advanced](Self::advance).
     fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {

@@ -92,13 +92,16 @@ pub enum TrainError {
         /// Why.
         cause: io::Error,
     },
-    /// Ranks that should hold the same do not: a fault in the program or in a machine's memory.
+    /// Ranks that should hold the same do not, and no more than half of them agree.
     #[error(
-        "the ranks that hold step {step} do not hold the same parameters; a machine or a build among them is faulty"
+        "the ranks hold different numbers after step {step}, and no more than half of them the same ({sums}): a machine, \
+         its memory or a build among them is faulty. What they hold is dropped; training resumes from what is committed"
     )]
     Split {
         /// The step.
         step: u64,
+        /// The checksums of what they hold.
+        sums: String,
     },
     /// A peer's state was damaged on its way.
     #[error("the state of step {step} came damaged from the peers that hold it")]

@@ -12,11 +12,13 @@ use std::time::{Duration, Instant};
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
+use super::replicas::{self, Verdict};
 use super::{TrainError, Trainer};
 use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::writer::How;
-use crate::collective::{Group, Place};
+use crate::collective::{Group, Place, SumOrder};
 use crate::model::Model;
+use crate::program;
 use crate::saving::Saving;
 use crate::state::State;
 use crate::stop::GLANCE;
@@ -136,17 +138,20 @@ impl<M: Model> Trainer<'_, M> {
         self.prepare(committed)?;
         // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
-        let all = group.gather([own, u64::from(self.rescued), self.offer_folder()])?;
+        let program = if self.place.world_size > 1 { program::checksum() } else { 0 };
+        let all = group.gather([own, u64::from(self.rescued), self.offer_folder(), program])?;
         self.rescued = false;
-        self.find_writers(group, all.first().map_or(0, |[.., offer]| *offer))?;
+        self.compare_programs(&all.iter().map(|[.., program]| *program).collect::<Vec<_>>());
+        self.find_writers(group, all.first().map_or(0, |[_, _, offer, _]| *offer))?;
         let newest = all.iter().map(|[held, ..]| *held).max().unwrap_or_default();
-        let Some(step) = newest.checked_sub(1) else { return self.begin(group) };
+        let Some(step) = newest.checked_sub(1) else {
+            self.begin(group)?;
+            // A faulty disk or build shows here first.
+            return self.share(group, self.state.step, &vec![true; all.len()]).map(drop);
+        };
         let holds: Vec<bool> = all.iter().map(|[held, ..]| *held == newest).collect();
-        let only_rescued = all.iter().all(|[held, rescued, _]| *held != newest || *rescued > 0);
-        let lacking = holds.iter().filter(|&&holds| !holds).count();
-        if lacking > 0 {
-            self.share(group, step, &holds)?;
-        }
+        let only_rescued = all.iter().all(|[held, rescued, ..]| *held != newest || *rescued > 0);
+        let lacking = self.share(group, step, &holds)?;
         // Whoever writes the trace may not have been among those that did the step.
         if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
             self.record_step();
@@ -187,9 +192,27 @@ impl<M: Model> Trainer<'_, M> {
         Ok(())
     }
 
-    /// Sends the state of `step` from the ranks that hold it to those that do not.
-    fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<(), TrainError> {
-        let holder = holds[self.place.rank as usize];
+    /// Says so where ranks run different programs: their results may differ.
+    fn compare_programs(&self, programs: &[u64]) {
+        let others = program::others(programs);
+        let rank = self.place.rank as usize;
+        if !others.is_empty() && (rank == 0 || others.contains(&rank)) {
+            let others: Vec<String> = others.iter().map(usize::to_string).collect();
+            warn!(
+                "ranks {} run another build of this program than rank 0: results may differ; give all nodes the same file",
+                others.join(", ")
+            );
+        }
+    }
+
+    /// Has all ranks hold the same state of `step`, from those that hold it: how many lacked it. Of those that hold it,
+    /// what most have counts ([`replicas`]).
+    pub(super) fn share(&mut self, group: &mut Group, step: u64, holds: &[bool]) -> Result<usize, TrainError> {
+        if holds.len() < 2 {
+            return Ok(0);
+        }
+        let rank = self.place.rank as usize;
+        let holder = holds[rank];
         if holder {
             self.engine.give(&mut self.state)?;
         }
@@ -199,15 +222,33 @@ impl<M: Model> Trainer<'_, M> {
         let done = self.last.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
         let all = group.gather(told)?;
+        let sums: Vec<Option<u64>> = all.iter().zip(holds).map(|([sum, ..], holds)| holds.then_some(*sum)).collect();
+        let right = match replicas::judge(&sums, self.settings.sum_order == SumOrder::Any) {
+            Verdict::Same => None,
+            Verdict::Most(right) => Some(right),
+            Verdict::Split => return Err(self.split(step, replicas::named(&sums))?),
+        };
+        if let Some(right) = &right
+            && (rank == 0 || holder && !right[rank])
+        {
+            let wrong = replicas::wrong(&sums, right);
+            warn!(
+                "ranks {wrong} hold other numbers after step {step} than most, and take theirs ({}): a machine, its memory \
+                 or a build there is faulty",
+                replicas::named(&sums)
+            );
+        }
+        let holds = right.as_deref().unwrap_or(holds);
+        let (holder, lacking) = (holds[rank], holds.iter().filter(|&&holds| !holds).count());
+        if lacking == 0 {
+            return Ok(0);
+        }
         let theirs: Vec<_> = all.iter().zip(holds).filter(|(_, holds)| **holds).map(|(told, _)| *told).collect();
         // One may have loaded what another has done, so that they may know differently how it was done.
         let Some(&[sum, round, world_size, loss]) = theirs.iter().max_by_key(|[_, _, world_size, _]| *world_size > 0)
         else {
             return Err(TrainError::Damaged { step });
         };
-        if theirs.iter().any(|[theirs, ..]| *theirs != sum) {
-            return Err(TrainError::Split { step });
-        }
         // Until all of it is here it is no state.
         self.held = holder;
         group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;
@@ -221,6 +262,15 @@ impl<M: Model> Trainer<'_, M> {
         self.held = true;
         let done = Done { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
         self.last = Some(done).filter(|done| done.world_size > 0);
-        Ok(())
+        Ok(lacking)
+    }
+
+    /// Nobody knows what is right: nothing of it is kept, not in the agent's memory either, from where the next start
+    /// would take it up again. What is committed is all there is.
+    fn split(&mut self, step: u64, sums: String) -> Result<TrainError, TrainError> {
+        self.held = false;
+        self.gives_back = self.asked_for_memory;
+        self.give_memory_back()?;
+        Ok(TrainError::Split { step, sums })
     }
 }

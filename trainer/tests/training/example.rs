@@ -1,8 +1,10 @@
 //! The example of a model of one's own, in groups. Not for the models that come with the trainer.
 
+use std::thread;
+
 use elastic_trainer::{Elastic, Model, Settings, Stop, Tensor, TrainError};
 
-use crate::worker::{environment, together};
+use crate::worker::{environment, free_port, together};
 use line::{HEIGHT, Line, Points, SLOPE};
 
 #[allow(dead_code)] // Its `main`.
@@ -30,6 +32,75 @@ fn a_model_of_ones_own_trains_to_the_same_bits_in_every_group() {
     let folder = tempfile::tempdir().unwrap();
     train(2, 2, 1, Some(folder.path()));
     assert!(train(3, 6, 2, Some(folder.path())) == alone);
+}
+
+/// On one rank, something of the model is not as on the others, as on a machine that is faulty.
+struct Faulty {
+    line: Line,
+    tensors: Vec<Tensor>,
+    first: f32,
+}
+
+impl Faulty {
+    fn new(first: f32, decays: bool) -> Faulty {
+        let line = Line::new();
+        let mut tensors = line.tensors().to_vec();
+        tensors.iter_mut().for_each(|tensor| tensor.decays = decays);
+        Faulty { line, tensors, first }
+    }
+}
+
+impl Model for Faulty {
+    type Batch = Vec<[f32; 2]>;
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+    fn init(&self, seed: u64) -> Vec<f32> {
+        let mut parameters = self.line.init(seed);
+        parameters[1] += self.first;
+        parameters
+    }
+    fn gradient(&self, parameters: &[f32], batch: &mut Vec<[f32; 2]>, gradient: &mut [f32]) -> f32 {
+        self.line.gradient(parameters, batch, gradient)
+    }
+}
+
+/// Trains with three ranks, of which one is faulty.
+fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::state::State {
+    together(3, 0, |environment| {
+        let faulty = environment.rank == rank;
+        let model = Faulty::new(if faulty { first } else { 0.0 }, faulty && decays);
+        let settings = Settings { checkpoint_every: 1.try_into().unwrap(), ..settings(1) };
+        let mut nowhere = std::io::sink();
+        Elastic::new(settings, environment).output(&mut nowhere).run(&model, &Points(4096)).unwrap()
+    })
+}
+
+#[test]
+fn a_rank_that_holds_other_numbers_than_most_takes_theirs() {
+    let right = with_a_faulty_rank(3, 0.0, false);
+    assert!(with_a_faulty_rank(1, 0.5, false) == right, "one began with others");
+    assert!(with_a_faulty_rank(0, 0.0, true) == right, "one, which saves, changed them otherwise in each step");
+}
+
+#[test]
+fn of_two_ranks_that_hold_different_numbers_nobody_goes_on() {
+    let port = free_port();
+    let rank = |rank| {
+        let model = Faulty::new(0.0, rank == 1);
+        let settings = Settings { checkpoint_every: 5.try_into().unwrap(), ..settings(1) };
+        let mut nowhere = std::io::sink();
+        let ended =
+            Elastic::new(settings, environment(rank, 2, 0, port)).output(&mut nowhere).run(&model, &Points(4096));
+        let Err(error) = ended else { panic!("it went on") };
+        assert!(matches!(error, TrainError::Split { step: 5, .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("rank 0: ") && said.contains("rank 1: "), "{said}");
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| rank(1));
+        rank(0);
+    });
 }
 
 #[test]

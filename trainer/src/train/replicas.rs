@@ -1,0 +1,82 @@
+//! Whether ranks that hold a step hold the same numbers, and whose count where they do not. Not for moving them.
+//!
+//! All replicas of a step are equal bit by bit, since each does the same with the same sum. Where they are not, a
+//! machine, its memory or a build is faulty. What most of them hold is then taken to be right.
+
+use std::collections::BTreeMap;
+
+/// Most checksums that an error names.
+const NAMED: usize = 16;
+
+/// What comes of a comparison.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// They are equal.
+    Same,
+    /// They differ; this is who holds, by rank, what counts.
+    Most(Vec<bool>),
+    /// They differ, and nobody can tell who is right.
+    Split,
+}
+
+/// Compares the checksums of those ranks that hold a step, by rank. Where `any_order` says that sums need not be equal
+/// bit by bit, a difference without a majority is no fault, and the first rank's numbers will do.
+pub(super) fn judge(sums: &[Option<u64>], any_order: bool) -> Verdict {
+    let mut counts = BTreeMap::new();
+    for sum in sums.iter().flatten() {
+        *counts.entry(*sum).or_insert(0_usize) += 1;
+    }
+    let holders: usize = counts.values().sum();
+    let most = counts.iter().find(|(_, count)| **count * 2 > holders).map(|(sum, _)| *sum);
+    let first = sums.iter().copied().flatten().next();
+    match most.or(first.filter(|_| any_order)) {
+        _ if counts.len() < 2 => Verdict::Same,
+        Some(right) => Verdict::Most(sums.iter().map(|sum| *sum == Some(right)).collect()),
+        None => Verdict::Split,
+    }
+}
+
+/// The checksums, for a reader.
+pub(super) fn named(sums: &[Option<u64>]) -> String {
+    let all = sums.iter().enumerate().filter_map(|(rank, sum)| sum.map(|sum| format!("rank {rank}: {sum:08x}")));
+    let more = if sums.iter().flatten().count() > NAMED { ", …" } else { "" };
+    all.take(NAMED).collect::<Vec<_>>().join(", ") + more
+}
+
+/// The ranks that held something else than what counts, for a reader.
+pub(super) fn wrong(sums: &[Option<u64>], right: &[bool]) -> String {
+    let wrong = sums.iter().zip(right).zip(0_u32..).filter(|((sum, right), _)| sum.is_some() && !**right);
+    wrong.map(|(_, rank)| rank.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_most_holders_have_counts() {
+        use Verdict::{Most, Same, Split};
+        let (a, b, c, none) = (Some(1), Some(2), Some(3), None);
+        for (sums, ordered, any) in [
+            (vec![a], Same, Same),
+            (vec![none, none], Same, Same),
+            (vec![a, none, a], Same, Same),
+            (vec![a, a, b], Most(vec![true, true, false]), Most(vec![true, true, false])),
+            (vec![b, a, none, a], Most(vec![false, true, false, true]), Most(vec![false, true, false, true])),
+            // Half is no majority, and neither is the largest part.
+            (vec![a, b], Split, Most(vec![true, false])),
+            (vec![none, a, a, b, b], Split, Most(vec![false, true, true, false, false])),
+            (vec![a, a, b, c], Split, Most(vec![true, true, false, false])),
+        ] {
+            assert_eq!((judge(&sums, false), judge(&sums, true)), (ordered, any), "{sums:?}");
+        }
+    }
+
+    #[test]
+    fn readers_are_told_who_holds_what() {
+        let sums = [Some(0xab), None, Some(1)];
+        assert_eq!(named(&sums), "rank 0: 000000ab, rank 2: 00000001");
+        assert_eq!(wrong(&sums, &[true, false, false]), "2");
+        assert!(named(&[Some(1); 17]).ends_with("rank 15: 00000001, …"));
+    }
+}
