@@ -114,7 +114,8 @@ impl Saving {
         true
     }
 
-    fn has_room(&self) -> bool {
+    /// Whether one more may be written: no more than a few commits stay unanswered.
+    pub fn has_room(&self) -> bool {
         self.pending.is_empty() || self.pending.len() + self.writer.under_way() < MOST_PENDING
     }
 

@@ -181,7 +181,9 @@ impl<M: Model> Trainer<'_, M> {
         }
         let due = self.sharing.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
         let write = self.save_soon || due;
-        let due = write || self.copy_soon || every > 0 && step.is_multiple_of(every);
+        // While there is no place for what is to be on disk it stays due, and is not copied in vain at each step.
+        let waits = write && self.saving.as_ref().is_some_and(|saving| !saving.has_room());
+        let due = due || write && !waits || self.copy_soon || every > 0 && step.is_multiple_of(every);
         if step == 0 || step == self.copied || !due {
             return Ok(None);
         }
@@ -196,8 +198,11 @@ impl<M: Model> Trainer<'_, M> {
             Some(saving) => saving.room(step, write),
             None => frames.and_then(Frames::room),
         };
-        let Some(room) = room else { return Ok(None) };
-        self.save_soon = false;
+        let Some(room) = room else {
+            self.save_soon |= write && self.saving.is_some();
+            return Ok(None);
+        };
+        self.save_soon = waits;
         self.copy_to(room)
     }
 

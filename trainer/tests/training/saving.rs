@@ -163,6 +163,41 @@ fn while_commits_are_unanswered_training_goes_on_and_the_disk_does_not_fill() {
 }
 
 #[test]
+fn a_checkpoint_that_was_due_while_commits_were_unanswered_is_made_as_soon_as_one_is() {
+    const EVERY: u64 = 2000;
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    let flags = format!(
+        "--epochs 100000 --hidden 16 --checkpoint-every {EVERY} --checkpoint-dir {} --trace {}",
+        folder.path().display(),
+        trace.display()
+    );
+    let mut environment = environment(0, 1, 1, 0);
+    let agent = Agent::start(folder.path(), &environment, None, Commits::Unanswered);
+    environment.agent = Some(agent.socket.clone());
+    let worker = Worker::start(&flags, &environment, None);
+    // Given a worker that is held some way past a checkpoint that found no place
+    wait_for("a step between two checkpoints", || {
+        worker.signal(rustix::process::Signal::STOP);
+        let step = last_step(&trace, "step").unwrap_or_default();
+        if step > 5 * EVERY && (1..EVERY / 2).contains(&(step % EVERY)) {
+            return Some(());
+        }
+        worker.signal(rustix::process::Signal::CONT);
+        None
+    });
+    assert_eq!(agent.last_commit().step, 4 * EVERY);
+    let first = agent.heard.lock().unwrap().iter().find_map(|word| match word {
+        FromWorker::Commit { id, .. } => Some(*id),
+        _ => None,
+    });
+    agent.say(&ToWorker::Committed { id: first.unwrap(), step: EVERY });
+    worker.signal(rustix::process::Signal::CONT);
+    let next = wait_for("the next commit", || Some(agent.last_commit().step).filter(|step| *step > 4 * EVERY));
+    assert!(!next.is_multiple_of(EVERY), "step {next} was waited for");
+}
+
+#[test]
 fn a_worker_that_is_killed_at_any_moment_of_a_save_leaves_one_that_loads() {
     // Given a worker that saves all the time, megabytes at a time
     let folder = tempfile::tempdir().unwrap();
