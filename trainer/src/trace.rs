@@ -33,6 +33,10 @@ pub enum Event<'a> {
         world_size: u32,
         /// The process that writes: rank 0's.
         pid: u32,
+        /// What carries sums of gradients between ranks, if there are several: `tcp` or `nccl`.
+        collectives: &'a str,
+        /// How often NCCL has failed, since the oldest of the ranks began.
+        nccl_failures: u64,
     },
     /// The parameters have moved.
     Step {

@@ -34,7 +34,7 @@ use crate::collective::tree::{cover, shards_of};
 use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
-use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step};
+use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step, Transport};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, Tensor};
 use crate::plot::{self, Point};
@@ -288,7 +288,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         let mut report = Report::new(self.state.step, self.schedule, self.data, world_size);
         let mut drain_known = false;
         let round = self.place.round;
-        self.record(&Event::Begin { round, step: self.state.step, world_size, pid: std::process::id() });
+        let Transport { name: collectives, nccl_failures } = self.engine.transport();
+        let (step, pid) = (self.state.step, std::process::id());
+        self.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
         self.account.begin(Instant::now());
 
         while self.state.step < total {

@@ -6,7 +6,7 @@ mod overlap;
 use cudarc::driver::CudaSlice;
 
 use super::nccl::{Nccl, NoNccl};
-use super::{Engine, EngineError, Ranks, Reduced, Step};
+use super::{Engine, EngineError, Ranks, Reduced, Step, Transport};
 use crate::collective::tree::Node;
 use crate::collective::{Group, SumOrder};
 use crate::cuda::{CudaError, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
@@ -183,6 +183,11 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
 
     fn nccl(&self) -> Result<(), &NoNccl> {
         self.nccl.usable()
+    }
+
+    fn transport(&self) -> Transport {
+        let name = if self.nccl.is_joined() { "nccl" } else { "tcp" };
+        Transport { name, nccl_failures: self.nccl.failures() }
     }
 
     fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {

@@ -38,6 +38,11 @@ pub(crate) trait Engine<M: Model> {
         Err(&NoNccl::Host)
     }
 
+    /// What carries the present round's sums between ranks, and how often NCCL has failed.
+    fn transport(&self) -> Transport {
+        Transport { name: "tcp", nccl_failures: 0 }
+    }
+
     /// Makes ready to sum over the ranks of a round. All of them call it, before anything else that they do together;
     /// and again in the same round when [`EngineError::Again`] says so.
     fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {
@@ -72,6 +77,13 @@ pub(crate) trait Engine<M: Model> {
     fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
         self.give(state).map(|()| None)
     }
+}
+
+/// For the record of a round.
+pub(crate) struct Transport {
+    /// As `--collectives` names it.
+    pub(crate) name: &'static str,
+    pub(crate) nccl_failures: u64,
 }
 
 /// The ranks that share a step, and this one's part in it.

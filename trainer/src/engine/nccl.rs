@@ -3,7 +3,8 @@
 //!
 //! Which way a sum takes changes no bit of it, so ranks may change over between two steps. They do it together: each
 //! step begins with a small exchange over TCP, in which a rank also tells that NCCL failed it in the step before. The
-//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew.
+//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew. A round that goes
+//! on over TCP is not the end of NCCL: a later one tries it again, see [`Failures`].
 
 use std::io;
 use std::ops::Range;
@@ -14,11 +15,9 @@ use tracing::{info, warn};
 use super::EngineError;
 use crate::collective::{CollectiveError, Group};
 use crate::cuda::{self, CudaError, Gpu, NcclStream};
+use crate::nccl::retry::Failures;
 use crate::nccl::{Communicator, Joined, Library, LibraryError};
 use crate::settings::{Collectives, Environment, Settings};
-
-/// Failures after which a process leaves NCCL alone.
-const FAILURES: u32 = 2;
 
 /// Why gradients are not summed over NCCL.
 #[derive(Debug, thiserror::Error)]
@@ -34,8 +33,13 @@ pub(crate) enum NoNccl {
     Gpu(#[from] CudaError),
     #[error("there can be no thread for NCCL: {0}")]
     Thread(#[from] io::Error),
+    #[error("NCCL keeps a thread of this worker in a call that does not end")]
+    Stuck,
     #[error("NCCL does not work for this worker: {0}")]
     Failed(String),
+    /// This rank was not there, or had no trouble of its own.
+    #[error("NCCL failed between these workers")]
+    Between,
     /// It is not for want of it here.
     #[error("NCCL cannot be used by rank {}, which says why", .0.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))]
     Ranks(Vec<usize>),
@@ -47,7 +51,11 @@ pub(super) struct Nccl {
     communicator: Result<Communicator, NoNccl>,
     /// Whether the present round's ranks sum over it.
     joined: bool,
-    failures: u32,
+    /// Whether a sum has gone over it since then.
+    carried: bool,
+    failures: Failures,
+    /// The last that befell this rank.
+    cause: Option<String>,
     /// What was said of TCP in its place: each thing once.
     said: Option<String>,
     staging: Option<CudaSlice<f32>>,
@@ -68,7 +76,16 @@ impl Nccl {
             Ok(Communicator::new(library, Box::new(NcclStream::new(gpu)?))?)
         };
         let communicator = if wanted { load() } else { Err(NoNccl::Unasked) };
-        Nccl { collectives, communicator, joined: false, failures: 0, said: None, staging: None }
+        Nccl {
+            collectives,
+            communicator,
+            joined: false,
+            carried: false,
+            failures: Failures::default(),
+            cause: None,
+            said: None,
+            staging: None,
+        }
     }
 
     pub(super) fn usable(&self) -> Result<(), &NoNccl> {
@@ -79,38 +96,59 @@ impl Nccl {
         self.joined
     }
 
+    /// How often NCCL has failed, as far as the ranks know together.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures.total
+    }
+
     /// Makes a communicator of a round's ranks, if all of them can.
     pub(super) fn join(&mut self, group: &mut Group) -> Result<(), EngineError> {
         self.joined = false;
+        if std::mem::take(&mut self.carried) {
+            (self.failures, self.cause) = (self.failures.with_success(), None);
+        }
+        if self.communicator.as_ref().is_ok_and(Communicator::is_stuck) {
+            self.communicator = Err(NoNccl::Stuck);
+        }
         if group.world_size() == 1 {
             self.communicator.iter_mut().for_each(Communicator::end);
             return Ok(());
         }
-        let usable = group.gather([u64::from(self.communicator.is_ok())])?;
-        let mut without: Vec<usize> = (0..usable.len()).filter(|&rank| usable[rank] == [0]).collect();
-        if let Ok(communicator) = self.communicator.as_mut() {
-            if !without.is_empty() {
-                communicator.end();
-            } else {
-                match communicator.join(group)? {
-                    Joined::By(_) => {
-                        self.joined = true;
-                        return Ok(());
-                    }
-                    Joined::Refused { ranks, cause } => {
-                        // Here all of them know, and none needs to try again.
-                        self.fail(cause.unwrap_or_else(|| NoNccl::Ranks(ranks.clone()).to_string()), FAILURES);
-                        without = ranks;
-                    }
+        let [total, in_a_row, not_before, after_sum] = self.failures.to_words();
+        let usable = u64::from(self.communicator.is_ok());
+        let all = group.gather([usable, total, in_a_row, not_before, after_sum])?;
+        self.failures = Failures::of_all(all.iter().map(|&[_, ref words @ ..]| *words));
+        let without: Vec<usize> = (0..all.len()).filter(|&rank| all[rank][0] == 0).collect();
+        let Ok(communicator) = self.communicator.as_mut() else { return self.fall_back(NoNccl::Ranks(without)) };
+        if !without.is_empty() || !self.failures.allow(group.round()) {
+            communicator.end();
+            let failed = self.failed();
+            return self.fall_back(if without.is_empty() { failed } else { NoNccl::Ranks(without) });
+        }
+        match communicator.join(group)? {
+            Joined::By(_) => {
+                self.joined = true;
+                if self.said.take().is_some() {
+                    info!("gradients are summed over NCCL again");
                 }
+                Ok(())
+            }
+            Joined::Refused { ranks, cause } => {
+                // Here all of them know it.
+                self.failures = self.failures.with_round(group.round());
+                self.cause = cause;
+                let failed = self.failed();
+                self.fall_back(if self.cause.is_some() { failed } else { NoNccl::Ranks(ranks) })
             }
         }
-        self.fall_back(without)
     }
 
-    /// Goes on over TCP, and says why, unless that is what was asked for.
-    fn fall_back(&mut self, without: Vec<usize>) -> Result<(), EngineError> {
-        let others = NoNccl::Ranks(without);
+    fn failed(&self) -> NoNccl {
+        self.cause.clone().map_or(NoNccl::Between, NoNccl::Failed)
+    }
+
+    /// Goes on over TCP, and says why, unless that is what was asked for. `others` is why, where this rank has NCCL.
+    fn fall_back(&mut self, others: NoNccl) -> Result<(), EngineError> {
         let cause = self.communicator.as_ref().err().unwrap_or(&others);
         match self.collectives {
             Collectives::Tcp => {}
@@ -119,7 +157,10 @@ impl Nccl {
                 return Err(communicator.err().unwrap_or(others).into());
             }
             Collectives::Auto => {
-                let text = cause.to_string();
+                let mut text = cause.to_string();
+                if self.failures.in_a_row > 0 && self.communicator.is_ok() {
+                    text += &format!("; NCCL is tried again in round {}", self.failures.not_before);
+                }
                 if self.said.as_ref() != Some(&text) {
                     warn!("gradients are summed over TCP, through the host: {text}");
                     self.said = Some(text);
@@ -177,12 +218,17 @@ impl Nccl {
             Err(CollectiveError::Nccl { cause, .. }) => {
                 // What goes wrong in a gradient is no fault of NCCL's, which cannot go on either then.
                 gpu.wait()?;
-                warn!("NCCL failed in a sum ({cause}); all ranks make a new communicator and agree on a state");
-                self.fail(cause, 1);
+                warn!("NCCL failed in a sum ({cause}); all ranks begin anew after the last step");
+                (self.joined, self.carried) = (false, false);
+                (self.failures, self.cause) = (self.failures.with_sum(group.round()), Some(cause));
                 group.gather([0, 1])?;
                 Err(EngineError::Again)
             }
-            result => Ok(result?),
+            result => {
+                result?;
+                self.carried = true;
+                Ok(())
+            }
         }
     }
 
@@ -202,13 +248,5 @@ impl Nccl {
             self.staging = Some(gpu.zeros(needed)?);
         }
         Ok(())
-    }
-
-    fn fail(&mut self, cause: String, times: u32) {
-        self.joined = false;
-        self.failures += times;
-        if self.failures >= FAILURES {
-            self.communicator = Err(NoNccl::Failed(cause));
-        }
     }
 }

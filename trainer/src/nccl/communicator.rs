@@ -118,6 +118,11 @@ impl Communicator {
         }
     }
 
+    /// Whether NCCL keeps its thread in a call that does not end: then it is of no use for as long as the process lives.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
     /// NCCL does not come back.
     fn give_up(&mut self) {
         self.stuck = true;

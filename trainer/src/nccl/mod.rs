@@ -5,6 +5,7 @@
 //! library        the shared library: found, loaded, asked which functions it has
 //! ordered        the sum in the order of the shards, as steps
 //! recovery       from the old members to the new ones: shrink, grow, or anew. Decides, calls nothing
+//! retry          when it is tried again after a failure. Decides, calls nothing
 //! handle         one communicator: every call of NCCL, in one thread        owner   that thread
 //! communicator   the front: joins each round's group, runs operations, gives up on them
 //! ```
@@ -23,6 +24,7 @@ mod library;
 mod ordered;
 mod owner;
 pub mod recovery;
+pub mod retry;
 
 use std::ffi::c_void;
 

@@ -15,6 +15,7 @@ mod library;
 mod nccl;
 mod overlap;
 mod precision;
+mod rounds;
 mod snapshots;
 mod training;
 mod warnings;

@@ -30,7 +30,7 @@ pub(crate) fn with_nccl(flags: &str) -> String {
 
 /// A worker whose log is read as it grows.
 pub(crate) struct Worker {
-    child: Child,
+    pub(crate) child: Child,
     lines: Receiver<String>,
     logged: String,
 }
@@ -234,13 +234,14 @@ fn nccl_that_hangs_or_fails_is_made_anew_and_no_step_is_lost() {
 }
 
 #[test]
-fn nccl_that_keeps_failing_is_left_alone() {
+fn nccl_that_keeps_failing_is_left_alone_in_that_round() {
     let alone = printed(&format!("{LONGER} --device cuda:0"), "");
     let fails: &[(&str, &str)] = &[("FAKE_NCCL_FAIL", "ncclGroupEnd:3")];
     let (printed, logs) = all_end(start(&with_nccl(LONGER), &[&[], fails]));
     assert_eq!(checksum(&printed), checksum(&alone));
     assert!(logs[1].contains(&format!("{LACKS}: NCCL does not work for this worker")), "{}", logs[1]);
     assert!(logs[0].contains(LACKS), "{}", logs[0]);
+    assert!(logs.iter().all(|logged| logged.contains("; NCCL is tried again in round 1\n")), "{logs:#?}");
 }
 
 #[test]
