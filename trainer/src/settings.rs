@@ -70,6 +70,10 @@ pub struct Settings {
     /// or where the loader looks]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
+    /// Make NCCL's communicator anew in each round, in place of shrinking or growing the last one. One worker that has
+    /// this flag is enough
+    #[arg(long)]
+    pub nccl_renew: bool,
     /// Threads that compute in this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,

@@ -35,6 +35,8 @@ pub(crate) enum NoNccl {
     Thread(#[from] io::Error),
     #[error("NCCL keeps a thread of this worker in a call that does not end")]
     Stuck,
+    #[error("the workers' versions of NCCL differ, and it must be one version: {0}")]
+    Unlike(String),
     #[error("NCCL does not work for this worker: {0}")]
     Failed(String),
     /// This rank was not there, or had no trouble of its own.
@@ -72,7 +74,9 @@ impl Nccl {
         };
         let load = || {
             let library = Library::open(settings.nccl_library.as_deref(), &environment.cuda)?;
-            info!("NCCL {} ({})", library.version_text(), library.path());
+            let how = if settings.nccl_renew { ", anew in each round: --nccl-renew" } else { "" };
+            info!("NCCL {} ({}){how}", library.version_text(), library.path());
+            let library = if settings.nccl_renew { library.that_renews() } else { library };
             Ok(Communicator::new(library, Box::new(NcclStream::new(gpu)?))?)
         };
         let communicator = if wanted { load() } else { Err(NoNccl::Unasked) };
@@ -133,6 +137,8 @@ impl Nccl {
                 }
                 Ok(())
             }
+            // That is no failure: who comes next may bring the right one.
+            Joined::Unlike { versions } => self.fall_back(NoNccl::Unlike(versions)),
             Joined::Refused { ranks, cause } => {
                 // Here all of them know it.
                 self.failures = self.failures.with_round(group.round());

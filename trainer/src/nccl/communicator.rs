@@ -10,7 +10,7 @@ use super::handle::{Failure, Handle, Operation, Remains};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
 use super::ordered::{self, Moves};
 use super::owner::{Answer, Owner};
-use super::recovery::{Held, Standing, Way, decide};
+use super::recovery::{Held, Standing, Way, decide, unlike};
 use super::{Device, Span};
 use crate::collective::{CollectiveError, Group, Patience};
 
@@ -30,6 +30,12 @@ const TICKET: usize = 8 + 128;
 pub enum Joined {
     /// There is a communicator, which was made in this way.
     By(Way),
+    /// There is none, for nobody: the ranks have different versions of NCCL, and it was not asked. The group is as good
+    /// as before.
+    Unlike {
+        /// Which ranks have which, in words.
+        versions: String,
+    },
     /// There is none, for nobody: NCCL could not make one for these ranks. The group is as good as before.
     Refused {
         /// Who failed.
@@ -68,8 +74,12 @@ impl Communicator {
     /// # Errors
     /// A peer is gone or late, or a later round forms.
     pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
-        let own = Standing { held: self.held, can: self.library.capabilities() };
+        let own = Standing { held: self.held, can: self.library.capabilities(), version: self.library.version() };
         let all: Vec<Standing> = group.gather(own.to_words())?.into_iter().map(Standing::from_words).collect();
+        if let Some(versions) = unlike(&all) {
+            self.end();
+            return Ok(Joined::Unlike { versions });
+        }
         let mut way = decide(&all);
         if way != Way::Renew {
             // In a communicator that grows, rank 0 is one of those who were there.

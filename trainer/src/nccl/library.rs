@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
-use super::recovery::Capabilities;
+use super::recovery::{Capabilities, version_text};
 use crate::cuda::Surroundings;
 use crate::site_packages::site_packages;
 
@@ -45,7 +45,7 @@ pub enum LibraryError {
         tried: Vec<String>,
     },
     /// It is too old.
-    #[error("{path} is NCCL {}, and 2.17 or newer is needed; {REMEDY}", text(*version))]
+    #[error("{path} is NCCL {}, and 2.17 or newer is needed; {REMEDY}", version_text(*version))]
     TooOld {
         /// The file.
         path: String,
@@ -60,10 +60,6 @@ pub enum LibraryError {
         /// The function.
         function: &'static str,
     },
-}
-
-fn text(version: c_int) -> String {
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// `ncclComm_t`
@@ -117,6 +113,7 @@ type OfComm = unsafe extern "C" fn(RawComm) -> c_int;
 type AskComm = unsafe extern "C" fn(RawComm, *mut c_int) -> c_int;
 
 /// The functions. Those that old versions lack are optional.
+#[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     pub(super) init: unsafe extern "C" fn(*mut RawComm, c_int, UniqueId, c_int, *mut Config) -> c_int,
@@ -259,6 +256,14 @@ impl Library {
         Ok(Library { functions, path, version })
     }
 
+    /// The same without what keeps a communicator when a group changes: ranks of which one has this make each round's
+    /// communicator anew. For whoever does not trust NCCL's shrink, revoke and grow.
+    #[must_use]
+    pub fn that_renews(&self) -> Arc<Library> {
+        let functions = Functions { shrink: None, revoke: None, grow: None, grow_id: None, ..self.functions };
+        Arc::new(Library { functions, path: self.path.clone(), version: self.version })
+    }
+
     /// As NCCL counts: 22809 is 2.28.9.
     pub fn version(&self) -> i32 {
         self.version
@@ -266,7 +271,7 @@ impl Library {
 
     /// The same, for people.
     pub fn version_text(&self) -> String {
-        text(self.version)
+        version_text(self.version)
     }
 
     /// Where it was found.

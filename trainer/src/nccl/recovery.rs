@@ -8,6 +8,8 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+use std::collections::BTreeMap;
+
 /// What a rank's NCCL can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -39,6 +41,8 @@ pub struct Standing {
     pub held: Option<Held>,
     /// Its library.
     pub can: Capabilities,
+    /// That library's version, as NCCL counts: 22809 is 2.28.9.
+    pub version: i32,
 }
 
 /// How the new round's communicator is made.
@@ -59,21 +63,40 @@ pub enum Way {
 
 impl Standing {
     /// As numbers that ranks can exchange.
-    pub fn to_words(self) -> [u64; 4] {
+    pub fn to_words(self) -> [u64; 5] {
         let Capabilities { shrink, revoke, grow } = self.can;
         let Held { round, rank, world_size, revoked } = self.held.unwrap_or_default();
         let bits = [shrink, revoke, grow, revoked, self.held.is_some()];
         let flags = bits.iter().enumerate().fold(0, |flags, (place, &bit)| flags | u64::from(bit) << place);
-        [flags, round, u64::from(rank), u64::from(world_size)]
+        [flags, round, u64::from(rank), u64::from(world_size), self.version as u64]
     }
 
     /// From such numbers.
-    pub fn from_words([flags, round, rank, world_size]: [u64; 4]) -> Standing {
+    pub fn from_words([flags, round, rank, world_size, version]: [u64; 5]) -> Standing {
         let bit = |place: u32| flags >> place & 1 == 1;
         let held = Held { round, rank: rank as u32, world_size: world_size as u32, revoked: bit(3) };
         let can = Capabilities { shrink: bit(0), revoke: bit(1), grow: bit(2) };
-        Standing { held: bit(4).then_some(held), can }
+        Standing { held: bit(4).then_some(held), can, version: version as i32 }
     }
+}
+
+/// Who has which version, in words, where not all have the same: such ranks cannot make a communicator. NCCL's versions
+/// do not understand each other, and need not notice it.
+pub fn unlike(ranks: &[Standing]) -> Option<String> {
+    let mut by_version: BTreeMap<i32, Vec<String>> = BTreeMap::new();
+    for (rank, standing) in ranks.iter().enumerate() {
+        by_version.entry(standing.version).or_default().push(rank.to_string());
+    }
+    let words = by_version.iter().map(|(version, ranks)| match &ranks[..] {
+        [rank] => format!("{} on rank {rank}", version_text(*version)),
+        ranks => format!("{} on ranks {}", version_text(*version), ranks.join(", ")),
+    });
+    (by_version.len() > 1).then(|| words.collect::<Vec<_>>().join("; "))
+}
+
+/// A version for people.
+pub(super) fn version_text(version: i32) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
 /// The way to the round of these ranks, in their new order.
@@ -114,22 +137,22 @@ mod tests {
 
     /// Of a communicator of three, made in round 7.
     fn was(rank: u32) -> Standing {
-        Standing { held: Some(Held { round: 7, rank, world_size: 3, revoked: false }), can: ALL }
+        Standing { held: Some(Held { round: 7, rank, world_size: 3, revoked: false }), ..NEW }
     }
 
     fn broken(rank: u32) -> Standing {
-        Standing { held: Some(Held { revoked: true, ..was(rank).held.unwrap() }), can: ALL }
+        Standing { held: Some(Held { revoked: true, ..was(rank).held.unwrap() }), ..NEW }
     }
 
     fn of_round(round: u64, rank: u32) -> Standing {
-        Standing { held: Some(Held { round, ..was(rank).held.unwrap() }), can: ALL }
+        Standing { held: Some(Held { round, ..was(rank).held.unwrap() }), ..NEW }
     }
 
     fn with(can: Capabilities, standing: Standing) -> Standing {
         Standing { can, ..standing }
     }
 
-    const NEW: Standing = Standing { held: None, can: ALL };
+    const NEW: Standing = Standing { held: None, can: ALL, version: 22_809 };
 
     #[test]
     fn each_change_has_its_way() {
@@ -159,6 +182,17 @@ mod tests {
         for (what, ranks, way) in cases {
             assert_eq!(decide(ranks), way, "{what}");
         }
+    }
+
+    #[test]
+    fn versions_that_differ_are_told_by_rank() {
+        let of = |version| Standing { version, ..NEW };
+        assert_eq!(unlike(&[]), None);
+        assert_eq!(unlike(&[of(22_809), was(1), broken(2)]), None);
+        let told = |versions: &[i32]| unlike(&versions.iter().map(|&version| of(version)).collect::<Vec<_>>());
+        assert_eq!(told(&[22_809, 23_007]).unwrap(), "2.28.9 on rank 0; 2.30.7 on rank 1");
+        // The last number alone is enough.
+        assert_eq!(told(&[22_809, 22_807, 22_809]).unwrap(), "2.28.7 on rank 1; 2.28.9 on ranks 0, 2");
     }
 
     #[test]

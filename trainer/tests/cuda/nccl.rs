@@ -206,6 +206,46 @@ fn nccl_that_is_demanded_and_lacks_is_an_error() {
     }
 }
 
+#[test]
+fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
+    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
+    // They would not come back from the call.
+    let [old, new]: [Variables<'_>; 2] = [
+        &[("FAKE_NCCL_VERSION", "22809"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
+        &[("FAKE_NCCL_VERSION", "23007"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
+    ];
+    let why =
+        "the workers' versions of NCCL differ, and it must be one version: 2.28.9 on ranks 0, 2; 2.30.7 on rank 1";
+    let (printed, logs) = all_end(start(&with_nccl(SHORT), &[old, new, old]));
+    assert_eq!(checksum(&printed), checksum(&alone));
+    for logged in logs {
+        let said: Vec<&str> = logged.lines().filter(|line| line.contains("WARN")).collect();
+        assert!(said.len() == 1 && said[0].ends_with(&format!("{LACKS}: {why}")), "{logged}");
+    }
+    let flags = format!("{} --collectives nccl", with_nccl(SHORT));
+    for (well, _, logged) in start(&flags, &[old, new, old]).into_iter().map(Worker::end) {
+        assert!(!well && logged.contains(&format!("--collectives nccl is not possible: {why}")), "{logged}");
+    }
+}
+
+#[test]
+fn a_worker_that_is_to_renew_never_revokes() {
+    let folder = tempfile::tempdir().unwrap();
+    let alone = printed(&format!("{SHORT} --device cuda:0"), "");
+    // It would not come back from it after its second sum.
+    let fails: Variables<'_> = &[("FAKE_NCCL_FAIL", "ncclGroupEnd#3:3"), ("FAKE_NCCL_BLOCK", "ncclCommRevoke")];
+    let flags = format!("{} --nccl-renew --trace {}", with_nccl(SHORT), folder.path().join("trace").display());
+    let (printed, logs) = all_end(start(&flags, &[fails, fails]));
+    assert_eq!(checksum(&printed), checksum(&alone));
+    for logged in logs {
+        assert!(
+            logged.contains("anew in each round: --nccl-renew") && logged.contains("NCCL failed in a sum"),
+            "{logged}"
+        );
+        assert_eq!(logged.matches("NCCL's communicator is made").count(), 2, "{logged}");
+    }
+}
+
 /// A run long enough to be disturbed.
 const LONGER: &str = "digits --epochs 12 --hidden 8 --batch 200 --shards 3 --peer-timeout 4";
 
