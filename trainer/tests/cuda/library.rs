@@ -1,10 +1,12 @@
 //! Products by cuBLASLt, which is its double here: where it is taken, and what is said where it is not. Its numbers are
 //! looked at in `kernels` and `precision`.
 
+use std::fs;
 use std::os::unix::fs::symlink;
-use std::process::Output;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
-use crate::double::{driver, folders};
+use crate::double::{driver, folders, prefix};
 use crate::training::{SHORT, checksum, command, ended, printed};
 
 fn flags() -> String {
@@ -45,11 +47,51 @@ fn it_multiplies_where_it_will_do_and_else_the_own_kernel_does() {
     assert!(sum == by_kernel && said.contains("cuBLASLt has no way to a product of"), "{said}");
     // There is none.
     let (sum, said) = run(&driver().display().to_string(), "");
-    let elsewhere = said.is_empty() || !said.contains("is not to be found");
-    assert!(
-        elsewhere || sum == by_kernel && said.contains(own) && said.contains("pip install nvidia-cublas"),
-        "{said}"
-    );
+    let names = ["libcublasLt.so.13", "libcublasLt.so.12"];
+    if is_installed(&names, Some(&prefix()), None) {
+        // What is there may do, or not on a double of a driver.
+        assert!(!said.contains("is not to be found") && (said.is_empty() || said.contains(own)), "{said}");
+    } else {
+        assert_eq!(sum, by_kernel);
+        assert!(said.contains(own) && said.contains("libcublasLt.so.13 is not to be found; pip install"), "{said}");
+    }
+}
+
+/// Files whose names a child is to load, one in each line.
+const TO_LOAD: &str = "LIBRARIES_OF_TEST";
+
+/// Whether this machine has one of these libraries where the trainer looks, apart from `ELASTIC_CUDA_LIBRARIES`: in a
+/// Python environment, where the loader looks (by an `LD_LIBRARY_PATH` of one's own), and in CUDA's folder. It is another
+/// process that loads them, as the doubles may be loaded here.
+pub(crate) fn is_installed(names: &[&str], prefix: Option<&Path>, library_path: Option<&str>) -> bool {
+    let mut folders: Vec<PathBuf> = vec!["".into(), "/usr/local/cuda/lib64".into()];
+    if let Some(lib) = prefix.map(|prefix| prefix.join("lib")) {
+        let pythons = fs::read_dir(&lib).into_iter().flatten().flatten().map(|python| python.path());
+        let wheels = ["cu13/lib", "cuda_nvrtc/lib", "cublas/lib"];
+        folders.extend(pythons.flat_map(|python| wheels.map(|wheel| python.join("site-packages/nvidia").join(wheel))));
+        folders.push(lib);
+    }
+    let files = folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name).display().to_string()));
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--ignored", "--exact", "library::load", "--nocapture"]);
+    child.env(TO_LOAD, files.collect::<Vec<_>>().join("\n"));
+    if let Some(path) = library_path {
+        child.env("LD_LIBRARY_PATH", path);
+    }
+    let output = child.output().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && printed.contains("\n> "), "{printed}");
+    printed.contains("\n> true")
+}
+
+#[test]
+#[ignore = "a part of the other tests"]
+#[allow(unsafe_code)]
+fn load() {
+    let files = std::env::var(TO_LOAD).unwrap();
+    // SAFETY: NVIDIA's libraries do nothing but set themselves up when they are loaded.
+    let is_there = |file: &str| unsafe { libloading::os::unix::Library::new(file) }.is_ok();
+    println!("\n> {}", files.lines().any(is_there));
 }
 
 #[test]

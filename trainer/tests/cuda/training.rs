@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::agent::{Agent, Commits, assignment, start_member};
 use crate::double::{cache, cublaslt, driver, folders, prefix};
+use crate::library::is_installed;
 use crate::worker::{Worker, environment, free_port};
 
 /// A few steps are enough, since each is the whole way.
@@ -29,6 +30,7 @@ pub(crate) fn command(flags: &str, how: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
     command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
     command.env("ELASTIC_CUDA_LIBRARIES", folders()).env("VIRTUAL_ENV", prefix());
+    command.env_remove("CONDA_PREFIX");
     // A real library beside the double shall find no GPU.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command.env("XDG_CACHE_HOME", cache()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -216,17 +218,17 @@ fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
     let mut bare = command(&format!("{SHORT} --device cuda"), "");
     bare.env_remove("ELASTIC_CUDA_LIBRARIES").env("LD_LIBRARY_PATH", "/nowhere");
     let (well, _, logged) = ended(bare.output().unwrap());
-    let has_driver = Path::new("/dev/nvidiactl").exists();
-    assert!(
-        has_driver || !well && logged.contains("libcuda.so.1 is not to be found; install the NVIDIA driver"),
-        "{logged}"
-    );
+    // A driver that is installed is found, and shows no GPU.
+    let lacks = logged.contains("libcuda.so.1 is not to be found; install the NVIDIA driver");
+    let installed = is_installed(&["libcuda.so.1"], Some(&prefix()), Some("/nowhere"));
+    assert!(!well && lacks != installed, "{logged}");
     // And without a compiler
     let mut without = command(&format!("{SHORT} --device cuda"), "");
-    without.env("VIRTUAL_ENV", "/nowhere").env_remove("LD_LIBRARY_PATH");
+    without.env("VIRTUAL_ENV", "/nowhere").env("LD_LIBRARY_PATH", "/nowhere");
     let (well, _, logged) = ended(without.output().unwrap());
-    let has_toolkit = Path::new("/usr/local/cuda").exists();
-    assert!(has_toolkit || !well && logged.contains("pip install nvidia-cuda-nvrtc"), "{logged}");
+    let lacks = logged.contains("libnvrtc.so.13 is not to be found; pip install nvidia-cuda-nvrtc");
+    let installed = is_installed(&["libnvrtc.so.13", "libnvrtc.so.12"], None, Some("/nowhere"));
+    assert!(lacks != installed && !(lacks && well), "{logged}");
 }
 
 #[test]
