@@ -2,16 +2,30 @@
 //! hang and come back. It moves bytes in host memory over loopback between processes; what passes here says nothing of
 //! NCCL or of a GPU.
 //!
-//! Like NCCL's, its communicators do not block: work goes to a thread of the communicator's own, and an operation whose
-//! peer is gone never ends by itself. It is stricter: two threads in one communicator, or a parent that is destroyed
-//! after it has shrunk, end the process. The stream is a pair of counters, see [`Stream`].
+//! Like those of NCCL 2.30, its communicators do not block: work goes to a thread of the communicator's own, and an
+//! operation whose peer is gone never ends by itself.
+//!
+//! ```text
+//! init, grow         hand out a communicator that is in progress
+//! shrink             its parent is in progress, and then there is a child: one that is of no use where the shrink failed
+//! operations         are in progress until they are on the stream, which is after the call has returned
+//! finalize, revoke   are in progress
+//! abort, destroy     return when all is over, which takes a while
+//! ```
+//!
+//! Who uses a communicator in progress, but to abort or revoke it, has made a mistake, and is told so by a code. It is
+//! stricter than NCCL: two threads in one communicator, a parent that is destroyed after it has shrunk, or a communicator
+//! that is made beside one that was left behind, end the process. The stream is a pair of counters, see [`Stream`].
 //!
 //! Faults are asked for in the environment, which is read in each call:
 //!
 //! ```text
 //! FAKE_NCCL_VERSION=21602             the version that it says it is
 //! FAKE_NCCL_HANG=ncclAllReduce        what these begin never ends, but by an abort
+//! FAKE_NCCL_STALL=ncclAllReduce       these are in progress for ever, but for an abort, and never come to the stream
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
+//! FAKE_NCCL_SLOW=50                   what takes a while takes so many milliseconds, and operations as long until they
+//!                                     are on the stream; without it 3, and operations no time
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
 //! FAKE_NCCL_LATE=ncclGroupEnd#8:6     these fail with this code when all their bytes are where they were to go, so that
 //!                                     the other ranks are done with them
@@ -35,7 +49,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use network::{Id, Mesh};
 
@@ -75,7 +89,13 @@ pub struct Comm {
 }
 
 impl Comm {
+    /// For its caller's thread.
     fn start() -> Comm {
+        Comm::start_for(std::thread::current().id())
+    }
+
+    fn start_for(caller: ThreadId) -> Comm {
+        LIVE.fetch_add(1, Ordering::SeqCst);
         let shared = Arc::new(Shared {
             cancel: AtomicBool::new(false),
             result: AtomicI32::new(SUCCESS),
@@ -90,7 +110,6 @@ impl Comm {
                 of_thread.under_way.fetch_sub(1, Ordering::SeqCst);
             }
         });
-        let caller = std::thread::current().id();
         Comm { shared, jobs: Some(jobs), thread: Some(thread), caller, revoked: false, shrunk: false }
     }
 
@@ -104,7 +123,8 @@ impl Comm {
         self.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
         let fault = Fault::of(name);
         self.submit(move |shared| {
-            let result = fault.hang(shared).and_then(|()| job(shared));
+            let begun = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(shared));
+            let result = begun.and_then(|()| job(shared));
             shared.result.store(result.err().unwrap_or(SUCCESS), Ordering::SeqCst);
         });
     }
@@ -120,6 +140,43 @@ impl Comm {
     fn mesh(&self) -> Option<Arc<Mesh>> {
         self.shared.mesh.lock().unwrap().clone()
     }
+
+    /// As NCCL's own check at the head of most functions.
+    fn ready(&self) -> Result<(), c_int> {
+        match self.shared.result.load(Ordering::SeqCst) {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => Err(INVALID_ARGUMENT),
+            code => Err(code),
+        }
+    }
+}
+
+/// Communicators that were neither aborted nor destroyed.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// What makes or ends a communicator is slow in NCCL, too.
+const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
+
+/// Waits for as long as the environment says, or so long; not after a cancel.
+fn take_a_while(otherwise: Duration, cancel: &AtomicBool) -> Result<(), c_int> {
+    let asked = std::env::var("FAKE_NCCL_SLOW").ok().and_then(|time| time.parse().ok()).map(Duration::from_millis);
+    let begun = Instant::now();
+    while begun.elapsed() < asked.unwrap_or(otherwise) {
+        if cancel.load(Ordering::SeqCst) {
+            return Err(REMOTE_ERROR);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// A new communicator replaces its parent, and no other: who has one more has forgotten it.
+fn only_beside(name: &str, parents: usize) {
+    let live = LIVE.load(Ordering::SeqCst);
+    if live != parents {
+        eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
+        std::process::abort();
+    }
 }
 
 impl Drop for Comm {
@@ -127,6 +184,7 @@ impl Drop for Comm {
         self.cancel();
         self.jobs = None;
         let _ = self.thread.take().unwrap().join();
+        LIVE.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -164,6 +222,17 @@ impl Fault {
             eprintln!("fake-nccl: hangs in call {} of {}", self.number, self.name);
         }
         while once || self.asked("FAKE_NCCL_HANG") {
+            if shared.cancel.load(Ordering::SeqCst) {
+                return Err(REMOTE_ERROR);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Stays in progress until a cancel, if it is to.
+    fn stall(&self, shared: &Shared) -> Result<(), c_int> {
+        while self.asked("FAKE_NCCL_STALL") {
             if shared.cancel.load(Ordering::SeqCst) {
                 return Err(REMOTE_ERROR);
             }
@@ -222,6 +291,12 @@ fn open(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int>
     enter(name).map(|()| comm)
 }
 
+/// The same where it must be at nothing.
+fn open_ready(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
+    let comm = open(name, comm)?;
+    comm.ready().map(|()| comm)
+}
+
 fn code(result: Result<c_int, c_int>) -> c_int {
     result.unwrap_or_else(|code| code)
 }
@@ -271,6 +346,7 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *const Config,
 ) -> c_int {
     code(enter("ncclCommInitRankConfig").and_then(|()| check_config(config)).map(|()| {
+        only_beside("ncclCommInitRankConfig", 0);
         let comm = Comm::start();
         comm.submit_long("ncclCommInitRankConfig", move |shared| meet(shared, id, rank, ranks));
         give(made, comm);
@@ -312,13 +388,10 @@ pub unsafe extern "C" fn ncclCommShrink(
     config: *const Config,
     flags: c_int,
 ) -> c_int {
-    code(open("ncclCommShrink", comm).and_then(|parent| {
+    // As in NCCL, an error that is not cleared fails the shrink.
+    code(open_ready("ncclCommShrink", comm).and_then(|parent| {
         check_config(config)?;
-        let state = parent.shared.result.load(Ordering::SeqCst);
-        // As NCCL: an error that is not cleared fails the shrink.
-        if state != SUCCESS {
-            return Err(state);
-        }
+        only_beside("ncclCommShrink", 1);
         if flags != 0 || parent.shared.under_way.load(Ordering::SeqCst) > 0 {
             return Err(INVALID_USAGE);
         }
@@ -326,14 +399,23 @@ pub unsafe extern "C" fn ncclCommShrink(
         let without = unsafe { std::slice::from_raw_parts(without, length as usize) }.to_vec();
         let mesh = parent.mesh().ok_or(INVALID_USAGE)?;
         parent.shrunk = true;
-        let child = Comm::start();
-        child.submit_long("ncclCommShrink", move |shared| {
-            let smaller = mesh.shrink(&without, &shared.cancel).ok_or(REMOTE_ERROR)?;
-            *shared.mesh.lock().unwrap() = Some(Arc::new(smaller));
-            Ok(())
+        // SAFETY: the caller's place for a communicator.
+        unsafe { made.write(std::ptr::null_mut()) };
+        let (caller, made) = (parent.caller, made as usize);
+        let fault = Fault::of("ncclCommShrink");
+        parent.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
+        parent.submit(move |shared| {
+            let waited = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(shared));
+            let smaller = waited.and_then(|()| mesh.shrink(&without, &shared.cancel).ok_or(REMOTE_ERROR));
+            let result = smaller.as_ref().map_or_else(|code| *code, |_| SUCCESS);
+            // NCCL hands out the child in any case, and its caller has to end it.
+            let child = Comm::start_for(caller);
+            *child.shared.mesh.lock().unwrap() = smaller.ok().map(Arc::new);
+            child.shared.result.store(result, Ordering::SeqCst);
+            give(made as *mut *mut Comm, child);
+            shared.result.store(result, Ordering::SeqCst);
         });
-        give(made, child);
-        Ok(SUCCESS)
+        Ok(IN_PROGRESS)
     }))
 }
 
@@ -353,7 +435,7 @@ pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, flags: c_int) -> c_int 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetUniqueId(comm: *mut Comm, id: *mut Id) -> c_int {
-    code(open("ncclCommGetUniqueId", comm).map(|_| {
+    code(open_ready("ncclCommGetUniqueId", comm).map(|_| {
         // SAFETY: the caller's place for an id.
         unsafe { id.write(network::serve_root()) };
         SUCCESS
@@ -373,7 +455,8 @@ pub unsafe extern "C" fn ncclCommGrow(
         check_config(config)?;
         // SAFETY: the caller's id, or null.
         let id = unsafe { id.as_ref() }.copied();
-        let parent = if comm.is_null() { None } else { Some(open("ncclCommGrow", comm)?) };
+        let parent = if comm.is_null() { None } else { Some(open_ready("ncclCommGrow", comm)?) };
+        only_beside("ncclCommGrow", usize::from(parent.is_some()));
         let mesh = parent.map(|parent| parent.mesh().ok_or(INVALID_USAGE)).transpose()?;
         if mesh.is_some() != (rank == -1) || (mesh.is_none() && id.is_none()) {
             return Err(INVALID_ARGUMENT);
@@ -410,7 +493,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, state: *mut c_in
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, count: *mut c_int) -> c_int {
-    code(open("ncclCommCount", comm).and_then(|comm| {
+    code(open_ready("ncclCommCount", comm).and_then(|comm| {
         let ranks = comm.mesh().ok_or(INVALID_USAGE)?.ranks();
         // SAFETY: the caller's place for the number.
         unsafe { count.write(ranks as c_int) };
@@ -420,7 +503,7 @@ pub unsafe extern "C" fn ncclCommCount(comm: *mut Comm, count: *mut c_int) -> c_
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> c_int {
-    code(open("ncclCommUserRank", comm).and_then(|comm| {
+    code(open_ready("ncclCommUserRank", comm).and_then(|comm| {
         let own = comm.mesh().ok_or(INVALID_USAGE)?.rank();
         // SAFETY: the caller's place for the number.
         unsafe { rank.write(own as c_int) };
@@ -430,7 +513,7 @@ pub unsafe extern "C" fn ncclCommUserRank(comm: *mut Comm, rank: *mut c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
-    code(open("ncclCommFinalize", comm).and_then(|comm| {
+    code(open_ready("ncclCommFinalize", comm).and_then(|comm| {
         let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
         comm.submit_long("ncclCommFinalize", move |shared| {
             let peers: Vec<usize> = (0..mesh.ranks()).filter(|&peer| peer != mesh.rank()).collect();
@@ -449,6 +532,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
             eprintln!("fake-nccl: a communicator that has shrunk must be aborted, not destroyed");
             std::process::abort();
         }
+        let _ = take_a_while(COMMUNICATORS_TAKE, &AtomicBool::new(false));
         // SAFETY: made by `give`, and given back.
         drop(unsafe { Box::from_raw(comm) });
         SUCCESS
@@ -458,6 +542,7 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_int {
     code(open("ncclCommAbort", comm).map(|_| {
+        let _ = take_a_while(COMMUNICATORS_TAKE, &AtomicBool::new(false));
         // SAFETY: made by `give`, and given back.
         drop(unsafe { Box::from_raw(comm) });
         SUCCESS

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::network::Frame;
-use super::{Comm, Fault, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream, code, enter, open};
+use super::{Comm, Fault, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream};
+use super::{code, enter, open, take_a_while};
 
 /// What an operation sends, read when the stream has come to it; what it receives, and where that goes.
 struct Transfer {
@@ -16,12 +17,19 @@ struct Transfer {
 }
 
 fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Transfer) -> Result<c_int, c_int> {
+    comm.ready()?;
     let mesh = comm.mesh().filter(|_| !comm.revoked).ok_or(INVALID_USAGE)?;
     // SAFETY: the caller's stream, which outlives the communicator.
     let stream: &'static Stream = unsafe { stream.as_ref() }.ok_or(INVALID_ARGUMENT)?;
-    let before = stream.enqueued.fetch_add(1, Ordering::SeqCst);
     let fault = Fault::of(name);
+    comm.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
     comm.submit(move |shared| {
+        if let Err(code) = take_a_while(Duration::ZERO, &shared.cancel).and_then(|()| fault.stall(shared)) {
+            shared.result.store(code, Ordering::SeqCst);
+            return;
+        }
+        let before = stream.enqueued.fetch_add(1, Ordering::SeqCst);
+        shared.result.store(SUCCESS, Ordering::SeqCst);
         let Transfer { out, into, place } = transfer;
         // The device is at what was asked for before.
         while stream.ended.load(Ordering::SeqCst) < before {
@@ -42,7 +50,7 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
         }
         stream.ended.fetch_add(1, Ordering::SeqCst);
     });
-    Ok(SUCCESS)
+    Ok(IN_PROGRESS)
 }
 
 /// The bytes of `count` numbers at an address.

@@ -166,23 +166,22 @@ impl Handle {
             None if code == IN_PROGRESS => Ok(()),
             None => self.check(function, code),
         };
-        // SAFETY: the place is never freed before it is read here, and NCCL is done with writing it or has not begun.
-        let made = NonNull::new(unsafe { place.read_volatile() });
-        if let Some(made) = made {
+        // SAFETY: the place is freed only after the last of these, and NCCL writes it whole, in a thread of its own.
+        let child = || NonNull::new(unsafe { place.read_volatile() });
+        if let Some(made) = child() {
             result = result.and_then(|()| self.settle(function, made.as_ptr(), IN_PROGRESS, deadline));
             result = result.and_then(|()| self.check_place(made.as_ptr(), rank, ranks));
         } else if result.is_ok() {
             result = Err(Failure::Unfit(format!("{function} made no communicator")));
         }
-        // A parent that has shrunk must be aborted: to destroy it would wait for those that are gone.
+        // A parent that has shrunk must be aborted: to destroy it would wait for those that are gone. Where the shrink was
+        // given up or failed, it is only now that NCCL is done with it, and a child that is of no use may be there.
         self.abort();
-        if result.is_ok() {
+        self.comm = child();
+        match result {
             // SAFETY: NCCL is done with it, and so are we.
-            drop(unsafe { Box::from_raw(place) });
-        }
-        self.comm = made;
-        if result.is_err() {
-            self.abort();
+            Ok(()) => drop(unsafe { Box::from_raw(place) }),
+            Err(_) => self.abort(),
         }
         result
     }

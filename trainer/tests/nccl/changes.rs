@@ -65,6 +65,33 @@ fn a_shrink_that_fails_for_one_is_made_anew_for_all() {
 }
 
 #[test]
+fn a_shrink_that_hangs_is_given_up_and_nothing_of_it_stays() {
+    let mut processes: [Process; 3] = start(&fake());
+    every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
+    let [mut a, mut b, c] = processes;
+    drop(c);
+    // NCCL hands out the child when its parent is aborted. The stand-in bears no second communicator.
+    assert_eq!(a.ask("set FAKE_NCCL_HANG ncclCommShrink"), "set");
+    every(&join(&mut [&mut a, &mut b], 2, Duration::from_secs(2)), "Renew");
+    every(&all(&mut [&mut a, &mut b], "sum"), "right");
+}
+
+#[test]
+fn a_slow_nccl_changes_nothing_but_the_time() {
+    let mut processes: [Process; 3] = start(&fake());
+    every(&all(&mut processes.each_mut(), "set FAKE_NCCL_SLOW 40"), "set");
+    let [a, b, c] = &mut processes;
+    every(&join(&mut [&mut *a, &mut *b], 1, LONG), "Renew");
+    every(&join(&mut [&mut *a, &mut *b, &mut *c], 2, LONG), "Grow");
+    for task in ["sum", "others", "ordered"] {
+        every(&all(&mut [&mut *a, &mut *b, &mut *c], task), "right");
+    }
+    every(&join(&mut [&mut *a, &mut *c], 3, LONG), "Shrink { without: [1], revoke: false }");
+    every(&all(&mut [&mut *a, &mut *c], "sum"), "right");
+    every(&all(&mut [a, c], "leave"), "left");
+}
+
+#[test]
 fn whoever_comes_joins_those_who_are_there() {
     let folder = tempfile::tempdir().unwrap();
     let old = without(&["ncclCommGrow"], folder.path());

@@ -91,3 +91,20 @@ fn a_call_that_never_returns_is_reported() {
     assert!(answers[1].contains("did not end within"), "{answers:?}");
     assert!(processes[0].ask("sum").contains("NCCL does not come back from an earlier call"));
 }
+
+#[test]
+fn an_operation_that_never_comes_to_the_stream_is_given_up_and_its_communicator_shrinks() {
+    let mut processes: [Process; 3] = start(&fake());
+    every(&join(&mut processes.each_mut(), 1, Duration::from_secs(2)), "Renew");
+    assert_eq!(processes[1].ask("set FAKE_NCCL_STALL ncclAllReduce,ncclGroupEnd"), "set");
+    for answer in all(&mut processes.each_mut(), "sum") {
+        assert!(answer.contains("did not end within"), "{answer}");
+    }
+    assert_eq!(processes[1].ask("set FAKE_NCCL_STALL"), "set");
+    let [mut a, mut b, c] = processes;
+    drop(c);
+    every(&join(&mut [&mut a, &mut b], 2, LONG), "Shrink { without: [2], revoke: true }");
+    for task in ["sum", "ordered"] {
+        every(&all(&mut [&mut a, &mut b], task), "right");
+    }
+}
