@@ -21,7 +21,7 @@ pub trait Disk {
     fn create_folder(&mut self, path: &Path) -> io::Result<()>;
     /// Names in a folder, in no order.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
-    /// Bytes of a file.
+    /// Bytes of a file as they are now, also where another host has written them.
     fn length(&self, path: &Path) -> io::Result<u64>;
     /// Fills `buffer` with a file's bytes from `offset` on; a file that ends before is an error.
     fn read(&self, path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
@@ -66,13 +66,15 @@ impl Disk for Host {
     }
 
     fn length(&self, path: &Path) -> io::Result<u64> {
-        Ok(fs::metadata(path)?.len())
+        // What `stat` says may come from a cache of the file system's, and be old. Opening asks the server (NFS's
+        // close-to-open consistency).
+        Ok(open(path, OpenOptions::new().read(true))?.metadata()?.len())
     }
 
     fn read(&self, path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let around = read_around(path, offset, buffer)?;
         match buffer.get_mut(around..).filter(|rest| !rest.is_empty()) {
-            Some(rest) => File::open(path)?.read_exact_at(rest, offset + around as u64),
+            Some(rest) => open(path, OpenOptions::new().read(true))?.read_exact_at(rest, offset + around as u64),
             None => Ok(()),
         }
     }
@@ -121,6 +123,18 @@ impl Disk for Host {
     }
 }
 
+/// Opens a file that is there. That it was not there a moment ago may be all that a file system over a network knows:
+/// opening its folder has NFS ask the server.
+fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    match (options.open(path), path.parent()) {
+        (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
+            drop(File::open(folder)?);
+            options.open(path)
+        }
+        (result, _) => result,
+    }
+}
+
 /// Reads the whole blocks of a large piece around the page cache, where the file system allows that: nobody reads a
 /// checkpoint twice. How many bytes it has read.
 fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
@@ -130,7 +144,7 @@ fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize>
         return Ok(0);
     }
     let refused = |error: &io::Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
-    let file = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path);
+    let file = open(path, OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()));
     let read = file.and_then(|file| file.read_exact_at(&mut buffer[..blocks], offset));
     match read {
         Err(error) if refused(&error) => Ok(0),

@@ -46,6 +46,8 @@ pub(crate) enum Fault {
     ReadOnly,
     /// This call, if it writes, leaves out the file's last bytes and says nothing of it.
     Short,
+    /// This call, if it changes a name, is carried out; but its answer is lost, and the second request's is returned.
+    Twice,
 }
 
 /// A disk that keeps only what was synced, and fails at the call it is told to.
@@ -105,11 +107,13 @@ impl FaultyDisk {
 
     fn change(&mut self, change: Change) -> io::Result<()> {
         let (result, takes_effect) = self.call();
+        let twice = self.fault == Some((self.calls, Fault::Twice)) && !matches!(change, Change::Set(..));
         if takes_effect {
             apply(&mut self.names, &change);
             self.changes.push(change);
         }
-        result
+        self.hit |= twice;
+        if twice { Err(ErrorKind::NotFound.into()) } else { result }
     }
 
     fn file(&self, path: &Path) -> io::Result<usize> {
@@ -201,6 +205,7 @@ impl Disk for FaultyDisk {
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.file(from)?;
         self.change(Change::Move(from.to_owned(), to.to_owned()))
     }
 

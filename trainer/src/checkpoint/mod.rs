@@ -71,6 +71,15 @@ fn are_finite(state: &[u8]) -> bool {
     state.chunks_exact(size_of::<f32>()).all(|bytes| bytes.try_into().is_ok_and(|b| f32::from_ne_bytes(b).is_finite()))
 }
 
+/// What is not there any more is removed: another was quicker, or a file system over a network has done it, lost its
+/// answer, and was asked again.
+fn removed(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 /// Why a checkpoint cannot be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -223,7 +232,8 @@ impl<D: Disk> Checkpoints<D> {
             })?;
         }
         let probe = folder.join(PROBE);
-        let result = self.disk.write(&probe, b"this folder takes files\n").and_then(|()| self.disk.remove_file(&probe));
+        let result = self.disk.write(&probe, b"this folder takes files\n");
+        let result = result.and_then(|()| removed(self.disk.remove_file(&probe)));
         let claimed = result.and_then(|()| self.claim());
         let theirs = claimed.map_err(|cause| CheckpointError::NotWritable { folder: folder.clone(), cause })?;
         match (theirs, &self.owner) {
@@ -356,7 +366,27 @@ impl<D: Disk> Checkpoints<D> {
         if kept != bytes.len() as u64 {
             return Err(io::Error::other(format!("the file system kept {kept} of {} bytes", bytes.len())));
         }
-        self.disk.rename(&temporary, path)
+        self.rename(&temporary, path, bytes)
+    }
+
+    /// Gives a file its name. A file system over a network may do so, lose its answer, and tell the second request that
+    /// no such file is there: then it is enough that these bytes have the name.
+    fn rename(&mut self, from: &Path, to: &Path, bytes: &[u8]) -> io::Result<()> {
+        match self.disk.rename(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.holds(to, bytes) => Ok(()),
+            result => result,
+        }
+    }
+
+    /// Whether these are a file's bytes.
+    fn holds(&self, path: &Path, bytes: &[u8]) -> bool {
+        let mut read = vec![0; CHUNK.min(bytes.len())];
+        let mut pieces = (0u64..).step_by(CHUNK).zip(bytes.chunks(CHUNK));
+        self.disk.length(path).is_ok_and(|length| length == bytes.len() as u64)
+            && pieces.all(|(offset, piece)| {
+                let read = &mut read[..piece.len()];
+                self.disk.read(path, offset, read).is_ok() && read == piece
+            })
     }
 
     /// Loads the checkpoint whose manifest lies at `path`. With a digest, only that very manifest will do.
@@ -480,13 +510,13 @@ impl<D: Disk> Checkpoints<D> {
             names => names?,
         };
         if names.iter().any(|name| name == MANIFEST) {
-            self.disk.remove_file(&folder.join(MANIFEST))?;
+            removed(self.disk.remove_file(&folder.join(MANIFEST)))?;
             self.disk.sync_folder(folder)?;
         }
         for name in names.iter().filter(|name| *name != MANIFEST) {
-            self.disk.remove_file(&folder.join(name))?;
+            removed(self.disk.remove_file(&folder.join(name)))?;
         }
-        self.disk.remove_folder(folder)
+        removed(self.disk.remove_folder(folder))
     }
 
     /// Every folder that may hold a checkpoint, oldest first.

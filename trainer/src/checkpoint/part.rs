@@ -20,7 +20,7 @@ use tracing::{debug, warn};
 use super::disk::Disk;
 use super::retention::Name;
 use super::snapshot::Frame;
-use super::{CHUNK, CheckpointError, Checkpoints, DATA, TEMPORARY};
+use super::{CheckpointError, Checkpoints, DATA, TEMPORARY, removed};
 
 /// How the file begins by which a shared folder is told.
 const SHARED: &str = ".shared-";
@@ -37,16 +37,16 @@ pub struct Part {
 }
 
 impl Part {
-    /// The chunks that are this share's, of a file of so many bytes.
-    pub fn chunks(&self, len: usize) -> Range<usize> {
-        let chunks = len.div_ceil(CHUNK);
+    /// The chunks that are this share's, of a file of so many bytes in chunks of so many.
+    pub fn chunks(&self, len: usize, chunk: usize) -> Range<usize> {
+        let chunks = len.div_ceil(chunk);
         chunks * self.index / self.count..chunks * (self.index + 1) / self.count
     }
 
     /// The bytes of these.
-    pub fn bytes(&self, len: usize) -> Range<usize> {
-        let Range { start, end } = self.chunks(len);
-        (start * CHUNK).min(len)..(end * CHUNK).min(len)
+    pub fn bytes(&self, len: usize, chunk: usize) -> Range<usize> {
+        let Range { start, end } = self.chunks(len, chunk);
+        (start * chunk).min(len)..(end * chunk).min(len)
     }
 
     /// What all of its round write to.
@@ -62,7 +62,7 @@ impl Part {
 /// The checksums of a share's chunks, in lines.
 fn sums(part: &Part, frame: &Frame) -> Vec<u8> {
     let all: Vec<&str> = frame.about.extents.iter().flat_map(|extent| &extent.crc32c).map(String::as_str).collect();
-    let own = all.get(part.chunks(frame.file.bytes().len())).unwrap_or_default();
+    let own = all.get(part.chunks(frame.file.bytes().len(), frame.chunk())).unwrap_or_default();
     format!("{}\n{}\n", frame.step(), own.join("\n")).into_bytes()
 }
 
@@ -96,7 +96,7 @@ impl<D: Disk> Checkpoints<D> {
     pub fn share(&mut self, frame: &Frame, part: &Part) -> Result<(), CheckpointError> {
         let folder = self.of(frame);
         let all = frame.file.bytes();
-        let range = part.bytes(all.len());
+        let range = part.bytes(all.len(), frame.chunk());
         let mut write = || {
             frame.check_finite()?;
             self.disk.create_folder(&folder)?;
@@ -138,9 +138,9 @@ impl<D: Disk> Checkpoints<D> {
             if found != expected {
                 return Err(io::Error::other(format!("writer {index} has written another state than this rank's")));
             }
-            self.disk.remove_file(&path)?;
+            removed(self.disk.remove_file(&path))?;
         }
-        self.disk.rename(&file, &folder.join(DATA))?;
+        self.rename(&file, &folder.join(DATA), frame.file.bytes())?;
         debug!(step = frame.step(), shares = part.count, "joined the shares of the checkpoint");
         self.seal(folder, frame)
     }
@@ -152,6 +152,7 @@ impl<D: Disk> Checkpoints<D> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CHUNK;
     use super::*;
 
     #[test]
@@ -161,7 +162,7 @@ mod tests {
                 let mut end = 0;
                 for index in 0..count {
                     let part = Part { nonce: 1, index, count };
-                    let bytes = part.bytes(len);
+                    let bytes = part.bytes(len, CHUNK);
                     assert_eq!(bytes.start, end, "share {index} of {count}, of {len} bytes");
                     assert!(bytes.start == len || bytes.start.is_multiple_of(CHUNK));
                     end = bytes.end;

@@ -79,16 +79,21 @@ pub struct Layout {
 impl Layout {
     /// For states of these tensors, in a job with these settings.
     pub fn new(job: &str, settings: &str, tensors: &[Entry]) -> Layout {
+        Layout::in_chunks(CHUNK, job, settings, tensors)
+    }
+
+    /// The same with so many bytes under one checksum.
+    pub(super) fn in_chunks(chunk: usize, job: &str, settings: &str, tensors: &[Entry]) -> Layout {
         let header = tensors::header(tensors, None).len();
         let state_bytes = tensors.iter().map(|tensor| tensor.offset + tensor.len).max().unwrap_or(0);
-        let (most, chunks) = (u64::MAX, (header as u64 + state_bytes).div_ceil(CHUNK as u64));
+        let (most, chunks) = (u64::MAX, (header as u64 + state_bytes).div_ceil(chunk as u64));
         let extent = Extent {
             file: DATA.to_owned(),
             file_len: header as u64 + state_bytes,
             file_offset: header as u64,
             offset: 0,
             len: state_bytes,
-            chunk: CHUNK as u64,
+            chunk: chunk as u64,
             crc32c: vec![hex(u32::MAX); chunks as usize],
         };
         let largest = Manifest {
@@ -141,7 +146,7 @@ impl Layout {
 
     /// Pieces under one checksum each that its file has.
     pub fn chunks(&self) -> usize {
-        self.file().div_ceil(CHUNK)
+        self.file().div_ceil(chunk_of(&self.like))
     }
 
     /// Bytes of a frame.
@@ -206,7 +211,7 @@ impl Frame {
         assert!(header.len() == self.header && header.len() + state.len() == self.file.bytes().len());
         let bytes = self.file.bytes_mut();
         bytes[..header.len()].copy_from_slice(&header);
-        let checksums = copied(bytes, header.len(), state);
+        let checksums = copied(bytes, header.len(), state, chunk_of(&self.about));
         let Manifest { extents, tensors, state_bytes, .. } = std::mem::take(&mut self.about);
         self.about = Manifest {
             format: FORMAT,
@@ -270,7 +275,7 @@ impl Frame {
             return Err(Unfit::Flawed("its tensors are others".to_owned()));
         }
         let expected = about.extents.iter().flat_map(|extent| &extent.crc32c);
-        if !self.file.bytes().chunks(CHUNK).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
+        if !self.file.bytes().chunks(chunk_of(own)).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
             return Err(Unfit::Flawed("its bytes are not those that it was made of".to_owned()));
         }
         self.about = about;
@@ -281,6 +286,11 @@ impl Frame {
     pub(super) fn populate(&mut self) {
         self.head.populate();
         self.file.populate();
+    }
+
+    /// Bytes under one checksum.
+    pub(super) fn chunk(&self) -> usize {
+        chunk_of(&self.about)
     }
 
     /// Optimizer steps in it; 0 where it holds nothing.
@@ -301,6 +311,11 @@ impl Frame {
             AtomicU64::from_ptr(mark)
         }
     }
+}
+
+/// Bytes under one checksum in what a frame holds.
+fn chunk_of(about: &Manifest) -> usize {
+    about.extents.first().map_or(CHUNK, |extent| extent.chunk as usize)
 }
 
 /// What a frame's head says: the manifest, how the last step was done, and the manifest's length.
@@ -325,11 +340,11 @@ fn put(head: &mut [u8], place: usize, number: u64) {
 }
 
 /// Copies the state behind a file's header, and returns the checksums of the file's chunks.
-fn copied(file: &mut [u8], header: usize, state: &[u8]) -> Vec<String> {
+fn copied(file: &mut [u8], header: usize, state: &[u8], chunk: usize) -> Vec<String> {
     let mut rest = state;
-    let chunks = file.chunks_mut(CHUNK).enumerate().map(|(number, chunk)| {
-        let head = header.saturating_sub(number * CHUNK).min(chunk.len());
-        let (before, into) = chunk.split_at_mut(head);
+    let chunks = file.chunks_mut(chunk).enumerate().map(|(number, piece)| {
+        let head = header.saturating_sub(number * chunk).min(piece.len());
+        let (before, into) = piece.split_at_mut(head);
         let mut checksum = crc32c::crc32c(before);
         for bite in into.chunks_mut(BITE) {
             let (from, more) = rest.split_at(bite.len());
