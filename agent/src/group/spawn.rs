@@ -132,10 +132,7 @@ impl Group {
     pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
         let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
         let logs = Arc::clone(&self.logs);
-        let files = tokio::task::spawn_blocking(move || {
-            let attempt = logs.begin_attempt(restarts, round);
-            ranks.into_iter().map(|(local_rank, rank)| attempt.worker(local_rank, rank)).collect()
-        });
+        let files = tokio::task::spawn_blocking(move || logs.begin_attempt(restarts, round).workers(&ranks));
         self.opening = Some(Opening { planned, files });
     }
 

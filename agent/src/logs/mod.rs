@@ -40,6 +40,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use crate::template;
@@ -218,6 +219,12 @@ impl Attempt<'_> {
         self.directory.as_deref()
     }
 
+    /// Prepares the output of all workers, by local rank and rank, at once: on a slow file system that takes as long as
+    /// for one of them.
+    pub fn workers(&self, ranks: &[(u32, u32)]) -> Vec<(Stdio, WorkerLogs)> {
+        at_once(ranks, |&(local_rank, rank)| self.worker(local_rank, rank))
+    }
+
     /// Prepares the output of one worker: descriptors to start it with, and what the agent keeps. Never fails: a
     /// stream whose file or pipe cannot be had falls back to the console or the agent's own streams, with a warning.
     pub fn worker(&self, local_rank: u32, rank: u32) -> (Stdio, WorkerLogs) {
@@ -244,6 +251,23 @@ impl Attempt<'_> {
         let stderr = place.open(ConsoleStream::Stderr, redirects.stderr, tee.stderr, &mut logs);
         (Stdio { stdout: stdout.map(Into::into), stderr: stderr.map(Into::into) }, logs)
     }
+}
+
+/// Does the same with all items, each in a thread of its own; one after another where there can be no thread more.
+fn at_once<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    thread::scope(|scope| {
+        let begin = |item| {
+            let thread = thread::Builder::new().name("files".to_owned()).stack_size(256 * 1024);
+            thread.spawn_scoped(scope, move || work(item)).map_err(|_| item)
+        };
+        let under_way: Vec<_> = items.iter().map(begin).collect();
+        let end = |begun: Result<thread::ScopedJoinHandle<'_, T>, &I>| match begun {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(item) => work(item),
+        };
+        under_way.into_iter().map(end).collect()
+    })
 }
 
 /// One worker's place in an attempt.
@@ -406,4 +430,26 @@ fn pipe(large: bool) -> io::Result<(File, File)> {
 
 fn open_null() -> io::Result<File> {
     File::options().write(true).open("/dev/null")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Condvar, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn files_that_take_long_are_opened_at_once() {
+        const WORKERS: u32 = 4;
+        let (opening, one_more) = (Mutex::new(0), Condvar::new());
+        // Each takes until all have begun.
+        let all_begun = at_once(&Vec::from_iter(0..WORKERS), |&worker| {
+            let mut begun = opening.lock().unwrap();
+            *begun += 1;
+            one_more.notify_all();
+            let waited = one_more.wait_timeout_while(begun, Duration::from_secs(10), |begun| *begun < WORKERS);
+            (worker, !waited.unwrap().1.timed_out())
+        });
+        assert_eq!(all_begun, Vec::from_iter((0..WORKERS).map(|worker| (worker, true))));
+    }
 }
