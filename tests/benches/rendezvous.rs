@@ -24,8 +24,8 @@ const WITHIN: Duration = Duration::from_secs(120);
 /// From this size on, what a running job costs its leader is measured too.
 const LARGE: u32 = 256;
 
-/// Nodes that come at once before the last one does.
-const WAVE: u32 = 500;
+/// Nodes that come at once before the last one does, and that share a connection to etcd. Agents have one each.
+const WAVE: u32 = 250;
 
 /// How long a job runs before its cost at rest is measured, and how long that is measured for.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -120,38 +120,38 @@ fn used(leader: &LeaderThread, etcd: &EtcdServer) -> Result<Used> {
 fn main() -> Result<()> {
     let sizes: Vec<u32> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![2, 4, 8, 16, 32, 64, 256, 1000, 4000] } else { sizes };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
-        let etcd = EtcdServer::start(EtcdOptions::default()).await;
-        println!("rendezvous on etcd, default timings; milliseconds: median (min–max)");
-        println!(
-            "{:>6} {:>24} {:>24}   store requests per node, first / again",
-            "nodes", "last join → ranks", "failure → ranks"
-        );
-        for nodes in sizes {
-            let runs = if nodes <= 64 { 5 } else { 3 };
-            let mut samples = Vec::new();
-            for run in 0..runs {
-                samples.push(measure(&etcd, nodes, run).await?);
-            }
-            report(nodes, &samples);
-        }
-        Ok(())
-    })
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let etcd = runtime()?.block_on(EtcdServer::start(EtcdOptions::default()));
+    println!("rendezvous on etcd, default timings; milliseconds: median (min–max)");
+    println!(
+        "{:>6} {:>24} {:>24}   store requests per node, first / again",
+        "nodes", "last join → ranks", "failure → ranks"
+    );
+    for nodes in sizes {
+        let runs = if nodes <= 64 { 5 } else { 3 };
+        // Each in a runtime of its own, with which the nodes' ports end.
+        let samples: Result<Vec<_>> = (0..runs).map(|run| runtime()?.block_on(measure(&etcd, nodes, run))).collect();
+        report(nodes, &samples?);
+    }
+    Ok(())
 }
 
 async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let connect = || anyhow::Ok(EtcdStore::connect(EtcdConfig::new([etcd.address()]))?);
     let leader = LeaderThread::start()?;
     let watcher = connect()?;
-    let store = Arc::new(Counted::new(Arc::new(connect()?)));
+    let connections = (0..=size / WAVE).map(|_| Ok(Arc::new(Counted::new(Arc::new(connect()?)))));
+    let stores = connections.collect::<Result<Vec<_>>>()?;
+    let store = |index: u32| Arc::clone(&stores[(index / WAVE) as usize]);
     let leaders_store = {
         let _entered = leader.handle.enter();
         Arc::new(Counted::new(Arc::new(connect()?)))
     };
     let calls = || {
-        let mut calls = store.take();
-        leaders_store.take().into_iter().for_each(|(kind, count)| *calls.entry(kind).or_default() += count);
+        let mut calls = BTreeMap::new();
+        for store in stores.iter().chain([&leaders_store]) {
+            store.take().into_iter().for_each(|(kind, count)| *calls.entry(kind).or_default() += count);
+        }
         calls.remove("keep-alive");
         calls
     };
@@ -183,8 +183,8 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
         come(1).await?;
     }
     for index in 2..size {
-        nodes.push(start(index, Arc::clone(&store)).await?);
-        // All share a process and a connection here: thousands at once would wait for that, and not for each other.
+        nodes.push(start(index, store(index)).await?);
+        // All share a process here: thousands at once would wait for that, and not for each other.
         if index % WAVE == 0 {
             come(index).await?;
         }
@@ -193,7 +193,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let mut first_calls = calls();
 
     let (begun, before) = (Time::now(), used(&leader, etcd)?);
-    nodes.push(start(0, Arc::clone(&store)).await?);
+    nodes.push(start(0, store(0)).await?);
     let first = all_run(&mut nodes, 1, size).await?.since(begun);
     let joining = used(&leader, etcd)?.since(before);
     anyhow::ensure!(size == 1 || nodes[0].status.borrow().leading, "another node leads");
