@@ -2,14 +2,16 @@
 //! what is asserted is only that nothing waits until a lease is in danger, however busy the machine.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, Job, LEASE, Round, exits};
+use elastic_tests::binaries::Running;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 
 use crate::floods::{self, Flood};
-use crate::free_port;
 use crate::tap::Tap;
+use crate::{WITHIN, coordinator, free_port};
 
 /// How often a node renews its lease.
 const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
@@ -17,10 +19,11 @@ const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
 /// Renewals looked at.
 const RENEWALS: usize = 6;
 
-/// Two nodes, whose first leads and has ports of this test's choice. The renewals of one of them pass a tap.
+/// Two nodes, the first of which stays. It leads, unless a coordinator does; who leads has ports of this test's choice.
+/// The renewals of one of them pass a tap.
 struct Scene {
     job: Job,
-    leader: Agent,
+    stays: Agent,
     other: Agent,
     other_flags: Vec<String>,
     tap: Tap,
@@ -28,6 +31,7 @@ struct Scene {
     peer: SocketAddr,
     health: u16,
     _etcd: Option<EtcdServer>,
+    _coordinator: Option<Running>,
 }
 
 /// What a flood may delay.
@@ -57,9 +61,20 @@ impl Scene {
         Scene::begin(job, &[], other_flags, tap, None).await
     }
 
+    /// On the store of a coordinator that leads; the first node's renewals pass the tap.
+    async fn led_by_a_coordinator() -> Scene {
+        let (coordinator, [peer, store, http]) = coordinator().await;
+        let tap = Tap::before(store.to_string()).await;
+        let flags = [format!("--rdzv-endpoint={}", tap.address())];
+        let job = Job::met_by(&["--rdzv-backend=etcd", &format!("--rdzv-endpoint={store}")], "1:2");
+        let scene = Scene::begin(job, &flags, Vec::new(), tap, None).await;
+        coordinator.says("leading", WITHIN).await;
+        Scene { peer, health: http.port(), _coordinator: Some(coordinator), ..scene }
+    }
+
     async fn begin(
         job: Job,
-        leader_flags: &[String],
+        first_flags: &[String],
         other_flags: Vec<String>,
         tap: Tap,
         etcd: Option<EtcdServer>,
@@ -67,13 +82,13 @@ impl Scene {
         let job = job.flag("--max-restarts=20");
         let (peer, health) = (free_port(), free_port());
         let ports = [format!("--peer-port={peer}"), format!("--health-port={health}")];
-        let leader_flags: Vec<&str> = ports.iter().chain(leader_flags).map(String::as_str).collect();
-        let leader = job.start_with("a", &leader_flags);
+        let first_flags: Vec<&str> = ports.iter().chain(first_flags).map(String::as_str).collect();
+        let stays = job.start_with("a", &first_flags);
         let alone = job.runs(1, 1).await.number;
         let other = job.start_with("b", &flags(&other_flags));
         let round = job.runs(alone + 1, 2).await;
         let peer = (Ipv4Addr::LOCALHOST, peer).into();
-        Scene { job, leader, other, other_flags, tap, round, peer, health, _etcd: etcd }
+        Scene { job, stays, other, other_flags, tap, round, peer, health, _etcd: etcd, _coordinator: None }
     }
 
     async fn delays(&mut self) -> Delays {
@@ -104,7 +119,7 @@ impl Scene {
         assert!(flooded.worker < patience, "after a worker's death {:?} passed", flooded.worker);
         assert!(flooded.agent < patience, "after an agent's death {:?} passed", flooded.agent);
         self.round.exit(0);
-        let mut agents = [self.leader, self.other];
+        let mut agents = [self.stays, self.other];
         assert_eq!(exits(&mut agents).await, [0, 0]);
     }
 }
@@ -149,4 +164,16 @@ async fn a_flooded_embedded_store_delays_nothing() {
     let scene = Scene::on_embedded(port).await;
     let flood = |_: &Scene| Flood::start(move |said| floods::embedded_store(format!("127.0.0.1:{port}"), said));
     scene.compare("the embedded store", flood).await;
+}
+
+#[tokio::test]
+async fn a_coordinator_s_flooded_ports_delay_nothing() {
+    let scene = Scene::led_by_a_coordinator().await;
+    let flood = |scene: &Scene| {
+        let (peer, http) = (scene.peer, scene.health);
+        Flood::start(move |said| async move {
+            tokio::join!(floods::beats(peer, Arc::clone(&said)), floods::health(http, said));
+        })
+    };
+    scene.compare("a coordinator's ports for peers and HTTP", flood).await;
 }
