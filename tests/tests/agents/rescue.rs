@@ -1,7 +1,7 @@
 //! What is left in memory when a job ends: an agent has it saved and commits it, and the job's next start goes on from
 //! there. Not for what lies in the memory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -164,35 +164,37 @@ fn failing(job: Job, save: &str) -> (Job, Agent) {
     (job, agent)
 }
 
+/// The same, once its saving has begun, which takes until it is ended; and where that stands in `/proc`.
+async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
+    // The agent makes one $ of two.
+    let save = "echo $$$$ > pid; echo begun >&2; exec sleep 600";
+    let (job, agent) = failing(Job::on(etcd, "1").flag("--max-restarts=0"), save);
+    agent.says("saving from memory: begun", LONG).await;
+    let pid: u32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
+    (job, agent, Path::new("/proc").join(pid.to_string()))
+}
+
 #[tokio::test]
 async fn a_second_signal_ends_a_rescue_that_takes_long() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let (job, mut agent) =
-        // The agent makes one $ of two.
-        failing(Job::on(&etcd, "1").flag("--max-restarts=0"), "echo $$$$ > pid; echo begun >&2; exec sleep 600");
-    agent.says("saving from memory: begun", LONG).await;
+    let (_job, mut agent, saves) = saving_for_long(&etcd).await;
     agent.signal(Signal::INT);
     agent.says("once more kills the workers and leaves at once", LONG).await;
     assert!(!agent.is_gone(), "the first lets it be");
     agent.signal(Signal::INT);
     assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
     assert!(agent.output().contains("the saving was cut short"), "{}", agent.output());
-    let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
-    let path = format!("/proc/{pid}");
-    eventually("the end of what saved", LONG, async || (!Path::new(&path).exists()).then_some(())).await;
+    eventually("the end of what saved", LONG, async || (!saves.exists()).then_some(())).await;
 }
 
 #[tokio::test]
 async fn a_rescue_dies_with_its_agent() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let (job, mut agent) =
-        failing(Job::on(&etcd, "1").flag("--max-restarts=0"), "echo $$$$ > pid; echo begun >&2; exec sleep 600");
-    agent.says("saving from memory: begun", LONG).await;
+    let (_job, mut agent, saves) = saving_for_long(&etcd).await;
     agent.kill();
-    let pid: i32 = std::fs::read_to_string(job.path("pid")).unwrap().trim().parse().unwrap();
-    // A dead one that nobody has waited for is gone, too.
-    let gone = async || !std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty());
-    eventually("the end of what saved", LONG, async || gone().await.then_some(())).await;
+    // A dead one that nobody has waited for is gone, too: it has no command line.
+    let gone = async || std::fs::read(saves.join("cmdline")).map_or(true, |line| line.is_empty()).then_some(());
+    eventually("the end of what saved", LONG, gone).await;
 }
 
 #[tokio::test]

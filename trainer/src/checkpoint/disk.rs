@@ -128,7 +128,7 @@ impl Disk for Host {
 fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     match (options.open(path), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
-            drop(File::open(folder)?);
+            drop(File::open(folder));
             options.open(path)
         }
         (result, _) => result,

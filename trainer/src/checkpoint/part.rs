@@ -133,9 +133,7 @@ impl<D: Disk> Checkpoints<D> {
         for index in 1..part.count {
             let theirs = Part { index, ..*part };
             let (path, expected) = (theirs.sums(folder), sums(&theirs, frame));
-            let mut found = vec![0; self.disk.length(&path)? as usize];
-            self.disk.read(&path, 0, &mut found)?;
-            if found != expected {
+            if self.contents(&path)? != expected {
                 return Err(io::Error::other(format!("writer {index} has written another state than this rank's")));
             }
             removed(self.disk.remove_file(&path))?;

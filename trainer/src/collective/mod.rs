@@ -91,7 +91,7 @@ pub enum CollectiveError {
     },
     /// Peers are connected but silent.
     #[error("rank {} sent nothing for {:.1} s; it hangs or is cut off (--peer-timeout sets the limit)",
-        list(ranks), waited.as_secs_f64())]
+        list_ranks(ranks), waited.as_secs_f64())]
     Stalled {
         /// Peers that still owe data.
         ranks: Vec<usize>,
@@ -100,7 +100,7 @@ pub enum CollectiveError {
     },
     /// Peers never appeared.
     #[error("rank {} did not appear within {:.1} s (--form-timeout sets the limit)",
-        list(ranks), waited.as_secs_f64())]
+        list_ranks(ranks), waited.as_secs_f64())]
     Missing {
         /// Who.
         ranks: Vec<usize>,
@@ -198,7 +198,8 @@ impl CollectiveError {
     }
 }
 
-fn list(ranks: &[usize]) -> String {
+/// Ranks, for a reader.
+pub(crate) fn list_ranks(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 

@@ -80,7 +80,7 @@ struct Ring {
     entries: VecDeque<Entry>,
     begun: u64,
     files: VecDeque<PathBuf>,
-    /// How often somebody had it to himself.
+    /// How often its lock was taken.
     #[cfg(test)]
     visits: u64,
 }

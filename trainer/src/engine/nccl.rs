@@ -13,7 +13,7 @@ use cudarc::driver::CudaSlice;
 use tracing::{info, warn};
 
 use super::EngineError;
-use crate::collective::{CollectiveError, Group};
+use crate::collective::{CollectiveError, Group, list_ranks};
 use crate::cuda::{self, CudaError, Gpu, NcclStream};
 use crate::nccl::retry::Failures;
 use crate::nccl::{Communicator, Joined, Library, LibraryError};
@@ -43,7 +43,7 @@ pub(crate) enum NoNccl {
     #[error("NCCL failed between these workers")]
     Between,
     /// It is not for want of it here.
-    #[error("NCCL cannot be used by rank {}, which says why", .0.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))]
+    #[error("NCCL cannot be used by rank {}, which says why", list_ranks(.0))]
     Ranks(Vec<usize>),
 }
 

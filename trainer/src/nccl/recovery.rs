@@ -10,6 +10,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::collective::list_ranks;
+
 /// What a rank's NCCL can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -83,13 +85,13 @@ impl Standing {
 /// Who has which version, in words, where not all have the same: such ranks cannot make a communicator. NCCL's versions
 /// do not understand each other, and need not notice it.
 pub fn unlike(ranks: &[Standing]) -> Option<String> {
-    let mut by_version: BTreeMap<i32, Vec<String>> = BTreeMap::new();
+    let mut by_version: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
     for (rank, standing) in ranks.iter().enumerate() {
-        by_version.entry(standing.version).or_default().push(rank.to_string());
+        by_version.entry(standing.version).or_default().push(rank);
     }
     let words = by_version.iter().map(|(version, ranks)| match &ranks[..] {
         [rank] => format!("{} on rank {rank}", version_text(*version)),
-        ranks => format!("{} on ranks {}", version_text(*version), ranks.join(", ")),
+        ranks => format!("{} on ranks {}", version_text(*version), list_ranks(ranks)),
     });
     (by_version.len() > 1).then(|| words.collect::<Vec<_>>().join("; "))
 }

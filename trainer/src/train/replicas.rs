@@ -43,10 +43,9 @@ pub(super) fn named(sums: &[Option<u64>]) -> String {
     all.take(NAMED).collect::<Vec<_>>().join(", ") + more
 }
 
-/// The ranks that held something else than what counts, for a reader.
-pub(super) fn wrong(sums: &[Option<u64>], right: &[bool]) -> String {
-    let wrong = sums.iter().zip(right).zip(0_u32..).filter(|((sum, right), _)| sum.is_some() && !**right);
-    wrong.map(|(_, rank)| rank.to_string()).collect::<Vec<_>>().join(", ")
+/// The ranks that held something else than what counts.
+pub(super) fn wrong(sums: &[Option<u64>], right: &[bool]) -> Vec<usize> {
+    (0..sums.len()).filter(|&rank| sums[rank].is_some() && !right[rank]).collect()
 }
 
 #[cfg(test)]
@@ -76,7 +75,7 @@ mod tests {
     fn readers_are_told_who_holds_what() {
         let sums = [Some(0xab), None, Some(1)];
         assert_eq!(named(&sums), "rank 0: 000000ab, rank 2: 00000001");
-        assert_eq!(wrong(&sums, &[true, false, false]), "2");
+        assert_eq!(wrong(&sums, &[true, false, false]), [2]);
         assert!(named(&[Some(1); 17]).ends_with("rank 15: 00000001, …"));
     }
 }

@@ -16,7 +16,7 @@ use super::replicas::{self, Verdict};
 use super::{TrainError, Trainer};
 use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::writer::How;
-use crate::collective::{Group, Place, SumOrder};
+use crate::collective::{Group, Place, SumOrder, list_ranks};
 use crate::model::Model;
 use crate::program;
 use crate::saving::Saving;
@@ -197,10 +197,10 @@ impl<M: Model> Trainer<'_, M> {
         let others = program::others(programs);
         let rank = self.place.rank as usize;
         if !others.is_empty() && (rank == 0 || others.contains(&rank)) {
-            let others: Vec<String> = others.iter().map(usize::to_string).collect();
             warn!(
-                "ranks {} run another build of this program than rank 0: results may differ; give all nodes the same file",
-                others.join(", ")
+                "these ranks run another build of this program than rank 0: {}. Results may differ; give all nodes the same \
+                 file",
+                list_ranks(&others)
             );
         }
     }
@@ -231,10 +231,10 @@ impl<M: Model> Trainer<'_, M> {
         if let Some(right) = &right
             && (rank == 0 || holder && !right[rank])
         {
-            let wrong = replicas::wrong(&sums, right);
             warn!(
-                "ranks {wrong} hold other numbers after step {step} than most, and take theirs ({}): a machine, its memory \
-                 or a build there is faulty",
+                "these ranks hold other numbers after step {step} than most, and take theirs: {} ({}). A machine, its \
+                 memory or a build there is faulty",
+                list_ranks(&replicas::wrong(&sums, right)),
                 replicas::named(&sums)
             );
         }

@@ -63,8 +63,7 @@ impl Member {
                 return self.wait_for_deserted(now, &round, &differs.to_string(), out);
             }
             // What it says concerns the leader alone, who warns of one that nobody can read.
-            let operated = value(2).is_some();
-            if !operated {
+            if value(2).is_none() {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
             }
