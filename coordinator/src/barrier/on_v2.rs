@@ -109,10 +109,6 @@ impl Meeting<'_> {
     }
 
     fn refused(&self, refusal: Refusal) -> BarrierError {
-        let cause = match refusal {
-            Refusal::Other(code, words) => format!("{words} ({code})"),
-            refusal => format!("{refusal:?}"),
-        };
-        BarrierError::Refused { name: self.name.to_owned(), cause }
+        BarrierError::Refused { name: self.name.to_owned(), cause: refusal.to_string() }
     }
 }

@@ -21,8 +21,8 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::wire::{Call, Reply};
-use crate::store::etcd::fault::{Fault, chain};
-use crate::store::etcd::rotation::{self, Repeat, Rotation};
+use crate::store::etcd::fault::{Fault, Repeat, chain};
+use crate::store::etcd::rotation::{self, Rotation};
 use crate::store::etcd::{EtcdConfig, EtcdTls, read};
 use crate::store::{Result, StoreError};
 

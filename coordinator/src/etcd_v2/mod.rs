@@ -19,12 +19,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use self::link::Links;
+use self::wire::Reply;
 use crate::store::etcd::EtcdConfig;
+use crate::store::etcd::fault::Repeat;
 use crate::store::{Result, StoreError};
-
-use crate::store::etcd::rotation::Repeat;
-use link::Links;
-use wire::Reply;
 
 /// What must be so for a write to happen; etcd checks it in the same step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,15 +115,19 @@ pub struct Entry {
 }
 
 /// Why etcd did not do it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// There is no such key (error 100).
+    #[error("there is no such key (100)")]
     Missing,
     /// The condition does not hold (101).
+    #[error("the condition does not hold (101)")]
     Differs,
     /// The key exists (105).
+    #[error("the key exists (105)")]
     Exists,
     /// Something else, by etcd's number and words: a directory where a key was meant, say.
+    #[error("{1} ({0})")]
     Other(u32, String),
 }
 
@@ -298,9 +301,9 @@ impl Keyspace for EtcdV2 {
             return Ok(news);
         }
         match self.judge(reply, false)?.outcome {
-            Err(Refusal::Other(code, words)) => Err(StoreError::Unavailable {
+            Err(refusal @ Refusal::Other(..)) => Err(StoreError::Unavailable {
                 endpoints: self.endpoints(),
-                cause: format!("a watch was refused: {words} ({code})"),
+                cause: format!("a watch was refused: {refusal}"),
             }),
             _ => Ok(News::Nothing),
         }

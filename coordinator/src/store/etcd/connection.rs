@@ -10,8 +10,8 @@ use tokio::time::{Instant, timeout_at};
 use tonic::transport::Endpoint;
 
 use super::config::EtcdConfig;
-use super::fault::{Fault, chain};
-use super::rotation::{self, Repeat, Rotation};
+use super::fault::{Fault, Repeat, chain};
+use super::rotation::{self, Rotation};
 use crate::store::{Result, StoreError};
 
 /// Between two HTTP/2 pings on a connection with open streams. etcd hangs up on clients that ping more often than

@@ -6,8 +6,16 @@ use std::error::Error as _;
 use etcd_client::Error;
 use tonic::Code;
 
-use super::rotation::Repeat;
 use crate::store::{Revision, StoreError};
+
+/// What may be done when it is not known whether a request was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Sending it again is harmless.
+    Safe,
+    /// It must not be sent twice.
+    Never,
+}
 
 /// Why one attempt failed.
 #[derive(Debug)]

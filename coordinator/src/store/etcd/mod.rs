@@ -37,9 +37,9 @@ use futures::future::join_all;
 use tokio::sync::mpsc;
 
 use self::connection::Connection;
+use self::fault::Repeat;
 use self::identity::Identity;
 use self::lease::{KeepAlives, whole_seconds};
-use self::rotation::Repeat;
 use self::watch::{UPDATES_AHEAD, Watch};
 use super::{LeaseId, Op, Result, Revision, Scope, Store, StoreError, Txn, TxnResult, Watcher};
 

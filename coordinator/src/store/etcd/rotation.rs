@@ -16,17 +16,8 @@ use rand::seq::SliceRandom;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::fault::Fault;
+use super::fault::{Fault, Repeat};
 use crate::store::Result;
-
-/// What may be done when it is not known whether a request was carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Repeat {
-    /// Sending it again is harmless.
-    Safe,
-    /// It must not be sent twice.
-    Never,
-}
 
 /// A connection to one member, shared by calls and streams until one of them finds it broken.
 pub(crate) struct Link<C> {

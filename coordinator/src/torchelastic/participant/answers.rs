@@ -22,9 +22,9 @@ impl Participant {
             }
             Err(error) => return self.lost(now, &error),
         };
-        if let Err(Refusal::Other(code, words)) = &outcome {
+        if let Err(refusal @ Refusal::Other(..)) = &outcome {
             let reason = format!(
-                "etcd refuses to do what TorchElastic's rendezvous takes: {words} ({code}); does something else use {}?",
+                "etcd refuses to do what TorchElastic's rendezvous takes: {refusal}; does something else use {}?",
                 self.setup.paths.run()
             );
             return self.end(now, End::Refused(reason), None);
