@@ -265,3 +265,17 @@ async fn the_completion_for_bash_is_one_that_bash_takes() {
     let answer = std::process::Command::new("bash").args(["-c", ask]).current_dir(launcher.path("")).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "--nproc-per-node", "{answer:?}");
 }
+
+#[tokio::test]
+async fn the_reference_has_every_flag() {
+    let help = Launcher::default().run("elastic-agent", &["--help"]).await;
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference.md")).unwrap();
+    let (flags, _) = help.stdout.split_once("Examples:").unwrap();
+    let named =
+        flags.lines().filter_map(|line| line.trim_start().split_once("--").filter(|(short, _)| short.len() <= 4));
+    let missing: Vec<&str> = named
+        .map(|(_, rest)| rest.split([' ', ',', '.']).next().unwrap())
+        .filter(|name| !matches!(*name, "help" | "version" | "verbose") && !page.contains(&format!("`--{name}")))
+        .collect();
+    assert_eq!(missing, [""; 0], "docs/reference.md lacks these");
+}

@@ -6,5 +6,6 @@
 mod checkpoints;
 mod matrix;
 mod models;
+mod readme;
 mod trace;
 mod training;
