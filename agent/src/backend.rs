@@ -6,13 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
 use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::job::{Endpoint, Keys};
-use elastic_coordinator::mvcc::Limits;
 use elastic_coordinator::node::torchelastic::met_on_v2;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::store::{MemoryStore, Store, StoreError};
+use elastic_coordinator::store::{Store, StoreError};
 use elastic_coordinator::time::Time;
 use elastic_coordinator::torchelastic::Paths;
 use tokio::net::TcpStream;

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::date;
 use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
 use elastic_coordinator::node::Report;
 use elastic_coordinator::rendezvous::{Outcome, Start};
 use elastic_coordinator::time::Time;
+use elastic_coordinator::time::date;
 use elastic_proto::worker::Assignment;
 use rustix::process::Signal;
 use tokio::sync::watch;

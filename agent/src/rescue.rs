@@ -1,16 +1,16 @@
 //! The last word of a node in its job: what its workers have left in memory is saved, and committed, where nobody goes on
 //! with it. Not for what lies in the memory, which the workers' own program alone can read, nor for who may commit:
-//! that is [`elastic_coordinator::checkpoint`].
+//! that is [`elastic_coordinator::workers::checkpoint`].
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::checkpoint::{self, CommitError, LastWord};
 use elastic_coordinator::job::{Checkpoint, Keys, NodeId, Sealed};
 use elastic_coordinator::rendezvous::End;
 use elastic_coordinator::store::Store;
+use elastic_coordinator::workers::checkpoint::{self, CommitError, LastWord};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;

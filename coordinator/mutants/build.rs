@@ -50,7 +50,7 @@ fn main() {
     copy(&simulation, &out.join("simulation"), &mut |_, source| {
         source
             .replace("elastic_coordinator::rendezvous", "crate::rendezvous")
-            .replace("elastic_coordinator::checkpoint", "crate::checkpoint")
+            .replace("elastic_coordinator::workers::checkpoint", "crate::checkpoint")
     });
 
     let mut modules = module("rendezvous", &out.join("rendezvous/mod.rs"));

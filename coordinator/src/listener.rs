@@ -5,6 +5,9 @@
 //! that come on top wait in the kernel's queue. What never says anything, or whose host is gone, is closed, so that
 //! the share is not lost to it.
 
+#[cfg(test)]
+pub(crate) mod blackhole_proxy;
+
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;

@@ -1,5 +1,7 @@
 //! Time as a value: pure modules take it as an argument, drivers read it from one place.
-//! Not for dates: nothing here can be compared between two machines.
+//! A [`Time`] says nothing on another machine; what people read is a [`date`].
+
+pub mod date;
 
 use std::fmt;
 use std::ops::{Add, Sub};

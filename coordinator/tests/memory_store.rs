@@ -7,10 +7,9 @@
 use std::time::Duration;
 
 use elastic_coordinator::embedded::Hub;
-use elastic_coordinator::mvcc::{Limits, Span};
-use elastic_coordinator::store::{
-    Event, MemoryStore, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher,
-};
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::{Limits, Span};
+use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

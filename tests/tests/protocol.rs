@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::checkpoint::{LastWord, last_word};
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
-use elastic_coordinator::mvcc::Limits;
 use elastic_coordinator::node::Parting;
 use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::store::{Event, KeyValue, MemoryStore, Op, Revision, Scope, Store, Txn, WatchUpdate};
+use elastic_coordinator::store::{Event, KeyValue, Op, Revision, Scope, Store, Txn, WatchUpdate};
+use elastic_coordinator::workers::checkpoint::{LastWord, last_word};
 use elastic_tests::counted::{Counted, KEYS};
 use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
 use elastic_tests::wait::eventually;

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::embedded::{EmbeddedServer, Hub};
-use elastic_coordinator::mvcc::Limits;
+use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_coordinator::store::{MemoryStore, Store};
 use elastic_tests::contract::{Compact, Subject};
 
 fn compact(hub: Arc<Hub>) -> Compact {

@@ -4,9 +4,9 @@
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
-use elastic_coordinator::date::utc;
 use elastic_coordinator::job::Failure;
 use elastic_coordinator::rendezvous::End;
+use elastic_coordinator::time::date::utc;
 use serde::Serialize;
 
 use crate::guard::signal_name;

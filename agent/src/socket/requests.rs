@@ -7,7 +7,7 @@ use std::sync::Arc;
 use elastic_coordinator::job::Checkpoint;
 use elastic_coordinator::store::Store;
 use elastic_coordinator::time::Time;
-use elastic_coordinator::{barrier, checkpoint};
+use elastic_coordinator::workers::{barrier, checkpoint};
 use elastic_proto::worker::{FromWorker, ToWorker};
 use futures::future::BoxFuture;
 use tokio::net::UnixStream;

@@ -24,16 +24,8 @@ use schedule::{Telling, run};
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// What the machines use of the rest of the crate.
-mod job {
-    pub use elastic_coordinator::job::*;
-
-    pub fn to_json<T: serde::Serialize>(record: &T) -> Vec<u8> {
-        serde_json::to_vec(record).unwrap()
-    }
-}
-
-use elastic_coordinator::{store, time};
+// What the machines use of the rest of the crate.
+use elastic_coordinator::{job, store, time};
 
 /// Commits, with the credentials of the mutated machines.
 mod checkpoint {
@@ -45,7 +37,7 @@ mod checkpoint {
     pub fn commit_txn(keys: &Keys, by: &Credentials, checkpoint: &Checkpoint, pointer: Revision) -> Txn {
         let Credentials { node, created, round, current } = by.clone();
         let credentials = elastic_coordinator::rendezvous::Credentials { node, created, round, current };
-        elastic_coordinator::checkpoint::commit_txn(keys, &credentials, checkpoint, pointer)
+        elastic_coordinator::workers::checkpoint::commit_txn(keys, &credentials, checkpoint, pointer)
     }
 }
 

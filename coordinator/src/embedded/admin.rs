@@ -15,7 +15,7 @@ use etcd_client::proto::{
 use tonic::{Request, Response};
 
 use super::Hub;
-use super::server::{Cluster, Result, Stream};
+use super::cluster::{Cluster, Result, Stream};
 use super::status::not_here;
 
 /// The etcd release whose API and answers this store follows; what tells it from a real one comes after the plus.

@@ -1,5 +1,5 @@
 //! The one live copy of the embedded store: a lock around the state machine, its clock, and who waits for what.
-//! Not for rules about keys, which are [`crate::mvcc`]'s, nor for any protocol.
+//! Not for rules about keys, which are [`crate::embedded::mvcc`]'s, nor for any protocol.
 //!
 //! Writers never wait for watchers. A subscription is a span and a place in the history; after each write the hub wakes
 //! those whose span was touched and moves the others on. Each reads its events from the history at its own pace, so the
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::mvcc::{Compacted, Event, Limits, Mvcc, Record, Span};
+use super::mvcc::{Compacted, Event, Limits, Mvcc, Record, Span};
 use crate::store::{LeaseId, Revision};
 use crate::time::Time;
 

@@ -1,4 +1,4 @@
-//! etcd's KV service: reads, writes, transactions, compaction. Not for the rules, which are [`crate::mvcc`]'s.
+//! etcd's KV service: reads, writes, transactions, compaction. Not for the rules, which are [`crate::embedded::mvcc`]'s.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use etcd_client::proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::server::{Cluster, Result, Stream};
+use super::cluster::{Cluster, Result, Stream};
+use super::mvcc::{self, Txn};
 use super::status::{not_here, status};
 use super::{Hub, wire};
-use crate::mvcc::{self, Txn};
 use crate::store::Revision;
 
 pub(super) struct KvService {

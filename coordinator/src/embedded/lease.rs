@@ -12,7 +12,7 @@ use futures::StreamExt;
 use tonic::{Request, Response, Streaming};
 
 use super::Hub;
-use super::server::{Closing, Cluster, Result, Stream};
+use super::cluster::{Closing, Cluster, Result, Stream};
 use super::shares::Shares;
 use super::status::status;
 use crate::store::LeaseId;

@@ -1,13 +1,17 @@
 //! A small store of our own, served over etcd's v3 gRPC API, so that one client, `etcdctl` and dashboards work on it.
 //! Not for production: one process holds it in memory, and all is gone when that ends. Production is etcd.
 //!
-//! [`Hub`] holds the state, [`EmbeddedServer`] serves it, and [`crate::store::MemoryStore`] is the way in for the
-//! process that hosts it. Every start is a new cluster with a new id, so a client notices that the store it knew is gone.
+//! [`mvcc`] is the state machine, [`Hub`] holds the one live copy of it, [`EmbeddedServer`] serves that, and
+//! [`MemoryStore`] is the way in for the process that hosts it. Every start is a new cluster with a new id, so a client
+//! notices that the store it knew is gone.
 
 mod admin;
+mod cluster;
 mod hub;
 mod kv;
 mod lease;
+mod memory_store;
+pub mod mvcc;
 mod server;
 mod shares;
 mod status;
@@ -15,4 +19,5 @@ mod watch;
 mod wire;
 
 pub use hub::{Batch, Hub, Subscription};
+pub use memory_store::MemoryStore;
 pub use server::{EmbeddedError, EmbeddedServer, Options};

@@ -3,32 +3,25 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::proto::{
-    PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbResponseHeader, PbWatchServer,
-};
+use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
 
-use super::Hub;
 use super::admin::AdminService;
+use super::cluster::{Closing, Cluster, Result};
 use super::kv::KvService;
 use super::lease::LeaseService;
+use super::mvcc::Limits;
 use super::shares::Shares;
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
+use super::{Hub, MemoryStore};
 use crate::listener::{Port, Share, listen};
-use crate::mvcc::Limits;
-use crate::store::{MemoryStore, Revision};
-
-pub(super) type Result<T, E = Status> = std::result::Result<T, E>;
-pub(super) type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T>> + Send>>;
 
 /// Room for what a message holds besides keys and values; etcd allows the same.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
@@ -136,9 +129,7 @@ impl EmbeddedServer {
             _ => EmbeddedError::Listen { address, cause },
         })?;
         let hub = Hub::start(options.limits.clone());
-        // Never zero, which is how protobuf says nothing.
-        let cluster = Cluster { id: rand::random_range(1..u64::MAX), member: rand::random_range(1..u64::MAX) };
-        Ok(EmbeddedServer { listener, address, hub, cluster, options })
+        Ok(EmbeddedServer { listener, address, hub, cluster: Cluster::new(), options })
     }
 
     /// Where it listens.
@@ -159,12 +150,12 @@ impl EmbeddedServer {
         let EmbeddedServer { listener, address, hub, cluster, options } = self;
         tracing::info!(
             %address,
-            cluster = format_args!("{:x}", cluster.id),
+            cluster = format_args!("{:x}", cluster.id()),
             "serving the embedded store: it is held in this process's memory, for one machine and trials; \
              production is etcd"
         );
         let (close, closing) = watch::channel(());
-        let closing = Closing(closing);
+        let closing = Closing::new(closing);
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };
@@ -197,34 +188,10 @@ impl EmbeddedServer {
     }
 }
 
-/// Who answers: new at every start.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cluster {
-    id: u64,
-    member: u64,
-}
-
-impl Cluster {
-    pub(super) fn header(self, revision: Revision) -> PbResponseHeader {
-        PbResponseHeader { cluster_id: self.id, member_id: self.member, revision: revision.0, raft_term: 1 }
-    }
-}
-
-/// Completes when the server stops, for streams, which would otherwise go on for ever.
-#[derive(Clone)]
-pub(super) struct Closing(watch::Receiver<()>);
-
-impl Closing {
-    pub(super) async fn closed(mut self) {
-        // Nothing is ever sent: this fails when the sender is dropped.
-        while self.0.changed().await.is_ok() {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::black_hole::BlackHole;
+    use crate::listener::blackhole_proxy::BlackholeProxy;
 
     const WITHIN: Duration = Duration::from_secs(20);
 
@@ -234,7 +201,7 @@ mod tests {
         let server = EmbeddedServer::bind_with("127.0.0.1:0".parse()?, options).await?;
         let (hub, address) = (server.hub.clone(), server.address());
         tokio::spawn(server.serve(std::future::pending()));
-        let hole = BlackHole::before(address).await?;
+        let hole = BlackholeProxy::before(address).await?;
         let mut client = etcd_client::Client::connect([hole.address.to_string()], None).await?;
         let _watch = client.watch("key", None).await?;
         assert_eq!(hub.subscriptions(), 1);

@@ -1,5 +1,5 @@
 //! How much of the embedded store one address may have: watches and leases. Not for the store's own bounds, which are
-//! [`crate::mvcc::Limits`].
+//! [`crate::embedded::mvcc::Limits`].
 //!
 //! The store knows no users, so whoever reaches it may use all of it. A share for each address leaves room for the
 //! others: one host alone can neither fill this process's memory nor lock newcomers out. Of an IPv6 address only the

@@ -2,7 +2,7 @@
 
 use tonic::Status;
 
-use crate::mvcc::Error;
+use super::mvcc::Error;
 
 pub(super) const COMPACTED: &str = "etcdserver: mvcc: required revision has been compacted";
 

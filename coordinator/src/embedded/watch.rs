@@ -14,10 +14,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::server::{Closing, Cluster, Result, Stream};
+use super::cluster::{Closing, Cluster, Result, Stream};
+use super::mvcc::{Compacted, Span};
 use super::shares::{Share, Shares, WatchPlace};
 use super::{Batch, Hub, Subscription, status, wire};
-use crate::mvcc::{Compacted, Span};
 use crate::store::Revision;
 
 /// Responses that wait for the network.

@@ -8,11 +8,11 @@ use etcd_client::proto::{
 };
 use tonic::Status;
 
-use super::status::{self, status};
-use crate::mvcc::{
+use super::mvcc::{
     Branch, Compare, Delete, Error, Event, Put, PutLease, Range, RangeResponse, Record, Relation, Request, Response,
     Sort, SortBy, Span, Target, Txn,
 };
+use super::status::{self, status};
 use crate::store::{LeaseId, Revision};
 
 /// Zero is protobuf's "not said".

@@ -8,16 +8,16 @@
 mod failure;
 mod ids;
 mod keys;
+pub mod overview;
 mod record;
 mod spec;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{Keys, Part};
-pub(crate) use record::to_json;
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
-    Tombstone, Versioned,
+    Tombstone, Versioned, to_json,
 };
 pub use spec::{Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
 

@@ -310,6 +310,6 @@ impl<T: DeserializeOwned> Versioned<T> {
 }
 
 /// Writes a record. Ours hold nothing that JSON cannot.
-pub(crate) fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
+pub fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).unwrap_or_default()
 }

@@ -86,7 +86,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::node::black_hole::BlackHole;
+    use crate::listener::blackhole_proxy::BlackholeProxy;
     use crate::node::pulse_server::{Front, serve};
 
     const PATIENCE: Duration = Duration::from_secs(30);
@@ -94,7 +94,7 @@ mod tests {
     #[tokio::test]
     async fn a_stream_into_a_black_hole_ends() -> std::io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let hole = BlackHole::before(listener.local_addr()?).await?;
+        let hole = BlackholeProxy::before(listener.local_addr()?).await?;
         let front = Arc::new(Front::default());
         let (inbox, _notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);

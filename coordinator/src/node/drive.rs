@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::beside::{Alarm, Beside, watch};
 use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
+use super::tasks::{AbortOnDrop, Alarm, watch};
 use super::{Command, Inbox, Node, Parting, Report, Status, epoch_ms, pulse_client};
 use crate::job::{Keys, LeaderRecord};
 use crate::rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
@@ -20,8 +20,8 @@ pub(super) struct Drive<'a> {
     leader_inbox: LeaderInbox,
     commands: &'a mpsc::UnboundedSender<Command>,
     leader: Option<LeaderDrive>,
-    member_watches: Vec<Beside>,
-    pulse: Option<Beside>,
+    member_watches: Vec<AbortOnDrop>,
+    pulse: Option<AbortOnDrop>,
     /// A lease to give up once the leader has tidied up.
     revoke: Option<LeaseId>,
     parting: Option<Parting>,
@@ -245,7 +245,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    fn open_pulse(&self, term: Revision, leader: LeaderRecord) -> Beside {
+    fn open_pulse(&self, term: Revision, leader: LeaderRecord) -> AbortOnDrop {
         let client = pulse_client::PulseClient {
             job: self.node.job.to_string(),
             node: self.member.id(),
@@ -255,7 +255,7 @@ impl<'a> Drive<'a> {
             patience: self.member.spec().timings.lease_ttl,
             inbox: self.inbox.clone(),
         };
-        Beside(tokio::spawn(client.run()))
+        AbortOnDrop(tokio::spawn(client.run()))
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {

@@ -9,8 +9,8 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
 use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
 
-use super::beside::{self, Alarm, Beside};
 use super::dial;
+use super::tasks::{self, AbortOnDrop, Alarm};
 use crate::job::{NodeId, Phase};
 use crate::rendezvous::{Leader, LeaderInput, LeaderOutput, Word};
 use crate::store::{Revision, Store};
@@ -83,7 +83,7 @@ pub(crate) struct LeaderDrive {
     /// The node that leads, where it is a member too: it needs no stream to itself.
     own: Option<NodeId>,
     say: Box<dyn Fn(String) + Send>,
-    watches: Vec<Beside>,
+    watches: Vec<AbortOnDrop>,
     streams: BTreeMap<u64, Stream>,
     /// How many of them each node has.
     counts: BTreeMap<NodeId, usize>,
@@ -336,7 +336,7 @@ impl LeaderDrive {
                     let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Answered { sent, result }));
                 });
             }
-            LeaderOutput::Watch(scope, from) => self.watches.push(beside::watch(store, scope, from, move |update| {
+            LeaderOutput::Watch(scope, from) => self.watches.push(tasks::watch(store, scope, from, move |update| {
                 inbox.send(LeaderNote::Input(term, LeaderInput::Watched(update))).is_ok()
             })),
             LeaderOutput::Probe(number) => {
@@ -385,9 +385,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::embedded::MemoryStore;
+    use crate::embedded::mvcc::Limits;
     use crate::job::{JobId, Keys};
-    use crate::mvcc::Limits;
-    use crate::store::{MemoryStore, Op, Txn};
+    use crate::store::{Op, Txn};
 
     type Notes = mpsc::UnboundedReceiver<LeaderNote>;
 

@@ -12,14 +12,12 @@
 //!   the agent ───┘                         └─▶ commands to the agent
 //! ```
 
-pub(crate) mod beside;
-#[cfg(test)]
-pub(crate) mod black_hole;
 mod dial;
 mod drive;
 pub(crate) mod lead;
 mod pulse_client;
 pub(crate) mod pulse_server;
+pub(crate) mod tasks;
 pub mod torchelastic;
 
 use std::sync::Arc;
@@ -166,5 +164,5 @@ impl Node {
 
 /// What turns this machine's clock into milliseconds since the Unix epoch, for the history that people read.
 pub(crate) fn epoch_ms(now: Time) -> u64 {
-    crate::date::now_ms().saturating_sub(now.as_millis())
+    crate::time::date::now_ms().saturating_sub(now.as_millis())
 }

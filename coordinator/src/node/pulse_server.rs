@@ -209,7 +209,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::node::black_hole::BlackHole;
+    use crate::listener::blackhole_proxy::BlackholeProxy;
 
     const WITHIN: Duration = Duration::from_secs(20);
 
@@ -233,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_client_in_a_black_hole_is_given_up() {
         let (address, mut notes) = port(Duration::from_millis(50)).await;
-        let hole = BlackHole::before(address).await.unwrap();
+        let hole = BlackholeProxy::before(address).await.unwrap();
         let mut client = PulseClient::connect(format!("http://{}", hole.address)).await.unwrap();
         let silent = beats().take(1).chain(futures::stream::pending());
         let _stream = client.watch(silent).await.unwrap();

@@ -4,7 +4,7 @@
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-use super::beside::Alarm;
+use super::tasks::Alarm;
 use super::{Command, Parting, Report, Status};
 use crate::etcd_v2::{Entry, EtcdV2, Keyspace, Request};
 use crate::job::Versioned;

@@ -11,9 +11,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::roster::Says;
+use super::roster::{Present, Says, SealedMember};
 use super::seats::{Contest, Seat, in_order, seats};
-use super::view::{Member, Present, Standing, View};
+use super::view::{Liveness, View};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundState};
 use crate::store::Revision;
 use crate::time::Time;
@@ -144,10 +144,10 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
             // It did its part, and its record outlives it.
             continue;
         }
-        match view.standing(now, node) {
-            Standing::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
-            Standing::Missing(at) => wake.at(at),
-            Standing::Alive => {}
+        match view.liveness(now, node) {
+            Liveness::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
+            Liveness::Missing(at) => wake.at(at),
+            Liveness::Alive => {}
         }
     }
     let start_by = view.since + view.spec.timings.start_timeout;
@@ -459,7 +459,7 @@ fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     };
 
     let unsafe_until = unsafe_until(view, kept == 0).filter(|(until, _)| now < *until);
-    let gone = |(node, member): (&NodeId, &Member)| {
+    let gone = |(node, member): (&NodeId, &SealedMember)| {
         member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
     };
     if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
@@ -530,14 +530,14 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
         view.since + grace + view.spec.timings.margin
     };
     for node in roster.missing() {
-        match view.standing(now, node) {
-            Standing::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
-            Standing::Missing(at) if now < answer_by(node) => {
+        match view.liveness(now, node) {
+            Liveness::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
+            Liveness::Missing(at) if now < answer_by(node) => {
                 wake.at(at.min(answer_by(node)));
                 outstanding.push(node);
             }
-            Standing::Missing(_) => evict.push(eviction(node, Fate::Unknown, too_late)),
-            Standing::Alive => {}
+            Liveness::Missing(_) => evict.push(eviction(node, Fate::Unknown, too_late)),
+            Liveness::Alive => {}
         }
     }
     let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);

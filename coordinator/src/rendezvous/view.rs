@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::roster::Roster;
-use crate::job::{Desired, Fate, NodeId, NodeRecord, OnStoreLoss, Phase, RankRecord, RoundRecord, Spec, Versioned};
+use super::roster::{Roster, SealedMember};
+use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
 use crate::time::Time;
 
@@ -57,64 +57,9 @@ impl Quick {
     }
 }
 
-/// A node whose key is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Present {
-    /// What it says.
-    pub record: NodeRecord,
-    /// When its key came into being: newcomers are served in this order.
-    pub created: Revision,
-    /// When it last spoke.
-    pub modified: Revision,
-    /// When the leader first saw the key.
-    pub arrived: Time,
-    /// When the leader first saw what it says now.
-    pub said: Time,
-}
-
-/// A member of the last sealed round.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// Its place.
-    pub rank: RankRecord,
-    /// It has said that it started this round's workers. From then on all that keeps them alive is seen by the leader:
-    /// its pulses and the writes of its key.
-    pub started: bool,
-    /// Since when its key is gone.
-    pub absent: Option<Time>,
-    /// It said that it stopped for the forming round, and went: nothing of it is left to wait for.
-    pub left: bool,
-    /// It was evicted.
-    pub evicted: Option<Evicted>,
-}
-
-/// How an evicted member stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Evicted {
-    /// When this leader evicted it, or found its tombstone.
-    pub at: Time,
-    /// What was known of its workers.
-    pub fate: Fate,
-}
-
-/// What the pulses told of a node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Contact {
-    /// When its stream to this leader was opened in this term.
-    pub opened: Option<Time>,
-    /// When it was last heard.
-    pub heard: Option<Time>,
-    /// When the word was sent that its newest beat answers: it was here, and followed this leader, after that.
-    pub echoed: Option<Time>,
-    /// The newest probe it answered.
-    pub probe: u64,
-    /// Its death is confirmed.
-    pub dead: bool,
-}
-
 /// Whether a member can still be at work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum Liveness {
     /// Nothing speaks against it.
     Alive,
     /// Its key is gone; it counts as lost at this time unless it is heard.
@@ -193,23 +138,23 @@ impl View {
     }
 
     /// How a member of the sealed round stands.
-    pub(super) fn standing(&self, now: Time, node: &NodeId) -> Standing {
+    pub(super) fn liveness(&self, now: Time, node: &NodeId) -> Liveness {
         if self.confirmed_dead(node) {
-            return Standing::Lost(Fate::Dead, "its agent is gone");
+            return Liveness::Lost(Fate::Dead, "its agent is gone");
         }
-        let Some(member) = self.roster.member(node) else { return Standing::Alive };
+        let Some(member) = self.roster.member(node) else { return Liveness::Alive };
         if let Some(evicted) = member.evicted {
-            return Standing::Lost(evicted.fate, "it was evicted");
+            return Liveness::Lost(evicted.fate, "it was evicted");
         }
-        let Some(absent) = member.absent else { return Standing::Alive };
+        let Some(absent) = member.absent else { return Liveness::Alive };
         let heard = self.roster.contact(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
         let silent_from = self.counting_or_bound().max(heard);
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
         if now >= lost_at {
             let fate = if member.started && !self.may_be_vouched_for() { Fate::Fenced } else { Fate::Unknown };
-            Standing::Lost(fate, "its lease lapsed and it is silent")
+            Liveness::Lost(fate, "its lease lapsed and it is silent")
         } else {
-            Standing::Missing(lost_at)
+            Liveness::Missing(lost_at)
         }
     }
 
@@ -231,7 +176,7 @@ impl View {
     }
 
     /// How long a member may take to stop its workers for the forming round.
-    pub(super) fn grace(&self, node: &NodeId, member: &Member) -> Duration {
+    pub(super) fn grace(&self, node: &NodeId, member: &SealedMember) -> Duration {
         let sealed = self.round.value.sealed.map_or(0, |sealed| sealed.number);
         let leaves = self.phase_for(node, sealed) == Some(Phase::Draining)
             || self.round.value.leaving.contains(&member.rank.name);

@@ -1,7 +1,7 @@
 //! Which jobs a replica of the coordinator leads: a pure function of a job's records. Not for taking the lead.
 
+use crate::job::overview::Job;
 use crate::job::{LeaderRecord, RoundState};
-use crate::overview::Job;
 use crate::store::{Guard, Revision};
 
 /// What to do about a job's `leader` key.
@@ -47,8 +47,8 @@ pub fn next(job: &Job, own: &LeaderRecord) -> Move {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::overview::Overview;
     use crate::job::{Endpoint, JobId, Keys, NodeId};
-    use crate::overview::Overview;
     use crate::store::{KeyValue, LeaseId};
 
     const SPEC: &str = r#"{"protocol":1,"min_nodes":1,"max_nodes":2,"max_restarts":0,"lease_ttl_ms":10000,

@@ -12,8 +12,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+use crate::job::overview::{Change, Job, Overview};
 use crate::job::{Fate, JobId, Phase, RoundState, Tombstone};
-use crate::overview::{Change, Job, Overview};
 use crate::time::Time;
 
 type Labels = Vec<(&'static str, String)>;

@@ -29,12 +29,12 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::job::overview::{Change, Job, Overview};
 use crate::job::{JobId, Keys, LeaderRecord};
-use crate::node::beside::{Alarm, Beside};
 use crate::node::epoch_ms;
 use crate::node::lead::{LeaderDrive, LeaderNote};
 use crate::node::pulse_server::{self, Front};
-use crate::overview::{Change, Job, Overview};
+use crate::node::tasks::{AbortOnDrop, Alarm};
 use crate::rendezvous::Leader;
 use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
 use crate::time::Time;
@@ -147,9 +147,9 @@ pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<()> {
     let Setup { store, prefix, record, listener, lease_ttl, shared } = setup;
     let front = Arc::<Front>::default();
     front.introduce(&record.node);
-    let _port = Beside(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
+    let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
     let (held, mut lease) = watch::channel(None);
-    let _keeper = Beside(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
+    let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();
     let (leads, asked, away) = Default::default();
     let mut service = Service { store, prefix, record, shared, front, leads, asked, away, answers };

@@ -7,10 +7,8 @@
 
 mod error;
 pub mod etcd;
-mod memory;
 
 pub use error::StoreError;
-pub use memory::MemoryStore;
 
 use std::fmt;
 use std::time::Duration;

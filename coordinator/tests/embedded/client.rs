@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_coordinator::embedded::Options;
-use elastic_coordinator::mvcc::Limits;
+use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::store::{Op, Revision, Store, Txn as OwnTxn};
 use etcd_client::{Client, Compare, CompareOp, ConnectOptions, Error, PutOptions, Txn, TxnOp, TxnOpResponse};
 

@@ -13,8 +13,8 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer, Options};
-use elastic_coordinator::store::MemoryStore;
 use etcd_client::{Client, WatchResponse, WatchStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

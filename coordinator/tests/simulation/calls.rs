@@ -1,10 +1,10 @@
 //! Calls to the store and back, with all that can go wrong between. Not for what the store does.
 
-use elastic_coordinator::checkpoint::commit_txn;
 use elastic_coordinator::job::{Checkpoint, RoundState};
 use elastic_coordinator::rendezvous::{Credentials, LeaderInput, MemberInput};
 use elastic_coordinator::store::{Guard, Op, OpResult, Revision, Scope, Txn};
 use elastic_coordinator::time::Time;
+use elastic_coordinator::workers::checkpoint::commit_txn;
 
 use crate::dice::{MS, SECOND};
 use crate::process::Input;

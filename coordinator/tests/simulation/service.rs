@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use elastic_coordinator::mvcc::{Limits, Mvcc};
+use elastic_coordinator::embedded::mvcc::{Limits, Mvcc};
 use elastic_coordinator::rendezvous::{Call, Credentials};
 use elastic_coordinator::store::{Event, LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use elastic_coordinator::time::Time;

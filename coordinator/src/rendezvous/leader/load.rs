@@ -1,8 +1,8 @@
 //! How a leader's view comes to be: from one consistent read of the job, then from watches. Not for decisions.
 
 use super::super::decide::started;
-use super::super::roster::Roster;
-use super::super::view::{Evicted, Member, Present, View};
+use super::super::roster::{Evicted, Present, Roster, SealedMember};
+use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
     Checkpoint, Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone,
@@ -149,7 +149,7 @@ impl Leader {
                 };
                 let left = absent.is_some() && known.is_some_and(|known| known.left);
                 let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
-                view.roster.seat(&node, Member { rank, started, absent, left, evicted: None });
+                view.roster.seat(&node, SealedMember { rank, started, absent, left, evicted: None });
             } else if number < view.round.value.number && sealed.is_none_or(|sealed| sealed.number != number) {
                 view.stale_rounds.insert(number);
             }

@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::decide::{Decision, Eviction, Verdict, decide};
+use super::roster::Contact;
 use super::seats::Seat;
-use super::view::{Contact, View};
+use super::view::View;
 use crate::job::{Checkpoint, Endpoint, Keys, NodeId, RoundRecord, RoundState, Spec};
 use crate::store::{Event, Guard, Op, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;

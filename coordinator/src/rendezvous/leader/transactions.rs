@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use super::super::decide::{Eviction, Form, MOST_EVICTIONS};
+use super::super::roster::{Evicted, SealedMember};
 use super::super::seats::Seat;
-use super::super::view::{Evicted, Member, View};
+use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
     EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, to_json,
@@ -211,7 +212,8 @@ impl Leader {
                     view.roster.dissolve();
                     for Seat { node, rank } in seats {
                         let absent = view.roster.node(&node).is_none().then_some(now);
-                        view.roster.seat(&node, Member { rank, started: false, absent, left: false, evicted: None });
+                        view.roster
+                            .seat(&node, SealedMember { rank, started: false, absent, left: false, evicted: None });
                     }
                     self.wrote_round(record, result.revision);
                 }

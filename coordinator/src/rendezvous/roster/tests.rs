@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::super::view::Evicted;
 use super::*;
 use crate::job::{Fate, NodeRecord, RankRecord};
 
@@ -34,11 +33,17 @@ fn present(node: &NodeId, x: u8, y: u8) -> Present {
     Present { record, created, modified: Revision(i64::from(y)), arrived: time(y), said: time(x) }
 }
 
-fn member(node: &NodeId, x: u8, y: u8) -> Member {
+fn member(node: &NodeId, x: u8, y: u8) -> SealedMember {
     let rank: RankRecord = serde_json::from_value(about(node)).unwrap();
     let fate = [Fate::Unknown, Fate::Fenced, Fate::Dead][usize::from(x) % 3];
     let evicted = y.is_multiple_of(4).then(|| Evicted { at: time(x), fate });
-    Member { rank, started: false, absent: x.is_multiple_of(3).then(|| time(x)), left: y.is_multiple_of(3), evicted }
+    SealedMember {
+        rank,
+        started: false,
+        absent: x.is_multiple_of(3).then(|| time(x)),
+        left: y.is_multiple_of(3),
+        evicted,
+    }
 }
 
 fn happens(roster: &mut Roster, (what, node, x, y): (u8, u8, u8, u8)) {
@@ -89,7 +94,7 @@ proptest! {
         });
         prop_assert_eq!(roster.all_echoed(), oldest);
         let dead = |node: &NodeId| roster.contacts.get(node).is_some_and(|contact| contact.dead);
-        let fate = |member: &Member| member.evicted.map(|evicted| evicted.fate);
+        let fate = |member: &SealedMember| member.evicted.map(|evicted| evicted.fate);
         let unsettled = roster.members.iter().filter(|(node, it)| fate(it) == Some(Fate::Unknown) && !dead(node));
         prop_assert_eq!(roster.last_unsettled(), unsettled.filter_map(|(_, it)| Some(it.evicted?.at)).max());
         let stopped = |says: Says| says.is_some_and(|(of, phase)| of == 1 && phase == Phase::Waiting);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! One request is on its way at a time. Whatever its outcome, the next one follows from what is known then, so an answer
-//! that is lost costs a read and no more. Beside it run the watch and the upkeep of what has a time to live.
+//! that is lost costs a read and no more. AbortOnDrop it run the watch and the upkeep of what has a time to live.
 
 mod answers;
 mod ending;

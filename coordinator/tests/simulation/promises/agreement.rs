@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use elastic_coordinator::embedded::mvcc::Mvcc;
 use elastic_coordinator::job::{Checkpoint, Keys, NodeId, RankRecord, RoundRecord, RoundState, Versioned};
-use elastic_coordinator::mvcc::Mvcc;
 use elastic_coordinator::rendezvous::Start;
 use elastic_coordinator::store::{Revision, Scope};
 

@@ -2,7 +2,8 @@
 //! holds may not have reached the leader yet.
 
 use elastic_coordinator::job::{FailureClass, Keys, NodeId, Phase, RestartPolicy, RoundRecord, RoundState};
-use elastic_coordinator::rendezvous::view::{Present, View};
+use elastic_coordinator::rendezvous::Present;
+use elastic_coordinator::rendezvous::view::View;
 use elastic_coordinator::store::{Op, Revision, Txn};
 use elastic_coordinator::time::Time;
 

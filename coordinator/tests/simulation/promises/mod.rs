@@ -7,8 +7,8 @@ mod knowledge;
 mod one_group;
 mod one_result;
 
+use elastic_coordinator::embedded::mvcc::Mvcc;
 use elastic_coordinator::job::{FailureClass, Keys, NodeId, RoundRecord, Versioned};
-use elastic_coordinator::mvcc::Mvcc;
 use elastic_coordinator::rendezvous::{Credentials, End, Leader, Start};
 use elastic_coordinator::store::{Event, Revision, Txn};
 use elastic_coordinator::time::Time;

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::table::{printable, table};
-use crate::date::utc;
-use crate::job::{EventRecord, JobId, LeaderRecord, RoundState, Versioned};
-use crate::overview::{Job, Overview};
+use crate::table::{printable, table};
+use elastic_coordinator::job::overview::{Job, Overview};
+use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, RoundState, Versioned};
+use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
-pub fn jobs(overview: &Overview) -> String {
+pub(crate) fn jobs(overview: &Overview) -> String {
     let rows: Vec<_> = overview.jobs.iter().filter_map(|(id, job)| line(id, job)).collect();
     if rows.is_empty() {
         return "no jobs\n".to_owned();
@@ -41,7 +41,7 @@ fn who_leads(leader: &LeaderRecord) -> String {
 }
 
 /// All jobs, for programs.
-pub fn jobs_json(overview: &Overview) -> Value {
+pub(crate) fn jobs_json(overview: &Overview) -> Value {
     overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
 }
 
@@ -69,7 +69,7 @@ fn leader_json(leader: &Versioned<LeaderRecord>) -> Value {
 }
 
 /// Everything about one job.
-pub fn describe(id: &JobId, job: &Job) -> String {
+pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     let mut text = String::new();
     let mut say = |name: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -155,7 +155,7 @@ fn nodes(job: &Job) -> String {
 }
 
 /// Everything about one job, for programs.
-pub fn describe_json(id: &JobId, job: &Job) -> Value {
+pub(crate) fn describe_json(id: &JobId, job: &Job) -> Value {
     let nodes: Vec<Value> = job
         .nodes
         .iter()
@@ -171,12 +171,12 @@ pub fn describe_json(id: &JobId, job: &Job) -> Value {
 }
 
 /// The header over [`event_line`]s.
-pub fn events_header() -> String {
+pub(crate) fn events_header() -> String {
     format!("{:<24} {:<6} {:<10} REASON", "TIME (UTC)", "ROUND", "STATE")
 }
 
 /// One event, for people.
-pub fn event_line(event: &EventRecord) -> String {
+pub(crate) fn event_line(event: &EventRecord) -> String {
     let evicted: Vec<&str> = event.evicted.iter().map(|node| node.name()).collect();
     let evicted = if evicted.is_empty() { String::new() } else { format!(" (evicted: {})", evicted.join(", ")) };
     format!(
@@ -189,7 +189,7 @@ pub fn event_line(event: &EventRecord) -> String {
 }
 
 /// One event, for programs.
-pub fn event_json(number: u64, event: &EventRecord) -> Value {
+pub(crate) fn event_json(number: u64, event: &EventRecord) -> Value {
     let mut value = json!(event);
     value["number"] = json!(number);
     value

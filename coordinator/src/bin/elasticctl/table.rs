@@ -1,7 +1,7 @@
 //! Columns of text, each as wide as its widest cell. Not for what stands in them.
 
 /// Text from the store as a terminal may show it: control characters, which it would obey, are spelled out.
-pub(super) fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
@@ -10,7 +10,7 @@ pub(super) fn printable(text: &str) -> String {
 }
 
 /// Lays out rows under a header; no space follows a line's last cell.
-pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| printable(cell)).collect()).collect();
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in &rows {

@@ -2,18 +2,19 @@
 //! files one node anew, so a question costs what its answer is long, not what the job is large. Not for
 //! judging, nor for the round.
 
+mod entries;
 mod index;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use index::Index;
-
-use super::view::{Contact, Member, Present};
+use self::index::Index;
 use crate::job::{Fate, NodeId, Phase};
 use crate::store::Revision;
 use crate::time::Time;
+
+pub use self::entries::{Contact, Evicted, Present, SealedMember};
 
 /// What a member says: a phase, of a round; nothing without a key, or as a newcomer.
 pub(super) type Says = Option<(u64, Phase)>;
@@ -24,7 +25,7 @@ pub struct Roster {
     /// The leader's own node: its echo is always fresh.
     own: NodeId,
     nodes: BTreeMap<NodeId, Present>,
-    members: BTreeMap<NodeId, Member>,
+    members: BTreeMap<NodeId, SealedMember>,
     contacts: BTreeMap<NodeId, Contact>,
     /// Nodes and members, by name.
     names: Index<String>,
@@ -114,7 +115,7 @@ impl Roster {
     }
 
     /// A member of the last sealed round.
-    pub fn member(&self, node: &NodeId) -> Option<&Member> {
+    pub fn member(&self, node: &NodeId) -> Option<&SealedMember> {
         looks::count();
         self.members.get(node)
     }
@@ -131,7 +132,7 @@ impl Roster {
     }
 
     /// All members of the last sealed round.
-    pub fn members(&self) -> impl Iterator<Item = (&NodeId, &Member)> {
+    pub fn members(&self) -> impl Iterator<Item = (&NodeId, &SealedMember)> {
         self.members.iter().inspect(|_| looks::count())
     }
 
@@ -156,7 +157,7 @@ impl Roster {
     }
 
     /// A node has a place.
-    pub(super) fn seat(&mut self, node: &NodeId, member: Member) {
+    pub(super) fn seat(&mut self, node: &NodeId, member: SealedMember) {
         self.change(node, |roster| drop(roster.members.insert(node.clone(), member)));
     }
 
@@ -168,7 +169,7 @@ impl Roster {
     }
 
     /// Something is new about a member, if the node is one.
-    pub(super) fn change_member(&mut self, node: &NodeId, change: impl Fn(&mut Member)) {
+    pub(super) fn change_member(&mut self, node: &NodeId, change: impl Fn(&mut SealedMember)) {
         if self.members.contains_key(node) {
             self.change(node, |roster| roster.members.get_mut(node).into_iter().for_each(change));
         }

@@ -1,14 +1,19 @@
 //! `elasticctl`: see the jobs and ask things of them. Not for starting any: agents do that.
 
+mod operator;
+mod show;
+mod table;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand, ValueEnum};
 use elastic_coordinator::flags::StoreFlags;
-use elastic_coordinator::operator::{self, Operator, Wish};
-use elastic_coordinator::overview::{Change, Overview};
+use elastic_coordinator::job::overview::{Change, Overview};
 use elastic_coordinator::store::{Store, WatchUpdate};
+
+use operator::{Operator, Wish};
 
 /// See elastic's jobs and ask things of them.
 ///
@@ -149,11 +154,11 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Jobs => {
             let (overview, _) = operator.jobs().await?;
-            if json { print_json(&operator::jobs_json(&overview)) } else { print(&operator::jobs(&overview)) }
+            if json { print_json(&show::jobs_json(&overview)) } else { print(&show::jobs(&overview)) }
         }
         Command::Describe { job } => {
             let (id, job, _) = operator.job(&job).await?;
-            if json { print_json(&operator::describe_json(&id, &job)) } else { print(&operator::describe(&id, &job)) }
+            if json { print_json(&show::describe_json(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
         Command::Events { job, follow } => events(&operator, &cli.store.prefix, &job, follow, json).await,
         Command::Drain { job, node } => {
@@ -189,11 +194,11 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
 async fn events(operator: &Operator, prefix: &str, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {
     let (id, job, revision) = operator.job(job).await?;
     let show = |number: u64, event: &_| {
-        let line = if json { operator::event_json(number, event).to_string() } else { operator::event_line(event) };
+        let line = if json { show::event_json(number, event).to_string() } else { show::event_line(event) };
         print(&format!("{line}\n"))
     };
     if !json {
-        print(&format!("{}\n", operator::events_header()))?;
+        print(&format!("{}\n", show::events_header()))?;
     }
     for (number, event) in &job.events {
         show(*number, event)?;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::job::{
+use super::{
     Checkpoint, Desired, EventRecord, JobId, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Part, Phase, RankRecord,
     RoundRecord, Spec, Tombstone, Versioned,
 };

@@ -1,27 +1,20 @@
-//! What an operator can see of jobs and ask of them: the library behind `elasticctl`. Not for its flags, nor for what
-//! nodes do about a wish: that is the leader's.
+//! What an operator can see of jobs and ask of them. The job's leader carries it out.
 //!
 //! Everything an operator asks for is a change of the job's `desired` record, guarded by its mod revision; of a job that
 //! has ended, the resume point can be dropped. Nodes are never touched directly.
 
-mod show;
-mod table;
-
-pub use show::{describe, describe_json, event_json, event_line, events_header, jobs, jobs_json};
-
 use std::sync::Arc;
 
-use crate::job::{Checkpoint, Desired, JobId, Keys, Phase, RoundState, to_json};
-use crate::overview::{Job, Overview};
-use crate::store::{Guard, Op, Revision, Scope, Store, StoreError, Txn, Watcher};
+use elastic_coordinator::job::overview::{Job, Overview};
+use elastic_coordinator::job::{Checkpoint, Desired, JobId, Keys, Phase, RoundState, to_json};
+use elastic_coordinator::store::{Guard, Op, Revision, Scope, Store, StoreError, Txn, Watcher};
 
 /// How often a change is tried again that another operator's change overtook.
 const TRIES: usize = 5;
 
 /// Why an operator's wish cannot be met. Every message says what is there instead.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OperatorError {
+pub(crate) enum OperatorError {
     /// The store fails.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -81,7 +74,7 @@ pub enum OperatorError {
 
 /// What is asked of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub(crate) enum Wish {
     /// Nodes of this name leave and stay away.
     Drain(String),
     /// They may take part again.
@@ -98,14 +91,14 @@ pub enum Wish {
 }
 
 /// Reads jobs and asks for changes.
-pub struct Operator {
+pub(crate) struct Operator {
     store: Arc<dyn Store>,
     prefix: String,
 }
 
 impl Operator {
     /// On this store, for jobs under this prefix.
-    pub fn new(store: Arc<dyn Store>, prefix: &str) -> Operator {
+    pub(crate) fn new(store: Arc<dyn Store>, prefix: &str) -> Operator {
         Operator { store, prefix: prefix.to_owned() }
     }
 
@@ -113,7 +106,7 @@ impl Operator {
     ///
     /// # Errors
     /// The store's.
-    pub async fn jobs(&self) -> Result<(Overview, Revision), OperatorError> {
+    pub(crate) async fn jobs(&self) -> Result<(Overview, Revision), OperatorError> {
         let (values, revision) = self.store.range(&Keys::jobs(&self.prefix)).await?;
         Ok((Overview::of(&self.prefix, &values), revision))
     }
@@ -122,7 +115,7 @@ impl Operator {
     ///
     /// # Errors
     /// [`OperatorError::NoSuchJob`] names those that are there; the store's.
-    pub async fn job(&self, id: &str) -> Result<(JobId, Job, Revision), OperatorError> {
+    pub(crate) async fn job(&self, id: &str) -> Result<(JobId, Job, Revision), OperatorError> {
         if let Ok(job) = id.parse::<JobId>() {
             let (values, revision) = self.store.range(Keys::new(&self.prefix, &job).root()).await?;
             if let Some(found) = Overview::of(&self.prefix, &values).jobs.remove(&job).filter(|job| job.round.is_some())
@@ -143,7 +136,7 @@ impl Operator {
     ///
     /// # Errors
     /// The store's.
-    pub async fn follow(&self, job: &Job, from: Revision) -> Result<Watcher, OperatorError> {
+    pub(crate) async fn follow(&self, job: &Job, from: Revision) -> Result<Watcher, OperatorError> {
         Ok(self.store.watch(Scope::Prefix(job.keys.events()), from).await?)
     }
 
@@ -152,7 +145,7 @@ impl Operator {
     ///
     /// # Errors
     /// [`OperatorError`] says what does not fit; the store's, where an unknown outcome is worth another try.
-    pub async fn ask(&self, id: &str, wish: &Wish) -> Result<(Job, Desired), OperatorError> {
+    pub(crate) async fn ask(&self, id: &str, wish: &Wish) -> Result<(Job, Desired), OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
             if let Some(round) = job.round.as_ref().filter(|round| round.value.state.is_final()) {
@@ -179,7 +172,7 @@ impl Operator {
     ///
     /// # Errors
     /// [`OperatorError::NotEnded`] while the job goes on; the store's, where an unknown outcome is worth another try.
-    pub async fn drop_checkpoint(&self, id: &str) -> Result<Option<Checkpoint>, OperatorError> {
+    pub(crate) async fn drop_checkpoint(&self, id: &str) -> Result<Option<Checkpoint>, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
             let Some(round) = &job.round else { return Ok(None) };
@@ -258,7 +251,7 @@ fn listing(names: impl Iterator<Item = String>, intro: &str, none: &str) -> Stri
 }
 
 /// What an operator should know about a drain just asked for: whether the job can go on without these nodes.
-pub fn drain_advice(job: &Job, desired: &Desired) -> Option<String> {
+pub(crate) fn drain_advice(job: &Job, desired: &Desired) -> Option<String> {
     let staying = job.nodes.values().filter(|node| {
         !desired.drain.contains(&node.value.name) && !matches!(node.value.phase, Phase::Draining | Phase::Stopped)
     });

@@ -1,5 +1,4 @@
 //! The embedded store without a network: what the agent that hosts it uses, and tests.
-//! Not the rules ([`crate::mvcc`]), nor the lock, clock and wake-ups ([`crate::embedded::Hub`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +6,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::{Notify, mpsc};
 
-use super::{
+use super::mvcc::{Error, Limits};
+use super::{Hub, Subscription};
+use crate::store::{
     Event, KeyValue, LeaseId, Result, Revision, Scope, Store, StoreError, Txn, TxnResult, WatchUpdate, Watcher,
 };
-use crate::embedded::{Hub, Subscription};
-use crate::mvcc::{Error, Limits};
 
 /// Updates that wait for a slow watcher; what comes after them waits in the history.
 const UPDATES_AHEAD: usize = 16;

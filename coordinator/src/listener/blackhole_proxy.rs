@@ -9,14 +9,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 /// Passes connections on to a server, until it is told to swallow what they say.
-pub(crate) struct BlackHole {
+pub(crate) struct BlackholeProxy {
     pub(crate) address: SocketAddr,
     swallows: watch::Sender<bool>,
 }
 
-impl BlackHole {
+impl BlackholeProxy {
     /// In front of a server.
-    pub(crate) async fn before(server: SocketAddr) -> io::Result<BlackHole> {
+    pub(crate) async fn before(server: SocketAddr) -> io::Result<BlackholeProxy> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let (swallows, told) = watch::channel(false);
@@ -28,7 +28,7 @@ impl BlackHole {
                 tokio::spawn(pass_on(from_server, to_client, told.clone()));
             }
         });
-        Ok(BlackHole { address, swallows })
+        Ok(BlackholeProxy { address, swallows })
     }
 
     /// From now on nothing is delivered, and nothing is closed.

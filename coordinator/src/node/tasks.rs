@@ -10,9 +10,9 @@ use crate::store::{Revision, Scope, Store, WatchUpdate};
 use crate::time::Time;
 
 /// A task that ends when its handle is dropped.
-pub(crate) struct Beside(pub(crate) JoinHandle<()>);
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 
-impl Drop for Beside {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -24,9 +24,9 @@ pub(crate) fn watch(
     scope: Scope,
     from: Revision,
     deliver: impl Fn(WatchUpdate) -> bool + Send + 'static,
-) -> Beside {
+) -> AbortOnDrop {
     const AGAIN: Duration = Duration::from_millis(200);
-    Beside(tokio::spawn(async move {
+    AbortOnDrop(tokio::spawn(async move {
         let mut watcher = loop {
             match store.watch(scope.clone(), from).await {
                 Ok(watcher) => break watcher,

@@ -199,9 +199,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::embedded::MemoryStore;
+    use crate::embedded::mvcc::Limits;
     use crate::job::{JobId, NodeId, RoundRecord, Versioned};
-    use crate::mvcc::Limits;
-    use crate::store::MemoryStore;
 
     #[tokio::test]
     async fn a_key_that_went_with_its_lease_and_was_written_again_ends_no_barrier() {
