@@ -1,5 +1,5 @@
-//! `elastic-demo`: three agents train on this machine, one is killed and comes back, and nothing is lost. Not a test
-//! suite: it shows the main job to a person, and checks what it shows.
+//! `elastic-demo`: three agents train on this machine, one is killed and comes back, and nothing is lost. It shows the
+//! main job to a person, and checks what it shows.
 //!
 //! | module | what it is |
 //! |---|---|
