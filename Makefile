@@ -1,6 +1,6 @@
 # The verbs of this repository. `make help` lists them.
 
-STEP := tests/step.sh
+STEP := scripts/step.sh
 # Looked up when used: setup may have installed them just before.
 NEXTEST = $(shell command -v cargo-nextest || echo .venv/bin/cargo-nextest)
 MATURIN = $(shell command -v maturin || echo $(CURDIR)/.venv/bin/maturin)
@@ -26,70 +26,70 @@ help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Shows a job that survives, on this machine alone; ETCD=host:2379 uses that etcd
-	@$(STEP) setup tests/setup.sh demo
-	@$(STEP) build cargo build --release --locked --workspace --bins
+	@$(STEP) setup scripts/setup.sh demo
+	@$(STEP) build cargo build --release --locked --package elastic-agent --package elastic-trainer --package elastic-demo --bins
 	@$(RELEASE)/elastic-demo $(if $(ETCD),--etcd $(ETCD))
 
 test: ## Installs what the tests need and runs them all
-	@$(STEP) setup tests/setup.sh test
+	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) wheel $(MAKE) --no-print-directory wheel PROFILE=dev
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace
 	@$(STEP) "documentation tests" cargo test --quiet --locked --workspace --doc
 
 test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: minutes
-	@$(STEP) setup tests/setup.sh test
+	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) torchrun env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'binary(launchers)'
 
 test-torch-matrix: ## Runs every PyTorch script by every means to meet, with fixed and with changing nodes: minutes
-	@$(STEP) setup tests/setup.sh test
+	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) matrix env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored all -E 'binary(pytorch)'
 
 test-torch-latest: ## Runs the tests that need PyTorch with PyPI's newest
-	@$(STEP) setup tests/setup.sh test
-	@$(STEP) "newest PyTorch" tests/torch.sh latest
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) "newest PyTorch" scripts/torch.sh latest
 	@$(STEP) tests env ELASTIC_TORCH_PYTHON=$(CURDIR)/.torch-latest/bin/python $(NEXTEST) nextest run --locked --workspace -E '$(WITH_TORCH)'
 
 test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.13
-	@$(STEP) setup tests/setup.sh test
-	@$(STEP) "PyTorch 1.13" tests/torch-debian.sh
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) "PyTorch 1.13" scripts/torch-debian.sh
 	@$(STEP) tests env ELASTIC_REQUIRE_TORCH_1_13=1 $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
 
 gpu: ## Runs the kernels' tests on this machine's GPU, times snapshots there, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
-	@tests/gpu.sh
+	@scripts/gpu.sh
 
-gpu-kit: ## Builds gpu-kit/, for a machine with a GPU and without cargo and network: tests/gpu.sh --prebuilt gpu-kit runs it there
-	@$(STEP) setup tests/setup.sh demo
-	@$(STEP) gpu-kit python3 tests/gpu-kit.py
+gpu-kit: ## Builds gpu-kit/, for a machine with a GPU and without cargo and network: scripts/gpu.sh --prebuilt gpu-kit runs it there
+	@$(STEP) setup scripts/setup.sh demo
+	@$(STEP) gpu-kit python3 scripts/gpu-kit.py
 
 wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels
 	@cd agent/python && $(MATURIN) build --quiet --locked --profile $(PROFILE) --strip $(if $(filter dev,$(PROFILE)),false,true) --out $(TARGET)/wheels
 
 verify: ## Checks form, lints, documentation and dependencies; changes nothing
-	@$(STEP) setup tests/setup.sh verify
+	@$(STEP) setup scripts/setup.sh verify
 	@$(STEP) format cargo fmt --all --check
 	@$(STEP) lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	@$(STEP) documentation env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
-	@$(STEP) advisories tests/advisories.sh $(DENY)
+	@$(STEP) advisories scripts/advisories.sh $(DENY)
 
 fix: ## Formats, and applies what clippy can fix by itself
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
 
 bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, training steps and checkpoints on this machine
-	@tests/setup.sh test
+	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench allreduce --bench tcp_store --bench output --bench training_step --bench elasticity --bench overlap --bench checkpoint
 
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
-	@$(STEP) setup tests/setup.sh test
+	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - binary(launchers) - binary(pytorch)'
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
-	@tests/setup.sh test
+	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench torchrun --bench torchelastic --bench tcp_store
 

@@ -367,7 +367,7 @@ pub async fn subject(binary: Option<PathBuf>) -> Subject {
     Subject::new(store, Arc::new(compact)).keeping(server)
 }
 
-/// The etcd 3.5 that `tests/etcd-3.5.sh` fetches: `$ELASTIC_ETCD35`, or `target/etcd-3.5/etcd`.
+/// The etcd 3.5 that `scripts/etcd-3.5.sh` fetches: `$ELASTIC_ETCD35`, or `target/etcd-3.5/etcd`.
 ///
 /// Panics if there is none and `ELASTIC_REQUIRE_ETCD35` is set.
 pub fn etcd35() -> Option<PathBuf> {
@@ -379,7 +379,7 @@ pub fn etcd35() -> Option<PathBuf> {
         .flatten()
         .find(|path| path.exists());
     if found.is_none() {
-        left_out("ETCD35", "there is no etcd 3.5: run tests/etcd-3.5.sh");
+        left_out("ETCD35", "there is no etcd 3.5: run scripts/etcd-3.5.sh");
     }
     found
 }

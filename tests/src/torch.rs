@@ -1,4 +1,4 @@
-//! A Python that has PyTorch: found, or said to be absent. Not for installing it: that is `tests/torch.sh`.
+//! A Python that has PyTorch: found, or said to be absent. Not for installing it: that is `scripts/torch.sh`.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use crate::etcd::dies_with_test;
 use crate::lacking::left_out;
 
-/// An absolute path of a Python that imports torch. Without it, the one that `tests/torch.sh` makes is used.
+/// An absolute path of a Python that imports torch. Without it, the one that `scripts/torch.sh` makes is used.
 pub const PYTHON_ENV: &str = "ELASTIC_TORCH_PYTHON";
 /// What that Python needs in front of `LD_LIBRARY_PATH`, if anything.
 pub const LIBRARY_PATH_ENV: &str = "ELASTIC_TORCH_LIBRARY_PATH";
@@ -43,7 +43,7 @@ impl Torch {
         if dir.join("installed").exists() {
             return Some(Torch { python: dir.join("bin/python"), library_path: None });
         }
-        left_out("TORCH", format_args!("there is no PyTorch: run tests/torch.sh, or set {PYTHON_ENV}"));
+        left_out("TORCH", format_args!("there is no PyTorch: run scripts/torch.sh, or set {PYTHON_ENV}"));
         None
     }
 
@@ -54,7 +54,7 @@ impl Torch {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch-debian");
         let python = named.or_else(|| dir.join("installed").exists().then(|| dir.join("bin/python")));
         if python.is_none() {
-            let advice = format_args!("there is no torch 1.13: run tests/torch-debian.sh, or set {OLD_PYTHON_ENV}");
+            let advice = format_args!("there is no torch 1.13: run scripts/torch-debian.sh, or set {OLD_PYTHON_ENV}");
             left_out("TORCH_1_13", advice);
         }
         python.map(|python| Torch { python, library_path: None })

@@ -32,13 +32,13 @@ fn the_sampler_uses_each_sample_once() {
 
 #[test]
 fn the_runner_of_the_gpu_kit_keeps_its_promises() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu");
     succeeds(Command::new("python3").args(["-m", "unittest", "discover", "-s"]).arg(folder));
 }
 
 #[test]
 fn the_kits_play_of_faults_runs_on_cpus_too() {
-    let play = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/nccl.py");
+    let play = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu/nccl.py");
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::new("python3");
     command.arg(play).arg(binary("elastic-trainer")).arg(binary("elastic-agent")).env("TMPDIR", folder.path());

@@ -12,7 +12,7 @@ async fn etcd_3_4() -> Subject {
 
 elastic_tests::contract_suite!(on_etcd_3_4, etcd_3_4);
 
-/// The same on etcd 3.5, where `tests/etcd-3.5.sh` has fetched it. Demanded by `ELASTIC_REQUIRE_ETCD35=1`.
+/// The same on etcd 3.5, where `scripts/etcd-3.5.sh` has fetched it. Demanded by `ELASTIC_REQUIRE_ETCD35=1`.
 mod on_etcd_3_5 {
     use elastic_tests::contract::{Case, compaction, lease, run_group, txn, watch};
     use elastic_tests::etcd;
@@ -20,7 +20,7 @@ mod on_etcd_3_5 {
     fn group(cases: &[Case], width: usize) {
         match etcd::etcd35() {
             Some(binary) => run_group(|| etcd::subject(Some(binary)), cases, width),
-            None => eprintln!("not run: no etcd 3.5 here (tests/etcd-3.5.sh fetches it)"),
+            None => eprintln!("not run: no etcd 3.5 here (scripts/etcd-3.5.sh fetches it)"),
         }
     }
 

@@ -24,18 +24,18 @@ pub(crate) fn prefix() -> PathBuf {
         .flatten()
         .flatten()
         .any(|python| python.path().join("site-packages/nvidia/cu13/lib/libnvrtc.so.13").exists());
-    assert!(found, "there is no NVRTC in {}: run tests/setup.sh test", prefix.display());
+    assert!(found, "there is no NVRTC in {}: run scripts/setup.sh test", prefix.display());
     prefix
 }
 
-/// The folder of an earlier NVRTC that `tests/nvrtc.sh` has put into `target/`. Without it a line says so, unless
+/// The folder of an earlier NVRTC that `scripts/nvrtc.sh` has put into `target/`. Without it a line says so, unless
 /// `ELASTIC_REQUIRE_NVRTC`, a list of versions, has this one.
 pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
     let packages = root().parent().unwrap().join("target/nvrtc").join(version).join("nvidia");
     let folders = ["cu13/lib", "cuda_nvrtc/lib"].map(|folder| packages.join(folder));
     let found = folders.into_iter().find(|folder| folder.exists());
     if found.is_none() {
-        let missing = format!("there is no NVRTC {version} in {}: run tests/nvrtc.sh {version}", packages.display());
+        let missing = format!("there is no NVRTC {version} in {}: run scripts/nvrtc.sh {version}", packages.display());
         let required = std::env::var("ELASTIC_REQUIRE_NVRTC").unwrap_or_default();
         assert!(!required.split_whitespace().any(|required| required == version), "{missing}");
         eprintln!("skipped: {missing}");
@@ -88,7 +88,7 @@ fn built(folder: &str, source: &str, name: &str, soname: &str) -> PathBuf {
     command.arg(format!("-Wl,-soname,{soname}")).arg("-o").arg(&fresh);
     command.arg(root().join("tests/cuda/double").join(source)).arg("-ldl");
     let output =
-        command.output().unwrap_or_else(|error| panic!("g++ cannot be run ({error}): run tests/setup.sh test"));
+        command.output().unwrap_or_else(|error| panic!("g++ cannot be run ({error}): run scripts/setup.sh test"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     fs::rename(&fresh, &library).unwrap();
     folder

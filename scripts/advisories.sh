@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Looks for known faults in the dependencies. A fault found is a failure; a database that cannot be fetched is not.
 #
-#   tests/advisories.sh CARGO-DENY
+#   scripts/advisories.sh CARGO-DENY
 set -euo pipefail
 deny=$1
 if ! timeout 120 "$deny" --log-level error fetch db; then

@@ -2,12 +2,12 @@
 # Installs the PyTorch that the tests run scripts with, in .torch/: the pinned wheels alone (a download of 540 MB, 1.4 GB
 # on disk), without the 3 GB of CUDA libraries that torch asks for. It computes on the CPU. Run again, it does nothing.
 #
-#   tests/torch.sh           the pinned version, in .torch/
-#   tests/torch.sh latest    the newest on PyPI, in .torch-latest/; run again, it looks for a newer one
+#   scripts/torch.sh           the pinned version, in .torch/
+#   scripts/torch.sh latest    the newest on PyPI, in .torch-latest/; run again, it looks for a newer one
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dir=$root/.torch
-requirements=$root/tests/requirements-torch.txt
+requirements=$root/scripts/requirements-torch.txt
 newest=
 if [[ ${1:-} == latest ]]; then
     newest=yes
@@ -29,7 +29,7 @@ if [[ -z $newest && -n ${ELASTIC_TORCH_PYTHON:-} ]]; then
 fi
 [[ $(uname -s) == Linux ]] || fail "this sets PyTorch up on Linux only; set ELASTIC_TORCH_PYTHON to a Python that has it"
 # What is there was made by this script, of these versions and for this Python.
-state=$("$python" --version; cat "$requirements" "$root/tests/torch_stubs.py" "${BASH_SOURCE[0]}")
+state=$("$python" --version; cat "$requirements" "$root/scripts/torch_stubs.py" "${BASH_SOURCE[0]}")
 state=$(sha256sum <<<"$state")
 if [[ -z $newest && -f $dir/installed && $(<"$dir/installed") == "$state" ]]; then
     exit 0
@@ -69,7 +69,7 @@ for attempt in 1 2; do
     ((attempt == 1)) || fail "PyTorch could not be downloaded or installed: pip says why above. Run $0 to try again"
     say "that did not work, trying once more"
 done
-"$dir/bin/python" "$root/tests/torch_stubs.py" "$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+"$dir/bin/python" "$root/scripts/torch_stubs.py" "$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 "$dir/bin/python" - <<'PYTHON' || fail "PyTorch was installed and does not work here: the lines above say why"
 import torch, torch.distributed
 assert torch.distributed.is_gloo_available() and not torch.cuda.is_available()

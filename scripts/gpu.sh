@@ -2,14 +2,14 @@
 # Runs the kernels' tests on this machine's GPU, times snapshots of GPT-2 124M there, and then the trainer's steps beside
 # PyTorch's.
 #
-#   tests/gpu.sh
+#   scripts/gpu.sh
 #
 # ELASTIC_TORCH_PYTHON is an absolute path of a Python whose torch computes on the GPU; without it there is no comparison.
 #
 # Where there is no cargo and no network, it runs what `make gpu-kit` has built elsewhere, in two parts of less than nine
 # minutes each, on a GPU or dry (see docs/gpu.md):
 #
-#   tests/gpu.sh --prebuilt DIR --part 1|2 [--python PYTHON] [--out FOLDER] [--only STEP,…] [--dry-run]
+#   scripts/gpu.sh --prebuilt DIR --part 1|2 [--python PYTHON] [--out FOLDER] [--only STEP,…] [--dry-run]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if (($# > 0)); then
@@ -38,7 +38,7 @@ fail() {
 }
 
 [[ -e /dev/nvidiactl ]] || fail "this machine shows no NVIDIA GPU (no /dev/nvidiactl); make test runs the kernels on the CPU"
-tests/setup.sh test
+scripts/setup.sh test
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
 # The trainer finds NVRTC and cuBLASLt there, or in the environment of the Python below.

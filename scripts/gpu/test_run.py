@@ -1,4 +1,4 @@
-"""That the runner keeps its promises, with steps that need no GPU: python3 -m unittest discover -s tests/gpu."""
+"""That the runner keeps its promises, with steps that need no GPU: python3 -m unittest discover -s scripts/gpu."""
 
 import json
 import os

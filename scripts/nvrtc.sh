@@ -2,7 +2,7 @@
 # Puts earlier versions of NVRTC, as NVIDIA's Python packages have them, into target/nvrtc/VERSION. Run again, it does
 # nothing. They stand apart from the newest, which is in .venv.
 #
-#   tests/nvrtc.sh VERSION ...
+#   scripts/nvrtc.sh VERSION ...
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 for version; do

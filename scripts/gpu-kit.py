@@ -1,5 +1,5 @@
 """Makes gpu-kit/: all that a machine with a GPU needs to run our programs and tests there, where it has no cargo and no
-network. Run by `make gpu-kit`; what runs the kit is tests/gpu.sh."""
+network. Run by `make gpu-kit`; what runs the kit is scripts/gpu.sh."""
 
 import json
 import re
@@ -15,7 +15,8 @@ NEWEST_GLIBC = (2, 34)
 # With the sources it has to fit through narrow ways.
 MOST_BYTES = 40_000_000
 PROGRAMS = ["elastic-trainer", "elastic-agent"]
-SCRIPTS = ["gpu.sh", "gpu", "pytorch/bench_gpu.py", "pytorch/models.py"]
+# By the folders they lie in.
+SCRIPTS = {"scripts": ["gpu.sh", "gpu"], "tests": ["pytorch/bench_gpu.py", "pytorch/models.py"]}
 
 
 def built(*arguments: str) -> "dict[str, Path]":
@@ -48,8 +49,8 @@ def main() -> None:
         glibc = glibc_of(kit / name)
         newest = max(newest, glibc)
         print(f"gpu-kit: {name}: {(kit / name).stat().st_size / 1e6:.1f} MB, glibc {'.'.join(map(str, glibc))}")
-    for script in SCRIPTS:
-        source, target = ROOT / "tests" / script, kit / script
+    for folder, script in ((folder, script) for folder, scripts in SCRIPTS.items() for script in scripts):
+        source, target = ROOT / folder / script, kit / script
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))

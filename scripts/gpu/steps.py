@@ -75,7 +75,7 @@ def steps(setting: Setting) -> "List[Step]":
     nowhere: "Dict[str, Optional[str]]" = {
         name: None for name in ["LD_LIBRARY_PATH", "ELASTIC_CUDA_LIBRARIES", "VIRTUAL_ENV", "CONDA_PREFIX"]
     }
-    speed = [sys.executable, str(HERE.parent / "pytorch/bench_gpu.py"), trainer, "--turns", "1"]
+    speed = [sys.executable, str(kit / "pytorch/bench_gpu.py"), trainer, "--turns", "1"]
     speed += ["--device", "cpu"] if dry else ["--only", "gpt-bf16,gpt-f32,digits", "--shards", "1"]
     nccl = [trainer, agent, "--device", device, *(["--small"] if dry else [])]
     nccl += ["--nccl-library", setting.nccl_library] if setting.nccl_library else []

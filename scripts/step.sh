@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs one step of a longer run: says which, and how long it took.
 #
-#   tests/step.sh NAME COMMAND [ARGUMENT]...
+#   scripts/step.sh NAME COMMAND [ARGUMENT]...
 set -euo pipefail
 name=$1
 shift

