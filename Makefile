@@ -70,6 +70,7 @@ verify: ## Checks form, lints, documentation and dependencies; changes nothing
 	@$(STEP) setup scripts/setup.sh verify
 	@$(STEP) format cargo fmt --all --check
 	@$(STEP) lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	@$(STEP) "lints without CUDA" cargo clippy --quiet --locked --package elastic-trainer --no-default-features --all-targets -- -D warnings
 	@$(STEP) documentation env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps
 	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
 	@$(STEP) advisories scripts/advisories.sh $(DENY)

@@ -15,6 +15,8 @@ NEWEST_GLIBC = (2, 34)
 # With the sources it has to fit through narrow ways.
 MOST_BYTES = 40_000_000
 PROGRAMS = ["elastic-trainer", "elastic-agent"]
+# Tests that run on a GPU: the package that has them, and their program there.
+TESTS = {"elastic-cuda": "cuda", "elastic-trainer": "gpu"}
 # By the folders they lie in.
 SCRIPTS = {"scripts": ["gpu.sh", "gpu"], "tests": ["pytorch/bench_gpu.py", "pytorch/models.py"]}
 
@@ -39,8 +41,9 @@ def glibc_of(program: Path) -> "tuple[int, ...]":
 def main() -> None:
     kit = ROOT / "gpu-kit"
     programs = built("build", "--package", "elastic-trainer", "--package", "elastic-agent", "--bins")
-    tests = built("test", "--package", "elastic-trainer", "--test", "cuda", "--no-run")
-    files = {**{name: programs[name] for name in PROGRAMS}, "cuda-tests": tests["cuda"]}
+    files = {name: programs[name] for name in PROGRAMS}
+    for package, name in TESTS.items():
+        files[f"{name}-tests"] = built("test", "--package", package, "--test", name, "--no-run")[name]
     shutil.rmtree(kit, ignore_errors=True)
     kit.mkdir()
     newest = (0,)

@@ -44,7 +44,8 @@ nextest=$(command -v cargo-nextest || echo .venv/bin/cargo-nextest)
 # The trainer finds NVRTC and cuBLASLt there, or in the environment of the Python below.
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
 ELASTIC_TEST_GPU=1 "$nextest" nextest run --locked --workspace --no-capture \
-    -E 'package(elastic-trainer) & binary(cuda) & test(/kernels::|graphs::|products::|snapshots::(state|timed)::/)'
+    -E 'package(elastic-cuda) & binary(cuda) & test(/^(kernels|products|state)::/)
+        | package(elastic-trainer) & binary(gpu) & test(/^(models|graphs|snapshots::timed)::/)'
 
 python=${ELASTIC_TORCH_PYTHON:-}
 [[ -n $python ]] || fail "the kernels' tests have passed; to compare with PyTorch, set ELASTIC_TORCH_PYTHON to a Python whose torch computes on the GPU"

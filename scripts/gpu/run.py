@@ -214,7 +214,7 @@ def main() -> int:
             print(f"gpu: {why}", file=sys.stderr)
             return 2
     kit, out = arguments.prebuilt.resolve(), arguments.out.resolve()
-    for program in ["elastic-trainer", "elastic-agent", "cuda-tests"]:
+    for program in ["elastic-trainer", "elastic-agent", "cuda-tests", "gpu-tests"]:
         if not os.access(kit / program, os.X_OK):
             print(f"gpu: {kit} has no program {program}: make it with `make gpu-kit`", file=sys.stderr)
             return 2

@@ -1,5 +1,5 @@
-"""Runs tests of a built test program, each in a process of its own, several at once: one that crashes, or that warns,
-hides no other. rust_tests.py PROGRAM FILTER... [--skip WORD] [--jobs N] [--limit SECONDS] [--under COMMAND]"""
+"""Runs tests of built test programs, each in a process of its own, several at once: one that crashes, or that warns,
+hides no other. rust_tests.py PROGRAM[,PROGRAM] FILTER... [--skip WORD] [--jobs N] [--limit SECONDS] [--under COMMAND]"""
 
 import argparse
 import json
@@ -39,19 +39,20 @@ def run(command: "List[str]", seconds: float) -> "Tuple[bool, str, float]":
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("program")
+    parser.add_argument("programs", help="separated by commas")
     parser.add_argument("filters", nargs="+")
     parser.add_argument("--skip", action="append", default=[])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=60)
     parser.add_argument("--under", default="", help="a command that each test runs under")
     arguments = parser.parse_args()
-    found = names(arguments.program, arguments.filters, arguments.skip)
+    programs = arguments.programs.split(",")
+    found = [(one, name) for one in programs for name in names(one, arguments.filters, arguments.skip)]
     under = shlex.split(arguments.under)
-    command = lambda name: [*under, arguments.program, "--exact", name, "--nocapture", "--test-threads", "1"]
+    command = lambda program, name: [*under, program, "--exact", name, "--nocapture", "--test-threads", "1"]
     failed = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        running = [(name, pool.submit(run, command(name), arguments.limit)) for name in found]
+        running = [(name, pool.submit(run, command(one, name), arguments.limit)) for one, name in found]
         for name, future in running:
             well, said, took = future.result()
             print(f"---- {name}: {'passed' if well else 'FAILED'}, {took:.1f} s\n{said.strip()}", flush=True)

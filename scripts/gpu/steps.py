@@ -11,7 +11,7 @@ from kernel_times import find_ncu, tool
 
 HERE = Path(__file__).resolve().parent
 # Tests of the kernels, as `make gpu` runs them, without those that only measure.
-KERNELS = ["kernels::"]
+KERNELS = ["kernels::", "models::"]
 TIMED = "timed"
 
 
@@ -66,7 +66,8 @@ def steps(setting: Setting) -> "List[Step]":
         return [sys.executable, str(HERE / name), *arguments]
 
     def tests(*arguments: str) -> "List[str]":
-        return script("rust_tests.py", str(kit / "cuda-tests"), *arguments)
+        programs = ",".join(str(kit / name) for name in ["cuda-tests", "gpu-tests"])
+        return script("rust_tests.py", programs, *arguments)
 
     def sanitized(tool: str) -> "List[str]":
         under = f"{sanitizer or 'compute-sanitizer'} --tool {tool} --error-exitcode 9"
@@ -90,9 +91,9 @@ def steps(setting: Setting) -> "List[Step]":
         Step(1, "kernels", "each kernel and a model's pass beside references, also at GPT-2's sizes", 150,
              tests(*KERNELS, "--skip", TIMED, "--jobs", "4", "--limit", "120"), tested, no_device),
         Step(1, "products", "products of numbers rounded to bf16", 60,
-             tests("precision::products", "--jobs", "4"), tested, no_device),
+             tests("products::", "--jobs", "4"), tested, no_device),
         Step(1, "graphs", "launches captured and replayed, and copies of the state beside them", 60,
-             tests("graphs::", "snapshots::state", "--jobs", "4"), tested, no_device),
+             tests("graphs::", "state::", "--jobs", "4"), tested, no_device),
         Step(1, "losses", "three steps of GPT-2 on the CPU, and on the GPU in f32 and bf16: losses compared", 180,
              script("losses.py", trainer, device, size)),
         Step(1, "speed", "tokens a second beside PyTorch's, eager and compiled", 300, speed, {}, no_torch),

@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
+use elastic_collective::stop::{GLANCE, Stop};
 use elastic_proto::worker::{Assignment, Checkpoint, FailureClass, FromWorker, MAX_LINE, ToWorker};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use tracing::debug;
 
 use crate::settings::Environment;
-use crate::stop::{GLANCE, Stop};
 
 /// How long the agent may take to answer a registration, and to read what it is sent.
 const AGENT_TIME: Duration = Duration::from_secs(10);

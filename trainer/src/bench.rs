@@ -5,9 +5,9 @@ use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use elastic_trainer::Stop;
 use elastic_trainer::collective::{Group, Patience, Place};
 use elastic_trainer::settings::Environment;
-use elastic_trainer::stop::Stop;
 
 /// Reads `ring|ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
 /// turn. Every rank must be told the same.

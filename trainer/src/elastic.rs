@@ -3,12 +3,13 @@
 
 use std::io::{self, Write};
 
+use elastic_collective::stop::Stop;
+
 use crate::agent::Agent;
 use crate::data::Data;
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
 use crate::state::State;
-use crate::stop::Stop;
 use crate::train::{Ready, TrainError, Trainer};
 
 /// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit

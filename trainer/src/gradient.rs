@@ -4,7 +4,8 @@
 
 use std::num::NonZeroUsize;
 
-use crate::collective::tree::Node;
+use elastic_collective::tree::Node;
+
 use crate::data::{Batch, Data, Order};
 use crate::model::{Model, add};
 use crate::team::Team;

@@ -11,6 +11,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use elastic_collective::stop::{GLANCE, Stop};
 use elastic_proto::worker::{Checkpoint, ToWorker};
 use tracing::warn;
 
@@ -22,7 +23,6 @@ use crate::checkpoint::retention::Retention;
 use crate::checkpoint::snapshot::Snapshot;
 use crate::checkpoint::writer::{How, Offer, Room, Shared, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
-use crate::stop::{GLANCE, Stop};
 
 /// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
 const MOST_PENDING: usize = 4;

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, FromArgMatches, ValueEnum};
+use elastic_collective::{Patience, SumOrder};
+#[cfg(feature = "cuda")]
+use elastic_cuda::Surroundings;
 
 use crate::checkpoint::retention::Retention;
-use crate::collective::{Patience, SumOrder};
-use crate::cuda::Surroundings;
 use crate::device::{Device, Precision};
 use crate::model::{Course, Rate};
 
@@ -236,6 +237,7 @@ pub struct Environment {
     /// `LOCAL_RANK` as it stands: among the workers that see the same GPUs. With `--virtual-local-rank` each sees one.
     pub device_rank: u32,
     /// Where CUDA's libraries may lie.
+    #[cfg(feature = "cuda")]
     pub cuda: Surroundings,
 }
 
@@ -308,6 +310,7 @@ impl Environment {
                 error_file.parent().map(PathBuf::from)
             }),
             device_rank: number("LOCAL_RANK", get("LOCAL_RANK"), 0)?,
+            #[cfg(feature = "cuda")]
             cuda: Surroundings::read(get),
         })
     }

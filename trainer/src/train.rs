@@ -25,13 +25,15 @@ use tracing::{info, warn};
 
 pub use error::TrainError;
 
+use elastic_collective::recorder::Recorder;
+use elastic_collective::stop::Stop;
+use elastic_collective::tree::{cover, shards_of};
+use elastic_collective::{Group, Place};
+
 use crate::agent::Agent;
 use crate::checkpoint::frames::Frames;
 use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::writer::Writer;
-use crate::collective::recorder::Recorder;
-use crate::collective::tree::{cover, shards_of};
-use crate::collective::{Group, Place};
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
 use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step, Transport};
@@ -41,7 +43,6 @@ use crate::plot::{self, Point};
 use crate::saving::Saving;
 use crate::settings::{Collectives, Environment, Settings};
 use crate::state::State;
-use crate::stop::Stop;
 use crate::trace::{Event, Trace};
 use account::Account;
 use copies::CopyingBeside;
@@ -145,7 +146,7 @@ impl<'a, M: Model> Ready<'a, M> {
             cause,
         })?;
         if settings.collectives == Collectives::Nccl {
-            engine.nccl().map_err(|cause| TrainError::NoNccl(cause.to_string()))?;
+            engine.nccl().map_err(TrainError::NoNccl)?;
         }
         Ok(Ready { model, data, engine })
     }
@@ -414,7 +415,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Leaves for good, before the last step.
     fn part(&mut self, error: TrainError) -> TrainError {
         // A drain's last state is not thrown away, whatever ends the round.
-        let lost = matches!(error, TrainError::Diverged { .. } | TrainError::Cuda(_));
+        let lost = error.spoils_the_state();
         if self.draining && self.held && !lost {
             // A stop that is raised already must not cut this wait short: it is what the commit is for.
             self.save_last(LEAVE_TIME, &Stop::default())

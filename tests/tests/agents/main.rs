@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 #[allow(dead_code)] // What tests of the trainer need.
-#[path = "../../../trainer/tests/cuda/double.rs"]
+#[path = "../../../trainer/cuda/tests/cuda/double.rs"]
 mod double;
 mod elasticity;
 mod endings;

@@ -3,22 +3,42 @@
 
 mod overlap;
 
-use cudarc::driver::CudaSlice;
+use elastic_collective::tree::Node;
+use elastic_collective::{Group, SumOrder};
+use elastic_cuda::{CudaError, CudaSlice, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
+use tracing::info;
 
-use super::nccl::{Nccl, NoNccl};
-use super::{Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::collective::tree::Node;
-use crate::collective::{Group, SumOrder};
-use crate::cuda::{CudaError, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
+use super::nccl::Nccl;
+use super::{DeviceError, Engine, EngineError, Ranks, Reduced, Step, Transport};
+use crate::device::Precision;
 use crate::gradient::Task;
 use crate::model::Model;
 use crate::model::clip::bounded;
-use crate::settings::Settings;
+use crate::settings::{Environment, Settings};
 use crate::state::State;
 use overlap::Bucket;
 
+/// The engine on the GPU that the settings ask for.
+pub(super) fn open<'a, M: Model>(
+    settings: &Settings,
+    environment: &Environment,
+    model: &'a M,
+) -> Result<Box<dyn Engine<M> + 'a>, DeviceError> {
+    let pass = model.on_gpu()?;
+    let gpus = Gpu::count(&environment.cuda)?;
+    let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
+    let precision = match settings.precision {
+        Precision::F32 => elastic_cuda::Precision::F32,
+        Precision::Bf16 => elastic_cuda::Precision::Bf16,
+    };
+    let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(precision);
+    info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
+    let nccl = Nccl::load(&gpu, settings, environment);
+    Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, model.parameters())?))
+}
+
 /// It works on its own copy of the state.
-pub(super) struct OnGpu<'a, M: Model> {
+struct OnGpu<'a, M: Model> {
     /// Dropped before the memory that it works on.
     nccl: Nccl,
     gpu: Gpu,
@@ -48,7 +68,7 @@ struct Passes<'a, M: Model> {
 }
 
 impl<'a, M: Model> OnGpu<'a, M> {
-    pub(super) fn new(
+    fn new(
         gpu: Gpu,
         pass: Box<dyn Pass<M::Batch> + 'a>,
         nccl: Nccl,
@@ -175,14 +195,14 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Some(format!("(on a GPU: {})", self.gpu.kind()))
     }
 
-    fn take(&mut self, state: &State) -> Result<(), CudaError> {
+    fn take(&mut self, state: &State) -> Result<(), EngineError> {
         self.state.upload(&self.gpu, &state.flat)?;
         self.ahead = false;
         Ok(())
     }
 
-    fn nccl(&self) -> Result<(), &NoNccl> {
-        self.nccl.usable()
+    fn nccl(&self) -> Result<(), String> {
+        self.nccl.usable().map_err(ToString::to_string)
     }
 
     fn transport(&self) -> Transport {
@@ -212,7 +232,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(Reduced { loss: loss[0], votes })
     }
 
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
+    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
         let &Step { ref rule, tensors, scale, clip } = step;
         let scale = match clip {
             None => scale,
@@ -223,10 +243,10 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         };
         self.ahead = true;
         state.step += 1;
-        self.gpu.adamw(rule, state.step, tensors, self.state.parts_mut(&self.gpu)?, &self.sum, scale)
+        Ok(rule.step_on_gpu(&self.gpu, state.step, tensors, self.state.parts_mut(&self.gpu)?, &self.sum, scale)?)
     }
 
-    fn give(&mut self, state: &mut State) -> Result<(), CudaError> {
+    fn give(&mut self, state: &mut State) -> Result<(), EngineError> {
         if std::mem::take(&mut self.ahead) {
             self.state.download(&self.gpu, &mut state.flat)?;
         }
@@ -237,7 +257,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         false
     }
 
-    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
+    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, EngineError> {
         let copy = self.state.snapshot(&self.gpu)?;
         if copy.is_none() {
             self.give(state)?;

@@ -2,9 +2,9 @@
 
 mod overlap;
 
+use elastic_collective::SumOrder;
+
 use super::{Engine, EngineError, Ranks, Reduced, Step};
-use crate::collective::SumOrder;
-use crate::cuda::CudaError;
 use crate::gradient::{Crew, Task};
 use crate::model::Model;
 use crate::model::clip::clipped;
@@ -38,7 +38,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         None
     }
 
-    fn take(&mut self, _: &State) -> Result<(), CudaError> {
+    fn take(&mut self, _: &State) -> Result<(), EngineError> {
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(Reduced { loss: self.sum[0], votes })
     }
 
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError> {
+    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
         let &Step { ref rule, tensors, scale, clip } = step;
         let gradient = &self.sum[1..];
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
@@ -74,7 +74,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(())
     }
 
-    fn give(&mut self, _: &mut State) -> Result<(), CudaError> {
+    fn give(&mut self, _: &mut State) -> Result<(), EngineError> {
         Ok(())
     }
 }

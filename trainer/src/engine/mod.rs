@@ -5,25 +5,34 @@
 //! elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be taken of that
 //! copy, while steps go on. How many steps are done stands in the loop's state at all times.
 
+#[cfg(feature = "cuda")]
+mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_gpu.rs"]
 mod gpu;
 mod host;
+#[cfg(feature = "cuda")]
 mod nccl;
 
 use std::io;
 
+use elastic_collective::tree::Node;
+use elastic_collective::{CollectiveError, Group};
+#[cfg(feature = "cuda")]
+use elastic_cuda::CudaError;
 use tracing::{info, warn};
 
-use crate::collective::tree::Node;
-use crate::collective::{CollectiveError, Group};
-use crate::cuda::{CudaError, Gpu, HostCopy};
 use crate::device::{Device, Precision};
 use crate::gradient::Task;
 use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
 use crate::settings::{Environment, Settings};
 use crate::state::State;
-use gpu::OnGpu;
 use host::OnHost;
-use nccl::{Nccl, NoNccl};
+
+#[cfg(feature = "cuda")]
+pub(crate) use elastic_cuda::HostCopy;
+#[cfg(not(feature = "cuda"))]
+pub(crate) use gpu::HostCopy;
 
 /// What computes steps of a model.
 pub(crate) trait Engine<M: Model> {
@@ -31,11 +40,11 @@ pub(crate) trait Engine<M: Model> {
     fn kind(&self) -> Option<String>;
 
     /// Takes a state that has come from elsewhere.
-    fn take(&mut self, state: &State) -> Result<(), CudaError>;
+    fn take(&mut self, state: &State) -> Result<(), EngineError>;
 
     /// Why there is no NCCL, where there is none.
-    fn nccl(&self) -> Result<(), &NoNccl> {
-        Err(&NoNccl::Host)
+    fn nccl(&self) -> Result<(), String> {
+        Err("steps are computed on CPUs, and NCCL sums between GPUs (--device)".to_owned())
     }
 
     /// What carries the present round's sums between ranks, and how often NCCL has failed.
@@ -62,10 +71,10 @@ pub(crate) trait Engine<M: Model> {
     fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
     /// Does the step whose gradient was summed.
-    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), CudaError>;
+    fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError>;
 
     /// Brings the numbers of the loop's state up to its step.
-    fn give(&mut self, state: &mut State) -> Result<(), CudaError>;
+    fn give(&mut self, state: &mut State) -> Result<(), EngineError>;
 
     /// Whether the loop's state has the numbers of its step at all times, so that [`give`](Self::give) takes no time.
     fn is_in_place(&self) -> bool {
@@ -74,7 +83,7 @@ pub(crate) trait Engine<M: Model> {
 
     /// Begins a copy of the state's numbers that steps to come do not change. None where those of the loop's state will
     /// do: they are brought up to its step, and stand still until it is [advanced](Self::advance).
-    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, CudaError> {
+    fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, EngineError> {
         self.give(state).map(|()| None)
     }
 }
@@ -106,15 +115,19 @@ pub(crate) struct Reduced {
 /// A step cannot be computed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EngineError {
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
     #[error(transparent)]
     Collective(#[from] CollectiveError),
-    #[error(transparent)]
-    NoNccl(#[from] NoNccl),
+    /// Why NCCL, which is to be used, cannot be.
+    #[cfg(feature = "cuda")]
+    #[error("{0}")]
+    NoNccl(String),
     #[error("there can be no thread for sums: {0}")]
     Thread(#[source] io::Error),
     /// All ranks hear of it at the same point. Their states may differ by one step.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only NCCL fails so.
     #[error("it failed on a rank, and all begin anew")]
     Again,
 }
@@ -139,8 +152,24 @@ pub enum DeviceError {
     #[error("CPUs compute in f32 alone")]
     InF32Alone,
     /// The GPU cannot be used.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// There is no code for it.
+    #[cfg(not(feature = "cuda"))]
+    #[error("this program was built without its part for GPUs (Cargo's feature `cuda`)")]
+    NotBuilt,
+}
+
+impl DeviceError {
+    /// Whether there is a GPU, which lies idle then.
+    fn leaves_a_gpu_idle(&self) -> bool {
+        match self {
+            #[cfg(feature = "cuda")]
+            DeviceError::Cuda(error) => error.is_of_a_gpu(),
+            _ => false,
+        }
+    }
 }
 
 /// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said; but not
@@ -155,29 +184,15 @@ pub(crate) fn choose<'a, M: Model>(
     if settings.device == Device::Cpu {
         return if host_will_do { Ok(host()) } else { Err(DeviceError::InF32Alone) };
     }
-    match on_gpu(settings, environment, model) {
-        Ok(engine) => Ok(Box::new(engine)),
+    match gpu::open(settings, environment, model) {
         Err(why) if settings.device == Device::Auto && host_will_do => {
-            match &why {
-                DeviceError::Cuda(error) if error.is_of_a_gpu() => warn!("computes on the CPU: {why}"),
-                _ => info!("computes on the CPU: {why}"),
+            if why.leaves_a_gpu_idle() {
+                warn!("computes on the CPU: {why}");
+            } else {
+                info!("computes on the CPU: {why}");
             }
             Ok(host())
         }
-        Err(why) => Err(why),
+        result => result,
     }
-}
-
-fn on_gpu<'a, M: Model>(
-    settings: &Settings,
-    environment: &Environment,
-    model: &'a M,
-) -> Result<OnGpu<'a, M>, DeviceError> {
-    let pass = model.on_gpu()?;
-    let gpus = Gpu::count(&environment.cuda)?;
-    let number = settings.device.gpu(environment.device_rank, gpus).unwrap_or_default();
-    let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(settings.precision);
-    info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
-    let nccl = Nccl::load(&gpu, settings, environment);
-    Ok(OnGpu::new(gpu, pass, nccl, settings, model.parameters())?)
 }

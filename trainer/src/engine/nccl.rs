@@ -9,21 +9,18 @@
 use std::io;
 use std::ops::Range;
 
-use cudarc::driver::CudaSlice;
+use elastic_collective::{CollectiveError, Group, list_ranks};
+use elastic_cuda::nccl::retry::Failures;
+use elastic_cuda::nccl::{Communicator, Joined, Library, LibraryError};
+use elastic_cuda::{CudaError, CudaSlice, Gpu, NcclStream};
 use tracing::{info, warn};
 
 use super::EngineError;
-use crate::collective::{CollectiveError, Group, list_ranks};
-use crate::cuda::{self, CudaError, Gpu, NcclStream};
-use crate::nccl::retry::Failures;
-use crate::nccl::{Communicator, Joined, Library, LibraryError};
 use crate::settings::{Collectives, Environment, Settings};
 
 /// Why gradients are not summed over NCCL.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoNccl {
-    #[error("steps are computed on CPUs, and NCCL sums between GPUs (--device)")]
-    Host,
+pub(super) enum NoNccl {
     /// Or there is nobody to sum with.
     #[error("it is not asked for")]
     Unasked,
@@ -160,7 +157,7 @@ impl Nccl {
             Collectives::Tcp => {}
             Collectives::Nccl => {
                 let communicator = std::mem::replace(&mut self.communicator, Err(NoNccl::Unasked));
-                return Err(communicator.err().unwrap_or(others).into());
+                return Err(EngineError::NoNccl(communicator.err().unwrap_or(others).to_string()));
             }
             Collectives::Auto => {
                 let mut text = cause.to_string();
@@ -202,7 +199,7 @@ impl Nccl {
         };
         let partials: Vec<_> = partials.iter().map(|partial| partial.slice(part.clone())).collect();
         let sum = &mut sum.slice_mut(part);
-        let result = cuda::ordered_sum(gpu, communicator, group, shards, &partials, sum, staging);
+        let result = elastic_cuda::ordered_sum(gpu, communicator, group, shards, &partials, sum, staging);
         self.judge(gpu, group, result)
     }
 
@@ -215,7 +212,7 @@ impl Nccl {
         part: Range<usize>,
     ) -> Result<(), EngineError> {
         let Ok(communicator) = &mut self.communicator else { unreachable!("it is joined") };
-        let result = cuda::all_reduce(gpu, communicator, group, &mut sum.slice_mut(part));
+        let result = elastic_cuda::all_reduce(gpu, communicator, group, &mut sum.slice_mut(part));
         self.judge(gpu, group, result)
     }
 

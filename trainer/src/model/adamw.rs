@@ -1,5 +1,7 @@
 //! AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019). Not for schedules of its rate.
 
+#[cfg(feature = "cuda")]
+use elastic_cuda::{AdamwStep, CudaError, CudaSlice, Gpu};
 use pulp::Arch;
 
 use super::Tensor;
@@ -68,15 +70,33 @@ impl AdamW {
         }
     }
 
+    /// As [`step`](Self::step), on a GPU: `state` are its parameters, means and squares, and the gradient may go on after
+    /// as many numbers.
+    #[cfg(feature = "cuda")]
+    pub fn step_on_gpu(
+        &self,
+        gpu: &Gpu,
+        step: u64,
+        tensors: &[Tensor],
+        state: &mut [CudaSlice<f32>; 3],
+        gradient: &CudaSlice<f32>,
+        scale: f32,
+    ) -> Result<(), CudaError> {
+        let &AdamW { beta1, beta2, epsilon, .. } = self;
+        let (rate, root) = self.corrected(step);
+        let tensors = tensors.iter().map(|tensor| (tensor.range.clone(), self.kept(tensor)));
+        gpu.adamw(&AdamwStep { beta1, beta2, epsilon, rate, root }, tensors, state, gradient, scale)
+    }
+
     /// What the mean is multiplied by in step number `step`, and what the square's root is divided by: both begin at
     /// zero, and are corrected for that.
-    pub(crate) fn corrected(&self, step: u64) -> (f32, f32) {
+    fn corrected(&self, step: u64) -> (f32, f32) {
         let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(step).unwrap_or(i32::MAX));
         ((f64::from(self.rate) / power(self.beta1)) as f32, power(self.beta2).sqrt() as f32)
     }
 
     /// What decay leaves of a tensor.
-    pub(crate) fn kept(&self, tensor: &Tensor) -> f32 {
+    fn kept(&self, tensor: &Tensor) -> f32 {
         if tensor.decays { 1.0 - self.rate * self.decay } else { 1.0 }
     }
 }

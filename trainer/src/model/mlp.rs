@@ -1,11 +1,11 @@
 //! A multi-layer perceptron with ReLU between its layers and a softmax cross-entropy loss; forward and backward by
 //! hand. Not for choosing samples, and not for summing the gradients of several shards.
 
+#[cfg(feature = "cuda")]
 mod gpu;
 
 use super::affine::{Affine, Layout};
-use super::{Model, OnCpusAlone, Tensor};
-use crate::cuda;
+use super::{Model, Tensor};
 use crate::random;
 
 /// A network's shape. Its parameters live in a flat slice that the caller keeps.
@@ -144,7 +144,8 @@ impl Model for Mlp {
         loss
     }
 
-    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Workspace> + '_>, OnCpusAlone> {
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Workspace> + '_>, super::OnCpusAlone> {
         Ok(Box::new(gpu::Pass::new(self)))
     }
 

@@ -25,8 +25,6 @@ use std::ops::Range;
 use affine::Layout;
 pub(crate) use pointwise::add;
 
-use crate::cuda;
-
 /// What the trainer needs to know of a model.
 ///
 /// Its parameters are a flat slice of `f32` that the trainer keeps. Everything else follows from [`tensors`]:
@@ -70,7 +68,8 @@ pub trait Model: Sync {
     /// does, but for rounding.
     ///
     /// [`gradient`]: Model::gradient
-    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Self::Batch> + '_>, OnCpusAlone> {
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Self::Batch> + '_>, OnCpusAlone> {
         Err(OnCpusAlone("it has no pass for a GPU".to_owned()))
     }
 

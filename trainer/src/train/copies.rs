@@ -14,6 +14,7 @@ use std::path::{self, Path};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use elastic_collective::stop::Stop;
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
@@ -26,11 +27,10 @@ use crate::checkpoint::part::Part;
 use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
 use crate::checkpoint::writer::Room;
 use crate::checkpoint::{CheckpointError, Checkpoints, Owner};
-use crate::cuda::{CudaError, HostCopy};
+use crate::engine::{EngineError, HostCopy};
 use crate::model::Model;
 use crate::saving::Saving;
 use crate::state::State;
-use crate::stop::Stop;
 
 /// A copy of the loop's own numbers, on its way.
 pub(super) struct Copying {
@@ -40,7 +40,7 @@ pub(super) struct Copying {
 
 /// A copy of numbers that stay as they are, on its way beside steps.
 pub(super) struct CopyingBeside {
-    thread: JoinHandle<Result<Room, CudaError>>,
+    thread: JoinHandle<Result<Room, EngineError>>,
 }
 
 impl CopyingBeside {
@@ -53,7 +53,7 @@ impl CopyingBeside {
         Ok(CopyingBeside { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
     }
 
-    fn end(self) -> Result<Room, CudaError> {
+    fn end(self) -> Result<Room, EngineError> {
         self.thread.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 }

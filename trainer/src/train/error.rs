@@ -4,12 +4,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use elastic_collective::CollectiveError;
+#[cfg(feature = "cuda")]
+use elastic_cuda::CudaError;
 use elastic_proto::worker::FailureClass;
 
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
-use crate::collective::CollectiveError;
-use crate::cuda::CudaError;
 use crate::device::{Device, Precision};
 use crate::engine::{DeviceError, EngineError};
 use crate::trace::TraceError;
@@ -35,6 +36,7 @@ pub enum TrainError {
         cause: DeviceError,
     },
     /// The GPU failed.
+    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// NCCL is to be used, and cannot be.
@@ -165,10 +167,12 @@ impl From<CollectiveError> for TrainError {
 impl From<EngineError> for TrainError {
     fn from(error: EngineError) -> TrainError {
         match error {
+            #[cfg(feature = "cuda")]
             EngineError::Cuda(error) => error.into(),
             EngineError::Collective(error) => error.into(),
             EngineError::Thread(cause) => TrainError::Thread(cause),
-            EngineError::NoNccl(cause) => TrainError::NoNccl(cause.to_string()),
+            #[cfg(feature = "cuda")]
+            EngineError::NoNccl(cause) => TrainError::NoNccl(cause),
             // The loop begins anew before it comes to that.
             EngineError::Again => CollectiveError::Nccl { cause: EngineError::Again.to_string(), remote: true }.into(),
         }
@@ -191,6 +195,15 @@ impl TrainError {
     pub fn is_stuck(&self) -> bool {
         let (TrainError::Collective(cause) | TrainError::GivenUp { cause, .. }) = self else { return false };
         matches!(cause, CollectiveError::Stuck { .. })
+    }
+
+    /// Whether the state is worth nothing after it, or cannot be had from the GPU any more.
+    pub(super) fn spoils_the_state(&self) -> bool {
+        match self {
+            #[cfg(feature = "cuda")]
+            TrainError::Cuda(_) => true,
+            error => matches!(error, TrainError::Diverged { .. }),
+        }
     }
 
     /// Whose fault it is, as far as this rank can know.

@@ -12,6 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elastic_collective::Group;
 use elastic_proto::worker::Checkpoint;
 use tracing::{debug, info};
 
@@ -19,7 +20,6 @@ use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints, Loaded};
-use crate::collective::Group;
 use crate::model::Model;
 use crate::state::State;
 
@@ -220,8 +220,8 @@ fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{Patience, Place};
-    use crate::stop::Stop;
+    use elastic_collective::stop::Stop;
+    use elastic_collective::{Patience, Place};
 
     /// Two ranks, of which rank 0 reads: what both come to.
     fn by_two(

@@ -9,6 +9,8 @@
 use std::fs::OpenOptions;
 use std::time::{Duration, Instant};
 
+use elastic_collective::stop::GLANCE;
+use elastic_collective::{Group, Place, SumOrder, list_ranks};
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
@@ -16,12 +18,10 @@ use super::replicas::{self, Verdict};
 use super::{TrainError, Trainer};
 use crate::checkpoint::snapshot::Done;
 use crate::checkpoint::writer::How;
-use crate::collective::{Group, Place, SumOrder, list_ranks};
 use crate::model::Model;
 use crate::program;
 use crate::saving::Saving;
 use crate::state::State;
-use crate::stop::GLANCE;
 use crate::trace::Trace;
 
 /// How long rank 0 waits for a write and for commits under way before it quiesces: another may be rank 0 then. A write

@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use elastic_collective::Group;
 use tracing::{info, warn};
 
 use super::{TrainError, Trainer};
@@ -21,7 +22,6 @@ use crate::checkpoint::part::Part;
 use crate::checkpoint::shares::{Next, Shares};
 use crate::checkpoint::snapshot::Layout;
 use crate::checkpoint::writer::{How, Writer};
-use crate::collective::Group;
 use crate::model::Model;
 use crate::saving::Saving;
 use crate::state::State;

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use elastic_trainer::cuda::Surroundings;
 use elastic_trainer::state::State;
 use elastic_trainer::tasks::{digits, gpt};
 use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
@@ -50,7 +49,8 @@ pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u
         warm_up: false,
         record_dir: None,
         device_rank: rank,
-        cuda: Surroundings::default(),
+        #[cfg(feature = "cuda")]
+        cuda: Default::default(),
     }
 }
 
@@ -102,6 +102,20 @@ impl Drop for Worker {
     }
 }
 
+/// Where the worker finds the libraries for a GPU, or their doubles.
+#[cfg(feature = "cuda")]
+fn name_libraries(command: &mut Command, cuda: &elastic_cuda::Surroundings) {
+    if !cuda.folders.is_empty() {
+        command.env("ELASTIC_CUDA_LIBRARIES", std::env::join_paths(&cuda.folders).unwrap());
+    }
+    if let Some(prefix) = cuda.prefixes.first() {
+        command.env("VIRTUAL_ENV", prefix);
+    }
+    if let Some(cache) = &cuda.cache {
+        command.env("XDG_CACHE_HOME", cache);
+    }
+}
+
 impl Worker {
     pub(crate) fn start(flags: &str, environment: &Environment, error_file: Option<&Path>) -> Worker {
         let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
@@ -121,15 +135,8 @@ impl Worker {
         if environment.warm_up {
             command.env("ELASTIC_WARM_UP", "1");
         }
-        if !environment.cuda.folders.is_empty() {
-            command.env("ELASTIC_CUDA_LIBRARIES", std::env::join_paths(&environment.cuda.folders).unwrap());
-        }
-        if let Some(prefix) = environment.cuda.prefixes.first() {
-            command.env("VIRTUAL_ENV", prefix);
-        }
-        if let Some(cache) = &environment.cuda.cache {
-            command.env("XDG_CACHE_HOME", cache);
-        }
+        #[cfg(feature = "cuda")]
+        name_libraries(&mut command, &environment.cuda);
         if let Some(path) = error_file {
             command.env("TORCHELASTIC_ERROR_FILE", path);
         }

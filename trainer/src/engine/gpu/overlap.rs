@@ -12,12 +12,11 @@
 
 use std::ops::Range;
 
-use cudarc::driver::{CudaSlice, CudaViewMut};
+use elastic_collective::SumOrder;
+use elastic_collective::tree::Node;
+use elastic_cuda::{CudaError, CudaSlice, CudaViewMut, Gpu, Mark};
 
 use super::OnGpu;
-use crate::collective::SumOrder;
-use crate::collective::tree::Node;
-use crate::cuda::{CudaError, Gpu, Mark};
 use crate::engine::{EngineError, Ranks};
 use crate::gradient::Task;
 use crate::model::Model;

@@ -13,9 +13,10 @@
 use std::sync::mpsc::{Receiver, RecvError, Sender, channel};
 use std::thread;
 
+use elastic_collective::tree::Node;
+use elastic_collective::{CollectiveError, Group, SumOrder};
+
 use super::OnHost;
-use crate::collective::tree::Node;
-use crate::collective::{CollectiveError, Group, SumOrder};
 use crate::engine::{EngineError, Ranks};
 use crate::gradient::{Task, add_parts, parts_of};
 use crate::model::Model;
@@ -123,14 +124,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::collective::tree::{cover, shards_of};
-    use crate::collective::{Patience, Place};
     use crate::data::{Batch, Data, Order};
     use crate::engine::{Engine, Reduced};
     use crate::model::Tensor;
     use crate::random::{mix, unit};
     use crate::settings::Settings;
-    use crate::stop::Stop;
+    use elastic_collective::stop::Stop;
+    use elastic_collective::tree::{cover, shards_of};
+    use elastic_collective::{Patience, Place};
 
     /// Its gradient shows in its last bits in which order it was added, and is told of in steps of some length.
     struct Rough {

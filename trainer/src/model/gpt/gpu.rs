@@ -5,13 +5,12 @@
 //! the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens. GPT-2 with its context of
 //! 1024 takes 640 MB for a sample, and 410 MB for the scores.
 
-use cudarc::driver::CudaSlice;
+use elastic_cuda::{
+    After, Attended, Attention, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm, Occurrences,
+    Room, Stream,
+};
 
 use super::{Affine, Block, Gpt, Places, Tokens};
-use crate::cuda::{
-    self, After, Attended, Attention, Chunks, CudaError, Done, Gpu, Labelled, Labels, Matrix, Norm, Occurrences, Room,
-    Stream,
-};
 
 /// Tokens whose scores of the whole vocabulary are in memory at once.
 const SCORED_ROWS: usize = 2048;
@@ -93,7 +92,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl cuda::Pass<Tokens> for Pass<'_> {
+impl elastic_cuda::Pass<Tokens> for Pass<'_> {
     fn load(&mut self, gpu: &Gpu, batch: &Tokens) -> Result<u64, CudaError> {
         self.model.check_batch(batch);
         (self.sequences, self.time) = (batch.sequences(), batch.time);

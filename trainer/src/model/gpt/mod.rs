@@ -1,6 +1,7 @@
 //! GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): its shape, its parameters and
 //! their first values. The pass through it is in `pass`, and on a GPU in `gpu`. Not for text and tokens.
 
+#[cfg(feature = "cuda")]
 mod gpu;
 mod pass;
 #[cfg(test)]
@@ -11,8 +12,8 @@ use std::ops::Range;
 pub use pass::Tokens;
 
 use super::affine::{Affine, Layout};
-use super::{Model, OnCpusAlone, Tensor};
-use crate::{cuda, random};
+use super::{Model, Tensor};
+use crate::random;
 
 /// How large the network is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,9 +152,10 @@ impl Model for Gpt {
     }
 
     /// Heads that are too wide for the kernels keep it on CPUs.
-    fn on_gpu(&self) -> Result<Box<dyn cuda::Pass<Tokens> + '_>, OnCpusAlone> {
-        match cuda::Attention::refusal(self.size.width / self.size.heads) {
-            Some(reason) => Err(OnCpusAlone(reason)),
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Tokens> + '_>, super::OnCpusAlone> {
+        match elastic_cuda::Attention::refusal(self.size.width / self.size.heads) {
+            Some(reason) => Err(super::OnCpusAlone(reason)),
             None => Ok(Box::new(gpu::Pass::new(self))),
         }
     }

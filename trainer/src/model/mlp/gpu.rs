@@ -1,9 +1,8 @@
 //! The perceptron's pass on a GPU: the same products and the same loss as on the host. Not for what a kernel does.
 
-use cudarc::driver::CudaSlice;
+use elastic_cuda::{After, CudaError, CudaSlice, Done, Gpu, Labels, Matrix, Room};
 
 use super::{Mlp, Workspace};
-use crate::cuda::{self, After, CudaError, Done, Gpu, Labels, Matrix, Room};
 
 /// Room for the activations of a batch, on the GPU.
 pub(super) struct Pass<'a> {
@@ -28,7 +27,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl cuda::Pass<Workspace> for Pass<'_> {
+impl elastic_cuda::Pass<Workspace> for Pass<'_> {
     fn load(&mut self, gpu: &Gpu, batch: &Workspace) -> Result<u64, CudaError> {
         self.rows = batch.labels.len();
         gpu.upload(&batch.inputs, &mut self.inputs.fit(gpu, batch.inputs.len())?)?;

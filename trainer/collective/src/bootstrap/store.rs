@@ -1,0 +1,90 @@
+//! Rank 0's port by way of the agent's TCPStore. Not a general client: one key is set and read.
+//!
+//! The wire is PyTorch's (torch 2.1 and later): an operation's byte, little-endian integers, strings behind a `u64` of
+//! their length.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use rustix::event::PollFlags;
+
+use super::{Bootstrap, CONNECT_TIME, prepare};
+use crate::CollectiveError;
+use crate::stop::GLANCE;
+
+/// VALIDATE and its number, which every client begins with.
+const HELLO: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
+const SET: u8 = 1;
+const GET: u8 = 3;
+const WAIT: u8 = 6;
+const PING: u8 = 13;
+/// Answer to a WAIT whose key is there.
+const THERE: [u8; 1] = [0];
+
+fn string(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
+}
+
+impl Bootstrap<'_> {
+    /// torchrun's store outlives a restart: the round tells its keys apart.
+    fn key(&self) -> Vec<u8> {
+        string(format!("/elastic-trainer/{}/rank-0", self.place.round).as_bytes())
+    }
+
+    /// Rank 0 says where it listens.
+    pub(super) fn publish(&self, store: &TcpStream, port: u16) -> Result<(), CollectiveError> {
+        let set = [&[SET][..], &self.key(), &string(port.to_string().as_bytes())].concat();
+        // A SET has no answer; that of the PING behind it says that it was carried out.
+        self.say(store, &[&HELLO[..], &set, &[PING, 1, 2, 3, 4]].concat())?;
+        self.hear::<4>(store).map(drop)
+    }
+
+    /// Waits until rank 0 has said it.
+    pub(super) fn look_up(&self, master: SocketAddr) -> Result<SocketAddr, CollectiveError> {
+        let lost = |cause: io::Error| failed(&cause.to_string());
+        let store = TcpStream::connect_timeout(&master, CONNECT_TIME.min(self.left().max(GLANCE))).map_err(lost)?;
+        prepare(&store).map_err(lost)?;
+        self.say(&store, &[&HELLO[..], &[WAIT], &1_u64.to_le_bytes(), &self.key()].concat())?;
+        if self.hear(&store)? != THERE {
+            return Err(failed("it does not answer as TCPStore does"));
+        }
+        self.say(&store, &[&[GET][..], &self.key()].concat())?;
+        let length = u64::from_le_bytes(self.hear(&store)?);
+        let mut text = Vec::new();
+        while text.len() as u64 != length.min(5) {
+            text.extend(self.hear::<1>(&store)?);
+        }
+        let port = std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
+        port.map(|port| SocketAddr::new(master.ip(), port)).ok_or_else(|| failed("it holds no port for rank 0"))
+    }
+
+    fn say(&self, mut store: &TcpStream, mut bytes: &[u8]) -> Result<(), CollectiveError> {
+        while !bytes.is_empty() {
+            match store.write(bytes) {
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(&[(store, PollFlags::OUT)], &[0])?,
+                Err(error) => return Err(failed(&error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn hear<const N: usize>(&self, mut store: &TcpStream) -> Result<[u8; N], CollectiveError> {
+        let (mut bytes, mut have) = ([0; N], 0);
+        while have < N {
+            match store.read(&mut bytes[have..]) {
+                Ok(0) => return Err(failed("it closed the connection")),
+                Ok(count) => have += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait(&[(store, PollFlags::IN)], &[0])?,
+                Err(error) => return Err(failed(&error.to_string())),
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+fn failed(cause: &str) -> CollectiveError {
+    CollectiveError::Address { address: "rank 0, in the store at MASTER_PORT".to_owned(), cause: cause.to_owned() }
+}

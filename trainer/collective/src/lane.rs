@@ -1,0 +1,301 @@
+//! One operation's bytes to and from one peer over a socket that never blocks, and waiting for many of them at once.
+//! Not for what the bytes mean.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::RecvFlags;
+
+use super::{CollectiveError, Group, Recorded, Traffic, recorder};
+use crate::stop::GLANCE;
+
+const HEADER: usize = 24;
+
+/// What a header names in place of an operation when a peer leaves as planned.
+const FAREWELL: u32 = 0;
+
+/// The operations. A peer that is in another one is out of step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Kind {
+    Pairwise = 1,
+    Ring = 2,
+    Ordered = 3,
+    Broadcast = 4,
+    Gather = 5,
+    Spread = 6,
+}
+
+/// An operation as its header names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Operation {
+    number: u64,
+    kind: u32,
+    bytes: u64,
+}
+
+impl Operation {
+    fn header(self, word: u32) -> [u8; HEADER] {
+        let mut header = [0; HEADER];
+        header[..8].copy_from_slice(&self.number.to_le_bytes());
+        header[8..16].copy_from_slice(&self.bytes.to_le_bytes());
+        header[16..20].copy_from_slice(&self.kind.to_le_bytes());
+        header[20..].copy_from_slice(&word.to_le_bytes());
+        header
+    }
+
+    fn parse(header: &[u8; HEADER]) -> (Operation, u32) {
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+        (Operation { number: long(0), bytes: long(8), kind: short(16) }, short(20))
+    }
+}
+
+impl std::fmt::Display for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.kind {
+            FAREWELL => write!(f, "its end"),
+            kind => write!(f, "operation {} over TCP ({} of {} bytes)", self.number, name(kind), self.bytes),
+        }
+    }
+}
+
+fn name(kind: u32) -> &'static str {
+    match kind {
+        1 => "pairwise sum",
+        2 => "ring sum",
+        3 => "ordered sum",
+        4 => "broadcast",
+        5 => "gathering",
+        6 => "spreading",
+        _ => "unknown operation",
+    }
+}
+
+/// Says that this process leaves as planned.
+pub(super) fn send_farewell(mut link: &TcpStream) -> io::Result<()> {
+    link.write_all(&Operation { number: 0, kind: FAREWELL, bytes: 0 }.header(0))
+}
+
+/// Both directions of one operation with one peer. Each direction starts with a header that names the operation.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) peer: usize,
+    operation: Operation,
+    header_out: [u8; HEADER],
+    header_sent: usize,
+    header_in: [u8; HEADER],
+    header_got: usize,
+    /// What the peer's header carried along, once it is here.
+    pub(super) word: u32,
+}
+
+impl Lane {
+    pub(super) fn new(peer: usize, operation: Operation, word: u32) -> Lane {
+        let header_out = operation.header(word);
+        Lane { peer, operation, header_out, header_sent: 0, header_in: [0; HEADER], header_got: 0, word: 0 }
+    }
+
+    /// Whether the header is on its way.
+    pub(super) fn opened(&self) -> bool {
+        self.header_sent == HEADER
+    }
+
+    /// Whether the peer's header is here.
+    pub(super) fn heard(&self) -> bool {
+        self.header_got == HEADER
+    }
+
+    /// Sends what the socket takes of the header and then of `body`. Returns how much of `body` is gone.
+    pub(super) fn send(&mut self, group: &Group, body: &[u8]) -> Result<usize, CollectiveError> {
+        let mut link = group.link(self.peer)?;
+        let header = &self.header_out[self.header_sent..];
+        if header.is_empty() && body.is_empty() {
+            return Ok(0);
+        }
+        let taken = again(|| link.write_vectored(&[IoSlice::new(header), IoSlice::new(body)]), self.peer)?;
+        let of_header = taken.min(header.len());
+        self.header_sent += of_header;
+        let sent = &group.traffic[self.peer].sent;
+        sent.set(sent.get() + taken as u64);
+        Ok(taken - of_header)
+    }
+
+    /// Receives what has arrived of the header and then into `body`. Returns how much of `body` is filled.
+    pub(super) fn receive(&mut self, group: &Group, body: &mut [u8]) -> Result<usize, CollectiveError> {
+        let mut link = group.link(self.peer)?;
+        let header = &mut self.header_in[self.header_got..];
+        let missing = header.len();
+        if missing == 0 && body.is_empty() {
+            return Ok(0);
+        }
+        let peer = self.peer;
+        let got = again(
+            || match link.read_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(body)]) {
+                Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "it closed its connection")),
+                result => result,
+            },
+            peer,
+        )?;
+        let of_header = got.min(missing);
+        self.header_got += of_header;
+        let received = &group.traffic[peer].received;
+        received.set(received.get() + got as u64);
+        if of_header > 0 && self.heard() {
+            let (theirs, word) = Operation::parse(&self.header_in);
+            if theirs.kind == FAREWELL {
+                return Err(CollectiveError::PeerLeft { rank: peer });
+            }
+            if theirs != self.operation {
+                let (theirs, ours) = (theirs.to_string(), self.operation.to_string());
+                return Err(CollectiveError::OutOfStep { rank: peer, theirs, ours });
+            }
+            self.word = word;
+        }
+        Ok(got - of_header)
+    }
+}
+
+/// Calls until it is not interrupted; a full or empty socket moves no bytes.
+fn again(mut call: impl FnMut() -> io::Result<usize>, rank: usize) -> Result<usize, CollectiveError> {
+    loop {
+        match call() {
+            Ok(bytes) => return Ok(bytes),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(0),
+            Err(error) => return Err(CollectiveError::PeerLost { rank, cause: error.to_string() }),
+        }
+    }
+}
+
+/// What an operation waits for at a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Interest {
+    pub(super) peer: usize,
+    pub(super) send: bool,
+    pub(super) receive: bool,
+}
+
+impl Group {
+    /// Numbers the next operation, and records it. Only what goes over these links counts: where NCCL fails one rank in
+    /// one of a step's sums, that rank says so in its next operation here, and others have begun more sums by then.
+    pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (Operation, Instant) {
+        let now = self.note("tcp", name(kind as u32), bytes as u64);
+        self.exchanges += 1;
+        (Operation { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
+    }
+
+    /// Numbers and records an operation.
+    pub(super) fn note(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
+        self.operations += 1;
+        let (round, number, now) = (self.round, self.operations, Instant::now());
+        let sequence = self.recorder.begin(recorder::Operation { round, number, transport, name, bytes }, now);
+        self.recorded = Some(Recorded { sequence, own: transport == "tcp" });
+        self.interests.clear();
+        for Traffic { sent, received } in &self.traffic {
+            sent.set(0);
+            received.set(0);
+        }
+        now
+    }
+
+    fn link(&self, peer: usize) -> Result<&TcpStream, CollectiveError> {
+        let gone = || CollectiveError::PeerLeft { rank: peer };
+        self.links[peer].as_ref().filter(|_| !self.departed[peer]).ok_or_else(gone)
+    }
+
+    /// Sleeps until one of `interests` can move bytes. Also fails when any peer dies, even one that this operation does
+    /// not speak with: it will be missed soon, and naming it now names the cause.
+    pub(super) fn wait(&mut self, interests: &[Interest], started: Instant) -> Result<(), CollectiveError> {
+        self.interests.clear();
+        self.interests.extend_from_slice(interests);
+        loop {
+            self.look_up()?;
+            let left = self.patience.operation.saturating_sub(started.elapsed());
+            if left.is_zero() {
+                let mut ranks: Vec<usize> = interests.iter().filter(|i| i.receive).map(|i| i.peer).collect();
+                if ranks.is_empty() {
+                    ranks = interests.iter().map(|i| i.peer).collect();
+                }
+                return Err(CollectiveError::Stalled { ranks, waited: started.elapsed() });
+            }
+            if self.poll(interests, left.min(GLANCE))? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fails at a stop, and when a step under way has had its time since a later round began to form.
+    fn look_up(&self) -> Result<(), CollectiveError> {
+        if self.stop.is_raised() {
+            return Err(CollectiveError::Stopped);
+        }
+        match self.stop.forming_after(self.round).filter(|forming| Instant::now() >= forming.give_up) {
+            Some(forming) => Err(CollectiveError::Superseded { round: forming.round }),
+            None => Ok(()),
+        }
+    }
+
+    /// Fails where waiting would: at a stop, for a later round, when a peer is dead. For those who wait for something
+    /// else than this group's bytes.
+    pub fn watch(&mut self) -> Result<(), CollectiveError> {
+        self.look_up()?;
+        self.poll(&[], Duration::ZERO).map(drop)
+    }
+
+    /// Whether a peer has sent something that this rank does not wait for yet: the peer is past what this one is in.
+    pub fn is_behind(&mut self) -> bool {
+        let interests: Vec<Interest> =
+            (0..self.world_size).map(|peer| Interest { peer, send: false, receive: true }).collect();
+        self.poll(&interests, Duration::ZERO).unwrap_or(false)
+    }
+
+    /// Whether a wanted socket became ready within `time`.
+    fn poll(&mut self, interests: &[Interest], time: Duration) -> Result<bool, CollectiveError> {
+        let mut peers = Vec::with_capacity(self.world_size);
+        let mut fds = Vec::with_capacity(self.world_size);
+        for (peer, link) in self.links.iter().enumerate() {
+            let Some(link) = link.as_ref().filter(|_| !self.departed[peer]) else { continue };
+            let (mut flags, mut wanted) = (PollFlags::RDHUP, false);
+            for interest in interests.iter().filter(|interest| interest.peer == peer) {
+                flags.set(PollFlags::OUT, interest.send || flags.contains(PollFlags::OUT));
+                flags.set(PollFlags::IN, interest.receive || flags.contains(PollFlags::IN));
+                wanted = true;
+            }
+            peers.push((peer, wanted));
+            fds.push(PollFd::new(link, flags));
+        }
+        let time = Timespec { tv_sec: time.as_secs() as _, tv_nsec: i64::from(time.subsec_nanos()) as _ };
+        if poll(&mut fds, Some(&time)).unwrap_or(0) == 0 {
+            return Ok(false); // Nothing yet, or a signal came.
+        }
+        let events: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
+        let mut ready = false;
+        for (&(peer, wanted), &events) in peers.iter().zip(&events).filter(|(_, events)| !events.is_empty()) {
+            if wanted {
+                // Data that came before a death is read first; the read then reports the death.
+                ready = true;
+            } else if events.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
+                self.judge_end(peer)?;
+            }
+        }
+        Ok(ready)
+    }
+
+    /// Tells a planned end from a death by the last thing the peer sent.
+    fn judge_end(&mut self, peer: usize) -> Result<(), CollectiveError> {
+        let mut last = [0u8; HEADER + 1];
+        let got = rustix::net::recv(self.link(peer)?, &mut last[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        let farewell = Operation { number: 0, kind: FAREWELL, bytes: 0 }.header(0);
+        match got {
+            Ok((_, HEADER)) if last[..HEADER] == farewell => {
+                self.departed[peer] = true;
+                Ok(())
+            }
+            Ok(_) => Err(CollectiveError::PeerLost { rank: peer, cause: "it closed its connection".to_owned() }),
+            Err(error) => Err(CollectiveError::PeerLost { rank: peer, cause: io::Error::from(error).to_string() }),
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Why a GPU cannot be used, in words for whoever asked for it.
+
+use std::path::PathBuf;
+
+use crate::libraries::DRIVER;
+use crate::surroundings::FOLDERS;
+
+/// Why a GPU cannot be used, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// There is no library of this name.
+    #[error("{name} is not to be found; {remedy}, or name the folder that has it in {}", FOLDERS)]
+    Missing {
+        /// Its name.
+        name: &'static str,
+        /// What brings it.
+        remedy: &'static str,
+    },
+    /// A library is there, but cannot be loaded.
+    #[error("{} cannot be loaded: {cause}", path.display())]
+    Unloadable {
+        /// Where it lies.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// A library is older than its users.
+    #[error("{} has no {symbol}: it is too old, or is not what its name says; {remedy}", path.display())]
+    Lacks {
+        /// Where it lies.
+        path: PathBuf,
+        /// What it lacks.
+        symbol: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Two drivers are on the loader's path.
+    #[error("{} is not the library that the loader finds as libcuda.so; is a folder of CUDA stubs in LD_LIBRARY_PATH?",
+        path.display())]
+    Shadowed {
+        /// The one that was chosen.
+        path: PathBuf,
+    },
+    /// The driver is too old.
+    #[error("the NVIDIA driver knows CUDA {}.{} and 12.0 is needed; update the driver", version / 1000, version / 10 % 100)]
+    OldDriver {
+        /// As the driver tells it.
+        version: i32,
+    },
+    /// A library makes what the driver cannot load.
+    #[error(
+        "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install {package}{driver}",
+        path.display()
+    )]
+    NewLibrary {
+        /// Where it lies.
+        path: PathBuf,
+        /// The driver's CUDA: its first number.
+        driver: i32,
+        /// The Python package that has it, but for that number.
+        package: &'static str,
+    },
+    /// There is no GPU.
+    #[error("the NVIDIA driver shows no GPU: {cause}; nvidia-smi lists them, CUDA_VISIBLE_DEVICES hides them")]
+    NoGpu {
+        /// What it says.
+        cause: String,
+    },
+    /// There are fewer GPUs.
+    #[error(
+        "there is no GPU {wanted}, but {count}, counted from 0; give this worker another with --device cuda:N, or start \
+        fewer workers on this node"
+    )]
+    NoSuchGpu {
+        /// Its number.
+        wanted: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A kernel is not accepted.
+    #[error("NVRTC cannot compile {source_file} for {arch}: {log}")]
+    Compile {
+        /// The kernel's file.
+        source_file: &'static str,
+        /// The kind of GPU.
+        arch: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// There is no room for a buffer.
+    #[error(
+        "GPU {gpu} has no room for {bytes} bytes more; lower --micro-batch, or end what else is on it (nvidia-smi lists it)"
+    )]
+    OutOfMemory {
+        /// Its number.
+        gpu: usize,
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// The driver says no.
+    #[error("GPU {gpu} failed to {doing}: {cause}")]
+    Failed {
+        /// Its number.
+        gpu: usize,
+        /// What it was to do; that an earlier kernel went wrong is told later.
+        doing: &'static str,
+        /// What the driver says.
+        cause: String,
+    },
+}
+
+impl CudaError {
+    /// Whether there is a GPU, which then lies idle: not where there is simply none.
+    pub fn is_of_a_gpu(&self) -> bool {
+        !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: DRIVER, .. })
+    }
+}

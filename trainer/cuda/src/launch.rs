@@ -1,0 +1,216 @@
+//! Each kernel but the products' as a function: shapes are checked here, since a kernel checks nothing. Not for what to
+//! compute when.
+//!
+//! A launch returns before its work is done. What goes wrong in it is told by a later call.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+
+use super::CudaError;
+use super::gpu::{Gpu, Room};
+
+/// Threads of a block: as in the kernels.
+pub(super) const THREADS: usize = 256;
+const LOSS_THREADS: u32 = 256;
+/// Blocks that sum squares: a number that does not depend on the GPU, since the order of the sum does on it.
+const SQUARE_BLOCKS: usize = 256;
+
+impl Gpu {
+    /// Adds `more` to `sum`, place by place.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add(&self, sum: &mut CudaSlice<f32>, more: &CudaSlice<f32>) -> Result<(), CudaError> {
+        self.add_part(&mut sum.as_view_mut(), &more.as_view())
+    }
+
+    /// The same for parts of buffers.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn add_part(&self, sum: &mut CudaViewMut<'_, f32>, more: &CudaView<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(sum.len(), more.len(), "numbers to add");
+        let count = sum.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.add);
+        launch.arg(sum).arg(more).arg(&count);
+        // SAFETY: the arguments are the kernel's, and both buffers have as many numbers.
+        unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("add"))?;
+        Ok(())
+    }
+
+    /// Writes the sum of all rows, as long as `sum`, of `numbers`.
+    ///
+    /// # Panics
+    /// When `numbers` are not whole rows.
+    pub fn sum_rows(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
+        assert!(!sum.is_empty() && numbers.len().is_multiple_of(sum.len()), "whole rows of {}", sum.len());
+        let (rows, columns) = (whole(numbers.len() / sum.len()), whole(sum.len()));
+        let mut launch = self.stream().launch_builder(&self.functions.sum_rows);
+        launch.arg(sum).arg(numbers).arg(&rows).arg(&columns);
+        // SAFETY: the arguments are the kernel's, and so many rows and columns are there.
+        unsafe { launch.launch(for_each(columns as usize)) }.map_err(self.failed("sum rows"))?;
+        Ok(())
+    }
+
+    /// Writes the sum of all `numbers` into the one number of `sum`.
+    ///
+    /// # Panics
+    /// When there is room for more than one, or for none.
+    pub fn sum_all(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
+        assert_eq!(sum.len(), 1, "room for one sum");
+        let count = whole(numbers.len());
+        let mut launch = self.stream().launch_builder(&self.functions.sum_all);
+        launch.arg(sum).arg(numbers).arg(&count);
+        // SAFETY: the arguments are the kernel's, and so many numbers are there.
+        unsafe { launch.launch(for_each(1)) }.map_err(self.failed("sum"))?;
+        Ok(())
+    }
+
+    /// The Euclidean norm, once all work is done. `room` is kept from call to call.
+    pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Room<f64>) -> Result<f64, CudaError> {
+        let mut sums = room.fit(self, SQUARE_BLOCKS)?;
+        let count = numbers.len() as i64;
+        let mut launch = self.stream().launch_builder(&self.functions.sum_squares);
+        launch.arg(&mut sums).arg(numbers).arg(&count);
+        // SAFETY: the arguments are the kernel's; there is a number for each block.
+        unsafe { launch.launch(for_each(SQUARE_BLOCKS * THREADS)) }.map_err(self.failed("take a norm"))?;
+        let mut squares = [0.0; SQUARE_BLOCKS];
+        self.download(&sums.as_view(), &mut squares)?;
+        Ok(squares.iter().sum::<f64>().sqrt())
+    }
+
+    /// Turns rows of `scores` into the derivatives of their losses, and writes these. A row for each of `labels`, which
+    /// the caller has made sure are columns.
+    ///
+    /// # Panics
+    /// When there is not a loss and a row for each label.
+    pub fn cross_entropy(
+        &self,
+        scores: &mut CudaViewMut<'_, f32>,
+        labels: &Labelled<'_>,
+        losses: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let rows = labels.numbers.len();
+        assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
+        let classes = whole(labels.classes);
+        let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
+        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
+        let size =
+            LaunchConfig { grid_dim: (whole(rows) as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
+        // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
+        unsafe { launch.launch(size) }.map_err(self.failed("take losses"))?;
+        Ok(())
+    }
+
+    /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and squares;
+    /// the gradient may go on after them. `tensors` are pieces of them, each with what decay leaves of its parameters.
+    ///
+    /// # Panics
+    /// When the buffers are shorter than `tensors` describe.
+    pub fn adamw(
+        &self,
+        step: &AdamwStep,
+        tensors: impl Iterator<Item = (Range<usize>, f32)>,
+        state: &mut [CudaSlice<f32>; 3],
+        gradient: &CudaSlice<f32>,
+        scale: f32,
+    ) -> Result<(), CudaError> {
+        let [parameters, mean, square] = state;
+        let AdamwStep { beta1, beta2, epsilon, rate, root } = step;
+        for (range, keep) in tensors {
+            let count = range.len() as i64;
+            if count == 0 {
+                continue;
+            }
+            let (mut parameters, gradient) = (parameters.slice_mut(range.clone()), gradient.slice(range.clone()));
+            let (mut mean, mut square) = (mean.slice_mut(range.clone()), square.slice_mut(range));
+            let mut launch = self.stream().launch_builder(&self.functions.adamw);
+            launch.arg(&mut parameters).arg(&mut mean).arg(&mut square).arg(&gradient).arg(&count);
+            launch.arg(&scale).arg(beta1).arg(beta2).arg(rate).arg(&keep).arg(root).arg(epsilon);
+            // SAFETY: the arguments are the kernel's, and the four slices have `count` numbers.
+            unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("step"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The numbers of one step of AdamW that are the same for all parameters.
+#[derive(Debug, Clone, Copy)]
+pub struct AdamwStep {
+    /// How slowly the mean of the gradient forgets.
+    pub beta1: f32,
+    /// How slowly the mean of its square forgets.
+    pub beta2: f32,
+    /// Keeps the division finite.
+    pub epsilon: f32,
+    /// What the mean is multiplied by: the rate, corrected for a mean that began at zero.
+    pub rate: f32,
+    /// What the square's root is divided by, for the same reason.
+    pub root: f32,
+}
+
+/// Classes on the GPU, each below their number.
+#[derive(Debug)]
+pub struct Labels {
+    numbers: Room<u32>,
+    classes: usize,
+}
+
+impl Labels {
+    /// None yet, of so many classes.
+    pub fn new(classes: usize) -> Labels {
+        Labels { numbers: Room::default(), classes }
+    }
+
+    /// Copies labels there, in the place of those that were.
+    ///
+    /// # Panics
+    /// When one is no class.
+    pub fn upload(&mut self, gpu: &Gpu, labels: &[u32]) -> Result<(), CudaError> {
+        let classes = self.classes;
+        assert!(labels.iter().all(|&label| (label as usize) < classes), "labels below {classes}");
+        gpu.upload(labels, &mut self.numbers.fit(gpu, labels.len())?)
+    }
+
+    /// All of them.
+    ///
+    /// # Panics
+    /// Before the first were copied.
+    pub fn all(&self) -> Labelled<'_> {
+        Labelled { numbers: self.numbers.view(), classes: self.classes }
+    }
+}
+
+/// Some of the [`Labels`].
+#[derive(Debug)]
+pub struct Labelled<'a> {
+    pub(super) numbers: CudaView<'a, u32>,
+    pub(super) classes: usize,
+}
+
+impl Labelled<'_> {
+    /// Those in a range.
+    ///
+    /// # Panics
+    /// When it is not among these.
+    pub fn part(&self, range: Range<usize>) -> Labelled<'_> {
+        Labelled { numbers: self.numbers.slice(range), classes: self.classes }
+    }
+}
+
+/// As a kernel counts rows and columns.
+///
+/// # Panics
+/// From two billion on.
+pub(super) fn whole(count: usize) -> i32 {
+    assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
+    count as i32
+}
+
+/// A thread for each of `count`.
+pub(super) fn for_each(count: usize) -> LaunchConfig {
+    let blocks = count.div_ceil(THREADS).max(1) as u32;
+    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
+}

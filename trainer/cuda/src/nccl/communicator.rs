@@ -1,0 +1,454 @@
+//! The front: a rank's communicator from round to round. Not for the calls that it takes.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use elastic_collective::{CollectiveError, Group, Patience};
+use tracing::{info, warn};
+
+use super::handle::{Failure, Handle, Operation, Remains};
+use super::library::{Library, REMOTE_ERROR, UniqueId};
+use super::ordered::{self, Moves};
+use super::owner::{Answer, Owner};
+use super::recovery::{Held, Standing, Way, decide, unlike};
+use super::{Device, Span};
+
+/// Time between two looks at the round and its peers while NCCL works.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long NCCL may take beyond an operation's time to come back from what it is in.
+const STUCK_TIME: Duration = Duration::from_secs(10);
+/// How long NCCL may take when a peer is past what this rank is in: NCCL has done it there, or has failed.
+const LAG_TIME: Duration = Duration::from_secs(3);
+/// How long after an error of NCCL's a peer's connection may take to show that the peer is gone.
+const NAMING_TIME: Duration = Duration::from_millis(500);
+/// The round, and the id that its ranks find each other by.
+const TICKET: usize = 8 + 128;
+
+/// What came of joining a round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Joined {
+    /// There is a communicator, which was made in this way.
+    By(Way),
+    /// There is none, for nobody: the ranks have different versions of NCCL, and it was not asked. The group is as good
+    /// as before.
+    Unlike {
+        /// Which ranks have which, in words.
+        versions: String,
+    },
+    /// There is none, for nobody: NCCL could not make one for these ranks. The group is as good as before.
+    Refused {
+        /// Who failed.
+        ranks: Vec<usize>,
+        /// Why, where this rank is one of them.
+        cause: Option<String>,
+    },
+}
+
+/// One rank's communicator. It belongs to the round of the group that it was [joined](Self::join) with, and is used with
+/// that group, which watches over the peers meanwhile.
+///
+/// The first error ends it for the round, as it does the group: what the buffers hold is undefined. Nothing of it is
+/// under way any more when the error is returned.
+#[derive(Debug)]
+pub struct Communicator {
+    library: Arc<Library>,
+    owner: Owner,
+    held: Option<Held>,
+    /// NCCL did not come back: nothing in this process can mend that.
+    stuck: bool,
+}
+
+impl Communicator {
+    /// One without peers yet.
+    ///
+    /// # Errors
+    /// There can be no thread for it.
+    pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
+        Ok(Communicator { owner: Owner::start(library.clone(), device)?, library, held: None, stuck: false })
+    }
+
+    /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow. All
+    /// ranks call it, after they have formed the group, and all learn the same of it.
+    ///
+    /// # Errors
+    /// A peer is gone or late, or a later round forms.
+    pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
+        let own = Standing { held: self.held, can: self.library.capabilities(), version: self.library.version() };
+        let all: Vec<Standing> = group.gather(own.to_words())?.into_iter().map(Standing::from_words).collect();
+        if let Some(versions) = unlike(&all) {
+            self.end();
+            return Ok(Joined::Unlike { versions });
+        }
+        let mut way = decide(&all);
+        if way != Way::Renew {
+            // In a communicator that grows, rank 0 is one of those who were there.
+            let made = self.keep(group, &way, all[0].held.map(|held| held.round));
+            if !self.agree(group, made)?.is_empty() {
+                way = Way::Renew;
+            }
+        }
+        if way == Way::Renew {
+            let made = self.renew(group);
+            let cause = made.as_ref().err().map(ToString::to_string);
+            let ranks = self.agree(group, made)?;
+            if !ranks.is_empty() {
+                self.end();
+                return Ok(Joined::Refused { ranks, cause });
+            }
+        }
+        let (round, rank, world_size) = (group.round(), group.rank(), group.world_size());
+        self.held = Some(Held { round, rank, world_size, revoked: false });
+        info!(round, ?way, version = self.library.version_text(), "NCCL's communicator is made");
+        Ok(Joined::By(way))
+    }
+
+    /// The ranks for which NCCL has made nothing. Those that know already wait for the others, which are given less time
+    /// for NCCL than for this.
+    fn agree(&mut self, group: &mut Group, made: Result<(), CollectiveError>) -> Result<Vec<usize>, CollectiveError> {
+        let well = made.is_ok();
+        match made {
+            Ok(()) => {}
+            Err(error @ CollectiveError::Nccl { .. }) => warn!("NCCL's communicator cannot be made or kept: {error}"),
+            Err(error) => return Err(error),
+        }
+        let all = group.gather([u64::from(well)])?;
+        Ok((0..all.len()).filter(|&rank| all[rank] == [0]).collect())
+    }
+
+    /// Gives up what it holds, for a round in which it has no part. Its ranks have nothing under way.
+    pub fn end(&mut self) {
+        self.held = None;
+        let abort = |handle: &mut Handle| {
+            handle.abort();
+            Ok(())
+        };
+        if !self.stuck && self.owner.ask(abort).wait(STUCK_TIME).is_none() {
+            self.give_up();
+        }
+    }
+
+    /// Whether NCCL keeps its thread in a call that does not end: then it is of no use for as long as the process lives.
+    pub fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
+    /// NCCL does not come back.
+    fn give_up(&mut self) {
+        self.stuck = true;
+        self.owner.give_up();
+    }
+
+    /// Goes on with the survivors' communicator.
+    fn keep(&mut self, group: &mut Group, way: &Way, newest: Option<u64>) -> Result<(), CollectiveError> {
+        let (held, place) = (self.held.take(), (group.rank(), group.world_size()));
+        match way {
+            Way::Renew => Ok(()),
+            Way::Shrink { without, revoke } => {
+                let revoke = *revoke && held.is_some_and(|held| !held.revoked);
+                let without = without.clone();
+                self.form(group, "shrinking", move |handle, deadline| handle.shrink(&without, revoke, place, deadline))
+            }
+            Way::Grow => {
+                let stays = held.is_some() && held.map(|held| held.round) == newest;
+                if !stays {
+                    // What a joiner has of long ago is of no use.
+                    self.ask(group, "parting", forming_time(group), |handle, _| {
+                        handle.abort();
+                        Ok(())
+                    })?;
+                }
+                let id = self.hand_out(group, Handle::mint_for_joiners)?;
+                // Those who are in it already have it from rank 0.
+                let id = (place.0 == 0 || !stays).then_some(id);
+                self.form(group, "growing", move |handle, deadline| handle.grow(id, place, deadline))
+            }
+        }
+    }
+
+    fn renew(&mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        self.held = None;
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let id = self.hand_out(group, Handle::mint)?;
+        self.form(group, "joining", move |handle, deadline| handle.init(id, (rank, ranks), deadline))
+    }
+
+    /// Rank 0 makes an id, and all have it. It travels within the round's group, with the round's number.
+    fn hand_out(
+        &mut self,
+        group: &mut Group,
+        mint: impl FnOnce(&mut Handle) -> Result<UniqueId, Failure> + Send + 'static,
+    ) -> Result<UniqueId, CollectiveError> {
+        let mut ticket = [0; TICKET];
+        let mut made = Ok(());
+        if group.rank() == 0 {
+            let id = self.ask(group, "minting", forming_time(group), |handle, _| mint(handle));
+            // Where there is none, the others learn that, too.
+            let id = id.unwrap_or_else(|error| {
+                made = Err(error);
+                UniqueId([0; 128])
+            });
+            ticket = write_ticket(group.round(), &id);
+        }
+        group.broadcast(&mut ticket)?;
+        made?;
+        read_ticket(&ticket, group.round()).map_err(|cause| CollectiveError::Nccl { cause, remote: false })
+    }
+
+    fn form(
+        &mut self,
+        group: &mut Group,
+        name: &'static str,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<(), Failure> + Send + 'static,
+    ) -> Result<(), CollectiveError> {
+        let time = forming_time(group);
+        let started = group.begin_beside("nccl", name, 0);
+        let result = self.ask_since(group, name, started, time, work);
+        group.ended(result)
+    }
+
+    /// Replaces `data` by its sum over all ranks. The order of the sum is NCCL's.
+    ///
+    /// # Errors
+    /// A peer is gone or late, a later round forms, or NCCL fails.
+    pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
+        self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
+    }
+
+    /// Copies the `data` of rank `root` to all ranks.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn broadcast(&mut self, group: &mut Group, data: Span, root: u32) -> Result<(), CollectiveError> {
+        self.run(group, "broadcast", data.bytes(), Operation::Broadcast { data, root })
+    }
+
+    /// Copies each rank's `own` to all ranks, into `all`, by rank.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Panics
+    /// Where `all` is not as long as everyone's `own`.
+    pub fn all_gather(&mut self, group: &mut Group, own: Span, all: Span) -> Result<(), CollectiveError> {
+        assert_eq!(own.elements * group.world_size() as usize, all.elements, "room for everyone's numbers");
+        self.run(group, "gathering", all.bytes(), Operation::AllGather { own, all })
+    }
+
+    /// Sends to some ranks and receives from some, all at once: to each there is a receive of that length there.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn exchange(
+        &mut self,
+        group: &mut Group,
+        sends: Vec<(u32, Span)>,
+        receives: Vec<(u32, Span)>,
+    ) -> Result<(), CollectiveError> {
+        let bytes = sends.iter().chain(&receives).map(|(_, data)| data.bytes()).sum();
+        self.run(group, "exchange", bytes, Operation::Exchange(Moves { sends, receives }))
+    }
+
+    /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the same bits
+    /// for every number of ranks. `partials` are the sums of this rank's [`cover`](elastic_collective::tree::cover), in its
+    /// order; `staging` has room for [`staging_elements`](Self::staging_elements). The device adds.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    ///
+    /// # Panics
+    /// When `partials` do not fit the rank's cover or the length of `sum`, or `staging` is too small.
+    pub fn ordered_sum(
+        &mut self,
+        group: &mut Group,
+        shards: u32,
+        partials: &[Span],
+        sum: Span,
+        staging: Span,
+    ) -> Result<(), CollectiveError> {
+        let plan = ordered::plan(shards, group.rank(), group.world_size(), partials, sum, staging);
+        self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(plan))
+    }
+
+    /// How many numbers of other ranks this one holds during an ordered sum of `elements`.
+    pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
+        ordered::staging_elements(shards, group.rank(), group.world_size(), elements)
+    }
+
+    fn run(
+        &mut self,
+        group: &mut Group,
+        name: &'static str,
+        bytes: u64,
+        operation: Operation,
+    ) -> Result<(), CollectiveError> {
+        let started = group.begin_beside("nccl", name, bytes);
+        let of_round = self.held.is_some_and(|held| held.round == group.round() && !held.revoked);
+        let result = match of_round || self.stuck {
+            true => {
+                let time = time_of(group.patience().operation);
+                self.ask_since(group, name, started, time, move |handle, deadline| handle.run(operation, deadline))
+            }
+            false => {
+                let cause = format!("there is no communicator of round {}", group.round());
+                Err(CollectiveError::Nccl { cause, remote: false })
+            }
+        };
+        let result = match result {
+            Err(error) => {
+                self.calm();
+                Err(match error {
+                    CollectiveError::Stuck { what } => CollectiveError::Stuck { what },
+                    // Its device may still be at the buffers.
+                    _ if self.stuck => CollectiveError::Stuck { what: name },
+                    error => error,
+                })
+            }
+            result => result,
+        };
+        group.ended(result)
+    }
+
+    /// Ends what is under way, and keeps of the communicator what the next round can use.
+    fn calm(&mut self) {
+        let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
+        match self.owner.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
+            Some(Ok(Remains::Revoked)) => self.held = Some(Held { revoked: true, ..held }),
+            Some(Ok(Remains::Busy)) | None => self.give_up(),
+            Some(_) => {}
+        }
+    }
+
+    /// Ends it together with all its ranks, when nothing is left to do. One that is dropped is aborted.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce).
+    pub fn close(mut self, group: &mut Group) -> Result<(), CollectiveError> {
+        let time = group.patience().operation;
+        self.ask(group, "closing", time, |handle, deadline| handle.close(deadline))
+    }
+
+    fn ask<T: Send + 'static>(
+        &mut self,
+        group: &mut Group,
+        what: &'static str,
+        time: Duration,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, CollectiveError> {
+        self.ask_since(group, what, Instant::now(), time, work)
+    }
+
+    /// Has `work` done, and watches over the round meanwhile.
+    fn ask_since<T: Send + 'static>(
+        &mut self,
+        group: &mut Group,
+        what: &'static str,
+        started: Instant,
+        time: Duration,
+        work: impl FnOnce(&mut Handle, Instant) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, CollectiveError> {
+        if self.stuck {
+            return Err(CollectiveError::Stuck { what: "an earlier call" });
+        }
+        let deadline = started + time;
+        let answer: Answer<T> = self.owner.ask(move |handle| work(handle, deadline));
+        let (mut cause, mut behind) = (None, None);
+        loop {
+            match answer.wait(LOOK) {
+                Some(Ok(value)) => return Ok(value),
+                Some(Err(failure)) => return Err(cause.unwrap_or_else(|| explain(failure, group, started))),
+                None if Instant::now() >= deadline + STUCK_TIME => {
+                    self.give_up();
+                    return Err(CollectiveError::Stuck { what });
+                }
+                None if cause.is_none() => {
+                    cause = group.watch().err();
+                    if cause.is_none()
+                        && group.is_behind()
+                        && behind.get_or_insert_with(Instant::now).elapsed() > LAG_TIME
+                    {
+                        let cause_here = format!("other ranks have been past {what} for {} s", LAG_TIME.as_secs());
+                        cause = Some(CollectiveError::Nccl { cause: cause_here, remote: true });
+                    }
+                    if cause.is_some() {
+                        self.owner.interrupt();
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+/// How long NCCL may take of the time that there is for an operation: a rank for which it fails at once tells the others
+/// by the group's next operation, and that must not be given up before they are out of NCCL.
+fn time_of(operation: Duration) -> Duration {
+    operation * 3 / 4
+}
+
+/// How long NCCL may take to make a communicator.
+fn forming_time(group: &Group) -> Duration {
+    let Patience { form, operation } = group.patience();
+    form.min(time_of(operation))
+}
+
+/// A failure in the words of the round: where a peer is gone, that is the cause, whatever NCCL made of it.
+fn explain(failure: Failure, group: &mut Group, started: Instant) -> CollectiveError {
+    let (cause, remote) = match failure {
+        Failure::Late => {
+            let waited = started.elapsed().as_secs_f64();
+            let cause = format!(
+                "it did not end within {waited:.1} s, though no rank is gone; one hangs in it, or the network between \
+                 them is cut (--peer-timeout sets the limit)"
+            );
+            (cause, true)
+        }
+        Failure::Call { function, code, message } => {
+            let failed = Instant::now();
+            while failed.elapsed() < NAMING_TIME {
+                if let Err(error) = group.watch() {
+                    return error;
+                }
+                std::thread::sleep(LOOK);
+            }
+            (format!("{function} failed with code {code}: {message}"), code == REMOTE_ERROR)
+        }
+        Failure::Device(cause) => (cause, false),
+        Failure::Unfit(cause) => (cause, false),
+        Failure::Interrupted => ("it was given up".to_owned(), false),
+    };
+    CollectiveError::Nccl { cause, remote }
+}
+
+fn write_ticket(round: u64, id: &UniqueId) -> [u8; TICKET] {
+    let mut ticket = [0; TICKET];
+    ticket[..8].copy_from_slice(&round.to_le_bytes());
+    ticket[8..].copy_from_slice(&id.0);
+    ticket
+}
+
+fn read_ticket(ticket: &[u8; TICKET], round: u64) -> Result<UniqueId, String> {
+    let theirs = u64::from_le_bytes(std::array::from_fn(|i| ticket[i]));
+    if theirs != round {
+        return Err(format!("rank 0 gave out an id of round {theirs}, and this is round {round}"));
+    }
+    if ticket[8..] == [0; 128] {
+        return Err("rank 0 has no id to give out".to_owned());
+    }
+    Ok(UniqueId(std::array::from_fn(|i| ticket[8 + i])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_of_another_round_is_refused() {
+        let ticket = write_ticket(7, &UniqueId([3; 128]));
+        assert_eq!(read_ticket(&ticket, 7).unwrap().0, [3; 128]);
+        let Err(refusal) = read_ticket(&ticket, 8) else { panic!("it was taken") };
+        assert!(refusal.contains("round 7") && refusal.contains("round 8"), "{refusal}");
+        let Err(none) = read_ticket(&write_ticket(7, &UniqueId([0; 128])), 7) else { panic!("it was taken") };
+        assert!(none.contains("no id"), "{none}");
+    }
+}

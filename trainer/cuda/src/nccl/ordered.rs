@@ -1,0 +1,153 @@
+//! The sum in the fixed order of [`tree`](elastic_collective::tree), as steps for NCCL and the device. Plans; calls
+//! nothing.
+//!
+//! As over TCP, each rank owns a chunk of the sum. Everyone sends it the partial sums of that chunk, it completes the
+//! tree, and sends the finished chunk to all. NCCL only moves bytes here, so the bits depend on neither its algorithms
+//! nor the number of ranks.
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::ops::Range;
+
+use elastic_collective::tree::{Node, cover, shards_of};
+
+use super::{Added, Span};
+
+/// What one rank does for a sum, stage after stage.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) partials: Moves,
+    pub(super) adds: Vec<Added>,
+    pub(super) finished: Moves,
+}
+
+/// To whom what goes, and what comes from whom.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Moves {
+    pub(super) sends: Vec<(u32, Span)>,
+    pub(super) receives: Vec<(u32, Span)>,
+}
+
+fn chunk(elements: usize, rank: u32, ranks: u32) -> Range<usize> {
+    let at = |rank: u32| (elements as u128 * u128::from(rank) / u128::from(ranks)) as usize;
+    at(rank)..at(rank + 1)
+}
+
+fn nodes(shards: u32, rank: u32, ranks: u32) -> Vec<Node> {
+    cover(shards, &shards_of(rank, ranks, shards))
+}
+
+/// How many numbers of others a rank has to hold for a sum of `elements`.
+pub(super) fn staging_elements(shards: u32, rank: u32, ranks: u32, elements: usize) -> usize {
+    let peers = (0..ranks).filter(|&peer| peer != rank);
+    chunk(elements, rank, ranks).len() * peers.map(|peer| nodes(shards, peer, ranks).len()).sum::<usize>()
+}
+
+pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, staging: Span) -> Plan {
+    let my_nodes = nodes(shards, rank, ranks);
+    assert_eq!(own.len(), my_nodes.len(), "one partial sum for each node of the rank's cover");
+    assert!(own.iter().all(|partial| partial.elements == sum.elements), "partial sums as long as the sum");
+    let mine = chunk(sum.elements, rank, ranks);
+    let needed = staging_elements(shards, rank, ranks, sum.elements);
+    assert!(staging.elements >= needed, "room for {needed} numbers of the other ranks");
+
+    let (mut partials, mut finished) = (Moves::default(), Moves::default());
+    // Every node that some rank has whole, and where its part of this rank's chunk is; whether it may be overwritten.
+    let mut known: Vec<(Node, Span, bool)> = Vec::new();
+    known.extend(my_nodes.iter().zip(own).map(|(&node, partial)| (node, partial.part(mine.clone()), false)));
+    let result = sum.part(mine.clone());
+    let mut free = 0;
+    for peer in (0..ranks).filter(|&peer| peer != rank) {
+        let theirs = chunk(sum.elements, peer, ranks);
+        partials.sends.extend(own.iter().map(|partial| (peer, partial.part(theirs.clone()))));
+        for node in nodes(shards, peer, ranks) {
+            let place = staging.part(free..free + mine.len());
+            free += mine.len();
+            partials.receives.push((peer, place));
+            known.push((node, place, true));
+        }
+        finished.sends.push((peer, result));
+        finished.receives.push((peer, sum.part(theirs)));
+    }
+    for moves in [&mut partials, &mut finished] {
+        moves.sends.retain(|(_, data)| data.elements > 0);
+        moves.receives.retain(|(_, data)| data.elements > 0);
+    }
+    let mut adds = Vec::new();
+    if !mine.is_empty() {
+        let (place, _) = add_tree(Node::root(shards), Some(result), &known, &mut adds);
+        if place != result {
+            adds.push(Added { left: place, right: None, into: result });
+        }
+    }
+    Plan { partials, adds, finished }
+}
+
+/// Where the sum under `node` is, once `adds` are done, and whether that place may be overwritten. Two nodes that one
+/// rank has whole are never neighbours, or it would have their parent whole. So of two that are added, one is in a place
+/// that may be overwritten.
+fn add_tree(node: Node, into: Option<Span>, known: &[(Node, Span, bool)], adds: &mut Vec<Added>) -> (Span, bool) {
+    if let Some(&(_, place, free)) = known.iter().find(|(other, ..)| *other == node) {
+        return (place, free);
+    }
+    let Some((left, right)) = node.children() else { unreachable!("the ranks' covers hold every shard") };
+    let ((left, left_free), (right, _)) = (add_tree(left, None, known, adds), add_tree(right, None, known, adds));
+    let into = into.unwrap_or(if left_free { left } else { right });
+    adds.push(Added { left, right: Some(right), into });
+    (into, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory by address, a number to each.
+    fn at(address: usize, elements: usize) -> Span {
+        Span { address: 4 * address, elements }
+    }
+
+    #[test]
+    fn what_is_added_is_the_tree_and_nothing_of_the_ranks_own_is_lost() {
+        for shards in 1..=13 {
+            for ranks in 1..=6 {
+                for rank in 0..ranks {
+                    // Each number stands for the node that it is the sum of.
+                    let elements = ranks as usize;
+                    let own_nodes = nodes(shards, rank, ranks);
+                    let own: Vec<Span> = (0..own_nodes.len()).map(|i| at(100 * (i + 1), elements)).collect();
+                    let (sum, staging) = (at(0, elements), at(10_000, 1000));
+                    let Plan { partials, adds, finished } = plan(shards, rank, ranks, &own, sum, staging);
+                    let mut memory: std::collections::BTreeMap<usize, Node> = own
+                        .iter()
+                        .zip(&own_nodes)
+                        .map(|(span, &node)| (span.address + 4 * rank as usize, node))
+                        .collect();
+                    for peer in (0..ranks).filter(|&peer| peer != rank) {
+                        let from_it = partials.receives.iter().filter(|(from, _)| *from == peer);
+                        let theirs = nodes(shards, peer, ranks);
+                        assert_eq!(from_it.clone().count(), theirs.len());
+                        memory.extend(from_it.zip(theirs).map(|((_, span), node)| (span.address, node)));
+                        let to_it = partials.sends.iter().filter(|(to, _)| *to == peer);
+                        assert_eq!(to_it.count(), own.len());
+                    }
+                    for Added { left, right, into } in adds {
+                        let left = memory[&left.address];
+                        let node = right.map_or(left, |right| {
+                            let right = memory[&right.address];
+                            let parent = Node { first: left.first, end: right.end };
+                            assert_eq!(parent.children(), Some((left, right)), "neighbours in the tree");
+                            parent
+                        });
+                        memory.insert(into.address, node);
+                    }
+                    assert_eq!(memory[&(4 * rank as usize)], Node::root(shards));
+                    assert_eq!(finished.sends.len(), ranks as usize - 1);
+                    assert!(finished.sends.iter().all(|(_, span)| span.address == 4 * rank as usize));
+                    for (span, node) in own.iter().zip(own_nodes) {
+                        assert_eq!(memory[&(span.address + 4 * rank as usize)], node);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! A stream of a GPU for NCCL alone, and sums over ranks of buffers on that GPU. Not for when there is one, nor for
+//! NCCL's own calls.
+//!
+//! The stream has no order with the one that everything else goes to. None is needed: what one works on is asked for when
+//! the other is seen to be done with it. So nobody ever waits blindly for a stream on which a dead peer's operation may be.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::{
+    CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DriverError, PushKernelArg,
+    result,
+};
+use elastic_collective::{CollectiveError, Group};
+
+use super::CudaError;
+use super::gpu::{self, Gpu};
+use super::launch::for_each;
+use crate::nccl::{Added, Communicator, Device, Span};
+
+/// The stream, and what NCCL's thread needs with it.
+#[derive(Debug)]
+pub struct NcclStream {
+    gpu: usize,
+    stream: Arc<CudaStream>,
+    /// Recorded behind what was asked for.
+    mark: CudaEvent,
+    add: CudaFunction,
+}
+
+impl NcclStream {
+    /// A stream of its own on this GPU.
+    pub fn new(gpu: &Gpu) -> Result<NcclStream, CudaError> {
+        let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
+        let stream = context.new_stream().map_err(&failed)?;
+        let mark = context.new_event(None).map_err(&failed)?;
+        Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.functions.add.clone() })
+    }
+
+    fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> String + use<> {
+        let number = self.gpu;
+        move |error| gpu::failed(number, doing, error).to_string()
+    }
+
+    fn add_to(&self, sum: Span, more: Span) -> Result<(), String> {
+        let (sum_at, more_at, count) = (sum.address() as u64, more.address() as u64, sum.elements() as i64);
+        let mut launch = self.stream.launch_builder(&self.add);
+        launch.arg(&sum_at).arg(&more_at).arg(&count);
+        // SAFETY: the arguments are the kernel's, and whoever made the spans vouches for as many numbers.
+        unsafe { launch.launch(for_each(sum.elements())) }.map_err(self.failed("add"))?;
+        Ok(())
+    }
+}
+
+impl Device for NcclStream {
+    fn bind(&mut self) -> Result<(), String> {
+        self.stream.context().bind_to_thread().map_err(self.failed("be of use to NCCL's thread"))
+    }
+
+    fn stream(&self) -> *mut c_void {
+        self.stream.cu_stream().cast()
+    }
+
+    fn mark(&mut self) -> Result<(), String> {
+        self.mark.record(&self.stream).map_err(self.failed("mark the end of NCCL's work"))
+    }
+
+    fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
+        match right {
+            // A sum of two numbers is the same in either order.
+            Some(right) if into == right => self.add_to(into, left),
+            Some(right) if into == left => self.add_to(into, right),
+            right => {
+                let (to, from) = (into.address() as u64, left.address() as u64);
+                let bytes = into.elements() * size_of::<f32>();
+                // SAFETY: whoever made the spans vouches for them, and both are as long.
+                unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) }
+                    .map_err(self.failed("copy"))?;
+                right.map_or(Ok(()), |right| self.add_to(into, right))
+            }
+        }
+    }
+
+    fn is_done(&mut self) -> Result<bool, String> {
+        self.mark.try_is_complete().map_err(self.failed("compute"))
+    }
+}
+
+/// As [`Communicator::ordered_sum`], of parts of buffers on this GPU, which has done all that was asked of it with these
+/// parts: see [`Gpu::wait_for`]. `staging` is at least as long as [`Communicator::staging_elements`] says.
+///
+/// When this returns [`CollectiveError::Stuck`], NCCL may still be at the buffers: they must stay until the process ends.
+pub fn ordered_sum(
+    gpu: &Gpu,
+    communicator: &mut Communicator,
+    group: &mut Group,
+    shards: u32,
+    partials: &[CudaView<'_, f32>],
+    sum: &mut CudaViewMut<'_, f32>,
+    staging: &mut CudaSlice<f32>,
+) -> Result<(), CollectiveError> {
+    let own: Vec<Span> = partials.iter().map(|partial| span(gpu, partial)).collect();
+    let (into, room) = (span(gpu, sum), span(gpu, staging));
+    communicator.ordered_sum(group, shards, &own, into, room)
+}
+
+/// As [`Communicator::all_reduce`], under the same conditions.
+pub fn all_reduce(
+    gpu: &Gpu,
+    communicator: &mut Communicator,
+    group: &mut Group,
+    sum: &mut CudaViewMut<'_, f32>,
+) -> Result<(), CollectiveError> {
+    communicator.all_reduce(group, span(gpu, sum))
+}
+
+fn span(gpu: &Gpu, numbers: &impl DevicePtr<f32>) -> Span {
+    let (address, _) = numbers.device_ptr(gpu.stream());
+    // SAFETY: the borrows of this module's functions keep these numbers, and all others away from them, until these return.
+    // An operation that is not over then is one that their callers were told of.
+    unsafe { Span::new(address as usize, numbers.len()) }
+}

@@ -1,0 +1,241 @@
+//! Products of matrices. Not for what a model multiplies.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as PROCESSORS;
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg};
+use tracing::warn;
+
+use super::cublaslt::{CublasLt, Lines};
+use super::gpu::{Gpu, Room};
+use super::launch::{THREADS, whole};
+use super::libraries::Driver;
+use super::{CudaError, Surroundings};
+
+/// Rows and columns of a product that a block computes: as in `product.cu`.
+const TILE: usize = 64;
+/// The most that a grid may have in its second dimension.
+const MOST_ROWS: usize = 65_535 * TILE;
+/// Rows of bf16 begin at multiples of so many numbers, which are 16 bytes: what tensor cores are fed by.
+const BF16_STRIDE: usize = 8;
+
+/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
+/// either.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// Of `f32`.
+    #[default]
+    F32,
+    /// Of numbers rounded to bf16, summed in `f32`.
+    Bf16,
+}
+
+/// How a GPU multiplies.
+#[derive(Debug, Default)]
+pub(super) struct Products {
+    /// What is multiplied.
+    pub(super) precision: Precision,
+    /// Who does it, if it is not the trainer's own kernel.
+    library: Option<CublasLt>,
+    /// The GPU's processors, on which the library's choice depends.
+    processors: i32,
+    /// Operands that were rounded for the library.
+    rounded: Mutex<[Room<u16>; 2]>,
+}
+
+impl Products {
+    /// By cuBLASLt where that is there, in f32.
+    pub(super) fn find(surroundings: &Surroundings, driver: &Driver, gpu: &Gpu) -> Result<Products, CudaError> {
+        let processors = gpu.stream().context().attribute(PROCESSORS).map_err(gpu.failed("tell its kind"))?;
+        let library = match CublasLt::load(surroundings, driver, gpu) {
+            Ok(library) => Some(library),
+            Err(error @ CudaError::OutOfMemory { .. }) => return Err(error),
+            Err(why) => {
+                warn!("products are computed by the trainer's own kernel, which is slower: {why}");
+                None
+            }
+        };
+        Ok(Products { library, processors, ..Products::default() })
+    }
+
+    pub(super) fn of(self, precision: Precision) -> Products {
+        Products { precision, ..self }
+    }
+
+    pub(super) fn without_library(self) -> Products {
+        Products { library: None, ..self }
+    }
+
+    /// What their bits depend on, besides the kind of GPU and the compiler of kernels.
+    pub(super) fn kind(&self) -> String {
+        match &self.library {
+            Some(library) => format!("cuBLASLt {} on {} processors", library.version(), self.processors),
+            None => "own products".to_owned(),
+        }
+    }
+}
+
+/// For people.
+impl fmt::Display for Products {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.library {
+            Some(library) => write!(out, "cuBLASLt {} ({})", library.version(), library.path().display()),
+            None => out.write_str("own products"),
+        }
+    }
+}
+
+/// A matrix on the GPU, as it lies there or transposed.
+#[derive(Debug)]
+pub struct Matrix<'a> {
+    data: CudaView<'a, f32>,
+    rows: usize,
+    columns: usize,
+    strides: (i64, i64),
+}
+
+impl<'a> Matrix<'a> {
+    /// The matrix whose rows follow each other in `data`.
+    ///
+    /// # Panics
+    /// When `data` does not hold `rows * columns` numbers.
+    pub fn new(data: CudaView<'a, f32>, rows: usize, columns: usize) -> Matrix<'a> {
+        assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
+        Matrix { data, rows, columns, strides: (columns as i64, 1) }
+    }
+
+    /// Its transpose; nothing is moved.
+    pub fn transposed(self) -> Matrix<'a> {
+        let (row, column) = self.strides;
+        Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
+    }
+
+    fn lines(&self, gpu: &Gpu) -> Lines {
+        let (address, transposed) = (self.data.device_ptr(gpu.stream()).0, self.strides.1 != 1);
+        let (lines, length, stride) = match transposed {
+            false => (self.rows, self.columns, self.strides.0),
+            true => (self.columns, self.rows, self.strides.1),
+        };
+        // Of one line, or of lines of one number, the transpose lies as the matrix does.
+        Lines { address, lines, length, stride: (stride as usize).max(length), transposed }
+    }
+}
+
+/// What becomes of a product's numbers.
+#[derive(Debug)]
+pub enum After<'a> {
+    /// Nothing.
+    Plain,
+    /// Each column's bias is added.
+    Bias(CudaView<'a, f32>),
+    /// The same, and what is then below zero is zero.
+    BiasRelu(CudaView<'a, f32>),
+    /// It is zero where this matrix, of the product's shape, is not above zero.
+    WherePositive(CudaView<'a, f32>),
+}
+
+impl Gpu {
+    /// Replaces `out` by `left · right`, and by what is to become of that. With [`Precision::Bf16`] the numbers of both
+    /// are rounded to bf16 for it; sums are f32, and what becomes of them is computed in that. Equal shapes and contents
+    /// give equal bits.
+    ///
+    /// # Panics
+    /// When the shapes do not fit.
+    pub fn product(
+        &self,
+        out: &mut CudaViewMut<'_, f32>,
+        left: &Matrix<'_>,
+        right: &Matrix<'_>,
+        after: &After<'_>,
+    ) -> Result<(), CudaError> {
+        let (rows, columns, inner) = (left.rows, right.columns, left.columns);
+        assert_eq!(inner, right.rows, "inner dimensions");
+        assert_eq!(out.len(), rows * columns, "size of the product");
+        assert!(rows <= MOST_ROWS, "a product of {rows} rows");
+        let (number, more) = match after {
+            After::Plain => (0i32, &left.data),
+            After::Bias(bias) | After::BiasRelu(bias) => {
+                assert_eq!(bias.len(), columns, "a bias for each column");
+                (if matches!(after, After::Bias(_)) { 1 } else { 2 }, bias)
+            }
+            After::WherePositive(mask) => {
+                assert_eq!(mask.len(), rows * columns, "a mask of the product's shape");
+                (3, mask)
+            }
+        };
+        if out.is_empty() {
+            return Ok(());
+        }
+        if inner > 0 && self.by_library(out, left, right)? {
+            return if number == 0 { Ok(()) } else { self.follow(out, more, columns, number) };
+        }
+        let rounds = i32::from(self.precision() == Precision::Bf16);
+        let size = (whole(rows), whole(columns), whole(inner));
+        let mut launch = self.stream().launch_builder(&self.functions.product);
+        launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
+        launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
+        launch.arg(more).arg(&size.0).arg(&size.1).arg(&size.2).arg(&number).arg(&rounds);
+        let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
+        // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found in the slices.
+        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
+            .map_err(self.failed("multiply"))?;
+        Ok(())
+    }
+    /// Replaces `out` by `left · right`, if there is a library that does it.
+    fn by_library(
+        &self,
+        out: &mut CudaViewMut<'_, f32>,
+        left: &Matrix<'_>,
+        right: &Matrix<'_>,
+    ) -> Result<bool, CudaError> {
+        let Some(library) = &self.products.library else { return Ok(false) };
+        let (lines, length) = (left.rows, right.columns);
+        let address = out.device_ptr_mut(self.stream()).0;
+        let out = Lines { address, lines, length, stride: length, transposed: false };
+        let [mut left_lines, mut right_lines] = [left, right].map(|matrix| matrix.lines(self));
+        let bf16 = self.precision() == Precision::Bf16;
+        if bf16 {
+            let mut rooms = self.products.rounded.lock().unwrap_or_else(PoisonError::into_inner);
+            let [left_room, right_room] = &mut *rooms;
+            left_lines = self.round(left, left_lines, left_room)?;
+            right_lines = self.round(right, right_lines, right_room)?;
+        }
+        self.stream().context().bind_to_thread().map_err(self.failed("multiply"))?;
+        // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the caller has found
+        // that their shapes fit.
+        unsafe { library.product(self, bf16, [left_lines, right_lines, out]) }
+    }
+
+    /// Rounds a matrix, which lies in `lines`, to bf16.
+    fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Room<u16>) -> Result<Lines, CudaError> {
+        let stride = lines.length.next_multiple_of(BF16_STRIDE);
+        let mut rounded = room.fit(self, lines.lines * stride)?;
+        let (columns, from_stride, to_stride) = (whole(lines.length), lines.stride as i64, stride as i64);
+        let grid_dim = (whole(lines.lines) as u32, 1, 1);
+        let mut launch = self.stream().launch_builder(&self.functions.round_to_bf16);
+        launch.arg(&mut rounded).arg(&matrix.data).arg(&columns).arg(&from_stride).arg(&to_stride);
+        // SAFETY: the arguments are the kernel's; the matrix has these lines, and there is room for them.
+        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
+            .map_err(self.failed("round to bf16"))?;
+        Ok(Lines { address: rounded.device_ptr_mut(self.stream()).0, stride, ..lines })
+    }
+
+    /// Makes of a product's numbers what becomes of them.
+    fn follow(
+        &self,
+        out: &mut CudaViewMut<'_, f32>,
+        more: &CudaView<'_, f32>,
+        columns: usize,
+        number: i32,
+    ) -> Result<(), CudaError> {
+        let (grid_dim, columns) = ((whole(out.len() / columns) as u32, 1, 1), whole(columns));
+        let mut launch = self.stream().launch_builder(&self.functions.follow);
+        launch.arg(out).arg(more).arg(&columns).arg(&number);
+        // SAFETY: the arguments are the kernel's, and `product` has found that there is a number for each column or place.
+        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
+            .map_err(self.failed("follow a product"))?;
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Each kernel beside its definition. On the double of the driver, or, by `make gpu`, on a real GPU.
+
+mod attention;
+mod rows;
+mod sizes;
+
+use elastic_cuda::{After, Gpu, Labels, Matrix, Room};
+
+use crate::buffers::{assert_near, back, gpu, numbers, on};
+use crate::double::{and_on_a_gpu, surroundings};
+
+#[test]
+fn products_match_the_definition() {
+    for gpu in [gpu(), gpu().without_library()] {
+        for (rows, columns, inner) in [(1, 1, 1), (8, 128, 64), (64, 64, 16), (65, 10, 17), (3, 130, 100), (130, 70, 1)]
+        {
+            for flips in 0..4 {
+                let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
+                let (lefts, rights) = (numbers(rows * inner, 1), numbers(inner * columns, 2));
+                let (bias, mask) = (numbers(columns, 3), numbers(rows * columns, 4));
+                let at_left = |row: usize, i: usize| lefts[if flip_left { i * rows + row } else { row * inner + i }];
+                let at_right = |i: usize, column: usize| {
+                    rights[if flip_right { column * inner + i } else { i * columns + column }]
+                };
+                let plain: Vec<f64> = (0..rows * columns)
+                    .map(|place| {
+                        let (row, column) = (place / columns, place % columns);
+                        (0..inner).map(|i| f64::from(at_left(row, i)) * f64::from(at_right(i, column))).sum()
+                    })
+                    .collect();
+                let biased: Vec<f64> =
+                    plain.iter().enumerate().map(|(place, value)| value + f64::from(bias[place % columns])).collect();
+                let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
+                let masked: Vec<f64> =
+                    plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
+
+                let (lefts, rights) = (on(&gpu, &lefts), on(&gpu, &rights));
+                let (bias, mask) = (on(&gpu, &bias), on(&gpu, &mask));
+                let left = || match flip_left {
+                    true => Matrix::new(lefts.view(), inner, rows).transposed(),
+                    false => Matrix::new(lefts.view(), rows, inner),
+                };
+                let right = || match flip_right {
+                    true => Matrix::new(rights.view(), columns, inner).transposed(),
+                    false => Matrix::new(rights.view(), inner, columns),
+                };
+                for (after, wanted) in [
+                    (After::Plain, &plain),
+                    (After::Bias(bias.view()), &biased),
+                    (After::BiasRelu(bias.view()), &positive),
+                    (After::WherePositive(mask.view()), &masked),
+                ] {
+                    let mut out = Room::default();
+                    gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
+                    assert_near(
+                        &back(&gpu, &out),
+                        wanted,
+                        1e-5,
+                        &format!("{rows}×{columns}×{inner} {flips} {after:?}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_product_by_the_own_kernel_has_the_same_bits_among_any_number_of_rows() {
+    let gpu = gpu().without_library();
+    let (all, weight) = (numbers(70 * 33, 1), on(&gpu, &numbers(33 * 20, 2)));
+    let product = |rows: usize| {
+        let (left, mut out) = (on(&gpu, &all[..rows * 33]), Room::default());
+        let (left, right) = (Matrix::new(left.view(), rows, 33), Matrix::new(weight.view(), 33, 20));
+        gpu.product(&mut out.fit(&gpu, rows * 20).unwrap(), &left, &right, &After::Plain).unwrap();
+        back(&gpu, &out)
+    };
+    let whole = product(70);
+    for rows in [1, 5, 64] {
+        assert_eq!(product(rows), whole[..rows * 20], "{rows} rows");
+    }
+}
+
+#[test]
+fn sums_and_norms_match_the_definition() {
+    let gpu = gpu();
+    for (rows, columns) in [(1, 1), (7, 10), (64, 300), (1000, 3)] {
+        let given = numbers(rows * columns, 5);
+        let room = on(&gpu, &given);
+        let sum_of = |from: &dyn Fn(usize) -> bool| -> f64 {
+            given.iter().enumerate().filter(|(place, _)| from(*place)).map(|(_, &value)| f64::from(value)).sum()
+        };
+        let mut sum = Room::default();
+        gpu.sum_rows(&mut sum.fit(&gpu, columns).unwrap(), &room.view()).unwrap();
+        let wanted: Vec<f64> = (0..columns).map(|column| sum_of(&|place| place % columns == column)).collect();
+        assert_near(&back(&gpu, &sum), &wanted, 1e-4, "rows");
+        gpu.sum_all(&mut sum.fit(&gpu, 1).unwrap(), &room.view()).unwrap();
+        assert_near(&back(&gpu, &sum), &[sum_of(&|_| true)], 1e-4, "all");
+
+        let norm = gpu.norm(&room.view(), &mut Room::default()).unwrap();
+        let wanted = given.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        assert!((norm - wanted).abs() < 1e-12 * wanted, "{norm}, not {wanted}");
+    }
+    // An addition of two numbers has one result, on any device.
+    let (left, right) = (numbers(1000, 6), numbers(1000, 7));
+    let place = |numbers: &[f32]| {
+        let mut buffer = gpu.zeros::<f32>(numbers.len()).unwrap();
+        gpu.upload(numbers, &mut buffer.as_view_mut()).unwrap();
+        buffer
+    };
+    let mut sum = place(&left);
+    gpu.add(&mut sum, &place(&right)).unwrap();
+    let mut found = vec![0.0; 1000];
+    gpu.download(&sum.as_view(), &mut found).unwrap();
+    let wanted: Vec<f32> = left.iter().zip(&right).map(|(left, right)| left + right).collect();
+    assert_eq!(found, wanted);
+}
+
+#[test]
+fn losses_and_their_slopes_match_the_definition() {
+    let gpu = gpu();
+    for (rows, classes) in and_on_a_gpu([(1, 2), (8, 10), (3, 256), (2, 3001)], [(256, 50_257)]) {
+        // Some far apart, where an exponential by itself would be too large.
+        let scores: Vec<f32> = numbers(rows * classes, 8).iter().map(|score| score * 200.0).collect();
+        let labels: Vec<u32> = (0..rows).map(|row| (row * 7 % classes) as u32).collect();
+        let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &scores), Labels::new(classes), Room::default());
+        uploaded.upload(&gpu, &labels).unwrap();
+        gpu.cross_entropy(&mut slopes.view_mut(), &uploaded.all(), &mut losses.fit(&gpu, rows).unwrap()).unwrap();
+        let (mut wanted_slopes, mut wanted_losses) = (Vec::new(), Vec::new());
+        for (row, &label) in scores.chunks_exact(classes).zip(&labels) {
+            let top = row.iter().copied().fold(f32::MIN, f32::max);
+            let powers: Vec<f64> = row.iter().map(|&score| f64::from(score - top).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            wanted_losses.push(sum.ln() - f64::from(row[label as usize] - top));
+            let is_label = |class| if class == label as usize { 1.0 } else { 0.0 };
+            wanted_slopes.extend(powers.iter().enumerate().map(|(class, power)| power / sum - is_label(class)));
+        }
+        assert_near(&back(&gpu, &losses), &wanted_losses, 1e-5, "losses");
+        assert_near(&back(&gpu, &slopes), &wanted_slopes, 1e-5, "slopes");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused() {
+    let surroundings = surroundings();
+    let count = Gpu::count(&surroundings).unwrap();
+    let error = Gpu::open(&surroundings, count).unwrap_err().to_string();
+    assert!(error.contains(&format!("there is no GPU {count}, but {count}")), "{error}");
+}

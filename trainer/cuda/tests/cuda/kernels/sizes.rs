@@ -1,0 +1,96 @@
+//! Products at GPT-2's sizes on a real GPU, whole rows of them beside their definition in f64, and what kernels take there.
+//! On the double this would take minutes: there it is left out, and a line says so.
+
+use std::time::Instant;
+
+use elastic_cuda::Precision;
+use elastic_cuda::{After, Attended, Attention, Gpu, Matrix, Room};
+
+use crate::buffers::{assert_near, back, gpu, numbers, on};
+use crate::double::is_whole;
+
+/// Rows of a batch of 32 windows of 1,024; columns; and what is summed over: each product of a block, and the head's.
+const PRODUCTS: [(usize, usize, usize); 5] = [
+    (32 * 1024, 2304, 768),
+    (32 * 1024, 768, 768),
+    (32 * 1024, 3072, 768),
+    (32 * 1024, 768, 3072),
+    (2048, 50_257, 768),
+];
+
+#[test]
+fn products_of_gpt2_match_the_definition() {
+    if !is_whole() {
+        return eprintln!("left out: this is no GPU, or only small shapes are asked for");
+    }
+    for gpu in [gpu(), gpu().without_library()] {
+        for (rows, columns, inner) in PRODUCTS {
+            let (lefts, rights) = (numbers(rows * inner, 41), numbers(inner * columns, 42));
+            let (left, right, mut out) = (on(&gpu, &lefts), on(&gpu, &rights), Room::default());
+            let product = |out: &mut Room<f32>| {
+                let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
+                gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
+                back(&gpu, out)
+            };
+            let found = product(&mut out);
+            for row in [0, 1, rows / 2 + 7, rows - 1] {
+                let mut wanted = vec![0.0; columns];
+                for (i, right) in rights.chunks_exact(columns).enumerate() {
+                    let left = f64::from(lefts[row * inner + i]);
+                    wanted.iter_mut().zip(right).for_each(|(sum, &right)| *sum += left * f64::from(right));
+                }
+                let what = format!("{rows}×{columns}×{inner}, row {row}");
+                assert_near(&found[row * columns..][..columns], &wanted, 1e-4, &what);
+            }
+            // No number is anything else than it is in other runs.
+            assert!(product(&mut out) == found, "{rows}×{columns}×{inner}, again");
+        }
+    }
+}
+
+/// Milliseconds of each of twenty, one behind the other.
+fn timed(gpu: &Gpu, mut launch: impl FnMut()) -> f64 {
+    const TIMES: u32 = 20;
+    launch();
+    gpu.wait().unwrap();
+    let begun = Instant::now();
+    (0..TIMES).for_each(|_| launch());
+    gpu.wait().unwrap();
+    begun.elapsed().as_secs_f64() * 1e3 / f64::from(TIMES)
+}
+
+#[test]
+fn kernels_are_timed_if_this_is_a_gpu() {
+    if !is_whole() {
+        return eprintln!("kernels: not measured, this is no GPU");
+    }
+    for precision in [Precision::F32, Precision::Bf16] {
+        let gpu = gpu().multiplying_in(precision);
+        for (rows, columns, inner) in PRODUCTS {
+            let (left, right) = (on(&gpu, &numbers(rows * inner, 43)), on(&gpu, &numbers(inner * columns, 44)));
+            let mut out = Room::default();
+            let took = timed(&gpu, || {
+                let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
+                gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
+            });
+            let rate = 2e-9 * (rows * columns * inner) as f64 / took;
+            println!("product {rows}×{columns}×{inner} in {precision:?}: {took:.3} ms, {rate:.0} TFLOP/s");
+        }
+    }
+    let (gpu, shape) = (gpu(), Attention { sequences: 32, time: 1024, heads: 12, columns: 64 });
+    let triples = on(&gpu, &numbers(3 * shape.outputs(), 45));
+    let above = on(&gpu, &numbers(shape.outputs(), 46));
+    let (mut outputs, mut logs, mut means) = (Room::default(), Room::default(), Room::default());
+    let mut slope = on(&gpu, &vec![0.0; 3 * shape.outputs()]);
+    let took = timed(&gpu, || {
+        let mut outputs = outputs.fit(&gpu, shape.outputs()).unwrap();
+        gpu.attention(shape, &triples.view(), &mut outputs, &mut logs.fit(&gpu, shape.logs()).unwrap()).unwrap();
+    });
+    println!("attention of 32 windows: {took:.3} ms");
+    let took = timed(&gpu, || {
+        let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
+        let mut room = means.fit(&gpu, shape.logs()).unwrap();
+        gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+    });
+    println!("its slope: {took:.3} ms");
+}

@@ -1,0 +1,224 @@
+//! One rank: what it does in a process of its own. Not for who starts it, nor for what it should answer.
+
+use std::ffi::c_void;
+use std::io::BufRead;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use elastic_collective::recorder::Recorder;
+use elastic_collective::stop::Stop;
+use elastic_collective::tree::{cover, shards_of};
+use elastic_collective::{Group, Patience, Place};
+use elastic_cuda::nccl::{Added, Communicator, Device, Joined, Span};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::libraries::{fake, open};
+use crate::process::DEADLINE;
+
+/// Numbers that a rank sums: enough that no socket holds them all.
+pub(crate) const NUMBERS: usize = 300_000;
+
+/// The stand-in's stream: see `fake_nccl::Stream`.
+#[repr(C)]
+#[derive(Default)]
+struct Counters {
+    enqueued: AtomicU64,
+    ended: AtomicU64,
+}
+
+/// Host memory in place of a GPU's.
+struct Host {
+    counters: &'static Counters,
+    mark: u64,
+}
+
+impl Device for Host {
+    fn bind(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+    fn stream(&self) -> *mut c_void {
+        std::ptr::from_ref(self.counters).cast_mut().cast()
+    }
+    fn mark(&mut self) -> Result<(), String> {
+        self.mark = self.counters.enqueued.load(Ordering::SeqCst);
+        Ok(())
+    }
+    fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
+        // SAFETY: the communicator adds only in the spans that it was given, one addition at a time.
+        let slice = |span: Span| unsafe { std::slice::from_raw_parts(span.address() as *const f32, span.elements()) };
+        let (left, right) = (slice(left), right.map(slice));
+        let sum: Vec<f32> = (0..into.elements()).map(|i| right.map_or(left[i], |right| left[i] + right[i])).collect();
+        // SAFETY: as above; nothing else of them is read any more.
+        unsafe { std::ptr::copy_nonoverlapping(sum.as_ptr(), into.address() as *mut f32, sum.len()) };
+        Ok(())
+    }
+    fn is_done(&mut self) -> Result<bool, String> {
+        Ok(self.counters.ended.load(Ordering::SeqCst) >= self.mark)
+    }
+}
+
+/// A rank as its process sees it.
+struct Rank {
+    communicator: Communicator,
+    group: Option<Group>,
+    place: Option<Place>,
+    stop: Stop,
+    recorder: Recorder,
+}
+
+impl Rank {
+    /// Does what a line asks for and answers in a line.
+    fn obey(&mut self, line: &str) -> Result<String, String> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match words[0] {
+            "set" => {
+                // SAFETY: the stand-in reads the environment with Rust's own functions, which take turns with this.
+                unsafe { std::env::set_var(words[1], words.get(2).unwrap_or(&"")) };
+                Ok("set".to_owned())
+            }
+            "records" => {
+                self.recorder = Recorder::new(Some(Path::new(words[1])));
+                Ok("set".to_owned())
+            }
+            "forming" => {
+                self.stop.forms(number(1), Duration::from_millis(number(2)));
+                Ok("set".to_owned())
+            }
+            "join" => {
+                let place = Place {
+                    job: "test".to_owned(),
+                    round: number(1),
+                    rank: number(2) as u32,
+                    world_size: number(3) as u32,
+                    master_addr: "127.0.0.1".to_owned(),
+                    master_port: number(4) as u16,
+                    agent_store: false,
+                    settings: String::new(),
+                };
+                self.group = None;
+                let time = Duration::from_millis(number(5));
+                let patience = Patience { form: DEADLINE, operation: DEADLINE };
+                let group = Group::form(&place, patience, self.stop.clone());
+                self.place = Some(place);
+                let group = group.map_err(|error| error.to_string())?.recorded_by(&self.recorder);
+                let group = self.group.insert(group.with_patience(Patience { form: time, operation: time }));
+                match self.communicator.join(group).map_err(|error| error.to_string())? {
+                    Joined::By(way) => Ok(format!("{way:?}")),
+                    Joined::Unlike { versions } => Err(format!("unlike: {versions}")),
+                    Joined::Refused { ranks, cause } => Err(format!("refused by {ranks:?}: {cause:?}")),
+                }
+            }
+            "sum" => {
+                let group = self.group.as_mut().unwrap();
+                let mut data: Vec<f32> = (0..NUMBERS).map(|i| (i % 100) as f32 + group.rank() as f32).collect();
+                // SAFETY: the numbers outlive the call.
+                let span = unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
+                let result = self.communicator.all_reduce(group, span);
+                let ranks = group.world_size();
+                let right = |(i, sum): (usize, &f32)| {
+                    *sum == (ranks as usize * (i % 100)) as f32 + (ranks * (ranks - 1) / 2) as f32
+                };
+                if let Err(error) = &result {
+                    self.recorder.write(self.place.as_ref().unwrap(), &error.to_string()).unwrap();
+                }
+                result.map_err(|error| error.to_string())?;
+                if data.iter().enumerate().all(right) { Ok("right".to_owned()) } else { Err("wrong sums".to_owned()) }
+            }
+            "others" => self.other_operations().map(|()| "right".to_owned()),
+            "ordered" => self.ordered_sums().map(|()| "right".to_owned()),
+            "leave" => {
+                let mut group = self.group.take().unwrap();
+                let device = Box::new(host());
+                let next = Communicator::new(open(&fake()).unwrap(), device).unwrap();
+                let communicator = std::mem::replace(&mut self.communicator, next);
+                communicator.close(&mut group).map_err(|error| error.to_string())?;
+                group.leave();
+                Ok("left".to_owned())
+            }
+            other => panic!("`{other}` is no task"),
+        }
+    }
+
+    /// The ordered sum, whose bits must be those of the same sum over TCP.
+    fn ordered_sums(&mut self) -> Result<(), String> {
+        let group = self.group.as_mut().unwrap();
+        let (rank, ranks) = (group.rank(), group.world_size());
+        for (shards, length) in [(8, 10_001), (5, 3), (1, 100), (7, 1), (12, 70_000)] {
+            let nodes = cover(shards, &shards_of(rank, ranks, shards));
+            let numbers = |seed: u32| {
+                let mut random = SmallRng::seed_from_u64(seed.into());
+                (0..length).map(|_| random.random::<f32>() - 0.5).collect()
+            };
+            let mut partials: Vec<Vec<f32>> = nodes.iter().map(|node| numbers(node.first)).collect();
+            let rest: Vec<&[f32]> = partials.iter().skip(1).map(Vec::as_slice).collect();
+            let mut expected = partials.first().cloned().unwrap_or(vec![0.0; length]);
+            group.ordered_sum(shards, &rest, &mut expected, 0).map_err(|error| error.to_string())?;
+
+            let mut sum = vec![0.0; length];
+            let mut staging = vec![0.0; Communicator::staging_elements(group, shards, length)];
+            // SAFETY: the numbers outlive the call.
+            let span = |data: &mut [f32]| unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
+            let spans: Vec<Span> = partials.iter_mut().map(|partial| span(partial)).collect();
+            let (into, room) = (span(&mut sum), span(&mut staging));
+            let result = self.communicator.ordered_sum(group, shards, &spans, into, room);
+            result.map_err(|error| error.to_string())?;
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            if bits(&sum) != bits(&expected) {
+                return Err(format!("other bits in {shards} shards of {length}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn other_operations(&mut self) -> Result<(), String> {
+        let group = self.group.as_mut().unwrap();
+        let (rank, ranks) = (group.rank(), group.world_size());
+        // SAFETY: the numbers outlive the calls that they are given to.
+        let span = |data: &mut [f32]| unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
+        let text = |error: elastic_collective::CollectiveError| error.to_string();
+
+        let mut told = vec![rank as f32; 1000];
+        self.communicator.broadcast(group, span(&mut told), ranks - 1).map_err(text)?;
+        let (mut own, mut all) = (vec![rank as f32; 10], vec![0.0; 10 * ranks as usize]);
+        self.communicator.all_gather(group, span(&mut own), span(&mut all)).map_err(text)?;
+        // To each peer a number of one's own and the peer's.
+        let peers: Vec<u32> = (0..ranks).filter(|&peer| peer != rank).collect();
+        let mut out: Vec<[f32; 1]> = peers.iter().map(|&peer| [(10 * rank + peer) as f32]).collect();
+        let mut into = vec![[0.0; 1]; peers.len()];
+        let sends = peers.iter().zip(&mut out).map(|(&peer, data)| (peer, span(data))).collect();
+        let receives = peers.iter().zip(&mut into).map(|(&peer, data)| (peer, span(data))).collect();
+        self.communicator.exchange(group, sends, receives).map_err(text)?;
+
+        let gathered = all.iter().enumerate().all(|(i, &value)| value == (i / 10) as f32);
+        let exchanged = peers.iter().zip(&into).all(|(peer, &[value])| value == (10 * peer + rank) as f32);
+        let told = told.iter().all(|&value| value == (ranks - 1) as f32);
+        (gathered && exchanged && told).then_some(()).ok_or_else(|| format!("{gathered} {exchanged} {told}"))
+    }
+}
+
+fn host() -> Host {
+    Host { counters: Box::leak(Box::default()), mark: 0 }
+}
+
+/// One rank, told what to do line by line: a process that the tests below start.
+#[test]
+#[ignore = "a part of the other tests"]
+fn rank() {
+    let library = open(Path::new(&std::env::var("NCCL_OF_TEST").unwrap())).unwrap();
+    let renews = std::env::var_os("NCCL_RENEWS").is_some();
+    let library = if renews { library.that_renews() } else { library };
+    let communicator = Communicator::new(library, Box::new(host())).unwrap();
+    let (stop, recorder) = (Stop::default(), Recorder::default());
+    let mut rank = Rank { communicator, group: None, place: None, stop, recorder };
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        println!("\n> begun");
+        match rank.obey(&line) {
+            Ok(answer) => println!("\n> {answer}"),
+            Err(error) => println!("\n> error: {error}"),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The trainer on a GPU, as far as that can be shown without one: the whole way from flags to parameters runs on a double
+//! of the driver, which runs the kernels on the CPU. Nothing here says how a real GPU behaves, nor how fast it is: for
+//! that there is `make gpu`, which runs the tests of `models`, `graphs` and `snapshots::timed` on one.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // The harness may do what its tests may.
+
+#[allow(dead_code)] // What other tests need.
+#[path = "../training/agent.rs"]
+mod agent;
+#[allow(dead_code)]
+#[path = "../../cuda/tests/cuda/buffers.rs"]
+mod buffers;
+#[allow(dead_code)]
+#[path = "../../cuda/tests/cuda/double.rs"]
+mod double;
+mod graphs;
+mod library;
+mod models;
+mod nccl;
+mod overlap;
+mod precision;
+mod rounds;
+mod snapshots;
+mod training;
+#[allow(dead_code)]
+#[path = "../../cuda/tests/cuda/warnings.rs"]
+mod warnings;
+#[allow(dead_code)]
+#[path = "../training/worker.rs"]
+mod worker;

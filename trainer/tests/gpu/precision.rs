@@ -1,0 +1,48 @@
+//! Training with products of numbers that are rounded to bf16, on the double of the driver.
+
+use std::net::TcpListener;
+
+use crate::training::{SHORT, checksum, command, ended, printed, refused, together};
+
+#[test]
+fn a_perceptron_learns_in_bf16_and_every_number_of_workers_gives_the_same_bits() {
+    let flags = "digits --epochs 4 --hidden 32 --batch 60 --shards 2 --lr 0.005 --device cuda:0";
+    let narrow = format!("{flags} --precision bf16");
+    let alone = printed(&narrow, "");
+    let accuracy = alone.lines().find_map(|line| line.strip_prefix("test accuracy ")).unwrap();
+    let accuracy: f64 = accuracy.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(accuracy > 0.85, "{alone}");
+    assert_eq!(checksum(&together(&narrow, 2)), checksum(&alone));
+    assert_ne!(checksum(&printed(flags, "")), checksum(&alone), "in f32");
+}
+
+#[test]
+fn only_a_gpu_computes_in_bf16() {
+    let flags = format!("{SHORT} --precision bf16");
+    for (device, how, why) in [
+        ("cpu", "", "CPUs compute in f32 alone"),
+        ("auto", "devices=0", "shows no GPU"),
+        ("cuda", "devices=0", "shows no GPU"),
+    ] {
+        let error = refused(&format!("{flags} --device {device}"), how);
+        let said = format!("--device {device} --precision bf16 is not possible: ");
+        let remedy = "with --precision f32 and --device auto it would be the CPU";
+        assert!(error.contains(&said) && error.contains(why) && error.contains(remedy), "{error}");
+    }
+}
+
+#[test]
+fn workers_of_another_precision_refuse_one_another() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str, precision: &str| {
+        let mut command = command(&format!("{SHORT} --device cuda:0 --precision {precision}"), "");
+        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.spawn().unwrap()
+    };
+    let (mut first, second) = (start("0", "f32"), start("1", "bf16"));
+    let (well, _, logged) = ended(second.wait_with_output().unwrap());
+    // It would wait for another.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(!well && logged.contains("refused by rank 0") && logged.contains("--precision bf16"), "{logged}");
+}

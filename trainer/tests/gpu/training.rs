@@ -1,0 +1,291 @@
+//! The program `elastic-trainer` on the double of the driver, from its flags to the parameters that it ends with. Not a
+//! word about real GPUs.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use elastic_cuda::Surroundings;
+use elastic_proto::worker::ToWorker;
+use elastic_trainer::Environment;
+use elastic_trainer::checkpoint::Checkpoints;
+use elastic_trainer::checkpoint::disk::Host;
+use serde_json::Value;
+
+use crate::agent::{Agent, Commits, assignment, start_member};
+use crate::double::{cache, cublaslt, driver, folders, prefix};
+use crate::library::is_installed;
+use crate::worker::{Worker, environment, free_port};
+
+/// A few steps are enough, since each is the whole way.
+pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
+
+/// The same for a GPT: two epochs of two steps.
+pub(crate) const GPT: &str = "gpt --epochs 2 --windows 12 --context 12 --layers 2 --heads 2 --width 16 --vocabulary 20 --batch 6 \
+                   --shards 3 --clip 0.5 --micro-batch 1";
+
+/// A worker on a double that `how` describes.
+pub(crate) fn command(flags: &str, how: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_elastic-trainer"));
+    command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
+    command.env("ELASTIC_CUDA_LIBRARIES", folders()).env("VIRTUAL_ENV", prefix());
+    command.env_remove("CONDA_PREFIX");
+    // A real library beside the double shall find no GPU.
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    command.env("XDG_CACHE_HOME", cache()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub(crate) fn ended(output: Output) -> (bool, String, String) {
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.success(), text(output.stdout), text(output.stderr))
+}
+
+pub(crate) fn run(flags: &str, how: &str) -> (bool, String, String) {
+    ended(command(flags, how).output().unwrap())
+}
+
+/// What a run prints that ends well.
+pub(crate) fn printed(flags: &str, how: &str) -> String {
+    let (well, printed, logged) = run(flags, how);
+    assert!(well, "{logged}");
+    let on_gpu = logged.contains("computes on GPU 0, a double of a GPU, on the CPU: CUDA 13.0");
+    assert_eq!(on_gpu, !flags.contains("--device cpu"), "{logged}");
+    printed
+}
+
+pub(crate) fn checksum(printed: &str) -> &str {
+    printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
+}
+
+/// Why a run does not end well: one message.
+pub(crate) fn refused(flags: &str, how: &str) -> String {
+    let (well, _, logged) = run(flags, how);
+    assert!(!well, "{flags} {how}");
+    let errors: Vec<&str> = logged.lines().filter(|line| line.contains("ERROR")).collect();
+    assert!(errors.len() == 1 && !logged.contains("panicked"), "{logged}");
+    errors[0].to_owned()
+}
+
+/// A group of workers that train together on GPU 0, and what rank 0 prints.
+pub(crate) fn together(flags: &str, world_size: u32) -> String {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: u32| -> Child {
+        let mut command = command(flags, "devices=1");
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
+        command.env("LOCAL_RANK", rank.to_string()).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.spawn().unwrap()
+    };
+    let workers: Vec<Child> = (0..world_size).map(start).collect();
+    let mut all =
+        workers.into_iter().map(|worker| ended(worker.wait_with_output().unwrap())).map(|(well, printed, logged)| {
+            assert!(well, "{logged}");
+            printed
+        });
+    let first = all.next().unwrap();
+    assert!(all.all(|printed| printed.is_empty()));
+    first
+}
+
+fn losses(trace: &Path) -> Vec<f64> {
+    let text = std::fs::read_to_string(trace).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["event"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
+}
+
+fn state(folder: &Path) -> Vec<f32> {
+    Checkpoints::new(Host, folder).newest().unwrap().state
+}
+
+#[test]
+fn a_driver_that_captures_no_graphs_gives_the_same_bits_and_is_told_of_once() {
+    let flags = format!("{SHORT} --epochs 4 --device cuda").replace("--epochs 1 ", "");
+    let (well, captured, quiet) = run(&flags, "");
+    assert!(well && !quiet.contains("graph"), "{quiet}");
+    let (well, launched, told) = run(&flags, "graphs=0");
+    assert!(well && checksum(&captured) == checksum(&launched), "{told}");
+    let warnings: Vec<&str> = told.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("GPU 0 failed to capture a graph: operation not supported"),
+        "{told}"
+    );
+}
+
+#[test]
+fn training_agrees_with_the_hosts_and_goes_on_from_each_others_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let flags = |device: &str, name: &str| {
+        let (trace, checkpoints) = (at(&format!("{name}.trace")), at(name));
+        format!("{SHORT} --device {device} --trace {} --checkpoint-dir {}", trace.display(), checkpoints.display())
+    };
+    printed(&flags("cuda", "gpu"), "");
+    printed(&flags("cpu", "host"), "");
+    let agree = || {
+        let (gpu, host) = (losses(&at("gpu.trace")), losses(&at("host.trace")));
+        assert_eq!(gpu.len(), host.len());
+        assert!(gpu.iter().zip(&host).all(|(gpu, host)| (gpu - host).abs() < 1e-4 * host), "{gpu:?} {host:?}");
+        let (gpu, host) = (state(&at("gpu")), state(&at("host")));
+        let furthest = gpu.iter().zip(&host).map(|(gpu, host)| (gpu - host).abs()).fold(0.0, f32::max);
+        assert!(furthest > 0.0 && furthest < 1e-3, "{furthest}");
+    };
+    agree();
+    // Each goes on where the other has ended.
+    let longer = |device: &str, name: &str| flags(device, name).replace("--epochs 1", "--epochs 2");
+    printed(&longer("cuda", "host"), "");
+    printed(&longer("cpu", "gpu"), "");
+    agree();
+    assert_eq!(losses(&at("gpu.trace")).len(), 2 * 5);
+}
+
+#[test]
+fn every_number_of_workers_and_every_order_of_threads_gives_the_same_bits() {
+    let flags = format!("{SHORT} --device cuda:0");
+    let alone = printed(&flags, "");
+    for world_size in [2, 3] {
+        assert_eq!(checksum(&together(&flags, world_size)), checksum(&alone), "{world_size} workers");
+    }
+    assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
+    assert_ne!(checksum(&printed(&flags.replace("--clip 0.5", ""), "")), checksum(&alone), "without --clip");
+}
+
+#[test]
+fn a_newcomer_gets_the_state_from_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = "digits --epochs 4 --hidden 16 --batch 60 --shards 2 --device cuda:0";
+    let cuda = Surroundings { folders: vec![driver(), cublaslt()], prefixes: vec![prefix()], cache: Some(cache()) };
+    let places = |round, world_size| -> Vec<Environment> {
+        let port = free_port();
+        let place = |rank| Environment { cuda: cuda.clone(), ..environment(rank, world_size, round, port) };
+        (0..world_size).map(place).collect()
+    };
+    let member = |place: &Environment| start_member(folder.path(), flags, place.clone(), None);
+    // Given a worker that trains, and is to go on as rank 1, beside one that has nothing yet
+    let (agent, worker) = member(&places(1, 1)[0]);
+    agent.step_reached(1);
+    agent.forming(2, Duration::from_secs(40));
+    let held = agent.quiesced(2);
+    let next = places(2, 2);
+    agent.say(&ToWorker::Assignment(assignment(&next[1], None)));
+    let (_agent, newcomer) = member(&next[0]);
+    // Then both go on where the first was.
+    let (status, printed, logged) = newcomer.end();
+    assert!(
+        status.success() && logged.contains(&format!("goes on from memory round=2 step={held} lacking=1")),
+        "{logged}"
+    );
+    let (status, _, logged) = worker.end();
+    assert!(status.success(), "{logged}");
+    assert_eq!(checksum(&printed), checksum(&self::printed(flags, "")));
+}
+
+#[test]
+fn a_worker_is_known_to_its_agent_once_its_gpu_is_ready() {
+    let folder = tempfile::tempdir().unwrap();
+    let cuda = Surroundings { folders: vec![driver()], prefixes: vec![prefix()], cache: Some(cache()) };
+    for (round, warm_up) in [(1, false), (2, true)] {
+        let mut place = Environment { cuda: cuda.clone(), warm_up, ..environment(0, 1, round, free_port()) };
+        let agent = Agent::start(folder.path(), &place, None, Commits::Granted);
+        place.agent = Some(agent.socket.clone());
+        let (status, _, logged) = Worker::start(&format!("{SHORT} --device cuda:7"), &place, None).end();
+        assert!(!status.success() && logged.contains("there is no GPU 7"), "{logged}");
+        match warm_up {
+            // In a round it is a failure that the agent hears of.
+            false => assert!(agent.failure().1.contains("there is no GPU 7")),
+            true => assert!(agent.heard.lock().unwrap().is_empty(), "it was no more than started"),
+        }
+    }
+}
+
+#[test]
+fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
+    assert!(printed(SHORT, "devices=2").contains("test accuracy"));
+    for (how, level, why) in [
+        ("devices=0", "INFO", "shows no GPU: no CUDA-capable device is detected"),
+        // One that lies idle
+        ("version=11040", "WARN", "knows CUDA 11.4 and 12.0 is needed"),
+        ("version=12080", "WARN", "is of a later CUDA than the NVIDIA driver's 12"),
+    ] {
+        let (well, _, logged) = run(SHORT, how);
+        assert!(well && logged.contains(&format!("{level} computes on the CPU")) && logged.contains(why), "{logged}");
+        let error = refused(&format!("{SHORT} --device cuda"), how);
+        assert!(error.contains("--device cuda is not possible") && error.contains(why), "{error}");
+    }
+    let error = refused(&format!("{SHORT} --device cuda:2"), "devices=2");
+    assert!(error.contains("there is no GPU 2, but 2"), "{error}");
+    // Without any library at all
+    let mut bare = command(&format!("{SHORT} --device cuda"), "");
+    bare.env_remove("ELASTIC_CUDA_LIBRARIES").env("LD_LIBRARY_PATH", "/nowhere");
+    let (well, _, logged) = ended(bare.output().unwrap());
+    // A driver that is installed is found, and shows no GPU.
+    let lacks = logged.contains("libcuda.so.1 is not to be found; install the NVIDIA driver");
+    let installed = is_installed(&["libcuda.so.1"], Some(&prefix()), Some("/nowhere"));
+    assert!(!well && lacks != installed, "{logged}");
+    // And without a compiler
+    let mut without = command(&format!("{SHORT} --device cuda"), "");
+    without.env("VIRTUAL_ENV", "/nowhere").env("LD_LIBRARY_PATH", "/nowhere");
+    let (well, _, logged) = ended(without.output().unwrap());
+    let lacks = logged.contains("libnvrtc.so.13 is not to be found; pip install nvidia-cuda-nvrtc");
+    let installed = is_installed(&["libnvrtc.so.13", "libnvrtc.so.12"], None, Some("/nowhere"));
+    assert!(lacks != installed && !(lacks && well), "{logged}");
+}
+
+#[test]
+fn a_gpt_learns_on_a_gpu_what_it_learns_on_the_host_and_the_same_bits_for_every_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = |device: &str| format!("{GPT} --device {device} --trace {}", folder.path().join(device).display());
+    let alone = printed(&flags("cuda"), "");
+    printed(&flags("cpu"), "");
+    let (gpu, host) = (losses(&folder.path().join("cuda")), losses(&folder.path().join("cpu")));
+    assert!(gpu.len() == 4 && host.len() == 4, "{gpu:?} {host:?}");
+    assert!(gpu.iter().zip(&host).all(|(gpu, host)| (gpu - host).abs() < 1e-4 * host), "{gpu:?} {host:?}");
+
+    let flags = format!("{GPT} --device cuda:0");
+    assert_eq!(checksum(&together(&flags, 2)), checksum(&alone), "2 workers");
+    assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
+    assert_ne!(checksum(&printed(&flags.replace("--clip 0.5", ""), "")), checksum(&alone), "without --clip");
+}
+
+#[test]
+fn a_model_without_kernels_is_refused_and_stays_on_the_host_by_itself() {
+    let flags = GPT.replace("--heads 2 --width 16", "--heads 1 --width 136");
+    let error = refused(&format!("{flags} --device cuda"), "");
+    let why = "this model computes on CPUs alone: its heads have 136 columns";
+    assert!(error.contains(&format!("--device cuda is not possible: {why}")), "{error}");
+    let (well, printed, logged) = run(&flags, "");
+    assert!(well && printed.contains("held-out loss"), "{logged}");
+    assert!(logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
+}
+
+#[test]
+fn a_worker_on_another_device_is_refused_by_its_peers() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let start = |rank: &str, device: &str| {
+        let mut command = command(&format!("{SHORT} --device {device}"), "");
+        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command.spawn().unwrap()
+    };
+    let (mut on_host, on_gpu) = (start("0", "cpu"), start("1", "cuda:0"));
+    let (well, _, logged) = ended(on_gpu.wait_with_output().unwrap());
+    // It would wait for another.
+    on_host.kill().unwrap();
+    on_host.wait().unwrap();
+    assert!(
+        !well
+            && logged.contains("refused by rank 0")
+            && logged.contains("(on a GPU: sm_90, NVRTC 13.5, cuBLASLt 13.1.0 on 132 processors)"),
+        "{logged}"
+    );
+}
+
+#[test]
+fn a_gpu_that_fails_ends_the_run_with_one_message() {
+    let flags = format!("{SHORT} --device cuda");
+    let error = refused(&flags, "memory=40000");
+    assert!(error.contains("has no room for") && error.contains("lower --micro-batch"), "{error}");
+    for launch in ["fail=1", "fail=100", "fail=701"] {
+        let error = refused(&flags, launch);
+        assert!(error.contains("GPU 0 failed to") && error.contains("an illegal memory access"), "{error}");
+    }
+}
