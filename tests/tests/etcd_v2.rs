@@ -11,7 +11,7 @@ use elastic_coordinator::etcd_v2::{Answer, Entry, EtcdV2, Keyspace, News, Only, 
 use elastic_coordinator::node::Status;
 use elastic_coordinator::store::StoreError;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::torchelastic::{Paths, Seat};
+use elastic_coordinator::torchelastic::{Membership, Paths};
 use elastic_coordinator::workers::barrier::{BarrierError, meet_on_v2};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, version_server};
 use elastic_tests::proxy::FaultProxy;
@@ -59,8 +59,8 @@ async fn change(client: &EtcdV2, key: &str, index: u64) -> (bool, Entry) {
 
 /// A member of a version of three nodes, and what says that it is.
 fn member(group_rank: u32) -> watch::Sender<Status> {
-    let seat = Seat { version: 7, group_rank, group_world_size: 3 };
-    watch::Sender::new(Status { seat: Some(seat), ..Status::default() })
+    let membership = Membership { version: 7, group_rank, group_world_size: 3 };
+    watch::Sender::new(Status { membership: Some(membership), ..Status::default() })
 }
 
 #[tokio::test]

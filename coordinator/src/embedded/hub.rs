@@ -35,7 +35,7 @@ struct State {
     mvcc: Mvcc,
     /// Up to here subscriptions have been told.
     published: Revision,
-    subscriptions: BTreeMap<u64, Place>,
+    subscriptions: BTreeMap<u64, Cursor>,
     next_subscription: u64,
     /// When the expiry task will look next.
     alarm: Option<Time>,
@@ -43,7 +43,7 @@ struct State {
 
 /// Where a subscription stands in the history.
 #[derive(Debug)]
-struct Place {
+struct Cursor {
     span: Span,
     next: Revision,
     /// Whether something in the span happened at or after `next`.
@@ -98,12 +98,12 @@ impl Hub {
         let id = state.next_subscription;
         state.next_subscription += 1;
         let next = from.unwrap_or(current.next());
-        // A place in the past is looked into at once; there need not be anything.
+        // A cursor in the past is looked into at once; there need not be anything.
         let pending = next <= current;
         if pending {
             wake.notify_one();
         }
-        state.subscriptions.insert(id, Place { span, next, pending, wake });
+        state.subscriptions.insert(id, Cursor { span, next, pending, wake });
         (Subscription { hub: self.clone(), id }, current)
     }
 
@@ -136,14 +136,14 @@ impl State {
         // A single call can write more than the history keeps; then everybody has to look.
         let recent: Option<Vec<&Event>> =
             self.mvcc.events(&whole_past, self.published.next()).ok().map(Iterator::collect);
-        for place in self.subscriptions.values_mut().filter(|place| !place.pending && place.next <= current) {
-            place.pending = recent.as_ref().is_none_or(|recent| {
-                recent.iter().any(|event| event.revision >= place.next && place.span.contains(&event.key))
+        for cursor in self.subscriptions.values_mut().filter(|cursor| !cursor.pending && cursor.next <= current) {
+            cursor.pending = recent.as_ref().is_none_or(|recent| {
+                recent.iter().any(|event| event.revision >= cursor.next && cursor.span.contains(&event.key))
             });
-            if place.pending {
-                place.wake.notify_one();
+            if cursor.pending {
+                cursor.wake.notify_one();
             } else {
-                place.next = current.next();
+                cursor.next = current.next();
             }
         }
         self.published = current;
@@ -174,11 +174,11 @@ impl Subscription {
     pub fn take(&self) -> Result<Option<Batch>, Compacted> {
         let mut state = self.hub.lock();
         let State { mvcc, subscriptions, .. } = &mut *state;
-        let Some(place) = subscriptions.get_mut(&self.id).filter(|place| place.pending) else {
+        let Some(cursor) = subscriptions.get_mut(&self.id).filter(|cursor| cursor.pending) else {
             return Ok(None);
         };
         let (mut events, mut bytes, mut more): (Vec<Event>, usize, bool) = (Vec::new(), 0, false);
-        for event in mvcc.events(&place.span, place.next)? {
+        for event in mvcc.events(&cursor.span, cursor.next)? {
             if bytes >= BATCH_BYTES && events.last().is_some_and(|last| last.revision < event.revision) {
                 more = true;
                 break;
@@ -186,9 +186,9 @@ impl Subscription {
             bytes += event.size();
             events.push(event.clone());
         }
-        let revision = if more { events.last().map_or(place.next, |last| last.revision) } else { mvcc.revision() };
-        place.next = place.next.max(revision.next());
-        place.pending = more;
+        let revision = if more { events.last().map_or(cursor.next, |last| last.revision) } else { mvcc.revision() };
+        cursor.next = cursor.next.max(revision.next());
+        cursor.pending = more;
         Ok(if events.is_empty() { None } else { Some(Batch { events, revision }) })
     }
 
@@ -197,18 +197,18 @@ impl Subscription {
         let mut state = self.hub.lock();
         let State { mvcc, subscriptions, .. } = &mut *state;
         let current = mvcc.revision();
-        let Some(place) = subscriptions.get_mut(&self.id) else {
+        let Some(cursor) = subscriptions.get_mut(&self.id) else {
             return (current, Vec::new());
         };
-        place.next = current.next();
-        place.pending = false;
-        (current, mvcc.records(&place.span))
+        cursor.next = current.next();
+        cursor.pending = false;
+        (current, mvcc.records(&cursor.span))
     }
 
     /// The store's revision, if all events up to it have been taken.
     pub fn caught_up(&self) -> Option<Revision> {
         let state = self.hub.lock();
-        let pending = state.subscriptions.get(&self.id).is_some_and(|place| place.pending);
+        let pending = state.subscriptions.get(&self.id).is_some_and(|cursor| cursor.pending);
         (!pending).then_some(state.mvcc.revision())
     }
 }

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Streaming};
 
 use super::Hub;
 use super::cluster::{Closing, Cluster, Result, Stream};
-use super::shares::Shares;
+use super::quotas::Quotas;
 use super::status::status;
 use crate::store::LeaseId;
 
@@ -21,7 +21,7 @@ pub(super) struct LeaseService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
-    pub(super) shares: Shares,
+    pub(super) quotas: Quotas,
 }
 
 fn seconds(duration: Duration) -> i64 {
@@ -31,7 +31,7 @@ fn seconds(duration: Duration) -> i64 {
 #[tonic::async_trait]
 impl PbLeaseService for LeaseService {
     async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> Result<Response<PbLeaseGrantResponse>> {
-        let share = self.shares.of(&request);
+        let quota = self.quotas.of(&request);
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
         let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
         let id = (id != 0).then_some(LeaseId(id));
@@ -42,7 +42,7 @@ impl PbLeaseService for LeaseService {
                 Ok((id, (ttl, mvcc.revision())))
             })
         };
-        let (id, (ttl, revision)) = share.lease(lives, grant)?;
+        let (id, (ttl, revision)) = quota.lease(lives, grant)?;
         let header = Some(self.cluster.header(revision));
         Ok(Response::new(PbLeaseGrantResponse { header, id: id.0, ttl: seconds(ttl), error: String::new() }))
     }

@@ -17,7 +17,7 @@ use super::cluster::{Closing, Cluster, Result};
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::mvcc::Limits;
-use super::shares::Shares;
+use super::quotas::Quotas;
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
 use super::{Hub, MemoryStore};
@@ -159,9 +159,9 @@ impl EmbeddedServer {
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };
-        let (shares, progress_every) = (Shares::default(), options.progress_every);
-        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone(), shares: shares.clone() };
-        let watch = WatchService { hub, cluster, closing: closing.clone(), shares, progress_every };
+        let (quotas, progress_every) = (Quotas::default(), options.progress_every);
+        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone(), quotas: quotas.clone() };
+        let watch = WatchService { hub, cluster, closing: closing.clone(), quotas, progress_every };
         let routes = Routes::new(PbKvServer::new(kv).max_decoding_message_size(message))
             .add_service(PbLeaseServer::new(lease))
             .add_service(PbWatchServer::new(watch))

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::cluster::{Closing, Cluster, Result, Stream};
 use super::mvcc::{Compacted, Span};
-use super::shares::{Share, Shares, WatchPlace};
+use super::quotas::{Quota, Quotas, WatchPermit};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::store::Revision;
 
@@ -30,7 +30,7 @@ pub(super) struct WatchService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
-    pub(super) shares: Shares,
+    pub(super) quotas: Quotas,
     /// How often a watch that asked for it is told of the store's progress.
     pub(super) progress_every: Duration,
 }
@@ -40,13 +40,13 @@ impl PbWatchService for WatchService {
     type WatchStream = Stream<PbWatchResponse>;
 
     async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> Result<Response<Self::WatchStream>> {
-        let share = self.shares.of(&request);
-        let place = share.watch()?;
+        let quota = self.quotas.of(&request);
+        let place = quota.watch()?;
         let (answers, stream) = mpsc::channel(RESPONSES_AHEAD);
         let session = Session {
             hub: self.hub.clone(),
             cluster: self.cluster,
-            share,
+            quota,
             _place: place,
             answers,
             wake: Arc::new(Notify::new()),
@@ -70,7 +70,7 @@ struct Gone;
 
 struct Watch {
     subscription: Subscription,
-    _place: WatchPlace,
+    _place: WatchPermit,
     prev_kv: bool,
     progress_notify: bool,
     puts: bool,
@@ -80,8 +80,8 @@ struct Watch {
 struct Session {
     hub: Arc<Hub>,
     cluster: Cluster,
-    share: Share,
-    _place: WatchPlace,
+    quota: Quota,
+    _place: WatchPermit,
     answers: mpsc::Sender<Result<PbWatchResponse, Status>>,
     wake: Arc<Notify>,
     watches: BTreeMap<i64, Watch>,
@@ -137,7 +137,7 @@ impl Session {
         };
         let place = match refused {
             Some(reason) => Err(reason.to_owned()),
-            None => self.share.watch().map_err(|full| full.message().to_owned()),
+            None => self.quota.watch().map_err(|full| full.message().to_owned()),
         };
         let place = match place {
             Ok(place) => place,

@@ -20,7 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::wire::{Call, Reply};
+use super::wire::{HttpReply, HttpRequest};
 use crate::store::etcd::fault::{Fault, Repeat, chain};
 use crate::store::etcd::rotation::{self, Rotation};
 use crate::store::etcd::{EtcdConfig, EtcdTls, read};
@@ -93,11 +93,11 @@ impl Links {
     }
 
     /// Runs a request at the current member, and at others as far as that is safe, within the call's deadline.
-    pub(super) async fn call(&self, repeat: Repeat, call: &Call) -> Result<Reply> {
+    pub(super) async fn call(&self, repeat: Repeat, call: &HttpRequest) -> Result<HttpReply> {
         self.members.call(repeat, self.config.call_timeout, |until| self.attempt(until, call)).await
     }
 
-    async fn attempt(&self, until: Instant, call: &Call) -> Result<Reply, Fault> {
+    async fn attempt(&self, until: Instant, call: &HttpRequest) -> Result<HttpReply, Fault> {
         let link = self.link()?;
         let fault = match timeout_at(until, self.send(&link, call)).await {
             Ok(Ok(reply)) => match reply.is_election() {
@@ -114,7 +114,7 @@ impl Links {
     }
 
     /// A request whose answer may take as long as `window`. `None`: no answer, and nothing wrong with that.
-    pub(super) async fn poll(&self, call: &Call, window: Duration) -> Result<Option<Reply>> {
+    pub(super) async fn poll(&self, call: &HttpRequest, window: Duration) -> Result<Option<HttpReply>> {
         let outcome = match self.link() {
             Err(fault) => Err(fault),
             Ok(link) => tokio::select! {
@@ -134,7 +134,7 @@ impl Links {
         outcome.map_err(|fault| fault.into_error(false, &self.endpoints()))
     }
 
-    async fn send(&self, link: &Link, call: &Call) -> Result<Reply, Fault> {
+    async fn send(&self, link: &Link, call: &HttpRequest) -> Result<HttpReply, Fault> {
         let mut request = hyper::Request::builder().method(&call.method).uri(format!("{}{}", link.uri, call.path));
         if !call.body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/x-www-form-urlencoded");
@@ -152,7 +152,7 @@ impl Links {
         let index = header("x-etcd-index").and_then(|index| index.parse().ok()).unwrap_or(0);
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
         let body = body.map_err(|error| Fault::Unsure(format!("{}: {error}", link.uri)))?.to_bytes();
-        Ok(Reply { status, cluster, index, body })
+        Ok(HttpReply { status, cluster, index, body })
     }
 }
 

@@ -20,9 +20,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use self::link::Links;
-use self::wire::Reply;
-use crate::store::etcd::EtcdConfig;
+use self::wire::HttpReply;
 use crate::store::etcd::fault::Repeat;
+use crate::store::etcd::{EtcdConfig, Probe};
 use crate::store::{Result, StoreError};
 
 /// What must be so for a write to happen; etcd checks it in the same step.
@@ -183,15 +183,6 @@ struct Inner {
     newest: AtomicU64,
 }
 
-/// What [`EtcdV2::probe`] found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Probe {
-    /// The endpoint that answered.
-    pub endpoint: String,
-    /// The server's version.
-    pub version: String,
-}
-
 impl EtcdV2 {
     /// A client. Nothing is sent yet.
     ///
@@ -238,7 +229,7 @@ impl EtcdV2 {
         })
     }
 
-    fn judge(&self, reply: Reply, linearizable: bool) -> Result<Answer> {
+    fn judge(&self, reply: HttpReply, linearizable: bool) -> Result<Answer> {
         let endpoints = self.endpoints();
         if let Some(cluster) = &reply.cluster {
             let known = self.inner.cluster.get_or_init(|| cluster.clone());

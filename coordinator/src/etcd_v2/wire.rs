@@ -23,7 +23,7 @@ const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove
 const SEGMENTS: &AsciiSet = &UNRESERVED.remove(b'/');
 
 /// An HTTP request without a host.
-pub(super) struct Call {
+pub(super) struct HttpRequest {
     pub(super) method: Method,
     pub(super) path: String,
     /// A form, for PUT.
@@ -31,16 +31,16 @@ pub(super) struct Call {
 }
 
 /// An HTTP answer.
-pub(super) struct Reply {
+pub(super) struct HttpReply {
     pub(super) status: u16,
     pub(super) cluster: Option<String>,
     pub(super) index: u64,
     pub(super) body: Bytes,
 }
 
-pub(super) fn get(path: &str, query: &str) -> Call {
+pub(super) fn get(path: &str, query: &str) -> HttpRequest {
     let path = if query.is_empty() { path.to_owned() } else { format!("{path}?{query}") };
-    Call { method: Method::GET, path, body: String::new() }
+    HttpRequest { method: Method::GET, path, body: String::new() }
 }
 
 pub(super) fn path(key: &str) -> String {
@@ -61,9 +61,9 @@ fn condition(only: &Only) -> Option<String> {
     })
 }
 
-pub(super) fn request(request: &Request) -> Call {
+pub(super) fn request(request: &Request) -> HttpRequest {
     let path = path(request.key());
-    let put = |fields: Vec<String>| Call { method: Method::PUT, path: path.clone(), body: fields.join("&") };
+    let put = |fields: Vec<String>| HttpRequest { method: Method::PUT, path: path.clone(), body: fields.join("&") };
     let lifetime = |ttl: &Option<u64>| ttl.map(|ttl| format!("ttl={ttl}"));
     match request {
         Request::Read { recursive, .. } => get(&path, &format!("quorum=true&recursive={recursive}")),
@@ -85,7 +85,7 @@ pub(super) fn request(request: &Request) -> Call {
         }
         Request::Delete { only, .. } => {
             let query = condition(only).map(|condition| format!("?{condition}")).unwrap_or_default();
-            Call { method: Method::DELETE, path: format!("{path}{query}"), body: String::new() }
+            HttpRequest { method: Method::DELETE, path: format!("{path}{query}"), body: String::new() }
         }
     }
 }
@@ -132,7 +132,7 @@ impl Node {
     }
 }
 
-impl Reply {
+impl HttpReply {
     pub(super) fn json(&self) -> Result<serde_json::Value, serde_json::Error> {
         serde_json::from_slice(&self.body)
     }
@@ -185,8 +185,8 @@ impl Reply {
 mod tests {
     use super::*;
 
-    fn reply(status: u16, body: &'static str) -> Reply {
-        Reply { status, cluster: None, index: 7, body: Bytes::from_static(body.as_bytes()) }
+    fn reply(status: u16, body: &'static str) -> HttpReply {
+        HttpReply { status, cluster: None, index: 7, body: Bytes::from_static(body.as_bytes()) }
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub struct Keys {
 
 /// What a key of a job holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum JobKey {
     /// [`Keys::spec`].
     Spec,
     /// [`Keys::desired`].
@@ -155,18 +155,18 @@ impl Keys {
     }
 
     /// What a key of this job holds; `None` for one that is not ours, or of a barrier.
-    pub fn part(&self, key: &str) -> Option<Part> {
+    pub fn part(&self, key: &str) -> Option<JobKey> {
         match key.strip_prefix(&self.root)? {
-            "spec" => Some(Part::Spec),
-            "desired" => Some(Part::Desired),
-            "leader" => Some(Part::Leader),
-            "round" => Some(Part::Round),
-            "checkpoint" => Some(Part::Checkpoint),
+            "spec" => Some(JobKey::Spec),
+            "desired" => Some(JobKey::Desired),
+            "leader" => Some(JobKey::Leader),
+            "round" => Some(JobKey::Round),
+            "checkpoint" => Some(JobKey::Checkpoint),
             _ => Keys::node_of(&self.nodes(), key)
-                .map(Part::Node)
-                .or_else(|| Keys::node_of(&self.evictions(), key).map(Part::Evicted))
-                .or_else(|| self.rank_of(key).map(|(number, plan, node)| Part::Rank(number, plan, node)))
-                .or_else(|| key.strip_prefix(&self.events())?.parse().ok().map(Part::Event)),
+                .map(JobKey::Node)
+                .or_else(|| Keys::node_of(&self.evictions(), key).map(JobKey::Evicted))
+                .or_else(|| self.rank_of(key).map(|(number, plan, node)| JobKey::Rank(number, plan, node)))
+                .or_else(|| key.strip_prefix(&self.events())?.parse().ok().map(JobKey::Event)),
         }
     }
 
@@ -197,12 +197,12 @@ mod tests {
         let keys = Keys::new("/elastic", &job);
         let node = NodeId::new("a", "1");
         for (key, part) in [
-            (keys.spec(), Part::Spec),
-            (keys.leader(), Part::Leader),
-            (keys.node(&node), Part::Node(node.clone())),
-            (keys.evicted(&node), Part::Evicted(node.clone())),
-            (keys.rank(3, Revision(17), &node), Part::Rank(3, Revision(17), node.clone())),
-            (keys.event(12), Part::Event(12)),
+            (keys.spec(), JobKey::Spec),
+            (keys.leader(), JobKey::Leader),
+            (keys.node(&node), JobKey::Node(node.clone())),
+            (keys.evicted(&node), JobKey::Evicted(node.clone())),
+            (keys.rank(3, Revision(17), &node), JobKey::Rank(3, Revision(17), node.clone())),
+            (keys.event(12), JobKey::Event(12)),
         ] {
             assert_eq!(Keys::job_of("/elastic/", &key), Some(job.clone()));
             assert_eq!(keys.part(&key), Some(part));

@@ -14,7 +14,7 @@ mod spec;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use ids::{BadJobId, JobId, NodeId};
-pub use keys::{Keys, Part};
+pub use keys::{JobKey, Keys};
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Checkpoint, Desired, EventRecord, JobId, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Part, Phase, RankRecord,
-    RoundRecord, Spec, Tombstone, Versioned,
+    Checkpoint, Desired, EventRecord, JobId, JobKey, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Phase,
+    RankRecord, RoundRecord, Spec, Tombstone, Versioned,
 };
 use crate::store::{Event, KeyValue, Revision};
 
@@ -126,12 +126,12 @@ impl Job {
         }
     }
 
-    fn put(&mut self, part: Part, kv: &KeyValue) -> Result<Option<Change>, String> {
+    fn put(&mut self, part: JobKey, kv: &KeyValue) -> Result<Option<Change>, String> {
         match part {
-            Part::Spec => self.spec = Some(Versioned::parse(kv)?.value),
-            Part::Desired => self.desired = Some(Versioned::parse(kv)?),
-            Part::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
-            Part::Leader => {
+            JobKey::Spec => self.spec = Some(Versioned::parse(kv)?.value),
+            JobKey::Desired => self.desired = Some(Versioned::parse(kv)?),
+            JobKey::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
+            JobKey::Leader => {
                 self.leader = None;
                 self.vacant = kv.mod_revision;
                 let leader = LeaderRecord::held(kv)?;
@@ -139,22 +139,22 @@ impl Job {
                 self.leader = Some(leader.clone());
                 return Ok(Some(Change::Term(leader)));
             }
-            Part::Round => {
+            JobKey::Round => {
                 let round: Versioned<RoundRecord> = Versioned::parse(kv)?;
                 let change = Change::Round(Box::new(round.value.clone()));
                 self.round = Some(round);
                 return Ok(Some(change));
             }
-            Part::Node(node) => drop(self.nodes.insert(node, Versioned::parse(kv)?)),
-            Part::Rank(number, plan, node) => {
+            JobKey::Node(node) => drop(self.nodes.insert(node, Versioned::parse(kv)?)),
+            JobKey::Rank(number, plan, node) => {
                 self.ranks.insert((number, plan, node), Versioned::parse(kv)?.value);
             }
-            Part::Evicted(node) => {
+            JobKey::Evicted(node) => {
                 let tombstone: Tombstone = Versioned::parse(kv)?.value;
                 self.evicted.insert(node.clone(), tombstone.clone());
                 return Ok(Some(Change::Evicted(node, tombstone)));
             }
-            Part::Event(number) => {
+            JobKey::Event(number) => {
                 let event: EventRecord = Versioned::parse(kv)?.value;
                 self.events.insert(number, event.clone());
                 return Ok(Some(Change::Event(Box::new(event))));
@@ -163,21 +163,21 @@ impl Job {
         Ok(None)
     }
 
-    fn delete(&mut self, part: &Part) -> Option<Change> {
+    fn delete(&mut self, part: &JobKey) -> Option<Change> {
         match part {
-            Part::Spec => self.spec = None,
-            Part::Desired => self.desired = None,
-            Part::Checkpoint => self.checkpoint = None,
-            Part::Round => self.round = None,
-            Part::Leader => {
+            JobKey::Spec => self.spec = None,
+            JobKey::Desired => self.desired = None,
+            JobKey::Checkpoint => self.checkpoint = None,
+            JobKey::Round => self.round = None,
+            JobKey::Leader => {
                 self.leader = None;
                 self.vacant = Revision::NONE;
                 return Some(Change::Leaderless);
             }
-            Part::Node(node) => drop(self.nodes.remove(node)),
-            Part::Rank(number, plan, node) => drop(self.ranks.remove(&(*number, *plan, node.clone()))),
-            Part::Evicted(node) => drop(self.evicted.remove(node)),
-            Part::Event(number) => drop(self.events.remove(number)),
+            JobKey::Node(node) => drop(self.nodes.remove(node)),
+            JobKey::Rank(number, plan, node) => drop(self.ranks.remove(&(*number, *plan, node.clone()))),
+            JobKey::Evicted(node) => drop(self.evicted.remove(node)),
+            JobKey::Event(number) => drop(self.events.remove(number)),
         }
         None
     }

@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
     use crate::listener::blackhole_proxy::BlackholeProxy;
-    use crate::node::pulse_server::{Front, serve};
+    use crate::node::pulse_server::{PeerPort, serve};
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -95,7 +95,7 @@ mod tests {
     async fn a_stream_into_a_black_hole_ends() -> std::io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let hole = BlackholeProxy::before(listener.local_addr()?).await?;
-        let front = Arc::new(Front::default());
+        let front = Arc::new(PeerPort::default());
         let (inbox, _notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
         tokio::spawn(serve(listener, front));
@@ -114,7 +114,7 @@ mod tests {
     async fn a_node_that_is_about_to_go_is_asked_until_it_is_gone() -> std::io::Result<()> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let peer = Endpoint { host: "127.0.0.1".to_owned(), port: listener.local_addr()?.port() };
-        let front = Arc::new(Front::default());
+        let front = Arc::new(PeerPort::default());
         let server = tokio::spawn(serve(listener, Arc::clone(&front)));
         let (node, other) = (NodeId::from_text("a:1"), NodeId::from_text("a:2"));
 

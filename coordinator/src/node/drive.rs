@@ -117,7 +117,7 @@ impl<'a> Drive<'a> {
     fn publish(&self) {
         let status = Status {
             credentials: self.member.credentials(),
-            seat: None,
+            membership: None,
             round: self.member.round().cloned(),
             leading: self.leader.is_some(),
         };

@@ -40,14 +40,14 @@ pub(crate) enum LeaderNote {
         /// The stream.
         stream: u64,
         /// What happened on it.
-        said: Said,
+        event: PulseEvent,
         /// Given back when the note is done with.
         turn: OwnedSemaphorePermit,
     },
 }
 
 /// What happened on a pulse stream.
-pub(crate) enum Said {
+pub(crate) enum PulseEvent {
     /// Somebody opened it.
     Opened {
         /// The member, by its own word.
@@ -228,10 +228,10 @@ impl LeaderDrive {
                     self.step(input);
                 }
             }
-            LeaderNote::Pulse { stream, said, turn: _turn } => match said {
-                Said::Opened { node, answers } => self.opened(stream, node, answers),
-                Said::Beat(beat) => self.beat(stream, beat),
-                Said::Closed => self.closed(stream),
+            LeaderNote::Pulse { stream, event, turn: _turn } => match event {
+                PulseEvent::Opened { node, answers } => self.opened(stream, node, answers),
+                PulseEvent::Beat(beat) => self.beat(stream, beat),
+                PulseEvent::Closed => self.closed(stream),
             },
         }
     }
@@ -428,20 +428,20 @@ mod tests {
         }
     }
 
-    fn told(drive: &mut LeaderDrive, stream: u64, said: Said) {
+    fn told(drive: &mut LeaderDrive, stream: u64, event: PulseEvent) {
         let turn = Arc::new(tokio::sync::Semaphore::new(1)).try_acquire_owned().unwrap();
-        drive.note(LeaderNote::Pulse { stream, said, turn });
+        drive.note(LeaderNote::Pulse { stream, event, turn });
     }
 
     /// Opens a stream in the name of the job's node.
     fn open(drive: &mut LeaderDrive, stream: u64) -> watch::Receiver<LeaderMessage> {
         let (answers, received) = watch::channel(LeaderMessage::default());
-        told(drive, stream, Said::Opened { node: NodeId::new("b", "1"), answers });
+        told(drive, stream, PulseEvent::Opened { node: NodeId::new("b", "1"), answers });
         received
     }
 
     fn beat(drive: &mut LeaderDrive, stream: u64, echo_ms: Option<u64>) {
-        told(drive, stream, Said::Beat(Beat { seq: 1, probe: 0, echo_ms }));
+        told(drive, stream, PulseEvent::Beat(Beat { seq: 1, probe: 0, echo_ms }));
     }
 
     #[tokio::test]

@@ -30,9 +30,9 @@ use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Versioned};
 use crate::rendezvous::{Credentials, End, Member, MemberInput, Outcome, Setup, Start};
 use crate::store::Store;
 use crate::time::Time;
-use crate::torchelastic::Seat;
+use crate::torchelastic::Membership;
 
-use pulse_server::Front;
+use pulse_server::PeerPort;
 
 /// What the agent is asked to do with its workers.
 #[derive(Debug, Clone, PartialEq)]
@@ -103,7 +103,7 @@ pub struct Status {
     /// What lets it commit, while it is a member of a round.
     pub credentials: Option<Credentials>,
     /// Where its workers run in TorchElastic's rendezvous, which knows no credentials.
-    pub seat: Option<Seat>,
+    pub membership: Option<Membership>,
     /// The round as last seen.
     pub round: Option<Versioned<RoundRecord>>,
     /// Whether it leads.
@@ -117,7 +117,7 @@ type Inbox = mpsc::UnboundedSender<MemberInput>;
 pub struct Node {
     store: Arc<dyn Store>,
     job: JobId,
-    front: Arc<Front>,
+    front: Arc<PeerPort>,
     status: watch::Sender<Status>,
     concludes: bool,
 }
@@ -127,7 +127,7 @@ impl Node {
     ///
     /// Must be called within a tokio runtime; the server ends with it.
     pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
-        let front = Arc::<Front>::default();
+        let front = Arc::<PeerPort>::default();
         tokio::spawn(pulse_server::serve(listener, Arc::clone(&front)));
         Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false }
     }

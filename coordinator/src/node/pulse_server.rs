@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status, Streaming};
 use elastic_proto::pulse::pulse_server::{Pulse, PulseServer};
 use elastic_proto::pulse::{Found, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
 
-use super::lead::{LeaderInbox, LeaderNote, Said};
+use super::lead::{LeaderInbox, LeaderNote, PulseEvent};
 use crate::job::{JobId, NodeId};
 use crate::listener::{Port, Share};
 
@@ -43,22 +43,22 @@ const NOTES: usize = 256;
 /// Who answers behind a peer port, and where the pulses of each job go. An agent takes part in one job; a coordinator's
 /// replica leads many, under one node id.
 #[derive(Default)]
-pub(crate) struct Front {
-    inner: Mutex<Behind>,
+pub(crate) struct PeerPort {
+    inner: Mutex<Served>,
 }
 
 #[derive(Default)]
-struct Behind {
+struct Served {
     node: String,
     jobs: BTreeMap<String, LeaderInbox>,
 }
 
-impl Front {
+impl PeerPort {
     /// Takes pulses for `job` from here on, as `node`.
     pub(crate) fn open(&self, node: &NodeId, job: &JobId, inbox: LeaderInbox) {
-        let mut behind = self.lock();
-        behind.node = node.to_string();
-        behind.jobs.insert(job.to_string(), inbox);
+        let mut served = self.lock();
+        served.node = node.to_string();
+        served.jobs.insert(job.to_string(), inbox);
     }
 
     /// Takes none for `job` any more.
@@ -77,20 +77,20 @@ impl Front {
         self.lock().node = node.to_string();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Behind> {
+    fn lock(&self) -> MutexGuard<'_, Served> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Serves until the runtime ends.
-pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>) {
+pub(crate) async fn serve(listener: TcpListener, front: Arc<PeerPort>) {
     serve_checking(listener, front, CLIENT_CHECK).await;
 }
 
-async fn serve_checking(listener: TcpListener, front: Arc<Front>, check: Duration) {
+async fn serve_checking(listener: TcpListener, front: Arc<PeerPort>, check: Duration) {
     let places = Arc::new(Semaphore::new(Share::Peers.connections().saturating_mul(STREAMS as usize)));
-    let peer = Peer { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
-    let service = PulseServer::new(peer).max_decoding_message_size(MESSAGE);
+    let service = PulseService { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
+    let service = PulseServer::new(service).max_decoding_message_size(MESSAGE);
     let serving = tonic::transport::Server::builder()
         .max_concurrent_streams(STREAMS)
         .initial_stream_window_size(WINDOW)
@@ -106,8 +106,8 @@ async fn serve_checking(listener: TcpListener, front: Arc<Front>, check: Duratio
     }
 }
 
-struct Peer {
-    front: Arc<Front>,
+struct PulseService {
+    front: Arc<PeerPort>,
     next: Arc<AtomicU64>,
     /// For streams, until their end has been told.
     places: Arc<Semaphore>,
@@ -115,7 +115,7 @@ struct Peer {
 }
 
 /// Where one stream's notes go: one at a time, each when its turn has come.
-struct Line {
+struct NoteSender {
     stream: u64,
     inbox: LeaderInbox,
     turns: Arc<Semaphore>,
@@ -131,15 +131,15 @@ impl From<AcquireError> for Gone {
     }
 }
 
-impl Line {
-    async fn say(&self, said: Said) -> Result<(), Gone> {
+impl NoteSender {
+    async fn say(&self, event: PulseEvent) -> Result<(), Gone> {
         let turn = Arc::clone(&self.turns).acquire_owned().await?;
-        self.inbox.send(LeaderNote::Pulse { stream: self.stream, said, turn }).map_err(|_| Gone)
+        self.inbox.send(LeaderNote::Pulse { stream: self.stream, event, turn }).map_err(|_| Gone)
     }
 }
 
 #[tonic::async_trait]
-impl Pulse for Peer {
+impl Pulse for PulseService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<LeaderMessage, Status>> + Send>>;
 
     async fn watch(&self, request: Request<Streaming<MemberMessage>>) -> Result<Response<Self::WatchStream>, Status> {
@@ -154,19 +154,19 @@ impl Pulse for Peer {
         let inbox = self.front.lock().jobs.get(&hello.job).cloned();
         let inbox = inbox.ok_or_else(|| Status::failed_precondition("that job is not led from here"))?;
         let stream = self.next.fetch_add(1, Ordering::Relaxed);
-        let line = Line { stream, inbox, turns: Arc::clone(&self.turns), _place: place };
+        let notes = NoteSender { stream, inbox, turns: Arc::clone(&self.turns), _place: place };
         let (answers, words) = watch::channel(LeaderMessage::default());
-        let opened = Said::Opened { node: NodeId::from_text(&hello.node), answers };
-        line.say(opened).await.map_err(|Gone| Status::unavailable("this port is being left"))?;
+        let opened = PulseEvent::Opened { node: NodeId::from_text(&hello.node), answers };
+        notes.say(opened).await.map_err(|Gone| Status::unavailable("this port is being left"))?;
         tokio::spawn(async move {
             while let Ok(Some(message)) = messages.message().await {
                 if let Some(beat) = message.beat
-                    && line.say(Said::Beat(beat)).await.is_err()
+                    && notes.say(PulseEvent::Beat(beat)).await.is_err()
                 {
                     return;
                 }
             }
-            let _ = line.say(Said::Closed).await;
+            let _ = notes.say(PulseEvent::Closed).await;
         });
         Ok(Response::new(Box::pin(newest(words))))
     }
@@ -174,8 +174,8 @@ impl Pulse for Peer {
     async fn identify(&self, request: Request<IdentifyRequest>) -> Result<Response<IdentifyReply>, Status> {
         // Who does not know whom to ask for learns no name.
         let asked = request.into_inner().node;
-        let behind = self.front.lock();
-        let found = match behind.node.as_str() {
+        let served = self.front.lock();
+        let found = match served.node.as_str() {
             "" => Found::Nobody,
             _ if asked.is_empty() => Found::Nobody,
             node if node == asked => Found::Here,
@@ -223,7 +223,7 @@ mod tests {
     async fn port(check: Duration) -> (SocketAddr, mpsc::UnboundedReceiver<LeaderNote>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let front = Arc::new(Front::default());
+        let front = Arc::new(PeerPort::default());
         let (inbox, notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
         tokio::spawn(serve_checking(listener, front, check));
@@ -242,12 +242,12 @@ mod tests {
                 .await
                 .expect("a note")
             {
-                Some(LeaderNote::Pulse { said, .. }) => said,
+                Some(LeaderNote::Pulse { event, .. }) => event,
                 _ => panic!("no pulse"),
             };
-        assert!(matches!(said(&mut notes).await, Said::Opened { .. }));
+        assert!(matches!(said(&mut notes).await, PulseEvent::Opened { .. }));
         hole.swallow();
-        assert!(matches!(said(&mut notes).await, Said::Closed));
+        assert!(matches!(said(&mut notes).await, PulseEvent::Closed));
     }
 
     #[tokio::test]

@@ -11,7 +11,7 @@ use crate::job::Versioned;
 use crate::rendezvous::{End, Setup};
 use crate::store::{Result, Revision};
 use crate::time::Time;
-use crate::torchelastic::{Input, Output, Participant, Paths, Phase, State, dynamic_found};
+use crate::torchelastic::{Input, Output, Participant, Paths, RendezvousState, RendezvousStatus, dynamic_found};
 
 /// A node's driver in TorchElastic's rendezvous.
 pub struct TorchElastic {
@@ -42,7 +42,7 @@ impl TorchElastic {
     ) -> Parting {
         let Setup { record, spec, seed, .. } = setup;
         let (paths, identical) = (self.paths.clone(), self.identical);
-        let machine = Participant::new(crate::torchelastic::Setup { record, spec, paths, identical, seed });
+        let machine = Participant::new(crate::torchelastic::ParticipantSetup { record, spec, paths, identical, seed });
         let (inbox, mut inputs) = mpsc::unbounded_channel();
         let mut drive = Drive { node: self, machine, inbox, commands, beside: JoinSet::new(), end: None };
         drive.step(Input::Tick);
@@ -93,10 +93,10 @@ impl Drive<'_> {
             created: Revision::NONE,
             modified: Revision::NONE,
         });
-        let seat = self.machine.at_work();
+        let membership = self.machine.at_work();
         self.node.status.send_if_modified(|old| {
-            let changed = (&old.round, old.seat) != (&round, seat);
-            (old.round, old.seat) = (round, seat);
+            let changed = (&old.round, old.membership) != (&round, membership);
+            (old.round, old.membership) = (round, membership);
             changed
         });
     }
@@ -150,14 +150,14 @@ pub async fn met_on_v2(etcd: &EtcdV2, paths: &Paths) -> Result<Option<String>> {
     if read(paths.dynamic().to_owned()).await?.is_some() {
         return Ok(Some(dynamic_found(paths.dynamic())));
     }
-    let Some(state) = read(paths.active()).await?.and_then(|entry| State::parse(&entry.value).ok()) else {
+    let Some(state) = read(paths.active()).await?.and_then(|entry| RendezvousState::parse(&entry.value).ok()) else {
         return Ok(None);
     };
     let in_use = match state.status {
-        Phase::Closed => false,
-        Phase::Setup | Phase::Joinable | Phase::Frozen => true,
+        RendezvousStatus::Closed => false,
+        RendezvousStatus::Setup | RendezvousStatus::Joinable | RendezvousStatus::Frozen => true,
         // It outlives its members; their signs of life do not.
-        Phase::Final => {
+        RendezvousStatus::Final => {
             let directory = read(paths.version(state.version.as_deref().unwrap_or_default())).await?;
             let entries = directory.map(|directory| directory.entries).unwrap_or_default();
             entries.iter().any(|entry| entry.key.rsplit('/').next().is_some_and(|name| name.starts_with("rank_")))

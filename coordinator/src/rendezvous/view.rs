@@ -27,7 +27,7 @@ pub struct View {
     /// Keys under `nodes/`, members of the last sealed round, and what pulses told.
     pub roster: Roster,
     /// When growth may be quick next, though the round is young.
-    pub quick: Quick,
+    pub quick: GrowthTokens,
     /// The last probe: its number, and the failure report it was sent after.
     pub probe: Option<(u64, Revision)>,
     /// Rounds before the current one that still have keys.
@@ -37,23 +37,23 @@ pub struct View {
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
 /// There are two at once, and one more after each minute.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Quick {
+pub struct GrowthTokens {
     /// When all of them are there again.
     full: Time,
 }
 
-impl Quick {
+impl GrowthTokens {
     const MOST: u32 = 2;
     const REFILL: Duration = Duration::from_secs(60);
 
     /// From when on one is there.
     pub(super) fn ready(self) -> Time {
-        self.full.minus(Quick::REFILL * (Quick::MOST - 1))
+        self.full.minus(GrowthTokens::REFILL * (GrowthTokens::MOST - 1))
     }
 
     /// One less.
     pub(super) fn spend(&mut self, now: Time) {
-        self.full = self.full.max(now) + Quick::REFILL;
+        self.full = self.full.max(now) + GrowthTokens::REFILL;
     }
 }
 

@@ -33,7 +33,7 @@ use crate::job::overview::{Change, Job, Overview};
 use crate::job::{JobId, Keys, LeaderRecord};
 use crate::node::epoch_ms;
 use crate::node::lead::{LeaderDrive, LeaderNote};
-use crate::node::pulse_server::{self, Front};
+use crate::node::pulse_server::{self, PeerPort};
 use crate::node::tasks::{AbortOnDrop, Alarm};
 use crate::rendezvous::Leader;
 use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
@@ -130,7 +130,7 @@ struct Service {
     prefix: String,
     record: LeaderRecord,
     shared: Arc<Shared>,
-    front: Arc<Front>,
+    front: Arc<PeerPort>,
     leads: BTreeMap<JobId, Led>,
     /// Jobs with a transaction on their `leader` key under way.
     asked: BTreeSet<JobId>,
@@ -145,7 +145,7 @@ struct Service {
 /// The store's, where no waiting would help: it refuses us, or is another one than before.
 pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<()> {
     let Setup { store, prefix, record, listener, lease_ttl, shared } = setup;
-    let front = Arc::<Front>::default();
+    let front = Arc::<PeerPort>::default();
     front.introduce(&record.node);
     let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
     let (held, mut lease) = watch::channel(None);

@@ -48,7 +48,7 @@ pub(super) struct Own<'a> {
 
 /// The place of a node's workers among all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Ranks {
     pub(super) first_rank: u32,
     pub(super) world_size: u32,
     pub(super) role_rank_base: u32,
@@ -107,7 +107,7 @@ fn assign(files: &Files, size: u32) -> Option<Vec<[u32; 4]>> {
 }
 
 /// Where this node's workers belong, once that is known.
-pub(super) fn seat(files: &Files, own: Own<'_>, size: u32) -> Option<Seat> {
+pub(super) fn ranks(files: &Files, own: Own<'_>, size: u32) -> Option<Ranks> {
     let host = files.kv(MASTER_ADDR)?;
     let port = files.kv(MASTER_PORT)?.parse().ok()?;
     let [first_rank, world_size, role_rank_base, role_world_size] = if own.identical {
@@ -115,7 +115,7 @@ pub(super) fn seat(files: &Files, own: Own<'_>, size: u32) -> Option<Seat> {
     } else {
         serde_json::from_str(&files.kv(&assigned_ranks(own.rank))?).ok()?
     };
-    Some(Seat { first_rank, world_size, role_rank_base, role_world_size, master: Endpoint { host, port } })
+    Some(Ranks { first_rank, world_size, role_rank_base, role_world_size, master: Endpoint { host, port } })
 }
 
 /// What would keep a member that waits from going on when others have died, and nobody else will write it: bogus places
@@ -197,7 +197,7 @@ mod tests {
     }
 
     /// Lets every node tell what it has to, until nobody has anything left.
-    fn exchanged(nodes: &[(&str, u32)], identical: bool) -> (View, Vec<Option<Seat>>) {
+    fn exchanged(nodes: &[(&str, u32)], identical: bool) -> (View, Vec<Option<Ranks>>) {
         let (mut view, master) = (empty(), endpoint());
         let own = |rank: usize| {
             let (role, slots) = nodes[rank];
@@ -209,7 +209,7 @@ mod tests {
         {
             tell(&mut view, &key, &value);
         }
-        let seats = (0..nodes.len()).map(|rank| seat(view.files("1").unwrap(), own(rank), size)).collect();
+        let seats = (0..nodes.len()).map(|rank| ranks(view.files("1").unwrap(), own(rank), size)).collect();
         (view, seats)
     }
 
@@ -246,7 +246,7 @@ mod tests {
             tell(&mut view, &key, &value);
         }
         let files = view.files("1").unwrap();
-        assert_eq!((to_tell(files, own, 2), seat(files, own, 2), silent(files, 2)), (None, None, vec![1]));
+        assert_eq!((to_tell(files, own, 2), ranks(files, own, 2), silent(files, 2)), (None, None, vec![1]));
 
         // Once the other is dead, its part is made up, so that whoever waits for it goes on
         let (key, value) = to_fill_in(files, own, 2, &[1]).unwrap();
@@ -263,7 +263,7 @@ mod tests {
         {
             tell(&mut view, &key, &value);
         }
-        assert!(seat(view.files("1").unwrap(), own, 2).is_some());
+        assert!(ranks(view.files("1").unwrap(), own, 2).is_some());
     }
 
     #[test]

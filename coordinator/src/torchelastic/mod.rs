@@ -21,8 +21,8 @@ pub mod state;
 mod view;
 
 pub use keys::{DEFAULT_PREFIX, Paths};
-pub use participant::{Input, Output, Participant, Seat, Setup, Upkeep};
-pub use state::{JobEnd, Phase, State};
+pub use participant::{Input, Membership, Output, Participant, ParticipantSetup, Upkeep};
+pub use state::{JobEnd, RendezvousState, RendezvousStatus};
 
 /// What to tell where the state of torchrun's dynamic rendezvous was found at `key`.
 pub fn dynamic_found(key: &str) -> String {

@@ -19,7 +19,7 @@ use crate::job::Failure;
 /// How far a rendezvous is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum RendezvousStatus {
     /// Somebody is making a version.
     Setup,
     /// Who comes is let in.
@@ -34,9 +34,9 @@ pub enum Phase {
 
 /// The state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct RendezvousState {
     /// How far it is.
-    pub status: Phase,
+    pub status: RendezvousStatus,
     /// The version: a number, but a string on the wire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
@@ -78,11 +78,11 @@ pub struct JobEnd {
     pub cause: Option<Box<Failure>>,
 }
 
-impl State {
+impl RendezvousState {
     /// A version that is being made, by `maker`.
-    pub fn setup(maker: &str) -> State {
-        State {
-            status: Phase::Setup,
+    pub fn setup(maker: &str) -> RendezvousState {
+        RendezvousState {
+            status: RendezvousStatus::Setup,
             version: None,
             participants: None,
             keep_alives: None,
@@ -96,13 +96,13 @@ impl State {
     }
 
     /// A version that can be joined.
-    pub fn joinable(version: &str) -> State {
-        State {
-            status: Phase::Joinable,
+    pub fn joinable(version: &str) -> RendezvousState {
+        RendezvousState {
+            status: RendezvousStatus::Joinable,
             version: Some(version.to_owned()),
             participants: Some(Vec::new()),
             maker: None,
-            ..State::setup("")
+            ..RendezvousState::setup("")
         }
     }
 
@@ -110,11 +110,13 @@ impl State {
     ///
     /// # Errors
     /// What is wrong with it, for people.
-    pub fn parse(text: &str) -> Result<State, String> {
-        let state: State = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    pub fn parse(text: &str) -> Result<RendezvousState, String> {
+        let state: RendezvousState = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let number = state.version.as_ref().is_some_and(|version| version.parse::<u64>().is_ok());
         match state.status {
-            Phase::Joinable | Phase::Frozen | Phase::Final if !number => Err("it names no version".into()),
+            RendezvousStatus::Joinable | RendezvousStatus::Frozen | RendezvousStatus::Final if !number => {
+                Err("it names no version".into())
+            }
             _ => Ok(state),
         }
     }
@@ -147,7 +149,7 @@ impl State {
 
     /// With one more member: `agent`, who gets the next rank. At `max` members nobody else can come.
     #[must_use]
-    pub fn joined(mut self, agent: &str, max: u32) -> (State, u32) {
+    pub fn joined(mut self, agent: &str, max: u32) -> (RendezvousState, u32) {
         let rank = self.size();
         self.participants.get_or_insert_default().push(rank);
         self.agents.insert(rank, agent.to_owned());
@@ -157,19 +159,19 @@ impl State {
 
     /// With nobody else let in.
     #[must_use]
-    pub fn frozen(mut self) -> State {
-        self.status = Phase::Frozen;
+    pub fn frozen(mut self) -> RendezvousState {
+        self.status = RendezvousStatus::Frozen;
         self.keep_alives = Some(Vec::new());
         self
     }
 
     /// With the confirmation of the member whose key this is: the last one makes it final.
     #[must_use]
-    pub fn confirmed(mut self, key: &str) -> State {
+    pub fn confirmed(mut self, key: &str) -> RendezvousState {
         let keys = self.keep_alives.get_or_insert_default();
         keys.push(key.to_owned());
         if keys.len() as u32 == self.size() {
-            self.status = Phase::Final;
+            self.status = RendezvousStatus::Final;
             self.num_workers_waiting = Some(0);
         }
         self
@@ -177,7 +179,7 @@ impl State {
 
     /// With one more, `agent`, who asks to be let in.
     #[must_use]
-    pub fn awaited_by(mut self, agent: &str) -> State {
+    pub fn awaited_by(mut self, agent: &str) -> RendezvousState {
         self.num_workers_waiting = Some(self.waits() + 1);
         self.waiting.push(agent.to_owned());
         self
@@ -185,8 +187,8 @@ impl State {
 
     /// Closed for good.
     #[must_use]
-    pub fn closed(mut self, end: JobEnd) -> State {
-        self.status = Phase::Closed;
+    pub fn closed(mut self, end: JobEnd) -> RendezvousState {
+        self.status = RendezvousStatus::Closed;
         self.end = Some(end);
         self
     }
@@ -201,19 +203,19 @@ mod tests {
 
     #[test]
     fn torchruns_states_are_read() {
-        let state = State::parse(FINAL).unwrap();
-        assert_eq!((state.status, state.version.as_deref(), state.size()), (Phase::Final, Some("7"), 2));
+        let state = RendezvousState::parse(FINAL).unwrap();
+        assert_eq!((state.status, state.version.as_deref(), state.size()), (RendezvousStatus::Final, Some("7"), 2));
         assert!(state.has_confirmed("/p/run_J/rdzv/v_7/rank_1") && state.agents.is_empty());
-        assert_eq!(State::parse(r#"{"status": "setup"}"#).unwrap().status, Phase::Setup);
+        assert_eq!(RendezvousState::parse(r#"{"status": "setup"}"#).unwrap().status, RendezvousStatus::Setup);
         for wrong in [r#"{"status": "odd"}"#, "", r#"{"status":"final","version":"x"}"#, r#"{"status":"joinable"}"#] {
-            assert!(State::parse(wrong).is_err(), "{wrong}");
+            assert!(RendezvousState::parse(wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn what_others_added_is_kept() {
         let text = r#"{"status":"joinable","version":"3","participants":[0],"later":{"a":[1]}}"#;
-        let (state, rank) = State::parse(text).unwrap().joined("a", 4);
+        let (state, rank) = RendezvousState::parse(text).unwrap().joined("a", 4);
         let json: Value = serde_json::from_str(&state.text()).unwrap();
         assert_eq!((rank, &json["later"]["a"][0], &json["participants"]), (1, &1.into(), &serde_json::json!([0, 1])));
         assert_eq!(json["elastic_agents"], serde_json::json!({"1": "a"}));
@@ -221,23 +223,23 @@ mod tests {
 
     #[test]
     fn a_state_goes_through_its_phases() {
-        let (one, rank) = State::joinable("1").joined("a", 2);
-        assert_eq!((one.status, rank, one.rank_of("a")), (Phase::Joinable, 0, Some(0)));
+        let (one, rank) = RendezvousState::joinable("1").joined("a", 2);
+        assert_eq!((one.status, rank, one.rank_of("a")), (RendezvousStatus::Joinable, 0, Some(0)));
         let (two, rank) = one.joined("b", 2);
-        assert_eq!((two.status, rank), (Phase::Frozen, 1));
+        assert_eq!((two.status, rank), (RendezvousStatus::Frozen, 1));
         let once = two.confirmed("k1");
-        assert_eq!(once.status, Phase::Frozen);
+        assert_eq!(once.status, RendezvousStatus::Frozen);
         let whole = once.confirmed("k0");
-        assert_eq!((whole.status, whole.num_workers_waiting), (Phase::Final, Some(0)));
+        assert_eq!((whole.status, whole.num_workers_waiting), (RendezvousStatus::Final, Some(0)));
         let awaited = whole.awaited_by("c");
         assert_eq!((awaited.waits(), awaited.waiting.as_slice()), (1, &["c".to_owned()][..]));
         let closed = awaited.closed(JobEnd { failed: false, reason: "over".into(), cause: None });
-        assert_eq!(State::parse(&closed.text()), Ok(closed));
+        assert_eq!(RendezvousState::parse(&closed.text()), Ok(closed));
     }
 
     #[test]
     fn a_state_without_elastic_agents_has_only_what_torchrun_knows() {
-        let state = State::joinable("1");
+        let state = RendezvousState::joinable("1");
         assert_eq!(state.text(), r#"{"status":"joinable","version":"1","participants":[]}"#);
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::keys::{Paths, kv_file, kv_key, kv_text, rank_file};
-use super::state::State;
+use super::state::RendezvousState;
 use crate::etcd_v2::{Entry, News};
 
 /// The state, and as which string it stands there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Active {
     pub(super) raw: String,
-    pub(super) state: State,
+    pub(super) state: RendezvousState,
 }
 
 /// The files of a version's directory, by their names in it.
@@ -94,7 +94,7 @@ impl View {
         {
             return Ok(());
         }
-        let active = value.map(|raw| State::parse(&raw).map(|state| Active { raw, state })).transpose()?;
+        let active = value.map(|raw| RendezvousState::parse(&raw).map(|state| Active { raw, state })).transpose()?;
         self.active = Some((index, active));
         self.next.get_or_insert(index + 1);
         Ok(())
@@ -189,7 +189,7 @@ mod tests {
     }
 
     fn joinable() -> String {
-        State::joinable("1").text()
+        RendezvousState::joinable("1").text()
     }
 
     fn view() -> View {
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_read_is_there() {
         let view = view();
-        assert_eq!(view.active().unwrap().unwrap().state, State::joinable("1"));
+        assert_eq!(view.active().unwrap().unwrap().state, RendezvousState::joinable("1"));
         let files = view.files("1").unwrap();
         assert!(files.has_rank(0) && !files.has_rank(1));
         assert_eq!(files.kv("MASTER_ADDR").as_deref(), Some("10.0.0.1"));

@@ -7,7 +7,7 @@ use elastic_coordinator::job::{
 };
 use elastic_coordinator::rendezvous::{End, Outcome};
 use elastic_coordinator::time::Time;
-use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, Paths, Setup};
+use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, ParticipantSetup, Paths};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -29,7 +29,7 @@ pub(crate) struct Ours {
     pub(crate) orders: UnboundedReceiver<Order>,
 }
 
-fn setup(world: &World, name: &str, slots: u32, seed: u64) -> Setup {
+fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
     let endpoint = |port| Endpoint { host: name.to_owned(), port };
     let record = NodeRecord {
         name: name.to_owned(),
@@ -56,7 +56,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> Setup {
         on_store_loss: OnStoreLoss::Wait,
         timings,
     };
-    Setup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "job"), identical: false, seed }
+    ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "job"), identical: false, seed }
 }
 
 /// An agent on its machine.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use elastic_coordinator::job::FailureClass;
 use elastic_coordinator::time::Time;
-use elastic_coordinator::torchelastic::{Input, State};
+use elastic_coordinator::torchelastic::{Input, RendezvousState};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::mpsc::UnboundedSender;
@@ -266,7 +266,7 @@ impl World {
         let newest = {
             let etcd = self.etcd.borrow();
             let raw = etcd.value("/torchelastic/p2p/run_job/rdzv/active_version");
-            raw.and_then(|raw| State::parse(raw).ok()).and_then(|state| state.version?.parse::<u64>().ok())
+            raw.and_then(|raw| RendezvousState::parse(raw).ok()).and_then(|state| state.version?.parse::<u64>().ok())
         };
         let seats = self.seats.borrow();
         let left = self.left.borrow();

@@ -58,7 +58,7 @@ struct Inner {
     keep_alives: KeepAlives,
 }
 
-/// What [`EtcdStore::probe`] found.
+/// The etcd that answered a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// The endpoint that answered.

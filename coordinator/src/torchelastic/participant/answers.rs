@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::{Call, Key, Making, Mode, Participant, Place, Stage, Swap};
+use super::{Call, KeepAliveKey, Making, Mode, Participant, Stage, Swap, VersionRank};
 use crate::etcd_v2::{Answer, Entry, Refusal};
 use crate::rendezvous::End;
 use crate::store::StoreError;
 use crate::time::Time;
 use crate::torchelastic::keys::rank_file;
-use crate::torchelastic::state::State;
+use crate::torchelastic::state::RendezvousState;
 
 impl Participant {
     pub(super) fn answered(&mut self, now: Time, call: Call, result: Result<Answer, StoreError>) {
@@ -67,7 +67,7 @@ impl Participant {
             Call::OwnKey(place) => {
                 self.view.set_file(&place.version, &rank_file(place.rank), Some(""));
                 let refresh_at = now + Duration::from_secs(self.ttl()) / 3;
-                self.key = Some(Key { place, kept: now, refresh_at, asked: false });
+                self.key = Some(KeepAliveKey { place, kept: now, refresh_at, asked: false });
             }
             Call::DropKey(place) => {
                 self.view.set_file(&place.version, &rank_file(place.rank), None);
@@ -141,17 +141,17 @@ impl Participant {
         match why {
             Swap::Publish | Swap::Join(_) if matches!(self.mode, Mode::Making(..) | Mode::Seeking) => {
                 // It was written by us a moment ago.
-                let Ok(state) = State::parse(value) else { return };
+                let Ok(state) = RendezvousState::parse(value) else { return };
                 let rank = state.rank_of(&self.id).unwrap_or_default();
                 let version = state.version.unwrap_or_default();
                 self.held_at = now;
-                self.mode = Mode::Joined(Place { version, rank }, now);
+                self.mode = Mode::Joined(VersionRank { version, rank }, now);
             }
             Swap::Publish | Swap::Join(_) => {
                 // It has been told to end meanwhile.
-                let place = State::parse(value).ok().and_then(|state| {
+                let place = RendezvousState::parse(value).ok().and_then(|state| {
                     let rank = state.rank_of(&self.id)?;
-                    Some(Place { version: state.version?, rank })
+                    Some(VersionRank { version: state.version?, rank })
                 });
                 if let (Mode::Ending(ending), Some(place)) = (&mut self.mode, place) {
                     ending.place.get_or_insert((place, 0));

@@ -1,11 +1,11 @@
 //! The ways out: telling the others, stopping the workers, making room. Not for what leads to them.
 
-use super::{Call, Ending, Mode, NOTICE, Output, Participant, Place, Swap, Workers, torchruns};
+use super::{Call, Ending, Mode, NOTICE, Output, Participant, Swap, VersionRank, Workers, torchruns};
 use crate::etcd_v2::{Only, Request};
 use crate::rendezvous::End;
 use crate::time::Time;
 use crate::torchelastic::exchange;
-use crate::torchelastic::state::{JobEnd, Phase, State};
+use crate::torchelastic::state::{JobEnd, RendezvousState, RendezvousStatus};
 
 impl Participant {
     /// Begins to end like this. The first end counts.
@@ -49,7 +49,7 @@ impl Participant {
         }
     }
 
-    pub(super) fn drop_key(&mut self, place: Place) {
+    pub(super) fn drop_key(&mut self, place: VersionRank) {
         let key = self.setup.paths.rank(&place.version, place.rank);
         self.ask(Call::DropKey(place), Request::Delete { key, only: Only::Always });
     }
@@ -68,8 +68,8 @@ impl Participant {
     }
 
     /// Whether there is something left to tell, or to wait for.
-    fn tell_the_others(&mut self, now: Time, ending: &Ending, state: &State) -> bool {
-        if let Some(close) = ending.close.as_ref().filter(|_| state.status != Phase::Closed) {
+    fn tell_the_others(&mut self, now: Time, ending: &Ending, state: &RendezvousState) -> bool {
+        if let Some(close) = ending.close.as_ref().filter(|_| state.status != RendezvousStatus::Closed) {
             self.swap(Swap::Close, &state.clone().closed(close.clone()), None);
             return true;
         }
@@ -79,14 +79,14 @@ impl Participant {
         }
         match state.status {
             // Nobody can take its rank, so the version is made again.
-            Phase::Joinable | Phase::Frozen => self.free(),
-            Phase::Final => return self.leave_group(now, place, state),
-            Phase::Setup | Phase::Closed => return false,
+            RendezvousStatus::Joinable | RendezvousStatus::Frozen => self.free(),
+            RendezvousStatus::Final => return self.leave_group(now, place, state),
+            RendezvousStatus::Setup | RendezvousStatus::Closed => return false,
         }
         true
     }
 
-    fn leave_group(&mut self, now: Time, place: &Place, state: &State) -> bool {
+    fn leave_group(&mut self, now: Time, place: &VersionRank, state: &RendezvousState) -> bool {
         let Some(files) = self.view.files(&place.version).cloned() else {
             self.read_files(&place.version);
             return true;

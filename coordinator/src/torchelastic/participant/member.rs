@@ -1,13 +1,13 @@
 //! What a member of a final version does: tells ranks, watches over the version, meets the others at the end. Not for
 //! how a place is found.
 
-use super::{Call, Mode, PATIENCE, Participant, Place, Stage, torchruns};
+use super::{Call, Mode, PATIENCE, Participant, Stage, VersionRank, torchruns};
 use crate::etcd_v2::{Only, Request};
 use crate::rendezvous::End;
 use crate::time::Time;
 use crate::torchelastic::exchange::{self, Own};
 use crate::torchelastic::keys::{kv_file, kv_value};
-use crate::torchelastic::state::{JobEnd, Phase, State};
+use crate::torchelastic::state::{JobEnd, RendezvousState, RendezvousStatus};
 use crate::torchelastic::view::Files;
 
 /// Why a member has to leave its version.
@@ -34,7 +34,7 @@ impl Participant {
             return Some(Trouble::Gone(format!("version {version} was replaced by {other}")));
         }
         match state.waits() {
-            _ if state.status != Phase::Final => return None,
+            _ if state.status != RendezvousStatus::Final => return None,
             0 => {}
             1 => return Some(Trouble::Awaited("a node waits to join, or to join again".into())),
             many => return Some(Trouble::Awaited(format!("{many} nodes wait to join, or to join again"))),
@@ -54,7 +54,7 @@ impl Participant {
             }
             return;
         };
-        if state.status == Phase::Closed && state.version.as_ref() == Some(&place.version) {
+        if state.status == RendezvousStatus::Closed && state.version.as_ref() == Some(&place.version) {
             return self.closed(now, &place, &state, &stage);
         }
         let trouble = self.trouble(now);
@@ -80,12 +80,12 @@ impl Participant {
         }
     }
 
-    fn all_done(&self, place: &Place, size: u32) -> bool {
+    fn all_done(&self, place: &VersionRank, size: u32) -> bool {
         self.view.files(&place.version).is_some_and(|files| exchange::all_done(files, size))
     }
 
     /// Somebody closed the rendezvous while this node is a member.
-    fn closed(&mut self, now: Time, place: &Place, state: &State, stage: &Stage) {
+    fn closed(&mut self, now: Time, place: &VersionRank, state: &RendezvousState, stage: &Stage) {
         let Some(files) = self.view.files(&place.version) else { return };
         if exchange::all_done(files, state.size()) {
             return;
@@ -107,9 +107,10 @@ impl Participant {
     }
 
     /// A member's next request.
-    pub(super) fn member(&mut self, now: Time, place: &Place, size: u32, stage: Stage) {
+    pub(super) fn member(&mut self, now: Time, place: &VersionRank, size: u32, stage: Stage) {
         let Some(files) = self.view.files(&place.version).cloned() else { return self.read_files(&place.version) };
-        let is_final = matches!(self.view.active(), Some(Some(active)) if active.state.status == Phase::Final);
+        let is_final =
+            matches!(self.view.active(), Some(Some(active)) if active.state.status == RendezvousStatus::Final);
         if is_final && self.key.is_some() && !files.has_rank(place.rank) {
             // It lapsed while etcd was away; nobody has acted on it so far.
             return self.put_own_key(place);
@@ -130,7 +131,7 @@ impl Participant {
         Own { role: &record.role, rank, slots: record.slots, master, identical }
     }
 
-    fn exchange(&mut self, now: Time, place: &Place, size: u32, since: Time, files: &Files) {
+    fn exchange(&mut self, now: Time, place: &VersionRank, size: u32, since: Time, files: &Files) {
         let own = self.own(place.rank);
         if let Some(told) = exchange::to_tell(files, own, size) {
             return self.tell(place, told);
@@ -154,7 +155,7 @@ impl Participant {
             }
             return;
         }
-        let seat = exchange::seat(files, self.own(place.rank), size);
+        let seat = exchange::ranks(files, self.own(place.rank), size);
         let awaited = matches!(self.trouble(now), Some(Trouble::Awaited(_)));
         if awaited && (place.rank > 0 || seat.is_some()) {
             return self.seek(now, "a node came too late for this version", true);
@@ -174,16 +175,16 @@ impl Participant {
         }
     }
 
-    pub(super) fn tell(&mut self, place: &Place, told: (String, String)) {
+    pub(super) fn tell(&mut self, place: &VersionRank, told: (String, String)) {
         self.tell_if(place, told, Only::Always);
     }
 
     /// Tells what somebody else should have, unless somebody has.
-    pub(super) fn make_up(&mut self, place: &Place, told: (String, String)) {
+    pub(super) fn make_up(&mut self, place: &VersionRank, told: (String, String)) {
         self.tell_if(place, told, Only::Absent);
     }
 
-    fn tell_if(&mut self, place: &Place, (key, value): (String, String), only: Only) {
+    fn tell_if(&mut self, place: &VersionRank, (key, value): (String, String), only: Only) {
         let (file, value) = (kv_file(&key), kv_value(&value));
         let key = format!("{}/{file}", self.setup.paths.version(&place.version));
         let request = Request::Put { key, value: value.clone(), ttl: None, only };
@@ -194,7 +195,7 @@ impl Participant {
     fn meet_at_the_end(
         &mut self,
         now: Time,
-        place: &Place,
+        place: &VersionRank,
         size: u32,
         (counted, tried, since): (Option<u32>, Option<u32>, Time),
         files: &Files,

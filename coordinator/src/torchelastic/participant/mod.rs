@@ -8,12 +8,13 @@
 //! ```
 //!
 //! One request is on its way at a time. Whatever its outcome, the next one follows from what is known then, so an answer
-//! that is lost costs a read and no more. AbortOnDrop it run the watch and the upkeep of what has a time to live.
+//! that is lost costs a read and no more. Beside it run the watch and the upkeep of what has a time to live.
 
 mod answers;
 mod ending;
+mod join;
 mod member;
-mod seeking;
+
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::keys::Paths;
-use super::state::{JobEnd, State};
+use super::state::{JobEnd, RendezvousState};
 use super::view::View;
 use crate::etcd_v2::{Answer, News, Request};
 use crate::job::{Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
@@ -61,7 +62,7 @@ const CLOSED_BY_TORCHRUN: &str =
 
 /// What a node is before it joins.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct ParticipantSetup {
     /// Who it is.
     pub record: NodeRecord,
     /// Nodes, restarts and timings. Unlike in our own protocol nothing compares them among nodes.
@@ -76,7 +77,7 @@ pub struct Setup {
 
 /// A member's place in a version that is final.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct Membership {
     /// The version.
     pub version: u64,
     /// The node's position in it. Nobody else ever has it there.
@@ -158,7 +159,7 @@ enum Workers {
 
 /// A version this node has a rank in.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct VersionRank {
     version: String,
     rank: u32,
 }
@@ -194,9 +195,9 @@ enum Mode {
     /// Making a version, by this setup.
     Making(String, Making),
     /// In a version that can still be joined, since then, or is frozen.
-    Joined(Place, Time),
+    Joined(VersionRank, Time),
     /// In a version that is final, of that size.
-    Member(Place, u32, Stage),
+    Member(VersionRank, u32, Stage),
     /// On its way out.
     Ending(Box<Ending>),
     /// Nothing follows.
@@ -208,7 +209,7 @@ enum Mode {
 struct Ending {
     end: End,
     /// The place it leaves, and the size of its version.
-    place: Option<(Place, u32)>,
+    place: Option<(VersionRank, u32)>,
     /// What the others are told for good.
     close: Option<JobEnd>,
     /// It makes room for a group without it.
@@ -242,16 +243,16 @@ enum Call {
     Directory(u64),
     Swap(Swap, String),
     Free,
-    OwnKey(Place),
-    DropKey(Place),
+    OwnKey(VersionRank),
+    DropKey(VersionRank),
     Tell { version: String, file: String, value: String },
     Count { version: String, number: u32, value: String },
 }
 
 /// This node's sign of life.
 #[derive(Debug, Clone)]
-struct Key {
-    place: Place,
+struct KeepAliveKey {
+    place: VersionRank,
     /// When the last refresh that succeeded was sent.
     kept: Time,
     refresh_at: Time,
@@ -261,7 +262,7 @@ struct Key {
 /// A node.
 #[derive(Debug, Clone)]
 pub struct Participant {
-    setup: Setup,
+    setup: ParticipantSetup,
     id: String,
     view: View,
     mode: Mode,
@@ -270,7 +271,7 @@ pub struct Participant {
     retry_at: Time,
     watching: bool,
     watch_at: Time,
-    key: Option<Key>,
+    key: Option<KeepAliveKey>,
     run_at: Option<Time>,
     run_asked: bool,
     /// When it was first seen that the version is to be given up.
@@ -298,7 +299,7 @@ pub struct Participant {
 
 impl Participant {
     /// A node that has not joined yet. Feed it an [`Input::Tick`] to begin.
-    pub fn new(setup: Setup) -> Participant {
+    pub fn new(setup: ParticipantSetup) -> Participant {
         Participant {
             id: setup.record.id().to_string(),
             view: View::new(setup.paths.clone()),
@@ -350,10 +351,10 @@ impl Participant {
     }
 
     /// Where its workers run, if they do.
-    pub fn at_work(&self) -> Option<Seat> {
+    pub fn at_work(&self) -> Option<Membership> {
         match &self.mode {
             &Mode::Member(ref place, group_world_size, ref stage) if !matches!(stage, Stage::Exchanging(_)) => {
-                Some(Seat { version: number(&place.version), group_rank: place.rank, group_world_size })
+                Some(Membership { version: number(&place.version), group_rank: place.rank, group_world_size })
             }
             _ => None,
         }
@@ -418,7 +419,7 @@ impl Participant {
         Duration::from_nanos(self.random % (bound.as_nanos() as u64).max(1))
     }
 
-    fn start(&mut self, place: &Place, seat: super::exchange::Seat, size: u32) {
+    fn start(&mut self, place: &VersionRank, seat: super::exchange::Ranks, size: u32) {
         let reason = format!("version {} is final, with {size} nodes", place.version);
         let round = RoundRecord {
             number: number(&place.version),
@@ -468,6 +469,6 @@ fn number(version: &str) -> u64 {
 }
 
 /// The members of a state that no elastic agent is.
-fn torchruns(state: &State) -> impl Iterator<Item = u32> {
+fn torchruns(state: &RendezvousState) -> impl Iterator<Item = u32> {
     (0..state.size()).filter(|rank| !state.agents.contains_key(rank))
 }

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::{
-    BLAME, Call, FAREWELL, Input, Mode, Output, PUT_BACK, Participant, Place, RUN_TTL, RUN_UPKEEP, Stage, Swap, Upkeep,
-    Workers, torchruns,
+    BLAME, Call, FAREWELL, Input, Mode, Output, PUT_BACK, Participant, RUN_TTL, RUN_UPKEEP, Stage, Swap, Upkeep,
+    VersionRank, Workers, torchruns,
 };
 use crate::etcd_v2::{Only, Refusal, Request};
 use crate::job::{FailureClass, OnStoreLoss, RestartPolicy};
 use crate::rendezvous::{End, Outcome};
 use crate::store::StoreError;
 use crate::time::Time;
-use crate::torchelastic::state::{JobEnd, Phase, State};
+use crate::torchelastic::state::{JobEnd, RendezvousState, RendezvousStatus};
 
 /// Pause after etcd did not answer, and twice as much at most.
 const AGAIN: Duration = Duration::from_millis(250);
@@ -80,7 +80,7 @@ impl Participant {
             self.torchruns = Some(now);
         }
         let version = state.version.clone().unwrap_or_default();
-        let Some(files) = self.view.files(&version).filter(|_| state.status == Phase::Final) else {
+        let Some(files) = self.view.files(&version).filter(|_| state.status == RendezvousStatus::Final) else {
             self.missing.clear();
             return;
         };
@@ -300,7 +300,7 @@ impl Participant {
     }
 
     /// Writes the next state, if the one that is known still stands.
-    pub(super) fn swap(&mut self, why: Swap, next: &State, ttl: Option<u64>) {
+    pub(super) fn swap(&mut self, why: Swap, next: &RendezvousState, ttl: Option<u64>) {
         let Some(Some(active)) = self.view.active() else { return };
         let (only, value) = (Only::Value(active.raw.clone()), next.text());
         let key = self.setup.paths.active();
@@ -315,7 +315,7 @@ impl Participant {
         self.ask(Call::Free, Request::Delete { key, only });
     }
 
-    pub(super) fn put_own_key(&mut self, place: &Place) {
+    pub(super) fn put_own_key(&mut self, place: &VersionRank) {
         let key = self.setup.paths.rank(&place.version, place.rank);
         let request = Request::Put { key, value: String::new(), ttl: Some(self.ttl()), only: Only::Always };
         self.ask(Call::OwnKey(place.clone()), request);
@@ -372,7 +372,7 @@ impl Participant {
             return;
         }
         // A spare waits for as long as the group works.
-        let works = matches!(self.view.active(), Some(Some(active)) if active.state.status == Phase::Final);
+        let works = matches!(self.view.active(), Some(Some(active)) if active.state.status == RendezvousStatus::Final);
         if works && self.key.is_none() && self.missing.is_empty() {
             self.idle_since = None;
             return;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::etcd_v2::{Entry, Only, Refusal};
 use crate::job::{FailureClass, OnStoreLoss, PROTOCOL, RestartPolicy, Timings};
-use crate::torchelastic::{DEFAULT_PREFIX, Phase};
+use crate::torchelastic::{DEFAULT_PREFIX, RendezvousStatus};
 
 const RENDEZVOUS: &str = "/torchelastic/p2p/run_J/rdzv";
 
@@ -50,7 +50,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         on_store_loss: OnStoreLoss::Wait,
         timings: Timings { last_call: Duration::from_secs(2), ..Timings::default() },
     };
-    let setup = Setup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "J"), identical: false, seed: 1 };
+    let setup = ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "J"), identical: false, seed: 1 };
     Desk {
         machine: Participant::new(setup),
         now: Time::from_millis(1_000),
@@ -159,13 +159,13 @@ impl Desk {
         self.tell(Input::News(Ok(News::Change { gone: value.is_none(), entry })));
     }
 
-    fn change_state(&mut self, change: impl FnOnce(State) -> State) {
+    fn change_state(&mut self, change: impl FnOnce(RendezvousState) -> RendezvousState) {
         let text = change(self.state()).text();
         self.change("active_version", Some(&text));
     }
 
-    fn state(&self) -> State {
-        State::parse(&self.keys[&format!("{RENDEZVOUS}/active_version")].0).unwrap()
+    fn state(&self) -> RendezvousState {
+        RendezvousState::parse(&self.keys[&format!("{RENDEZVOUS}/active_version")].0).unwrap()
     }
 
     fn has(&self, key: &str) -> bool {
@@ -236,7 +236,7 @@ fn mixed() -> Desk {
 fn alone_it_makes_a_version_and_starts_after_the_last_call() {
     let mut desk = desk((1, 2));
     desk.tell(Input::Tick);
-    assert_eq!((desk.state().status, desk.start()), (Phase::Joinable, None));
+    assert_eq!((desk.state().status, desk.start()), (RendezvousStatus::Joinable, None));
     desk.pass(Duration::from_secs(3));
     let start = desk.start().unwrap();
     assert_eq!((start.round.number, start.rank.first_rank, start.round.world_size), (1, 0, 1));
@@ -282,7 +282,7 @@ fn a_version_of_its_own_kind_is_given_up_at_once() {
 #[test]
 fn a_spare_disturbs_nobody() {
     let mut desk = desk((1, 1));
-    let state = State::joinable("1").joined("other:1", 1).0.confirmed(&format!("{RENDEZVOUS}/v_1/rank_0"));
+    let state = RendezvousState::joinable("1").joined("other:1", 1).0.confirmed(&format!("{RENDEZVOUS}/v_1/rank_0"));
     desk.put(&format!("{RENDEZVOUS}/active_version"), &state.text());
     desk.put(&format!("{RENDEZVOUS}/v_1/rank_0"), "");
     desk.tell(Input::Tick);
@@ -324,7 +324,7 @@ fn after_an_outage_signs_of_life_have_time_to_come_back() {
 #[test]
 fn a_version_that_was_replaced_is_left() {
     let mut desk = mixed();
-    let other = State::joinable("2").text();
+    let other = RendezvousState::joinable("2").text();
     desk.change("active_version", Some(&other));
     assert_eq!(desk.stops(), 1);
     assert!(!desk.wanted.iter().any(|output| matches!(output, Output::End(_))));
@@ -358,7 +358,7 @@ fn a_spent_budget_closes_the_job_with_its_cause() {
     desk.machine.restarts = 1;
     desk.ended(Outcome::Failed(Failure::new(FailureClass::Own, "boom")));
     let state = desk.state();
-    assert_eq!((state.status, state.end.unwrap().cause.unwrap().message.as_str()), (Phase::Closed, "boom"));
+    assert_eq!((state.status, state.end.unwrap().cause.unwrap().message.as_str()), (RendezvousStatus::Closed, "boom"));
     desk.stopped();
     assert!(matches!(desk.end(), Some(End::Failed(Some(cause), _)) if cause.message == "boom"));
 }
@@ -372,8 +372,8 @@ fn who_closes_it_says_how_it_ends_for_the_others() {
     desk.stopped();
     assert!(matches!(desk.end(), Some(End::Failed(Some(cause), _)) if cause.message == "theirs"));
     // By a torchrun node that has failed
-    let closed = |mut state: State| {
-        state.status = Phase::Closed;
+    let closed = |mut state: RendezvousState| {
+        state.status = RendezvousStatus::Closed;
         state
     };
     let mut desk = mixed();
@@ -395,7 +395,7 @@ fn the_last_one_at_the_exit_barrier_opens_it() {
     assert!(desk.has(&desk.kv("torchelastic/agent/terminal_state/last_member")));
     desk.stopped();
     assert_eq!(desk.end(), Some(&End::Succeeded));
-    assert_eq!(desk.state().status, Phase::Closed);
+    assert_eq!(desk.state().status, RendezvousStatus::Closed);
 }
 
 #[test]
@@ -417,8 +417,8 @@ fn a_lost_answer_costs_a_read() {
 #[test]
 fn a_member_that_dies_while_ranks_are_told_keeps_nobody_waiting() {
     let mut desk = desk((3, 3));
-    let confirmed = |state: State, rank: u32| state.confirmed(&format!("{RENDEZVOUS}/v_1/rank_{rank}"));
-    let mut state = State::joinable("1");
+    let confirmed = |state: RendezvousState, rank: u32| state.confirmed(&format!("{RENDEZVOUS}/v_1/rank_{rank}"));
+    let mut state = RendezvousState::joinable("1");
     state.participants = Some(vec![0, 1]);
     desk.put(&format!("{RENDEZVOUS}/active_version"), &state.text());
     desk.tell(Input::Tick);
@@ -478,7 +478,7 @@ fn torchruns_other_protocol_is_named_and_not_read() {
 #[test]
 fn a_closed_id_is_refused_to_newcomers() {
     let mut desk = desk((1, 1));
-    let closed = State::joinable("4").closed(JobEnd { failed: true, reason: "boom".into(), cause: None });
+    let closed = RendezvousState::joinable("4").closed(JobEnd { failed: true, reason: "boom".into(), cause: None });
     desk.put(&format!("{RENDEZVOUS}/active_version"), &closed.text());
     desk.tell(Input::Tick);
     assert!(matches!(desk.end(), Some(End::Refused(reason)) if reason.contains("(boom)")));

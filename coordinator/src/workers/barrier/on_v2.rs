@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::{BarrierError, check, insist};
 use crate::etcd_v2::{Answer, Entry, Keyspace, News, Only, Refusal, Request};
 use crate::node::Status;
-use crate::torchelastic::{Paths, Seat};
+use crate::torchelastic::{Membership, Paths};
 
 const HINT: &str = "; nodes that run torchrun never do";
 
@@ -28,8 +28,10 @@ pub async fn meet_on_v2(
 ) -> Result<(), BarrierError> {
     check(name)?;
     let mut status = status.clone();
-    let Some(seat) = status.borrow_and_update().seat else { return Err(BarrierError::NotMember(name.to_owned())) };
-    let meeting = Meeting { etcd, paths, seat, name };
+    let Some(membership) = status.borrow_and_update().membership else {
+        return Err(BarrierError::NotMember(name.to_owned()));
+    };
+    let meeting = Meeting { etcd, paths, membership, name };
     let met = async {
         meeting.arrive().await?;
         loop {
@@ -43,22 +45,22 @@ pub async fn meet_on_v2(
     let met = async {
         tokio::select! {
             met = met => met,
-            () = left(&mut status, seat) => match meeting.look().await? {
+            () = left(&mut status, membership) => match meeting.look().await? {
                 Seen::All => Ok(()),
-                Seen::Some { .. } => Err(BarrierError::RoundEnded { round: seat.version, name: name.to_owned() }),
+                Seen::Some { .. } => Err(BarrierError::RoundEnded { round: membership.version, name: name.to_owned() }),
             },
         }
     };
     match tokio::time::timeout(within, met).await {
         Ok(result) => result,
-        Err(_) => Err(BarrierError::Timeout { round: seat.version, name: name.to_owned(), within, hint: HINT }),
+        Err(_) => Err(BarrierError::Timeout { round: membership.version, name: name.to_owned(), within, hint: HINT }),
     }
 }
 
 /// Waits until the node has this place no more.
-async fn left(status: &mut watch::Receiver<Status>, seat: Seat) {
+async fn left(status: &mut watch::Receiver<Status>, membership: Membership) {
     // An error means that there is no node any more.
-    let _ = status.wait_for(|status| status.seat != Some(seat)).await;
+    let _ = status.wait_for(|status| status.membership != Some(membership)).await;
 }
 
 enum Seen {
@@ -72,33 +74,33 @@ enum Seen {
 struct Meeting<'a> {
     etcd: &'a dyn Keyspace,
     paths: &'a Paths,
-    seat: Seat,
+    membership: Membership,
     name: &'a str,
 }
 
 impl Meeting<'_> {
     async fn arrive(&self) -> Result<(), BarrierError> {
-        let key = self.paths.arrival(self.seat.version, self.name, self.seat.group_rank);
+        let key = self.paths.arrival(self.membership.version, self.name, self.membership.group_rank);
         let arrival = Request::Put { key, value: String::new(), ttl: None, only: Only::Always };
         self.ask(arrival).await?.outcome.map(drop).map_err(|refusal| self.refused(refusal))
     }
 
     /// Who has arrived.
     async fn look(&self) -> Result<Seen, BarrierError> {
-        let key = self.paths.barrier(self.seat.version, self.name);
+        let key = self.paths.barrier(self.membership.version, self.name);
         let Answer { index, outcome } = self.ask(Request::Read { key, recursive: false }).await?;
         let entries = match outcome {
             Ok(Entry { entries, .. }) => entries,
             Err(Refusal::Missing) => Vec::new(),
             Err(refusal) => return Err(self.refused(refusal)),
         };
-        let all = entries.len() >= self.seat.group_world_size as usize;
+        let all = entries.len() >= self.membership.group_world_size as usize;
         Ok(if all { Seen::All } else { Seen::Some { index } })
     }
 
     /// Waits for an arrival after that index, or for as good a reason to look again.
     async fn change_after(&self, index: u64) -> Result<(), BarrierError> {
-        let directory = self.paths.barrier(self.seat.version, self.name);
+        let directory = self.paths.barrier(self.membership.version, self.name);
         let wait = || async { Ok(self.etcd.wait(&directory, index + 1).await?) };
         while insist(wait).await? == News::Nothing {}
         Ok(())

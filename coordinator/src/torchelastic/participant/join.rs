@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use super::{
-    Call, FROZEN_TTL, JOINABLE_TTL, LAST_CALL, Making, Mode, NEAR, NOTICE, Participant, Place, RUN_TTL, SETUP_TTL,
-    Stage, Swap, TORCHRUNS_LAST_CALL, Workers, torchruns,
+    Call, FROZEN_TTL, JOINABLE_TTL, LAST_CALL, Making, Mode, NEAR, NOTICE, Participant, RUN_TTL, SETUP_TTL, Stage,
+    Swap, TORCHRUNS_LAST_CALL, VersionRank, Workers, torchruns,
 };
 use crate::etcd_v2::{Only, Request};
 use crate::rendezvous::End;
 use crate::time::Time;
 use crate::torchelastic::exchange;
-use crate::torchelastic::state::{Phase, State};
+use crate::torchelastic::state::{RendezvousState, RendezvousStatus};
 use crate::torchelastic::view::Files;
 
 /// How often whoever waits for the last call says that it lives: its state's time to live is more than twice that.
@@ -53,41 +53,45 @@ impl Participant {
                 // Its own mark tells this setup from others', whatever becomes of the answer.
                 let once = self.jitter(Duration::from_nanos(u64::MAX)).as_nanos();
                 let mark = format!("{}/{once}", self.id);
-                let value = State::setup(&mark).text();
+                let value = RendezvousState::setup(&mark).text();
                 let key = self.setup.paths.active();
                 let request = Request::Put { key, value: value.clone(), ttl: Some(SETUP_TTL), only: Only::Absent };
                 self.ask(Call::Setup(value), request);
             }
             return;
         };
-        self.takes_part |= state.status != Phase::Closed;
+        self.takes_part |= state.status != RendezvousStatus::Closed;
         let version = state.version.clone().unwrap_or_default();
         if self.key.as_ref().is_some_and(|key| key.place.version != version) && self.workers == Workers::None {
             self.key = None;
         }
         match state.status {
-            Phase::Setup if state.maker.as_ref().is_some_and(|maker| maker.starts_with(&format!("{}/", self.id))) => {
+            RendezvousStatus::Setup
+                if state.maker.as_ref().is_some_and(|maker| maker.starts_with(&format!("{}/", self.id))) =>
+            {
                 // Its own, and the answer was lost.
                 let Some(raw) = self.view.active().flatten().map(|active| active.raw.clone()) else { return };
                 self.mode = Mode::Making(raw.clone(), Making::Counter);
                 self.make(&raw, Making::Counter);
             }
-            Phase::Setup => self.say("another node is making a version"),
-            Phase::Joinable | Phase::Frozen if state.rank_of(&self.id).is_some() => {
+            RendezvousStatus::Setup => self.say("another node is making a version"),
+            RendezvousStatus::Joinable | RendezvousStatus::Frozen if state.rank_of(&self.id).is_some() => {
                 // It had joined, and the answer was lost.
                 let rank = state.rank_of(&self.id).unwrap_or_default();
-                let place = Place { version, rank };
+                let place = VersionRank { version, rank };
                 self.mode = Mode::Joined(place.clone(), now);
                 self.joined(now, &place, now);
             }
-            Phase::Joinable => self.join(&state),
-            Phase::Frozen => self.say(format!("version {version} is being formed without this node; waiting")),
-            Phase::Final => self.wait_in_line(now, &state, &version),
-            Phase::Closed => self.turned_away(now, &state),
+            RendezvousStatus::Joinable => self.join(&state),
+            RendezvousStatus::Frozen => {
+                self.say(format!("version {version} is being formed without this node; waiting"))
+            }
+            RendezvousStatus::Final => self.wait_in_line(now, &state, &version),
+            RendezvousStatus::Closed => self.turned_away(now, &state),
         }
     }
 
-    fn join(&mut self, state: &State) {
+    fn join(&mut self, state: &RendezvousState) {
         let spec = &self.setup.spec;
         if self.workers != Workers::None {
             return;
@@ -102,7 +106,7 @@ impl Participant {
         let (min, max) = (spec.min_nodes, spec.max_nodes);
         let (next, rank) = state.clone().joined(&self.id, max);
         let ttl = match next.status {
-            Phase::Frozen => Some(FROZEN_TTL),
+            RendezvousStatus::Frozen => Some(FROZEN_TTL),
             _ if next.size() >= min => Some(JOINABLE_TTL),
             _ => None,
         };
@@ -111,7 +115,7 @@ impl Participant {
     }
 
     /// A group is at work without this node.
-    fn wait_in_line(&mut self, now: Time, state: &State, version: &str) {
+    fn wait_in_line(&mut self, now: Time, state: &RendezvousState, version: &str) {
         let Some(files) = self.view.files(version).cloned() else { return self.read_files(version) };
         let was_member = self.key.is_some();
         if state.waits() == 0 {
@@ -129,7 +133,7 @@ impl Participant {
             && torchruns(state).any(|rank| files.has_rank(rank))
             && let Some(made_up) = exchange::to_fill_in(&files, self.own(u32::MAX), state.size(), &dead)
         {
-            let place = Place { version: version.to_owned(), rank: u32::MAX };
+            let place = VersionRank { version: version.to_owned(), rank: u32::MAX };
             return self.make_up(&place, made_up);
         }
         if let Err(later) = self.may_free(now, state, &files) {
@@ -152,7 +156,7 @@ impl Participant {
     }
 
     /// Whether a version can be taken away without leaving members of torchrun's behind in it; else, when to look again.
-    pub(super) fn may_free(&self, now: Time, state: &State, files: &Files) -> Result<(), Time> {
+    pub(super) fn may_free(&self, now: Time, state: &RendezvousState, files: &Files) -> Result<(), Time> {
         let present = torchruns(state).filter(|rank| files.has_rank(*rank)).count();
         if present == 0 {
             return Ok(());
@@ -170,7 +174,7 @@ impl Participant {
     }
 
     /// The rendezvous is closed for good.
-    fn turned_away(&mut self, now: Time, state: &State) {
+    fn turned_away(&mut self, now: Time, state: &RendezvousState) {
         let version = state.version.clone().unwrap_or_default();
         let end = match &state.end {
             _ if !self.takes_part => {
@@ -215,9 +219,9 @@ impl Participant {
             Making::Publish(number) => {
                 let spec = &self.setup.spec;
                 let (min, max) = (spec.min_nodes, spec.max_nodes);
-                let (next, _) = State::joinable(&number.to_string()).joined(&self.id, max);
+                let (next, _) = RendezvousState::joinable(&number.to_string()).joined(&self.id, max);
                 let ttl = match next.status {
-                    Phase::Frozen => Some(FROZEN_TTL),
+                    RendezvousStatus::Frozen => Some(FROZEN_TTL),
                     _ if min == 1 => Some(JOINABLE_TTL),
                     _ => None,
                 };
@@ -227,7 +231,7 @@ impl Participant {
     }
 
     /// In a version that is being formed.
-    pub(super) fn joined(&mut self, now: Time, place: &Place, since: Time) {
+    pub(super) fn joined(&mut self, now: Time, place: &VersionRank, since: Time) {
         let Some(known) = self.view.active() else { return };
         let Some(active) = known.filter(|active| active.state.version.as_ref() == Some(&place.version)).cloned() else {
             return self.seek(now, &format!("version {} was given up while it was formed", place.version), false);
@@ -235,7 +239,7 @@ impl Participant {
         let state = active.state;
         let key = self.setup.paths.rank(&place.version, place.rank);
         match state.status {
-            Phase::Joinable => {
+            RendezvousStatus::Joinable => {
                 let spec = &self.setup.spec;
                 let (min, max) = (spec.min_nodes, spec.max_nodes);
                 let near = self.torchruns.is_some_and(|at| now.since(at) < NEAR);
@@ -254,14 +258,14 @@ impl Participant {
                     self.swap(Swap::Hold, &state, Some(JOINABLE_TTL));
                 }
             }
-            Phase::Frozen if state.has_confirmed(&key) => {}
-            Phase::Frozen if self.key.as_ref().is_some_and(|own| own.place == *place) => {
+            RendezvousStatus::Frozen if state.has_confirmed(&key) => {}
+            RendezvousStatus::Frozen if self.key.as_ref().is_some_and(|own| own.place == *place) => {
                 let next = state.confirmed(&key);
-                let ttl = (next.status == Phase::Frozen).then_some(FROZEN_TTL);
+                let ttl = (next.status == RendezvousStatus::Frozen).then_some(FROZEN_TTL);
                 self.swap(Swap::Confirm, &next, ttl);
             }
-            Phase::Frozen => self.put_own_key(place),
-            Phase::Final if state.has_confirmed(&key) => {
+            RendezvousStatus::Frozen => self.put_own_key(place),
+            RendezvousStatus::Final if state.has_confirmed(&key) => {
                 self.mode = Mode::Member(place.clone(), state.size(), Stage::Exchanging(now));
                 self.member(now, place, state.size(), Stage::Exchanging(now));
             }

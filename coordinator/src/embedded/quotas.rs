@@ -1,7 +1,7 @@
 //! How much of the embedded store one address may have: watches and leases. Not for the store's own bounds, which are
 //! [`crate::embedded::mvcc::Limits`].
 //!
-//! The store knows no users, so whoever reaches it may use all of it. A share for each address leaves room for the
+//! The store knows no users, so whoever reaches it may use all of it. A quota for each address leaves room for the
 //! others: one host alone can neither fill this process's memory nor lock newcomers out. Of an IPv6 address only the
 //! network's part counts, since a host chooses the rest itself (RFC 8981).
 
@@ -22,7 +22,7 @@ const LEASES: usize = 4096;
 
 /// What each address has.
 #[derive(Debug, Clone)]
-pub(super) struct Shares {
+pub(super) struct Quotas {
     most: Most,
     taken: Arc<Mutex<BTreeMap<Option<IpAddr>, Taken>>>,
 }
@@ -40,17 +40,17 @@ struct Taken {
     leases: BTreeSet<LeaseId>,
 }
 
-impl Default for Shares {
-    fn default() -> Shares {
-        Shares { most: Most { watches: WATCHES, leases: LEASES }, taken: Arc::default() }
+impl Default for Quotas {
+    fn default() -> Quotas {
+        Quotas { most: Most { watches: WATCHES, leases: LEASES }, taken: Arc::default() }
     }
 }
 
-impl Shares {
-    /// The share of whoever sent a request.
-    pub(super) fn of<T>(&self, request: &Request<T>) -> Share {
+impl Quotas {
+    /// The quota of whoever sent a request.
+    pub(super) fn of<T>(&self, request: &Request<T>) -> Quota {
         let peer = request.extensions().get::<Peer>().and_then(|peer| peer.0);
-        Share { shares: self.clone(), peer: peer.map(counted) }
+        Quota { quotas: self.clone(), peer: peer.map(counted) }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Option<IpAddr>, Taken>> {
@@ -66,44 +66,44 @@ fn counted(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// One address's share.
+/// One address's quota.
 #[derive(Debug, Clone)]
-pub(super) struct Share {
-    shares: Shares,
+pub(super) struct Quota {
+    quotas: Quotas,
     peer: Option<IpAddr>,
 }
 
-impl Share {
+impl Quota {
     /// Room for a watch, or for a stream of them, until it is dropped.
     ///
     /// # Errors
-    /// The share is used up.
-    pub(super) fn watch(&self) -> Result<WatchPlace, Status> {
-        let mut taken = self.shares.lock();
+    /// The quota is used up.
+    pub(super) fn watch(&self) -> Result<WatchPermit, Status> {
+        let mut taken = self.quotas.lock();
         let taken = taken.entry(self.peer).or_default();
-        if taken.watches >= self.shares.most.watches {
-            return Err(self.used_up("watches", self.shares.most.watches));
+        if taken.watches >= self.quotas.most.watches {
+            return Err(self.used_up("watches", self.quotas.most.watches));
         }
         taken.watches += 1;
-        Ok(WatchPlace { share: self.clone() })
+        Ok(WatchPermit { quota: self.clone() })
     }
 
     /// Has a lease granted by `grant` if there is room for it. `lives` says which leases have not ended.
     ///
     /// # Errors
-    /// The share is used up, or what `grant` returns.
+    /// The quota is used up, or what `grant` returns.
     pub(super) fn lease<T>(
         &self,
         lives: impl Fn(LeaseId) -> bool,
         grant: impl FnOnce() -> Result<(LeaseId, T), Status>,
     ) -> Result<(LeaseId, T), Status> {
-        let mut taken = self.shares.lock();
+        let mut taken = self.quotas.lock();
         let leases = &mut taken.entry(self.peer).or_default().leases;
-        if leases.len() >= self.shares.most.leases {
+        if leases.len() >= self.quotas.most.leases {
             leases.retain(|lease| lives(*lease));
         }
-        if leases.len() >= self.shares.most.leases {
-            return Err(self.used_up("leases", self.shares.most.leases));
+        if leases.len() >= self.quotas.most.leases {
+            return Err(self.used_up("leases", self.quotas.most.leases));
         }
         let granted = grant()?;
         leases.insert(granted.0);
@@ -124,17 +124,17 @@ impl Share {
 
 /// Room for one watch.
 #[derive(Debug)]
-pub(super) struct WatchPlace {
-    share: Share,
+pub(super) struct WatchPermit {
+    quota: Quota,
 }
 
-impl Drop for WatchPlace {
+impl Drop for WatchPermit {
     fn drop(&mut self) {
-        let mut taken = self.share.shares.lock();
-        if let Some(of) = taken.get_mut(&self.share.peer) {
+        let mut taken = self.quota.quotas.lock();
+        if let Some(of) = taken.get_mut(&self.quota.peer) {
             of.watches -= 1;
             if of.watches == 0 && of.leases.is_empty() {
-                taken.remove(&self.share.peer);
+                taken.remove(&self.quota.peer);
             }
         }
     }
@@ -144,21 +144,21 @@ impl Drop for WatchPlace {
 mod tests {
     use super::*;
 
-    fn share(of: &Shares, peer: &str) -> Share {
+    fn quota(of: &Quotas, peer: &str) -> Quota {
         let mut request = Request::new(());
         request.extensions_mut().insert(Peer(peer.parse().ok()));
         of.of(&request)
     }
 
-    fn small() -> Shares {
-        Shares { most: Most { watches: 2, leases: 2 }, taken: Arc::default() }
+    fn small() -> Quotas {
+        Quotas { most: Most { watches: 2, leases: 2 }, taken: Arc::default() }
     }
 
     #[test]
     fn one_address_takes_no_watch_from_another() {
-        let shares = small();
+        let quotas = small();
         let (one, same, other) =
-            (share(&shares, "10.0.0.1"), share(&shares, "::ffff:10.0.0.1"), share(&shares, "10.0.0.2"));
+            (quota(&quotas, "10.0.0.1"), quota(&quotas, "::ffff:10.0.0.1"), quota(&quotas, "10.0.0.2"));
         let first = one.watch().unwrap();
         let _second = same.watch().unwrap();
         assert!(one.watch().unwrap_err().message().contains("10.0.0.1 has 2 watches"));
@@ -169,23 +169,23 @@ mod tests {
 
     #[test]
     fn a_host_has_one_share_whatever_ipv6_address_it_makes_up() {
-        let shares = small();
-        let (one, same) = (share(&shares, "2001:db8:0:7::1"), share(&shares, "2001:db8:0:7:a:b:c:d"));
+        let quotas = small();
+        let (one, same) = (quota(&quotas, "2001:db8:0:7::1"), quota(&quotas, "2001:db8:0:7:a:b:c:d"));
         let places = [one.watch().unwrap(), same.watch().unwrap()];
         let refused = same.watch().unwrap_err();
         assert!(refused.message().starts_with("2001:db8:0:7::/64 has 2 watches"), "{}", refused.message());
         // Another network, and this host itself.
-        let _others = [share(&shares, "2001:db8:0:8::1").watch().unwrap(), share(&shares, "::1").watch().unwrap()];
+        let _others = [quota(&quotas, "2001:db8:0:8::1").watch().unwrap(), quota(&quotas, "::1").watch().unwrap()];
         drop(places);
         one.watch().unwrap();
     }
 
     #[test]
     fn one_address_takes_no_lease_from_another_and_ended_ones_do_not_count() {
-        let shares = small();
-        let (one, other) = (share(&shares, "10.0.0.1"), share(&shares, "10.0.0.2"));
-        let grant = |share: &Share, id: i64, ended: &[i64]| {
-            let granted = share.lease(|lease| !ended.contains(&lease.0), || Ok((LeaseId(id), ())));
+        let quotas = small();
+        let (one, other) = (quota(&quotas, "10.0.0.1"), quota(&quotas, "10.0.0.2"));
+        let grant = |quota: &Quota, id: i64, ended: &[i64]| {
+            let granted = quota.lease(|lease| !ended.contains(&lease.0), || Ok((LeaseId(id), ())));
             granted.is_ok()
         };
         assert!(grant(&one, 1, &[]) && grant(&one, 2, &[]));
