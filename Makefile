@@ -15,7 +15,7 @@ ETCD ?=
 SEEDS ?= 100000
 FROM ?= 0
 # Tests whose workers import torch.
-WITH_TORCH = binary(pytorch) | binary(torch_store) | (binary(launchers) & test(with_torch))
+WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
@@ -39,11 +39,11 @@ test: ## Installs what the tests need and runs them all
 
 test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: minutes
 	@$(STEP) setup scripts/setup.sh test
-	@$(STEP) torchrun env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'binary(launchers)'
+	@$(STEP) torchrun env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) & test(/^launchers::/)'
 
 test-torch-matrix: ## Runs every PyTorch script by every means to meet, with fixed and with changing nodes: minutes
 	@$(STEP) setup scripts/setup.sh test
-	@$(STEP) matrix env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored all -E 'binary(pytorch)'
+	@$(STEP) matrix env ELASTIC_REQUIRE_TORCH=1 $(NEXTEST) nextest run --locked --workspace --run-ignored all -E 'package(elastic-tests) & test(/^pytorch::/)'
 
 test-torch-latest: ## Runs the tests that need PyTorch with PyPI's newest
 	@$(STEP) setup scripts/setup.sh test
@@ -87,7 +87,7 @@ bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, t
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - binary(launchers) - binary(pytorch)'
+	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(launchers|pytorch)::/)'
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test

@@ -1,9 +1,6 @@
 //! The client of etcd's v2 API against real servers: conditions, times to live, long polls, and what servers and
 //! networks do to them. Not for what is kept there.
 
-// Helpers of tests panic like tests.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

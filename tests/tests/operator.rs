@@ -1,9 +1,6 @@
 //! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded store,
 //! with a fleet of nodes whose workers are words.
 
-// Helpers of tests may panic as the tests do.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-
 use std::sync::Arc;
 use std::time::Duration;
 

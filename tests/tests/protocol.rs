@@ -1,7 +1,5 @@
 //! The protocol in one process: real driver, machines, pulses over TCP, and the in-process store.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

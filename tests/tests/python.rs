@@ -1,9 +1,6 @@
 //! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of the
 //! GPU kit. Needs no PyTorch.
 
-// Helpers of tests fail as tests do.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

@@ -1,8 +1,5 @@
 //! The store contract, held against real etcd servers. Not for faults: see `etcd_faults`.
 
-// Helpers of tests panic like tests.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
-
 use elastic_tests::contract::Subject;
 use elastic_tests::etcd;
 

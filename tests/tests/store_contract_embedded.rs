@@ -2,7 +2,6 @@
 //! Not for what only etcd's API shows: the coordinator's own tests do that.
 
 // Tests report by panicking, their helpers too.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use elastic_tests::agents::{Job, LIMIT};
 use rustix::process::Signal;
 
-use crate::hosted::endpoint;
+use crate::agents::hosted::endpoint;
 
 /// A process with the environment of a worker of node `a`, as one would be that escaped.
 struct Leftover(Child);

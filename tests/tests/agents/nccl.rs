@@ -11,8 +11,8 @@ use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::double::{cache, driver, prefix};
-use crate::live::{Worker, workers};
+use crate::agents::double::{cache, driver, prefix};
+use crate::agents::live::{Worker, workers};
 
 const LONG: Duration = Duration::from_secs(60);
 

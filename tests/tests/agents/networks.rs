@@ -9,7 +9,7 @@ use elastic_tests::agents::{Agent, Job, LIMIT, exits};
 use elastic_tests::lacking::left_out;
 use tempfile::TempDir;
 
-use crate::python::{noted, python};
+use crate::agents::python::{noted, python};
 
 /// Two hosts, each on two networks; the default route leads into the first, the store is in the second. Each has an
 /// `/etc/hosts` of its own, and no name server.

@@ -9,7 +9,7 @@ use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::python::{noted, python};
+use crate::agents::python::{noted, python};
 
 /// The exit code of an agent that left as planned.
 const LEFT: i32 = 3;

@@ -12,7 +12,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::live::workers;
+use crate::agents::live::workers;
 
 const LONG: Duration = Duration::from_secs(60);
 

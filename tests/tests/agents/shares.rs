@@ -9,7 +9,7 @@ use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::live::workers;
+use crate::agents::live::workers;
 
 const LONG: Duration = Duration::from_secs(120);
 

@@ -3,7 +3,7 @@
 use elastic_tests::agents::{Agent, Job, LIMIT, exits};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
-use crate::hosted::endpoint;
+use crate::agents::hosted::endpoint;
 
 /// Sets the soft limit of an agent's descriptors; `None`: as high as may be.
 fn descriptors(agent: &Agent, limit: Option<u64>) {

@@ -6,7 +6,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::quiescing::{job_on, of, pid, places, round, touch};
+use crate::agents::quiescing::{job_on, of, pid, places, round, touch};
 
 /// What the worker noted when it started, by node.
 fn started(job: &Job, node: &str) -> Vec<Value> {

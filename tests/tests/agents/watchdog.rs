@@ -11,7 +11,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::python::{noted, python};
+use crate::agents::python::{noted, python};
 
 /// The reason of the job's newest round.
 async fn reason(job: &Job, etcd: &EtcdServer) -> String {

@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::answer::{Answer, revision};
+use crate::embedded_against_etcd::answer::{Answer, revision};
 
 const KEYS: [&str; 6] = ["a", "ab", "abc", "b", "ba", "c"];
 

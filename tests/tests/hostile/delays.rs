@@ -9,9 +9,9 @@ use elastic_tests::agents::{Agent, Job, LEASE, Round, exits};
 use elastic_tests::binaries::Running;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 
-use crate::floods::{self, Flood};
-use crate::tap::Tap;
-use crate::{WITHIN, coordinator, free_port};
+use crate::hostile::floods::{self, Flood};
+use crate::hostile::tap::Tap;
+use crate::hostile::{WITHIN, coordinator, free_port};
 
 /// How often a node renews its lease.
 const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);

@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use crate::{JOB, WITHIN};
+use crate::hostile::{JOB, WITHIN};
 
 /// How much was said so far.
 pub(crate) type Said = Arc<AtomicU64>;

@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use crate::WITHIN;
+use crate::hostile::WITHIN;
 
 /// Ends when dropped.
 pub(crate) struct Tap {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::scene::{ALONE, Launcher, Meeting, PATIENCE, Running, Scene, cases, is_alive};
+use crate::launchers::scene::{ALONE, Launcher, Meeting, PATIENCE, Running, Scene, cases, is_alive};
 
 cases! {
     a_failing_script_fails_the_launch

@@ -1,6 +1,6 @@
 //! Where the workers' streams go.
 
-use crate::scene::{ALONE, Launcher, Scene, cases};
+use crate::launchers::scene::{ALONE, Launcher, Scene, cases};
 
 cases! {
     streams_go_to_files_and_to_the_console_with_a_prefix

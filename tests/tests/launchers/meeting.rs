@@ -1,6 +1,6 @@
 //! By which means nodes find each other, and what is said when they cannot.
 
-use crate::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
+use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
 
 cases! {
     nodes_with_fixed_ranks_meet_at_the_master

@@ -10,7 +10,7 @@ use elastic_tests::etcd::EtcdServer;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::scene::{Launcher, Meeting, Running, Scene, cases};
+use crate::launchers::scene::{Launcher, Meeting, Running, Scene, cases};
 
 cases! {
     ; beyond torchrun:

@@ -1,6 +1,6 @@
 //! How many workers there are, what each is told about its place, and what it runs.
 
-use crate::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
+use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
 
 cases! {
     every_worker_has_a_rank

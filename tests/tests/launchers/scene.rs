@@ -37,12 +37,12 @@ pub(crate) fn torchrun() -> Launcher {
 macro_rules! cases {
     ($($name:ident)* $(; beyond torchrun: $($beyond:ident = $failure:literal)*)?) => {
         mod elastic_agent {
-            use crate::scene::Launcher;
+            use crate::launchers::scene::Launcher;
             $(#[tokio::test] async fn $name() { super::$name(Launcher::ElasticAgent).await })*
             $($(#[tokio::test] async fn $beyond() { super::$beyond(Launcher::ElasticAgent).await })*)?
         }
         mod torchrun {
-            use crate::scene::torchrun;
+            use crate::launchers::scene::torchrun;
             $(#[tokio::test] #[ignore = "make test-torchrun"] async fn $name() { super::$name(torchrun()).await })*
             $($(
                 #[tokio::test] #[ignore = "make test-torchrun"] #[should_panic(expected = $failure)]

@@ -4,7 +4,7 @@ use elastic_tests::agents::json_lines;
 use elastic_tests::torch::{self, Torch};
 use serde_json::Value;
 
-use crate::scene::{ALONE, Launcher, Meeting, Scene, cases};
+use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases};
 
 cases! {
     workers_of_two_nodes_sum_over_all

@@ -10,7 +10,9 @@ use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::trace::{LIMIT, Line, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works};
+use crate::pytorch::trace::{
+    LIMIT, Line, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works,
+};
 
 macro_rules! matrix {
     ($($(#[$left_out:meta])? $name:ident = $play:ident $with:tt;)*) => {

@@ -5,7 +5,7 @@ use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 
-use crate::trace::{LIMIT, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works};
+use crate::pytorch::trace::{LIMIT, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works};
 
 #[tokio::test]
 async fn a_joiner_without_a_checkpoint_gets_the_groups_state() {

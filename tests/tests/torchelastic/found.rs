@@ -8,7 +8,7 @@ use elastic_tests::torch::Torch;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::scene::{Agent, Ours, Scene, Torchrun};
+use crate::torchelastic::scene::{Agent, Ours, Scene, Torchrun};
 
 const SOON: Duration = Duration::from_secs(15);
 

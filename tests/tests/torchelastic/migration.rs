@@ -5,7 +5,7 @@ use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::scene::{Agent, LIMIT, Ours, Scene, Torchrun, trace};
+use crate::torchelastic::scene::{Agent, LIMIT, Ours, Scene, Torchrun, trace};
 
 /// Epochs told so far, and from how many workers the newest was.
 fn newest(scene: &Scene) -> Option<(u64, u64)> {

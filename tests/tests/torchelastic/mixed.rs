@@ -3,7 +3,7 @@
 use elastic_tests::torch::Torch;
 use rustix::process::Signal;
 
-use crate::scene::{Agent, Kind, Ours, Scene, Torchrun};
+use crate::torchelastic::scene::{Agent, Kind, Ours, Scene, Torchrun};
 
 /// Nodes by their kinds, in the order in which they join.
 async fn meets(torch: &Torch, kinds: &[Kind]) {
@@ -28,7 +28,7 @@ async fn meets(torch: &Torch, kinds: &[Kind]) {
 async fn joined(scene: &Scene, count: usize, size: usize) {
     let key = "/torchelastic/p2p/run_job/rdzv/active_version";
     let what = format!("{count} of {size} nodes have joined");
-    elastic_tests::wait::eventually(&what, crate::scene::LIMIT, async || {
+    elastic_tests::wait::eventually(&what, crate::torchelastic::scene::LIMIT, async || {
         let state: serde_json::Value = serde_json::from_str(&scene.read(key).await?).ok()?;
         (state["participants"].as_array()?.len() >= count).then_some(())
     })
@@ -115,14 +115,14 @@ async fn either_kind_joins_and_leaves() {
 
     // When ours is asked to leave, then torchrun's go on without it
     ours.signal(Signal::TERM);
-    assert_eq!(ours.exit(crate::scene::LIMIT).await, 3);
+    assert_eq!(ours.exit(crate::torchelastic::scene::LIMIT).await, 3);
     let without = scene.works(2, Some(&three)).await;
     let mut ours = scene.start(Ours, "ours");
     let again = scene.works(3, Some(&without)).await;
 
     // When one of torchrun's is, then the others notice
     third.signal(Signal::TERM);
-    assert_ne!(third.exit(crate::scene::LIMIT).await, 0);
+    assert_ne!(third.exit(crate::torchelastic::scene::LIMIT).await, 0);
     scene.works(2, Some(&again)).await;
     scene.ends_well([&mut ours, &mut theirs]).await;
 }

@@ -6,7 +6,7 @@ use elastic_tests::agents::JOB_FAILED;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::scene::{LIMIT, Ours, Scene, trace};
+use crate::torchelastic::scene::{LIMIT, Ours, Scene, trace};
 
 const SOON: Duration = Duration::from_secs(5);
 /// A node that leaves tries for two seconds to tell the others.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 
-use crate::scene::{Kind, LIMIT, Ours, Scene, Torchrun, trace};
+use crate::torchelastic::scene::{Kind, LIMIT, Ours, Scene, Torchrun, trace};
 
 /// Epochs that are compared.
 const EPOCHS: u64 = 3;

@@ -2,7 +2,6 @@
 //! Not for what they may differ in: times, ids, and the headers inside a transaction's answer.
 
 // Tests report by panicking, their helpers too.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod answer;
 mod plan;

@@ -1,9 +1,6 @@
 //! What a client with no rights may do to the ports of an agent and of a coordinator, on the built binaries. Not for
 //! what the store or the workers do.
 
-// Helpers of tests fail as tests do.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout)]
-
 mod delays;
 mod floods;
 mod listening;

@@ -1,8 +1,5 @@
 //! The built agents, end to end, on real etcd servers. Not for details of one crate.
 
-// Helpers of tests fail as tests do.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
-
 #[allow(dead_code)] // What tests of the trainer need.
 #[path = "../../../trainer/cuda/tests/cuda/double.rs"]
 mod double;

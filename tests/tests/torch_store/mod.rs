@@ -1,9 +1,6 @@
 //! The agent's store and real torch: every method of its client, its server's answers to the same bytes, and process
 //! groups that begin anew. Skipped where `ELASTIC_TORCH_PYTHON` names no Python with torch.
 
-// Helpers of tests fail as tests do.
-#![allow(clippy::unwrap_used)]
-
 mod against_torch;
 
 use std::net::{Ipv6Addr, TcpListener};

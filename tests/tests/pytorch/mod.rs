@@ -1,8 +1,6 @@
 //! PyTorch's own scripts, with a real PyTorch, under the built agent: training that goes on when workers and agents die,
 //! and when nodes come and go. Skipped, with a line that says so, where there is no PyTorch.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
 mod checkpoints;
 mod matrix;
 mod models;

@@ -4,8 +4,6 @@
 //! `make test` runs them on elastic-agent by torchrun's name, `make test-torchrun` on torchrun. Which of PyTorch's cases
 //! is which test, which have no place here, and which torchrun fails: `docs/launcher-cases.md`.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
-
 mod ends;
 mod logs;
 mod meeting;
