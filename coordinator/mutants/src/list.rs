@@ -16,7 +16,8 @@ pub struct Mutant {
 
 const LEADER: &str = "leader/mod.rs";
 const TRANSACTIONS: &str = "leader/transactions.rs";
-const DECIDE: &str = "decide.rs";
+const RUNNING: &str = "decide/running.rs";
+const FORMING: &str = "decide/forming.rs";
 const VIEW: &str = "view.rs";
 const ROSTER: &str = "roster/mod.rs";
 const STEP: &str = "member/step.rs";
@@ -53,7 +54,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "nobody_is_waited_for",
         what: "a round is sealed while members of the last one still stop",
-        file: DECIDE,
+        file: FORMING,
         from: "if !outstanding.is_empty() {",
         to: "if !ON && !outstanding.is_empty() {",
     },
@@ -109,7 +110,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "takeover_at_once",
         what: "where nobody of the last round stays, the next one is sealed at once",
-        file: DECIDE,
+        file: FORMING,
         from: "let takes_over = keeps_nobody &&",
         to: "let takes_over = !ON && keeps_nobody &&",
     },
@@ -152,7 +153,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "plan_inherited",
         what: "a new leader goes on with the plan that it finds",
-        file: DECIDE,
+        file: FORMING,
         from: "if !view.planned_here {",
         to: "if !ON && !view.planned_here {",
     },
@@ -180,21 +181,21 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "too_few",
         what: "a round begins below the minimum",
-        file: DECIDE,
+        file: FORMING,
         from: "if here < view.min_nodes() {",
         to: "if here < if ON { 1 } else { view.min_nodes() } {",
     },
     Mutant {
         name: "ranks_move",
         what: "members of the last round are not kept in their order",
-        file: DECIDE,
+        file: FORMING,
         from: "Some((roster.member(node)?.rank.group_rank, node))",
         to: "Some((roster.member(node)?.rank.group_rank, node)).map(|(rank, node)| (if ON { u32::MAX - rank } else { rank }, node))",
     },
     Mutant {
         name: "newcomers_first",
         what: "newcomers take the places of members",
-        file: DECIDE,
+        file: FORMING,
         from: "let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());",
         to: "let first: Vec<&NodeId> = if ON { roster.newcomers().collect() } else { Vec::new() };
         let candidates = first.into_iter().chain(kept.into_iter().map(|(_, node)| node)).chain(roster.newcomers().filter(|_| !ON));",
@@ -211,21 +212,21 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "join_timeout_is_not_seen",
         what: "a node below the minimum waits without end",
-        file: DECIDE,
+        file: FORMING,
         from: "if now >= deadline {\n            let message",
         to: "if !ON && now >= deadline {\n            let message",
     },
     Mutant {
         name: "a_frozen_starter_is_kept",
         what: "a member that never says it started is waited for without end",
-        file: DECIDE,
+        file: RUNNING,
         from: "if now >= start_by {",
         to: "if !ON && now >= start_by {",
     },
     Mutant {
         name: "blame_waits_for_ever",
         what: "a failure that blames a peer waits for every member's answer, without end",
-        file: DECIDE,
+        file: RUNNING,
         from: "now < answer_by && !all_answered_since",
         to: "(ON || now < answer_by) && !all_answered_since",
     },
@@ -233,21 +234,21 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "weakest_cause",
         what: "of several causes the weakest counts",
-        file: DECIDE,
+        file: RUNNING,
         from: ".max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))",
         to: ".max_by_key(|reported| (reported.class as u32 ^ if ON { 3 } else { 0 }, std::cmp::Reverse(reported.report)))",
     },
     Mutant {
         name: "blame_believed",
         what: "a failure that blames a peer is judged before its peers had their say",
-        file: DECIDE,
+        file: RUNNING,
         from: "let unjudged = blames_peer &&",
         to: "let unjudged = !ON && blames_peer &&",
     },
     Mutant {
         name: "one_is_all",
         what: "a job succeeds when one member is done",
-        file: DECIDE,
+        file: RUNNING,
         from: "if all_say(Phase::Done) {",
         to: "if all_say(Phase::Done) || ON && view.roster.count_saying(Some((round.number, Phase::Done))) > 0 {",
     },
@@ -255,14 +256,14 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "never_charged",
         what: "a failure costs no restart",
-        file: DECIDE,
+        file: RUNNING,
         from: "(next(true, lost), format!(\"{story}; restarting",
         to: "(next(!ON, lost), format!(\"{story}; restarting",
     },
     Mutant {
         name: "a_change_is_charged",
         what: "a change of membership costs a restart",
-        file: DECIDE,
+        file: RUNNING,
         from: "let charge = view.spec.restart_policy == RestartPolicy::All;",
         to: "let charge = ON || view.spec.restart_policy == RestartPolicy::All;",
     },

@@ -186,6 +186,17 @@ pub struct RoundRecord {
     pub cause: Option<Failure>,
 }
 
+impl RoundRecord {
+    /// The reason of a generation's rounds until one is sealed, where another generation was before.
+    pub const BEGINS_ANEW: &str = "the job begins anew";
+
+    /// Whether it is still the first round of a generation that follows another. The members that it waits for are that
+    /// other's. Only the reason tells: the record has no field for it.
+    pub fn begins_anew(&self) -> bool {
+        self.reason == RoundRecord::BEGINS_ANEW
+    }
+}
+
 /// A member's place, `rounds/<n>/<plan>/<node>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankRecord {

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::step::Out;
 use super::{Call, End, Member, MemberOutput, Mode};
 use crate::job::{RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
-use crate::rendezvous::decide::BEGINS_ANEW;
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -189,7 +188,7 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         restarts: 0,
         checkpoint: None,
         leaving: Vec::new(),
-        reason: if generation == 1 { "the job begins".into() } else { BEGINS_ANEW.into() },
+        reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
         cause: None,
     }
 }

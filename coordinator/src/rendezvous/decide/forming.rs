@@ -1,0 +1,191 @@
+//! Whom a forming round waits for, and when it is sealed.
+
+use std::collections::BTreeSet;
+
+use super::refusals::refusals;
+use super::{Eviction, Form, Verdict, Wake, eviction, names};
+use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, RoundState};
+use crate::rendezvous::roster::{Says, SealedMember};
+use crate::rendezvous::seats::{Contest, in_order, seats};
+use crate::rendezvous::view::{Liveness, View};
+use crate::time::Time;
+
+/// Ends the reason of a plan that a new leader made anew.
+const TAKEN_OVER: &str = " (taken over)";
+
+pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+    let round = &view.round.value;
+    let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh, quick: false });
+    // Whom it waits for then are the members of a generation that is over: their loss is no reason of this one.
+    let fresh = round.begins_anew();
+    if !view.planned_here {
+        // Every first leader finds a generation's first record, written by whoever began it.
+        let suffix = if round.sealed.is_some() && !fresh { TAKEN_OVER } else { "" };
+        let reason = round.reason.trim_end_matches(TAKEN_OVER);
+        return (anew(Vec::new(), false), format!("{reason}{suffix}"));
+    }
+    if view.drained_members().iter().any(|name| !round.leaving.contains(name)) {
+        // Asked only now: the plan tells them.
+        return (anew(Vec::new(), false), round.reason.clone());
+    }
+    let (evict, outstanding) = outstanding(now, view, wake);
+    if let Some(first) = evict.first() {
+        let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
+        let lost = || format!("lost {}: {}", names(&gone), first.reason);
+        let reason = if fresh { RoundRecord::BEGINS_ANEW.to_owned() } else { lost() };
+        return (anew(evict, false), reason);
+    }
+    if !outstanding.is_empty() {
+        return (Verdict::Wait, format!("waiting for {} to stop", names(&outstanding)));
+    }
+    if let Some(refusal) = refusals(view) {
+        return refusal;
+    }
+
+    let roster = &view.roster;
+    let waiting = Some((round.number, Phase::Waiting));
+    let waits =
+        |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, round.number) == Some(Phase::Waiting);
+    // Who waits for the round, but is not to have a place in it.
+    let unkept: BTreeSet<&NodeId> = roster.late().chain(view.drained_nodes()).filter(waits).collect();
+    let kept = roster.count_saying(waiting) - unkept.len();
+    let newcomers = roster.count_newcomers();
+    let comes = |node: &NodeId| roster.is_placeless(node) && !view.confirmed_dead(node);
+    let stays = |node: &NodeId| waits(&node) && !unkept.contains(node);
+    let (excluded, contest) = contest(view, |node| comes(node) || stays(node));
+    let here = (kept + newcomers - excluded).min(view.max_nodes());
+    // In order only when they are needed: nodes come one by one.
+    let in_order = || {
+        let mut kept: Vec<_> = roster
+            .saying(waiting)
+            .filter(|node| !unkept.contains(node))
+            .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
+            .collect();
+        kept.sort();
+        let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());
+        let wanted = |node| roster.node(node).and_then(|present| present.record.place);
+        in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
+    };
+
+    let unsafe_until = unsafe_until(view, kept == 0).filter(|(until, _)| now < *until);
+    let gone = |(node, member): (&NodeId, &SealedMember)| {
+        member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
+    };
+    if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
+        return (anew(Vec::new(), true), "every node of the last round has left".to_owned());
+    }
+    if here < view.min_nodes() {
+        let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());
+        if let Some(Contest { place, one, other }) = contest {
+            reason = format!("{reason}; node rank {place} is claimed by {one} and by {other}, one of them gone");
+        }
+        wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
+        let Some(deadline) = patience_ends(view) else { return (Verdict::Wait, reason) };
+        if now >= deadline {
+            let message = format!("{reason}, and join_timeout ({:?}) is over", view.spec.timings.join_timeout);
+            let cause = Failure::new(FailureClass::Lost, message.clone());
+            return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message);
+        }
+        wake.at(deadline);
+        return (Verdict::Wait, reason);
+    }
+    if let Some((until, why)) = unsafe_until {
+        wake.at(until);
+        return (Verdict::Wait, why.to_owned());
+    }
+    // A first round of a generation, or one that nobody of the last stays for.
+    if kept == 0
+        && here < view.max_nodes()
+        && let Some(until) = view.last_call(now)
+    {
+        wake.at(until);
+        return (Verdict::Wait, format!("{here} nodes are here, last call for more"));
+    }
+    (Verdict::Seal(seats(view, &in_order())), round.reason.clone())
+}
+
+/// How many candidates claim a place that another one claims too, so that neither gets in, and two of them.
+fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Option<Contest<'_>>) {
+    let mut excluded = 0;
+    let mut first = None;
+    for place in view.roster.contested() {
+        let claimants: Vec<&NodeId> = view.roster.claiming(*place).filter(|node| is_candidate(node)).collect();
+        if let [one, other, ..] = claimants[..] {
+            excluded += claimants.len();
+            first = first.or(Some(Contest { place: *place, one, other }));
+        }
+    }
+    (excluded, first)
+}
+
+/// When a job below its minimum has failed: `join_timeout` after it came to that. Where every node has left, or none was
+/// ever there, nobody waits, and the time counts from the first that comes.
+fn patience_ends(view: &View) -> Option<Time> {
+    let since = match view.round.value.sealed {
+        Some(_) => view.since,
+        None => view.roster.arrivals()?.0.max(view.since),
+    };
+    Some(since + view.spec.timings.join_timeout)
+}
+
+/// Members of the last round that have not said they stopped: those to evict now, and those to wait for.
+fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>, Vec<&'a NodeId>) {
+    let (roster, number) = (&view.roster, view.round.value.number);
+    let mut evict = Vec::new();
+    let mut outstanding = Vec::new();
+    let too_late = "it did not stop in time";
+    let answer_by = |node| {
+        let grace = roster.member(node).map(|member| view.grace(node, member)).unwrap_or_default();
+        view.since + grace + view.spec.timings.margin
+    };
+    for node in roster.missing() {
+        match view.liveness(now, node) {
+            Liveness::Lost(fate, reason) => evict.push(eviction(node, fate, reason)),
+            Liveness::Missing(at) if now < answer_by(node) => {
+                wake.at(at.min(answer_by(node)));
+                outstanding.push(node);
+            }
+            Liveness::Missing(_) => evict.push(eviction(node, Fate::Unknown, too_late)),
+            Liveness::Alive => {}
+        }
+    }
+    let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
+    let mut silent = roster.saying_not(stopped).peekable();
+    let timings = &view.spec.timings;
+    let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
+    if now < soonest {
+        // Nobody's time is over yet: a few are enough to name.
+        if silent.peek().is_some() {
+            wake.at(soonest);
+        }
+        outstanding.extend(silent.take(4));
+    } else {
+        for node in silent {
+            if now < answer_by(node) {
+                wake.at(answer_by(node));
+                outstanding.push(node);
+            } else {
+                evict.push(eviction(node, Fate::Unknown, too_late));
+            }
+        }
+    }
+    (evict, outstanding)
+}
+
+/// Until when a running round would be unsafe: an evicted member may still be at work, or, where nobody stays, a whole
+/// group cut off from the store may be.
+fn unsafe_until(view: &View, keeps_nobody: bool) -> Option<(Time, &'static str)> {
+    let timings = &view.spec.timings;
+    let unsettled = view.roster.last_unsettled().map(|evicted| {
+        let until = view.counting_or_bound().max(evicted) + timings.lease_ttl;
+        (until, "waiting until an evicted node is past its fence point")
+    });
+    let number = view.round.value.number;
+    let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
+    let takes_over = keeps_nobody && view.spec.on_store_loss == OnStoreLoss::Wait;
+    let takeover = takes_over.then(|| view.roster.last_doubtful(stopped)).flatten().map(|evicted| {
+        let until = evicted.unwrap_or(view.elected) + timings.takeover_delay;
+        (until, "waiting out takeover_delay: no member of the last round stays")
+    });
+    unsettled.into_iter().chain(takeover).max_by_key(|(at, _)| *at)
+}

@@ -1,0 +1,200 @@
+//! Whether a running round goes on: its members' failures, losses and leaves, and newcomers that fit.
+
+use std::time::Duration;
+
+use super::refusals::refusals;
+use super::{Eviction, Form, Verdict, Wake, eviction, names, started};
+use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
+use crate::rendezvous::roster::Says;
+use crate::rendezvous::view::{Liveness, View};
+use crate::store::Revision;
+use crate::time::Time;
+
+/// Whoever stops a node's processes all at once signals one after the other. For so long after a worker was ended by a
+/// signal that asks it to stop, its agent may be told to leave too: then it was no failure.
+const TOLD_TOO: Duration = Duration::from_millis(300);
+
+pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+    let round = &view.round.value;
+    let next =
+        |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false, quick: false });
+    let budget_left = round.restarts < view.spec.max_restarts;
+    let lost = losses(now, view, wake);
+    let leaving = leaving(view);
+
+    if let Some(failure) = strongest_failure(view) {
+        let judged_at = failure.said + TOLD_TOO;
+        if failure.class == FailureClass::Signalled && now < judged_at {
+            wake.at(judged_at);
+            let story = format!("{}: {}", failure.node.name(), failure.cause.message);
+            return (Verdict::Wait, format!("{story}; waiting for whether its agent is told to leave"));
+        }
+        let blames_peer = failure.class == FailureClass::Peer;
+        // What takes a node away breaks the connections of those that stay.
+        let explained = !lost.is_empty() || !leaving.is_empty();
+        // Who lives, but does not reach this leader, never answers: one lease is time enough for everybody else.
+        let answer_by = failure.said + view.spec.timings.lease_ttl;
+        let unjudged = blames_peer && !explained && now < answer_by && !all_answered_since(view, failure.report);
+        if unjudged {
+            wake.at(answer_by);
+            let asked = view.probe.is_some_and(|(_, report)| report >= failure.report);
+            let verdict = if asked { Verdict::Wait } else { Verdict::Probe { report: failure.report } };
+            return (verdict, format!("{} blames a peer: waiting for every member's word", failure.node.name()));
+        }
+        let membership = failure.class == FailureClass::Lost || (blames_peer && explained);
+        if !membership {
+            let story = format!("{}: {}", failure.node.name(), failure.cause.message);
+            return if budget_left {
+                let left = view.spec.max_restarts - round.restarts - 1;
+                (next(true, lost), format!("{story}; restarting, {left} restarts left"))
+            } else {
+                let verdict = Verdict::Finish { state: RoundState::Failed, cause: Some(failure.cause) };
+                (verdict, format!("{story}; no restarts left of {}", view.spec.max_restarts))
+            };
+        }
+        if !explained {
+            return change(view, next, Vec::new(), format!("{}: {}", failure.node.name(), failure.cause.message));
+        }
+    }
+    if let Some(first) = lost.first() {
+        let gone: Vec<&NodeId> = lost.iter().map(|eviction| &eviction.node).collect();
+        let reason = format!("lost {}: {}", names(&gone), first.reason);
+        return change(view, next, lost, reason);
+    }
+
+    let all_say = |phase| view.roster.count_saying(Some((round.number, phase))) == view.roster.size();
+    if all_say(Phase::Done) {
+        return (Verdict::Finish { state: RoundState::Succeeded, cause: None }, "every member is done".to_owned());
+    }
+    if !leaving.is_empty() {
+        let reason = format!("{} leaves", names(&leaving));
+        return change(view, next, Vec::new(), reason);
+    }
+    if view.roster.size() > view.max_nodes() {
+        let reason = format!("the operator asks for at most {} nodes", view.max_nodes());
+        return change(view, next, Vec::new(), reason);
+    }
+    if let Some(refusal) = refusals(view) {
+        return refusal;
+    }
+    let all_running = all_say(Phase::Running);
+    if all_running && !view.stale_rounds.is_empty() {
+        return (Verdict::Prune(view.stale_rounds.iter().copied().collect()), "the round runs fully".to_owned());
+    }
+    growth(now, view, wake, all_running, next)
+}
+
+/// Members that are lost while the round runs: dead, silent, or never started.
+fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
+    let (roster, number) = (&view.roster, view.round.value.number);
+    let mut lost = Vec::new();
+    for node in roster.gone() {
+        if view.phase_for(node, number) == Some(Phase::Done) {
+            // It did its part, and its record outlives it.
+            continue;
+        }
+        match view.liveness(now, node) {
+            Liveness::Lost(fate, reason) => lost.push(eviction(node, fate, reason)),
+            Liveness::Missing(at) => wake.at(at),
+            Liveness::Alive => {}
+        }
+    }
+    let start_by = view.since + view.spec.timings.start_timeout;
+    let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
+    let mut starting = roster.saying_not(says_started);
+    if now >= start_by {
+        let late = "it did not start its workers in time";
+        lost.extend(starting.map(|node| eviction(node, Fate::Unknown, late)));
+    } else if starting.next().is_some() {
+        wake.at(start_by);
+    }
+    lost
+}
+
+/// Members that say that they leave, or that their operator drains.
+fn leaving(view: &View) -> Vec<&NodeId> {
+    let (roster, number) = (&view.roster, view.round.value.number);
+    let runs = |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, number) == Some(Phase::Running);
+    roster.saying(Some((number, Phase::Draining))).chain(view.drained_nodes().filter(runs)).collect()
+}
+
+struct Reported {
+    node: NodeId,
+    class: FailureClass,
+    cause: Failure,
+    report: Revision,
+    said: Time,
+}
+
+/// The root cause among the reports of this round: the strongest class, then the first in order of revisions.
+fn strongest_failure(view: &View) -> Option<Reported> {
+    let number = view.round.value.number;
+    view.roster
+        .saying(Some((number, Phase::Failed)))
+        .filter_map(|node| {
+            let present = view.roster.node(node)?;
+            let mut cause = present.record.failure.clone()?;
+            cause.node = Some(node.clone());
+            let (class, report, said) = (cause.class, present.modified, present.said);
+            Some(Reported { node: node.clone(), class, cause, report, said })
+        })
+        .max_by_key(|reported| (reported.class, std::cmp::Reverse(reported.report)))
+}
+
+/// Whether every member has given a sign after `report`: its own failure, its result, or an answer to a later probe.
+fn all_answered_since(view: &View, report: Revision) -> bool {
+    let number = view.round.value.number;
+    let Some((probe, after)) = view.probe else { return false };
+    let reported = |node| matches!(view.phase_for(node, number), Some(Phase::Failed | Phase::Done));
+    after >= report && view.roster.unanswered(probe).all(reported)
+}
+
+/// A change of membership: free of charge unless the policy counts it.
+fn change(
+    view: &View,
+    next: impl Fn(bool, Vec<Eviction>) -> Verdict,
+    evict: Vec<Eviction>,
+    reason: String,
+) -> (Verdict, String) {
+    let charge = view.spec.restart_policy == RestartPolicy::All;
+    if charge && view.round.value.restarts >= view.spec.max_restarts {
+        let message = format!("{reason}; --restart-policy=all counts it, and no restarts are left");
+        let node = evict.first().map(|eviction| eviction.node.clone());
+        let cause = Failure { node, ..Failure::new(FailureClass::Lost, message) };
+        return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, reason);
+    }
+    (next(charge, evict), reason)
+}
+
+fn growth(
+    now: Time,
+    view: &View,
+    wake: &mut Wake,
+    all_running: bool,
+    next: impl Fn(bool, Vec<Eviction>) -> Verdict,
+) -> (Verdict, String) {
+    let newcomers = view.roster.count_newcomers();
+    let room = view.max_nodes().saturating_sub(view.roster.size());
+    if newcomers == 0 {
+        return (Verdict::Wait, "all is well".to_owned());
+    }
+    if room == 0 {
+        return (Verdict::Wait, format!("the round is full: {newcomers} waiting as spare"));
+    }
+    if !all_running {
+        return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
+    }
+    let settled = view.since + view.spec.timings.min_round_time;
+    let called = if newcomers >= room { None } else { view.last_call(now) };
+    let grows = settled.min(view.quick.ready());
+    if let Some(until) = called.into_iter().chain((now < grows).then_some(grows)).max() {
+        wake.at(until);
+        return (Verdict::Wait, format!("{newcomers} newcomers are being gathered"));
+    }
+    let joining: Vec<&NodeId> = view.roster.newcomers().take(room.min(4)).collect();
+    let (mut verdict, reason) = change(view, next, Vec::new(), format!("{} joins", names(&joining)));
+    if let Verdict::Form(form) = &mut verdict {
+        form.quick = now < settled;
+    }
+    (verdict, reason)
+}
