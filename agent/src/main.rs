@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use elastic_agent::cli::{self, Options, Stop};
-use elastic_agent::logs::Console;
+use elastic_agent::output::logs::Console;
 use elastic_agent::{agent, guard};
 use elastic_coordinator::listener;
 use tracing_subscriber::EnvFilter;

@@ -8,26 +8,9 @@ use elastic_coordinator::job::{OnStoreLoss, Timings};
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;
 use super::values;
-use crate::master::StoreHost;
-use crate::tcp_store::Limits;
-
-/// TLS towards etcd.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Tls {
-    /// Certificates to trust, PEM; none: the system's.
-    pub ca: Option<PathBuf>,
-    /// This client's certificate and its key, PEM.
-    pub client: Option<(PathBuf, PathBuf)>,
-}
-
-/// A user of etcd.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// Name.
-    pub user: String,
-    /// File whose first line is the password: a command line can be read by everyone on the host.
-    pub password_file: PathBuf,
-}
+use crate::meeting::rendezvous::{Credentials, Tls};
+use crate::meeting::rendezvous_port::StoreHost;
+use crate::meeting::workers_store::Limits;
 
 /// All of `--rdzv-conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tracing::Level;
 
-use super::values::Workers;
+use crate::workers::slots::WorkerCount;
 
 /// The launcher whose defaults hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,8 +70,8 @@ impl Dialect {
         }
     }
 
-    pub(super) fn workers(self) -> Workers {
-        if self == Dialect::Torchelastic { Workers::Auto } else { Workers::Count(1) }
+    pub(super) fn workers(self) -> WorkerCount {
+        if self == Dialect::Torchelastic { WorkerCount::Auto } else { WorkerCount::Count(1) }
     }
 
     pub(super) fn backend(self) -> &'static str {

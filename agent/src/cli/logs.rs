@@ -1,13 +1,13 @@
 //! The log flags and `--report`: what they say about the workers' output. Not for where it then goes: that is
-//! [`crate::logs`].
+//! [`crate::output::logs`].
 
 use std::collections::BTreeSet;
 
 use super::error::{Refusal, UsageError};
 use super::flags::{self, Settings};
-use super::{LogDir, LogOptions, values};
-use crate::logs::Needles;
-use crate::outcome::report::ReportForm;
+use super::values;
+use crate::output::logs::{LogDir, LogOptions, Needles};
+use crate::output::outcome::report::ReportForm;
 
 /// torchrun's variable for the prefix template, where neither flag nor `PET_LOG_LINE_PREFIX_TEMPLATE` is given.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";

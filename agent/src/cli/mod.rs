@@ -15,29 +15,28 @@ mod tests;
 mod values;
 mod watch;
 
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_coordinator::job::{JobId, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
 use tracing::Level;
 use uuid::Uuid;
 
-use crate::events::EventHandler;
-use crate::logs::{Needles, Rotation, StreamsByRank};
-use crate::master::StoreHost;
-use crate::numa::Affinity;
-use crate::outcome::report::ReportForm;
-use crate::signals::{self, Handled};
-use crate::template;
+use crate::machine::numa::Affinity;
+use crate::meeting::rendezvous::Rendezvous;
+use crate::meeting::rendezvous_port::StoreHost;
+use crate::output::events::EventHandler;
+use crate::output::logs::LogOptions;
+use crate::output::outcome::report::ReportForm;
+use crate::output::template;
+use crate::workers::command::{Program, ProgramKind};
+use crate::workers::signals::{self, Handled};
+use crate::workers::slots::WorkerCount;
 
-pub use conf::{Credentials, Tls};
 pub use dialect::Dialect;
 pub use error::{Stop, UsageError};
-pub use rendezvous::Rendezvous;
-pub use values::{NodeRange, Workers};
-pub use watch::{TIMER_FILE, Timers, WatchOptions};
+pub use values::NodeRange;
+pub use watch::WatchOptions;
 
 use error::Refusal;
 use flags::Settings;
@@ -53,63 +52,6 @@ const NO_JOB: &str = "none";
 /// closed lid, Ctrl-Z), and goes on.
 const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How PROGRAM is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProgramKind {
-    /// `python -u PROGRAM`.
-    Script,
-    /// `python -u -m PROGRAM`.
-    Module,
-    /// As it is.
-    Executable,
-    /// By Python's `runpy.run_path`, as `__main__`.
-    RunPath,
-}
-
-/// What a worker runs, as written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
-    /// How.
-    pub kind: ProgramKind,
-    /// PROGRAM.
-    pub name: OsString,
-    /// All that follows it, and what a launcher puts before that.
-    pub args: Vec<OsString>,
-}
-
-/// Where logs and error files go.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum LogDir {
-    /// A fresh directory under the system's temporary one.
-    #[default]
-    Temporary,
-    /// Here.
-    At(PathBuf),
-    /// Nowhere: no files at all, error files included.
-    Disabled,
-}
-
-/// The workers' output.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct LogOptions {
-    /// Where files go.
-    pub dir: LogDir,
-    /// Streams that go to files.
-    pub redirects: StreamsByRank,
-    /// Streams that go to files and the console.
-    pub tee: StreamsByRank,
-    /// Local ranks that reach the console; none: all.
-    pub console_ranks: Option<BTreeSet<u32>>,
-    /// What stands before each line of a tee'd stream on the console; none: torchrun's.
-    pub prefix: Option<String>,
-    /// Words whose lines are copied from tee'd standard outputs to a file of their own.
-    pub duplicate_stdout: Option<Needles>,
-    /// The same for standard errors.
-    pub duplicate_stderr: Option<Needles>,
-    /// When log files are begun anew; none: never.
-    pub rotation: Option<Rotation>,
-}
-
 /// Everything the command line says, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -119,8 +61,8 @@ pub struct Options {
     pub job: JobId,
     /// Fewest and most nodes.
     pub nodes: NodeRange,
-    /// Workers on this node; [`crate::slots::count`] makes a number of it.
-    pub workers: Workers,
+    /// WorkerCount on this node; [`crate::workers::slots::count`] makes a number of it.
+    pub workers: WorkerCount,
     /// What nodes meet through.
     pub rendezvous: Rendezvous,
     /// Key prefix in the store, `/a/b`; none: the protocol's.

@@ -3,36 +3,12 @@
 
 use elastic_coordinator::job::Endpoint;
 
-use super::conf::{Conf, Credentials, Tls};
+use super::conf::Conf;
 use super::endpoint;
 use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
 use super::values::{self, NodeRange};
-
-/// What nodes meet through.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rendezvous {
-    /// One node: a store inside this agent that nobody else sees.
-    Standalone,
-    /// A store served by one of the agents.
-    Hosted {
-        /// Where it is served.
-        endpoint: Endpoint,
-        /// Whether this agent serves it; `None`: if the endpoint's host is this machine.
-        is_host: Option<bool>,
-    },
-    /// etcd.
-    Etcd {
-        /// Members of the cluster, at least one.
-        endpoints: Vec<Endpoint>,
-        /// TLS, if the protocol is https.
-        tls: Option<Tls>,
-        /// Whom to log in as.
-        credentials: Option<Credentials>,
-        /// By TorchElastic's own rendezvous over the v2 API, where torchrun's `etcd` nodes are.
-        v2: bool,
-    },
-}
+use crate::meeting::rendezvous::{Rendezvous, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
 

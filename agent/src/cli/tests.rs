@@ -12,9 +12,11 @@ use elastic_coordinator::job::Endpoint;
 use proptest::prelude::*;
 
 use super::*;
-use crate::logs::Streams;
-use crate::master::StoreHost;
-use crate::tcp_store::Limits;
+use crate::meeting::rendezvous::{Credentials, Tls};
+use crate::meeting::rendezvous_port::StoreHost;
+use crate::meeting::workers_store::Limits;
+use crate::output::logs::Streams;
+use crate::output::logs::{LogDir, StreamsByRank};
 
 const FRESH: Uuid = Uuid::from_u128(0x1234);
 
@@ -59,7 +61,7 @@ fn etcd_endpoints(options: &Options) -> Vec<String> {
 fn a_script_alone_runs_once_on_one_node() {
     let options = run("train.py --epochs 3");
     assert_eq!(options.nodes, NodeRange { min: 1, max: 1 });
-    assert_eq!(options.workers, Workers::Count(1));
+    assert_eq!(options.workers, WorkerCount::Count(1));
     assert_eq!(options.rendezvous, Rendezvous::Standalone);
     assert_eq!(options.job.to_string(), FRESH.to_string());
     assert_eq!((options.max_restarts, options.restart_policy), (0, RestartPolicy::Failures));
@@ -76,7 +78,7 @@ fn the_main_command_is_understood() {
         run("--rdzv_backend=etcd --rdzv_endpoint=host:2379 --nnodes=1:4 --nproc_per_node=2 --rdzv_id=JOB t.py");
     assert_eq!(etcd_endpoints(&options), ["host:2379"]);
     assert_eq!(options.nodes, NodeRange { min: 1, max: 4 });
-    assert_eq!((options.workers, options.job.as_ref()), (Workers::Count(2), "JOB"));
+    assert_eq!((options.workers, options.job.as_ref()), (WorkerCount::Count(2), "JOB"));
 }
 
 #[test]
@@ -89,7 +91,12 @@ fn nodes_are_a_number_or_a_range() {
 
 #[test]
 fn workers_are_a_number_or_what_the_machine_has() {
-    let table = [("8", Workers::Count(8)), ("auto", Workers::Auto), ("cpu", Workers::Cpu), ("gpu", Workers::Gpu)];
+    let table = [
+        ("8", WorkerCount::Count(8)),
+        ("auto", WorkerCount::Auto),
+        ("cpu", WorkerCount::Cpu),
+        ("gpu", WorkerCount::Gpu),
+    ];
     for (text, workers) in table {
         assert_eq!(run(&format!("--nproc-per-node {text} t.py")).workers, workers);
     }
@@ -215,7 +222,7 @@ fn variables_are_defaults_and_the_command_line_wins() {
     ];
     let options = run_with("pkg.train", &env).unwrap();
     assert_eq!(options.nodes, NodeRange { min: 1, max: 2 });
-    assert_eq!(options.workers, Workers::Count(4));
+    assert_eq!(options.workers, WorkerCount::Count(4));
     assert_eq!(etcd_endpoints(&options), ["etcd:2379"]);
     assert_eq!((options.job.as_ref(), options.max_restarts, options.role.as_str()), ("from-env", 100, "r"));
     assert_eq!(options.timings.last_call, Duration::from_secs(3));

@@ -6,7 +6,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::error::Refusal;
-use crate::logs::{ParseStreamsError, StreamsByRank};
+use crate::output::logs::{ParseStreamsError, StreamsByRank};
+use crate::workers::slots::WorkerCount;
 
 /// How many nodes a round may have: `--nnodes N` or `MIN:MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,21 +22,6 @@ impl fmt::Display for NodeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.min == self.max { write!(f, "{}", self.min) } else { write!(f, "{}:{}", self.min, self.max) }
     }
-}
-
-/// How the number of workers on this node is given: `--nproc-per-node`. [`crate::slots`] turns it into a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Workers {
-    /// This many, at least 1.
-    Count(u32),
-    /// One for each CPU that this process may run on.
-    Cpu,
-    /// One for each visible NVIDIA GPU.
-    Gpu,
-    /// One for each Intel GPU.
-    Xpu,
-    /// As [`Workers::Gpu`] where there is a GPU, else as [`Workers::Cpu`].
-    Auto,
 }
 
 /// More nodes, workers or restarts than this are a slip of the finger.
@@ -67,15 +53,15 @@ pub(super) fn nodes(text: &str) -> Result<NodeRange, Refusal> {
     }
 }
 
-pub(super) fn workers(text: &str) -> Result<Workers, Refusal> {
+pub(super) fn workers(text: &str) -> Result<WorkerCount, Refusal> {
     const ADVICE: &str = "give a number from 1 on, or `auto`, `gpu`, `cpu` or `xpu`";
     match text.trim() {
-        "auto" => Ok(Workers::Auto),
-        "cpu" => Ok(Workers::Cpu),
-        "gpu" => Ok(Workers::Gpu),
-        "xpu" => Ok(Workers::Xpu),
+        "auto" => Ok(WorkerCount::Auto),
+        "cpu" => Ok(WorkerCount::Cpu),
+        "gpu" => Ok(WorkerCount::Gpu),
+        "xpu" => Ok(WorkerCount::Xpu),
         number => match count(number, 1) {
-            Ok(n) => Ok(Workers::Count(n)),
+            Ok(n) => Ok(WorkerCount::Count(n)),
             Err(refusal) if number.parse::<i128>().is_ok() => Err(Refusal::new(refusal.cause, ADVICE)),
             Err(_) => Err(Refusal::new(format!("unsupported value `{number}`"), ADVICE)),
         },

@@ -2,33 +2,18 @@
 //! watching.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::UsageError;
 use super::flags::Settings;
-use super::{LogOptions, values};
-use crate::watchdog::Limits;
+use super::values;
+use crate::output::logs::LogOptions;
+use crate::workers::watchdog::{Limits, TIMER_FILE, Timers};
 
 /// Seconds, fractions too; what is not positive switches it off.
 const UNINTERRUPTIBLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-/// Names the timers' pipe, for the agent and for its workers.
-pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
-
-/// Whether workers may set timers, as PyTorch's file-based ones.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Timers {
-    /// They have no effect.
-    #[default]
-    Off,
-    /// Through a pipe with a name of the agent's own.
-    Fresh,
-    /// Through this one.
-    At(PathBuf),
-}
-
 /// What to watch for; nothing by default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchOptions {

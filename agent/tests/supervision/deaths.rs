@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use elastic_agent::workers::{Event, SpawnError, SupervisorError};
+use elastic_agent::workers::supervisor::{Event, SpawnError, SupervisorError};
 use elastic_coordinator::time::Time;
 use libtest_mimic::Trial;
 use rustix::process::{Pid, Signal};

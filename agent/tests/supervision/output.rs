@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
 
-use elastic_agent::logs::{Console, LogSpec, Logs, WorkerLogs};
+use elastic_agent::output::logs::{Console, LogSpec, Logs, WorkerLogs};
 use rustix::process::Signal;
 
 use crate::scene::{Agent, Scene};

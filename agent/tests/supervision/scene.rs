@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use elastic_agent::guard;
-use elastic_agent::workers::{self, Event, Exited, Supervisor, WorkerSpec};
+use elastic_agent::workers::supervisor::{Event, Exited, Supervisor, WorkerSpec};
 use libtest_mimic::Trial;
 
 /// Names the scene to play, in the environment.
@@ -142,8 +142,8 @@ pub(crate) fn spec(local_rank: u32, argv: &[&str], directory: &Path) -> WorkerSp
         argv: argv.iter().map(OsString::from).collect(),
         env,
         cwd: directory.to_owned(),
-        stdio: workers::Stdio::default(),
-        cpus: elastic_agent::cpus::CpuSet::default(),
+        stdio: elastic_agent::output::logs::Stdio::default(),
+        cpus: elastic_agent::machine::cpus::CpuSet::default(),
     }
 }
 

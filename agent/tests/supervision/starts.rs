@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use elastic_agent::cpus::{self, CpuSet};
 use elastic_agent::guard::Exit;
-use elastic_agent::workers::{Event, SpawnError};
+use elastic_agent::machine::cpus::{self, CpuSet};
+use elastic_agent::workers::supervisor::{Event, SpawnError};
 use elastic_coordinator::time::Time;
 use rustix::process::{Pid, Signal};
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use elastic_agent::guard::Exit;
-use elastic_agent::workers::Event;
+use elastic_agent::workers::supervisor::Event;
 use rustix::process::Signal;
 
 use crate::scene::{Agent, Scene, gone};

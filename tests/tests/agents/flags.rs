@@ -136,8 +136,9 @@ async fn workers_are_bound_to_cpus_near_their_gpus() {
         let numa = format!("--numa-binding={mode}");
         launcher.run("torchrun", &[&numa, "--nproc-per-node=2", "--no-python", "sh", "-c", tell]).await
     };
-    let cpus = |line: &str| line.split_whitespace().last().unwrap().parse::<elastic_agent::cpus::CpuSet>().unwrap();
-    let ours = elastic_agent::cpus::allowed().unwrap();
+    let cpus =
+        |line: &str| line.split_whitespace().last().unwrap().parse::<elastic_agent::machine::cpus::CpuSet>().unwrap();
+    let ours = elastic_agent::machine::cpus::allowed().unwrap();
 
     let node = bound("node").await;
     succeeded(&node);

@@ -37,7 +37,7 @@ impl Hosts {
         let [a, b] = &self.names;
         std::fs::write(self.files.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
         // As it should be: a host's own name is an address that others reach it by.
-        let own = elastic_agent::identity::hostname();
+        let own = elastic_agent::machine::identity::hostname();
         for host in [0, 1] {
             self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
         }
@@ -172,7 +172,8 @@ async fn gloo_is_pinned_where_the_hosts_name_leads_to_itself_alone() {
     let Some(hosts) = Hosts::new("gloo") else { return };
     for host in [0, 1] {
         // As Debian has it.
-        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::identity::hostname())).unwrap();
+        std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::machine::identity::hostname()))
+            .unwrap();
     }
     let job = meets(&hosts, "10.77.2.1", [&[], &[]], &[]).await;
     assert_eq!(told(&job).1, ["net2 -", "net2 -"]);

@@ -1,5 +1,5 @@
 //! The same bytes to torch's server and to ours: the same answers, to everybody. Only what ours does better on purpose
-//! is left out (see `elastic_agent::tcp_store::state`), and the order of a list of keys.
+//! is left out (see `elastic_agent::meeting::workers_store::state`), and the order of a list of keys.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

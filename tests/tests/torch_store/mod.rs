@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_agent::tcp_store::{Limits, TcpStore};
+use elastic_agent::meeting::workers_store::{Limits, TcpStore};
 use elastic_tests::agents::Job;
 use elastic_tests::lacking::left_out;
 use elastic_tests::torch::Torch;

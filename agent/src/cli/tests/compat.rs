@@ -15,15 +15,15 @@ fn torchrun(line: &str) -> Options {
 #[test]
 fn each_launcher_has_its_own_defaults() {
     let options = torchrun("t");
-    assert_eq!((options.workers, options.max_restarts, options.log_level), (Workers::Count(1), 0, Level::WARN));
+    assert_eq!((options.workers, options.max_restarts, options.log_level), (WorkerCount::Count(1), 0, Level::WARN));
     assert_eq!(options.rendezvous, Rendezvous::Standalone);
 
     let old = as_(Dialect::Torchelastic, "--rdzv_id=J t", &[]).unwrap();
-    assert_eq!((old.workers, old.max_restarts, old.log_level), (Workers::Auto, 3, Level::INFO));
+    assert_eq!((old.workers, old.max_restarts, old.log_level), (WorkerCount::Auto, 3, Level::INFO));
     assert_eq!(etcd_endpoints(&old), ["localhost:2379"]);
     let variables = [("PET_MAX_RESTARTS", "100"), ("PET_NPROC_PER_NODE", "2")];
     let told = as_(Dialect::Torchelastic, "--with_etcd t", &variables).unwrap();
-    assert_eq!((told.workers, told.max_restarts), (Workers::Count(2), 100));
+    assert_eq!((told.workers, told.max_restarts), (WorkerCount::Count(2), 100));
     assert_eq!(told.rendezvous, Rendezvous::Standalone);
 }
 
@@ -170,7 +170,7 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
         ("PET_NODE_RANK", "0"),
     ];
     let operators = as_(Dialect::Torchrun, "train.py", &variables).unwrap();
-    assert_eq!((operators.nodes.max, operators.max_restarts, operators.workers), (64, 100, Workers::Auto));
+    assert_eq!((operators.nodes.max, operators.max_restarts, operators.workers), (64, 100, WorkerCount::Auto));
     assert_eq!(operators.warnings, [""; 0]);
 
     // Old scripts on one machine, and on two.

@@ -1,0 +1,108 @@
+//! The agent's health, told over plain HTTP: `--health-port`. Not for changing anything, nor for the job as a whole
+//! (that is the coordinator's and `elasticctl`'s).
+//!
+//! | path | answers |
+//! |---|---|
+//! | `/live` | 200 while the agent runs; it answers from the one thread that does all its work |
+//! | `/ready` | 200 while workers of a round run here, else 503 |
+//! | `/` | what the agent knows, as JSON |
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use elastic_coordinator::listener::{Port, Share, listen};
+use elastic_coordinator::node::Status;
+use elastic_coordinator::time::Time;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::workers::group::GroupState;
+use crate::workers::watchdog::Steps;
+
+/// What is known, and from where.
+pub struct Health {
+    /// The job's id.
+    pub job: String,
+    /// The node's name.
+    pub node: String,
+    /// The node in the protocol.
+    pub status: watch::Receiver<Status>,
+    /// Its workers.
+    pub group: watch::Receiver<GroupState>,
+    /// How far they say they are.
+    pub steps: Steps,
+}
+
+impl Health {
+    /// Tells it at this address for as long as the agent runs.
+    ///
+    /// # Errors
+    /// The port is taken or not allowed, or the address is not this machine's.
+    pub async fn tell(self, at: SocketAddr) -> anyhow::Result<()> {
+        let listener =
+            listen(at).with_context(|| format!("cannot tell health at {at}; choose another with --health-port"))?;
+        let bound = listener.local_addr()?;
+        tracing::info!(port = bound.port(), address = %bound.ip(), "health");
+        tokio::spawn(serve(listener, Arc::new(self)));
+        Ok(())
+    }
+
+    fn state(&self) -> Value {
+        let now = Time::now();
+        let status = self.status.borrow().clone();
+        let group = self.group.borrow().clone();
+        let workers: Vec<Value> = group
+            .workers
+            .iter()
+            .map(|worker| {
+                let mut value = json!(worker);
+                if let Some((step, at)) = (self.steps)(worker.local_rank) {
+                    value["step"] = json!(step);
+                    value["step_age_ms"] = json!(now.since(at).as_millis() as u64);
+                }
+                value
+            })
+            .collect();
+        let round = status.round.map(|round| round.value).map(|round| {
+            json!({
+                "number": round.number, "state": round.state, "reason": round.reason, "restarts": round.restarts,
+                "group_world_size": round.group_world_size, "world_size": round.world_size,
+            })
+        });
+        json!({
+            "job": self.job, "node": self.node, "leading": status.leading, "ready": ready(&group), "round": round,
+            "local_round": group.round, "workers": workers,
+        })
+    }
+}
+
+fn ready(group: &GroupState) -> bool {
+    !group.workers.is_empty() && group.workers.iter().any(|worker| worker.exit.is_none())
+}
+
+async fn serve(listener: TcpListener, health: Arc<Health>) {
+    let router = Router::new()
+        .route("/live", get(async || "the agent runs\n"))
+        .route("/ready", get(is_ready))
+        .route("/", get(state))
+        .with_state(health);
+    Port::new(listener, Share::Monitors).serve_http(router).await;
+}
+
+async fn state(State(health): State<Arc<Health>>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", health.state())).into_response()
+}
+
+async fn is_ready(State(health): State<Arc<Health>>) -> Response {
+    if ready(&health.group.borrow()) {
+        return "workers run\n".into_response();
+    }
+    (StatusCode::SERVICE_UNAVAILABLE, "no workers run here\n").into_response()
+}

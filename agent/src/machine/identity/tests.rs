@@ -1,0 +1,261 @@
+//! Names and their locks, within one process (a lock belongs to an open file) and between two.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(60);
+const LONG: Duration = Duration::from_secs(30);
+
+fn claim<'a>(base: &Path, node_name: Option<&'a str>, patience: Duration) -> Claim<'a> {
+    Claim { job: "J", node_name, runtime: RuntimeDir::under(base), patience }
+}
+
+fn take(base: &Path, node_name: Option<&str>, patience: Duration) -> Result<NodeIdentity, IdentityError> {
+    NodeIdentity::claim(&claim(base, node_name, patience))
+}
+
+/// A log whose lines tests receive.
+#[derive(Clone)]
+struct Log(mpsc::Sender<String>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A test that has heard enough has closed its end.
+        let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Claims as [`take`] does, and sends what it logs.
+fn take_telling(
+    base: &Path,
+    node_name: Option<&str>,
+    patience: Duration,
+    log: mpsc::Sender<String>,
+) -> Result<NodeIdentity, IdentityError> {
+    let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone())).finish();
+    tracing::subscriber::with_default(subscriber, || take(base, node_name, patience))
+}
+
+/// An agent that claims while the name is held: returns when it has begun to wait.
+fn waiting_successor(base: &Path, node_name: Option<&'static str>) -> JoinHandle<Result<String, IdentityError>> {
+    let base = base.to_owned();
+    let (log, said) = mpsc::channel();
+    let successor = std::thread::spawn(move || take_telling(&base, node_name, LONG, log).map(|node| node.name));
+    let line = said.recv_timeout(LONG).expect("the successor says that it waits");
+    assert!(line.contains("waiting for the previous agent"), "{line}");
+    successor
+}
+
+#[test]
+fn an_identity_names_node_process_machine_and_boot() {
+    let base = tempfile::tempdir().unwrap();
+    let node = take(base.path(), Some("a"), SHORT).unwrap();
+    assert_eq!(node.to_string(), format!("a:{}", node.incarnation));
+    assert_eq!(node.boot_id.len(), 36);
+    assert_eq!(node.host, hostname());
+    assert!(node.machine_id.len() >= 32);
+    assert_eq!(node.runtime_dir(), base.path().join("elastic-agent/J"));
+    // The file says who holds it.
+    let text = fs::read_to_string(node.runtime_dir().join("a.lock")).unwrap();
+    assert!(text.starts_with(&format!("{} ", std::process::id())), "{text}");
+    assert!(text.ends_with(&format!(" {}\n", node.incarnation)), "{text}");
+}
+
+#[test]
+fn agents_without_names_take_the_first_free_slots() {
+    let base = tempfile::tempdir().unwrap();
+    let host = node_name(&hostname());
+    let first = take(base.path(), None, SHORT).unwrap();
+    let second = take(base.path(), None, SHORT).unwrap();
+    assert_eq!((first.name.as_str(), second.name.as_str()), (host.as_str(), format!("{host}-2").as_str()));
+    assert_ne!(first.lock_id(), second.lock_id());
+    // When the first ends, the next takes its slot, and its very lock.
+    let lock = first.lock_id();
+    drop(first);
+    let third = take(base.path(), None, SHORT).unwrap();
+    assert_eq!((third.name.as_str(), lock), (host.as_str(), third.lock_id()));
+    // Another job's names are its own.
+    let other = NodeIdentity::claim(&Claim { job: "K", ..claim(base.path(), Some("x"), SHORT) }).unwrap();
+    assert!(take(base.path(), Some("x"), SHORT).is_ok());
+    drop(other);
+}
+
+#[test]
+fn a_name_started_twice_is_refused_with_the_holder_named() {
+    let base = tempfile::tempdir().unwrap();
+    let holder = take(base.path(), Some("a"), SHORT).unwrap();
+    let error = take(base.path(), Some("a"), SHORT).unwrap_err().to_string();
+    for part in ["`a`", &std::process::id().to_string(), &holder.incarnation.to_string(), "twice by mistake"] {
+        assert!(error.contains(part), "{error:?} should hold {part:?}");
+    }
+}
+
+#[test]
+fn a_name_is_free_only_when_the_guards_duplicate_is_closed_too() {
+    let base = tempfile::tempdir().unwrap();
+    let agent = take(base.path(), Some("a"), SHORT).unwrap();
+    let guard = agent.lock_fd().try_clone_to_owned().unwrap();
+    drop(agent);
+    assert!(matches!(take(base.path(), Some("a"), SHORT), Err(IdentityError::NameHeld { .. })));
+
+    // When the guard ends while a successor waits, then the successor has the name.
+    let successor = waiting_successor(base.path(), Some("a"));
+    drop(guard);
+    assert_eq!(successor.join().unwrap().unwrap(), "a");
+}
+
+#[test]
+fn waiting_is_said_once() {
+    let base = tempfile::tempdir().unwrap();
+    let _holder = take(base.path(), Some("a"), SHORT).unwrap();
+    let (log, said) = mpsc::channel();
+    take_telling(base.path(), Some("a"), RETRY * 10, log).unwrap_err();
+    let lines: Vec<String> = said.iter().collect();
+    let expected = format!("waiting for the previous agent of this name (pid {}) to end", std::process::id());
+    assert!(lines.len() == 1 && lines[0].contains(&expected), "{lines:?}");
+}
+
+#[test]
+fn the_lock_does_not_leak_into_programs() {
+    let base = tempfile::tempdir().unwrap();
+    let node = take(base.path(), Some("a"), SHORT).unwrap();
+    let flags = rustix::io::fcntl_getfd(node.lock_fd()).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "descriptor {}", node.lock_fd().as_raw_fd());
+}
+
+#[test]
+fn a_dead_agents_slot_is_waited_for_and_a_living_ones_is_not() {
+    let base = tempfile::tempdir().unwrap();
+    let host = node_name(&hostname());
+    // Given a slot whose agent is dead, its guard at work: the lock is held, the file names a process that has ended.
+    let guard = take(base.path(), None, SHORT).unwrap();
+    let mut ended = Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let stale = format!("{} 1 {}\n", ended.id(), Uuid::new_v4());
+    fs::write(guard.runtime_dir().join(format!("{host}.lock")), stale).unwrap();
+
+    // When the guard does not finish, then the next slot is taken after all.
+    let next = take(base.path(), None, SHORT).unwrap();
+    assert_eq!(next.name, format!("{host}-2"));
+    drop(next);
+
+    // When it does, then the waiting successor has the predecessor's name.
+    let successor = waiting_successor(base.path(), None);
+    drop(guard);
+    assert_eq!(successor.join().unwrap().unwrap(), host);
+}
+
+#[test]
+fn a_planted_link_or_pipe_is_not_opened() {
+    let base = tempfile::tempdir().unwrap();
+    let directory = RuntimeDir::under(base.path()).open("J").unwrap().path;
+    let target = base.path().join("target");
+    fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, directory.join("a.lock")).unwrap();
+    assert!(matches!(take(base.path(), Some("a"), SHORT), Err(IdentityError::Runtime { .. })));
+    assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+
+    let made = Command::new("mkfifo").arg(directory.join("b.lock")).status().unwrap();
+    assert!(made.success());
+    let error = take(base.path(), Some("b"), SHORT).unwrap_err().to_string();
+    assert!(error.contains("not a plain file"), "{error}");
+}
+
+#[test]
+fn a_file_that_was_swept_away_leaves_no_two_holders_of_one_lock() {
+    // Given a lock whose file somebody deleted, then a new agent gets a lock that can be told from the old one.
+    let base = tempfile::tempdir().unwrap();
+    let old = take(base.path(), Some("a"), SHORT).unwrap();
+    fs::remove_file(old.runtime_dir().join("a.lock")).unwrap();
+    let new = take(base.path(), Some("a"), SHORT).unwrap();
+    assert_ne!(old.lock_id(), new.lock_id());
+}
+
+#[test]
+fn a_job_of_one_agent_leaves_nothing_behind() {
+    let base = tempfile::tempdir().unwrap();
+    let (one, two) = (take(base.path(), Some("a"), SHORT).unwrap(), take(base.path(), Some("b"), SHORT).unwrap());
+    let directory = one.runtime_dir().to_owned();
+    one.retire();
+    assert!(directory.join("b.lock").exists(), "another's lock stays");
+    two.retire();
+    assert!(!directory.exists());
+    assert!(take(base.path(), Some("a"), SHORT).is_ok());
+}
+
+#[test]
+fn host_names_become_node_names() {
+    for (host, name) in [("node7", "node7"), ("a.b-c", "a.b-c"), ("a b/c", "a-b-c"), ("", "node"), ("..", "node")] {
+        assert_eq!(node_name(host), name);
+    }
+}
+
+#[test]
+fn a_machine_without_an_id_is_known_by_its_boot() {
+    let dir = tempfile::tempdir().unwrap();
+    let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
+    fs::write(&good, "0123456789abcdef0123456789abcdef\n").unwrap();
+    fs::write(&bad, "uninitialized\n").unwrap();
+    assert_eq!(machine_id(&[&bad, &good], "B"), "0123456789abcdef0123456789abcdef");
+    assert_eq!(machine_id(&[&bad, &dir.path().join("absent")], "B"), "boot-B");
+}
+
+const BASE: &str = "IDENTITY_TEST_BASE";
+
+/// Not a test by itself: what the second process of the next one runs.
+#[test]
+#[ignore = "runs as another test's child"]
+fn child_holds_a_name_until_its_input_ends() {
+    let Some(base) = std::env::var_os(BASE) else { return };
+    let node = take(Path::new(&base), Some("a"), SHORT);
+    let said = node.as_ref().map_or_else(ToString::to_string, |node| format!("holding {}", node.incarnation));
+    println!("\nchild: {said}");
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().lines().for_each(drop);
+}
+
+fn child(base: &Path) -> (Child, String) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "machine::identity::tests::child_holds_a_name_until_its_input_ends",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(BASE, base)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let said = output.lines().map_while(Result::ok).find_map(|line| Some(line.strip_prefix("child: ")?.to_owned()));
+    (child, said.expect("the child says what it got"))
+}
+
+#[test]
+fn two_processes_never_hold_one_name_and_a_killed_ones_name_is_free() {
+    let base = tempfile::tempdir().unwrap();
+    let (mut first, said) = child(base.path());
+    assert!(said.starts_with("holding "), "{said}");
+    let error = take(base.path(), Some("a"), SHORT).unwrap_err().to_string();
+    assert!(error.contains(&format!("pid {} ", first.id())), "{error}");
+    // A second process is refused as this one is.
+    let (mut second, said) = child(base.path());
+    assert!(said.contains("twice by mistake"), "{said}");
+    drop(second.stdin.take());
+    second.wait().unwrap();
+
+    // When the holder dies without a word, then the kernel frees its name.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(take(base.path(), Some("a"), LONG).is_ok());
+}

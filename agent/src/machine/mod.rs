@@ -1,0 +1,23 @@
+//! This machine: its processors, accelerators, network interfaces, limits, and the names that a node has on it.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`address`] | the address at which other nodes reach this one |
+//! | [`cpus`] | sets of CPUs, and how many this process may use |
+//! | [`devices`] | the accelerators, and which of them a process sees |
+//! | [`identity`] | the node's name, incarnation and lock |
+//! | [`interfaces`] | the network interface that gloo and NCCL are given |
+//! | [`numa`] | the CPUs near a worker's GPU |
+//! | [`nvml`] | the GPUs, as the driver describes them |
+//! | [`out_of_memory`] | the kernel's counts of processes that ran out of memory |
+//! | [`shortage`] | what to do while the host lacks descriptors, processes or memory |
+
+pub mod address;
+pub mod cpus;
+pub mod devices;
+pub mod identity;
+pub mod interfaces;
+pub mod numa;
+pub mod nvml;
+pub mod out_of_memory;
+pub mod shortage;

@@ -1,0 +1,330 @@
+//! The store a job meets through: etcd, one that an agent serves, or one of this process alone. Not for what is kept in
+//! it.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::Limits;
+use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
+use elastic_coordinator::etcd_v2::EtcdV2;
+use elastic_coordinator::job::Endpoint;
+use elastic_coordinator::node::torchelastic::met_on_v2;
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::{Store, StoreError};
+use elastic_coordinator::time::Time;
+use tokio::net::TcpStream;
+
+use crate::machine::address::names_loopback;
+use crate::machine::interfaces::{self, Interface};
+use crate::meeting::participation::{JobPaths, Meeting};
+use crate::meeting::rendezvous::Rendezvous;
+
+/// Where system certificates lie on Debian and its kin, for TLS without an own CA.
+const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// Pause between two attempts to reach a store that does not answer yet.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// How often a wait for the store is mentioned after the first time.
+const SELDOM: Duration = Duration::from_secs(30);
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// It never answered.
+    #[error(
+        "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
+    )]
+    NeverAnswered {
+        /// The last failure.
+        last: Box<BackendError>,
+        /// How long it was tried.
+        within: Duration,
+    },
+    /// It answered and refuses, or is no store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// This agent is to serve the store and cannot.
+    #[error(transparent)]
+    Serve(#[from] EmbeddedError),
+    /// Only the other API answers.
+    #[error(
+        "{what} offers etcd's v2 API and not v3: start all nodes of the job with --rdzv-conf api=v2 (or --rdzv-backend=etcd-v2), which torchrun's --rdzv-backend=etcd speaks too"
+    )]
+    OnlyV2 {
+        /// Which etcd.
+        what: String,
+    },
+    /// Others of this job's id meet elsewhere.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// The endpoint's name means nothing.
+    #[error("--rdzv-endpoint (or --master-addr): the name {host} cannot be resolved: {cause}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// The resolver's words.
+        cause: String,
+    },
+}
+
+impl BackendError {
+    /// Whether the same may go well a little later.
+    fn is_transient(&self) -> bool {
+        match self {
+            BackendError::Store(error) => error.is_transient(),
+            // A pod's own name, for one, comes to be a moment after its agent.
+            BackendError::Resolve { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// A store, and whether this process serves it.
+pub struct Backend {
+    /// The store, and the protocol on it.
+    pub meeting: Meeting,
+    /// Other nodes depend on this process: it leaves last.
+    pub serves: bool,
+    /// Where another agent serves it from its memory.
+    pub host: Option<Endpoint>,
+    /// For people.
+    pub name: String,
+}
+
+impl Backend {
+    /// The store of our own protocol.
+    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+        self.meeting.store()
+    }
+
+    /// Waits until the agent that serves the store is gone for certain: looked at `every` so often, its port refuses for
+    /// `period`, and no connection that there was answers. What it held in memory is gone with it. A service in front of
+    /// it refuses, too, while its pod is not ready; then what is connected stays so. Never ends where the store is served
+    /// otherwise.
+    pub async fn host_gone(&self, every: Duration, period: Duration) {
+        let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
+        let mut gone_since: Option<Time> = None;
+        loop {
+            tokio::time::sleep(every).await;
+            let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
+            let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
+            // Any key does: that there is none is an answer.
+            let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
+            let now = Time::now();
+            gone_since = gone_since.or(Some(now)).filter(|_| gone);
+            if gone_since.is_some_and(|since| now.since(since) >= period) {
+                return;
+            }
+        }
+    }
+}
+
+/// Opens the store of the job at `place`. Waits for one that does not answer yet, for `patience`.
+///
+/// # Errors
+/// [`BackendError`] says what is wrong and what to do.
+pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration) -> Result<Backend, BackendError> {
+    match rendezvous {
+        Rendezvous::Standalone => {
+            let store = Arc::new(MemoryStore::start(Limits::default()));
+            Ok(Backend {
+                meeting: Meeting::Store(store),
+                serves: false,
+                host: None,
+                name: "a store of this process".into(),
+            })
+        }
+        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, patience).await,
+        Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
+            let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
+            config.tls = match tls {
+                None => None,
+                Some(tls) => Some(EtcdTls {
+                    ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
+                    client: tls.client.clone(),
+                    server_name: None,
+                }),
+            };
+            config.user = match credentials {
+                None => None,
+                Some(credentials) => Some(EtcdUser {
+                    name: credentials.user.clone(),
+                    password: Secret::from_file(&credentials.password_file)?,
+                }),
+            };
+            let client = EtcdV2::connect(config.clone())?;
+            if *v2 {
+                return etcd_v2(client, config, paths, patience).await;
+            }
+            let backend = etcd(config, &client, patience).await?;
+            // Most servers do not offer v2, so nobody can be there.
+            match met_on_v2(&client, &paths.paths).await {
+                Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
+                Ok(None) => Ok(backend),
+                Err(error) => {
+                    tracing::debug!(%error, "whether torchrun meets here was not looked for");
+                    Ok(backend)
+                }
+            }
+        }
+    }
+}
+
+async fn etcd_v2(
+    client: EtcdV2,
+    config: EtcdConfig,
+    paths: &JobPaths,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
+    let probe = until_it_answers(patience, || client.probe()).await?;
+    tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers, over its v2 API");
+    // Nodes of ours that were started without api=v2 would be a second group.
+    let nodes = EtcdStore::connect(config)?.range(&paths.keys.nodes()).await;
+    if nodes.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
+        return Err(BackendError::Elsewhere(format!(
+            "nodes of this job's id meet through etcd's v3 API (their records are under {}); this one would begin a second group. Start it without api=v2, or all with it, or under another --rdzv-id",
+            paths.keys.nodes()
+        )));
+    }
+    Ok(Backend { meeting: Meeting::TorchElastic(client), serves: false, host: None, name })
+}
+
+fn system_ca() -> Result<std::path::PathBuf, StoreError> {
+    SYSTEM_CAS.iter().map(std::path::PathBuf::from).find(|path| path.exists()).ok_or_else(|| {
+        StoreError::Invalid("no system certificates are installed: name the CA with --rdzv-conf cacert=FILE".into())
+    })
+}
+
+/// `v2` is asked only where v3 does not answer.
+async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {}", config.endpoints.join(", "));
+    let store = EtcdStore::connect(config)?;
+    let probe = async || {
+        let failure = match store.probe().await {
+            Ok(probe) => return Ok(Ok(probe)),
+            Err(failure) => failure,
+        };
+        match v2.probe().await {
+            // It is up, then, and either was not a moment ago or will not do.
+            Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
+            Err(_) => Err(failure),
+        }
+    };
+    match until_it_answers(patience, probe).await? {
+        Ok(probe) => {
+            tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
+            Ok(Backend { meeting: Meeting::Store(Arc::new(store)), serves: false, host: None, name })
+        }
+        Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
+    }
+}
+
+/// Asks again and again for what does not answer yet, for `patience`.
+async fn until_it_answers<T, E: Into<BackendError>>(
+    patience: Duration,
+    ask: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, BackendError> {
+    let begun = Time::now();
+    let mut said: Option<Time> = None;
+    loop {
+        match ask().await.map_err(E::into) {
+            Ok(found) => return Ok(found),
+            Err(error) if !error.is_transient() => return Err(error),
+            Err(last) if Time::now().since(begun) >= patience => {
+                return Err(BackendError::NeverAnswered { last: Box::new(last), within: patience });
+            }
+            Err(error) => {
+                let now = Time::now();
+                if said.is_none_or(|at| now.since(at) >= SELDOM) {
+                    said = Some(now);
+                    tracing::warn!("{error}; waiting for it, up to join_timeout ({patience:?})");
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// torchrun's rule: the agent whose machine the endpoint names serves the store, the first of several on one machine.
+async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
+    let begun = Time::now();
+    let own = match is_host {
+        Some(is_host) => is_host,
+        None => {
+            let addresses = until_it_answers(patience, || resolve(endpoint)).await?;
+            are_own(&addresses, &interfaces::all().unwrap_or_default())
+        }
+    };
+    if own {
+        match serve(endpoint, patience).await {
+            Ok(server) => {
+                let (store, address) = (Arc::new(server.store()), server.address());
+                tokio::spawn(async move {
+                    if let Err(error) = server.serve(std::future::pending()).await {
+                        tracing::error!(%error, "the store that this agent serves has failed");
+                    }
+                });
+                tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
+                return Ok(Backend {
+                    meeting: Meeting::Store(store),
+                    serves: true,
+                    host: None,
+                    name: format!("the store served here at {endpoint}"),
+                });
+            }
+            // Another agent of this machine was first.
+            Err(BackendError::Serve(EmbeddedError::InUse { .. })) if is_host.is_none() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let config = EtcdConfig::new([endpoint.to_string()]);
+    let v2 = EtcdV2::connect(config.clone())?;
+    let left = patience.saturating_sub(Time::now().since(begun));
+    let backend = etcd(config, &v2, left).await?;
+    Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
+}
+
+/// Listens on all interfaces, unless the user himself wrote a loopback address: what a host's name is to itself, often
+/// 127.0.1.1, says nothing about how others reach it.
+async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer, BackendError> {
+    let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
+    let addresses = if names_loopback(&endpoint.host) {
+        until_it_answers(patience, || resolve(endpoint)).await?
+    } else {
+        everywhere.map(|ip| SocketAddr::new(ip, endpoint.port)).to_vec()
+    };
+    let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
+    for address in addresses {
+        // Named as the place to meet, it is meant to be reached.
+        match EmbeddedServer::bind(address, true).await {
+            Ok(server) => return Ok(server),
+            Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
+            // A host without IPv6.
+            Err(error) => last = error.into(),
+        }
+    }
+    Err(last)
+}
+
+async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
+    let (host, port) = (endpoint.host.clone(), endpoint.port);
+    let name = host.clone();
+    let resolved = tokio::task::spawn_blocking(move || (host.as_str(), port).to_socket_addrs()).await;
+    match resolved {
+        Ok(Ok(addresses)) => Ok(addresses.collect()),
+        Ok(Err(error)) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+        Err(error) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+    }
+}
+
+/// Whether these lead to this machine. The interfaces are asked, since `net.ipv4.ip_nonlocal_bind` lets a process bind
+/// addresses that are others'.
+fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
+    let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
+    addresses.iter().any(|address| own(address.ip()))
+}

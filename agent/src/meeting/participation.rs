@@ -1,0 +1,71 @@
+//! A node's part in a job, by one protocol or the other. Not for what either decides.
+
+use std::sync::Arc;
+
+use elastic_coordinator::etcd_v2::EtcdV2;
+use elastic_coordinator::job::Keys;
+use elastic_coordinator::node::torchelastic::TorchElastic;
+use elastic_coordinator::node::{Command, Node, Parting, Report, Status};
+use elastic_coordinator::rendezvous::Setup;
+use elastic_coordinator::store::Store;
+use elastic_coordinator::torchelastic::Paths;
+use tokio::sync::{mpsc, watch};
+
+/// How nodes meet there.
+#[derive(Clone)]
+pub enum Meeting {
+    /// By our own protocol.
+    Store(Arc<dyn Store>),
+    /// By TorchElastic's, on etcd's v2 API.
+    TorchElastic(EtcdV2),
+}
+
+impl Meeting {
+    /// The store of our own protocol.
+    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+        match self {
+            Meeting::Store(store) => Some(store),
+            Meeting::TorchElastic(_) => None,
+        }
+    }
+}
+
+/// Where one job's records lie.
+#[derive(Clone)]
+pub struct JobPaths {
+    /// Of our own protocol.
+    pub keys: Keys,
+    /// Of TorchElastic's.
+    pub paths: Paths,
+}
+
+/// What carries the node's part. To the agent both are the same.
+pub enum Participation {
+    /// Our own protocol.
+    Own(Node),
+    /// TorchElastic's, which torchrun calls `etcd`.
+    TorchElastic(TorchElastic),
+}
+
+impl Participation {
+    /// How the node stands, as it changes.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        match self {
+            Participation::Own(node) => node.status(),
+            Participation::TorchElastic(node) => node.status(),
+        }
+    }
+
+    /// Runs one incarnation to its end.
+    pub async fn run(
+        &self,
+        setup: Setup,
+        commands: &mpsc::UnboundedSender<Command>,
+        reports: &mut mpsc::UnboundedReceiver<Report>,
+    ) -> Parting {
+        match self {
+            Participation::Own(node) => node.run(setup, commands, reports).await,
+            Participation::TorchElastic(node) => node.run(setup, commands, reports).await,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The ports that this node listens on for other nodes, and those that it holds for rank 0.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+/// Why a port could not be reserved.
+#[derive(Debug, thiserror::Error)]
+#[error("reserve a port for rank 0 on {ip}: {source}; is the address this machine's, and are ports free?")]
+pub struct ReserveError {
+    /// Address that was tried.
+    pub ip: IpAddr,
+    /// The kernel's answer.
+    pub source: io::Error,
+}
+
+/// Listens on the first of these addresses that the machine has.
+///
+/// # Errors
+/// The last one's.
+pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
+    let mut last = io::Error::other("no address");
+    for host in hosts {
+        for address in tokio::net::lookup_host((*host, port)).await? {
+            match elastic_coordinator::listener::listen(address) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = error,
+            }
+        }
+    }
+    Err(last)
+}
+
+/// A TCP port that is this agent's until dropped, and that one process which sets SO_REUSEADDR may listen on.
+///
+/// The socket is bound but does not listen, which Linux lets a second socket share if both have SO_REUSEADDR; torch's
+/// TCPStore has. So rank 0's port is known before rank 0 runs, and no other process can get it in between: neither by
+/// asking for any port nor for an outgoing connection.
+#[derive(Debug)]
+pub struct Reservation {
+    _socket: OwnedFd,
+    ip: IpAddr,
+    port: u16,
+}
+
+/// Connections that may wait to be accepted; the kernel makes of it what `net.core.somaxconn` allows.
+const BACKLOG: i32 = 1 << 14;
+
+impl Reservation {
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Listens on it, in this process.
+    ///
+    /// # Errors
+    /// Another one listens there already, or no descriptor is left.
+    pub fn listen(&self) -> Result<TcpListener, ReserveError> {
+        let listen = || {
+            let socket = shared_socket(self.ip, self.port)?;
+            rustix::net::listen(&socket, BACKLOG)?;
+            Ok(TcpListener::from(socket))
+        };
+        listen().map_err(|source| ReserveError { ip: self.ip, source })
+    }
+}
+
+/// Reserves a port that the kernel picks, on one address of this machine or on an unspecified one for all.
+///
+/// # Errors
+/// The address is not this machine's, or no port or descriptor is left.
+pub fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
+    reserve(ip).map_err(|source| ReserveError { ip, source })
+}
+
+/// Reserves a port on all addresses, IPv6 and IPv4 at once where the machine has IPv6, as TCPStore will want it.
+///
+/// # Errors
+/// No port or descriptor is left.
+pub fn reserve_any_port() -> Result<Reservation, ReserveError> {
+    reserve_port(Ipv6Addr::UNSPECIFIED.into()).or_else(|_| reserve_port(Ipv4Addr::UNSPECIFIED.into()))
+}
+
+fn reserve(ip: IpAddr) -> io::Result<Reservation> {
+    let socket = shared_socket(ip, 0)?;
+    let bound = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+    Ok(Reservation { _socket: socket, ip, port: bound.port() })
+}
+
+fn shared_socket(ip: IpAddr, port: u16) -> io::Result<OwnedFd> {
+    let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    if ip.is_ipv6() {
+        sockopt::set_ipv6_v6only(&socket, false)?;
+    }
+    rustix::net::bind(&socket, &SocketAddr::new(ip, port))?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpStream, UdpSocket};
+
+    use super::*;
+
+    fn has_ipv6() -> bool {
+        UdpSocket::bind("[::1]:0").is_ok()
+    }
+
+    /// Listens as TCPStore does: SO_REUSEADDR, then bind and listen (the standard library sets it for listeners).
+    fn serve_once(reservation: &Reservation, ip: IpAddr) {
+        let listener = TcpListener::bind((ip, reservation.port())).expect("rank 0 gets the reserved port");
+        let mut client = TcpStream::connect((ip, reservation.port())).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(b"x").unwrap();
+        let mut byte = [0];
+        server.read_exact(&mut byte).unwrap();
+        assert_eq!(&byte, b"x");
+    }
+
+    #[test]
+    fn rank_0_can_listen_on_a_reserved_port() {
+        let v4 = IpAddr::from(Ipv4Addr::LOCALHOST);
+        serve_once(&reserve_port(v4).unwrap(), v4);
+        serve_once(&reserve_any_port().unwrap(), v4);
+        if has_ipv6() {
+            let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+            serve_once(&reserve_port(v6).unwrap(), v6);
+            serve_once(&reserve_any_port().unwrap(), v6);
+        }
+    }
+
+    #[test]
+    fn a_store_on_all_addresses_can_listen_on_a_reserved_port() {
+        let reservation = reserve_any_port().unwrap();
+        let any: IpAddr = if has_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let _listener = TcpListener::bind((any, reservation.port())).unwrap();
+        TcpStream::connect((Ipv4Addr::LOCALHOST, reservation.port())).unwrap();
+    }
+
+    #[test]
+    fn nobody_answers_on_a_reserved_port_before_rank_0_and_after_it_the_port_is_still_held() {
+        let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let reservation = reserve_port(ip).unwrap();
+        let refused = TcpStream::connect((ip, reservation.port())).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        serve_once(&reservation, ip);
+        // When rank 0 has died, a plain bind, without SO_REUSEADDR, still finds the port taken.
+        assert_eq!(plain_bind(ip, reservation.port()), Err(rustix::io::Errno::ADDRINUSE));
+    }
+
+    fn plain_bind(ip: IpAddr, port: u16) -> Result<(), rustix::io::Errno> {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None)?;
+        rustix::net::bind(&socket, &SocketAddr::new(ip, port))
+    }
+
+    #[test]
+    fn reservations_never_share_a_port() {
+        let held: Vec<Reservation> = (0..200).map(|_| reserve_any_port().unwrap()).collect();
+        let mut ports: Vec<u16> = held.iter().map(Reservation::port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), held.len());
+    }
+
+    #[test]
+    fn a_foreign_address_cannot_be_reserved() {
+        let error = reserve_port("192.0.2.1".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("192.0.2.1") && error.contains("is the address this machine's"), "{error}");
+    }
+}

@@ -1,0 +1,59 @@
+//! Which store a job meets through, as the command line says.
+
+use std::path::PathBuf;
+
+use elastic_coordinator::job::Endpoint;
+
+/// What nodes meet through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// One node: a store inside this agent that nobody else sees.
+    Standalone,
+    /// A store served by one of the agents.
+    Hosted {
+        /// Where it is served.
+        endpoint: Endpoint,
+        /// Whether this agent serves it; `None`: if the endpoint's host is this machine.
+        is_host: Option<bool>,
+    },
+    /// etcd.
+    Etcd {
+        /// Members of the cluster, at least one.
+        endpoints: Vec<Endpoint>,
+        /// TLS, if the protocol is https.
+        tls: Option<Tls>,
+        /// Whom to log in as.
+        credentials: Option<Credentials>,
+        /// By TorchElastic's own rendezvous over the v2 API, where torchrun's `etcd` nodes are.
+        v2: bool,
+    },
+}
+
+impl Rendezvous {
+    /// Where other nodes find the store; empty where there are none.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        match self {
+            Rendezvous::Standalone => &[],
+            Rendezvous::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
+            Rendezvous::Etcd { endpoints, .. } => endpoints,
+        }
+    }
+}
+
+/// TLS towards etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tls {
+    /// Certificates to trust, PEM; none: the system's.
+    pub ca: Option<PathBuf>,
+    /// This client's certificate and its key, PEM.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// Name.
+    pub user: String,
+    /// File whose first line is the password: a command line can be read by everyone on the host.
+    pub password_file: PathBuf,
+}

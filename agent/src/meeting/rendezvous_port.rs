@@ -1,0 +1,285 @@
+//! Where the ranks of a round find each other: the port that becomes `MASTER_PORT` where this node holds rank 0. Not
+//! for what is served there, which is [`crate::meeting::workers_store`]'s.
+//!
+//! ```text
+//!  offer ──▶ offered: listens, serves nothing ──▶ begin: serves round n ──▶ past: held, refuses
+//!               ▲    │ another round forms: whoever knocked is turned away
+//!               └────┘
+//! ```
+//!
+//! A port is told to others before this node knows whether its round will run, and clients may come before this node
+//! has begun it. They wait, unserved: if the round is formed anew instead, they are of a round that never was here, and
+//! must leave nothing behind.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, TcpListener};
+
+use elastic_coordinator::job::Endpoint;
+use tokio::sync::watch;
+
+use crate::machine::shortage::is_shortage;
+use crate::meeting::ports::{Reservation, ReserveError, reserve_any_port, reserve_port};
+use crate::meeting::workers_store::{Limits, TcpStore};
+
+/// Ports of past rounds that stay closed to everybody, so that a client which outlived its round meets a refusal.
+const PAST: usize = 64;
+
+/// Who serves the store that workers find each other through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreHost {
+    /// The agent of rank 0's node: torchrun's way with its `c10d` backend.
+    Agent(Limits),
+    /// Worker rank 0, on the port that its agent reserves: torchrun's way with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+    Workers,
+}
+
+/// Why a round's store cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The system's word.
+    #[error("the workers' store cannot be served: {0}; are there descriptors and threads left?")]
+    System(#[from] io::Error),
+    /// The log said why when it was to be offered.
+    #[error("this node has rank 0, and had no port to offer for it; are there descriptors left?")]
+    NoPort,
+}
+
+impl ServeError {
+    /// Whether the host has no room for now.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            ServeError::System(error) => is_shortage(error.raw_os_error()),
+            ServeError::NoPort => true,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Offered {
+    reservation: Reservation,
+    /// None where workers listen themselves.
+    listener: Option<TcpListener>,
+}
+
+#[derive(Debug)]
+struct Serving {
+    round: u64,
+    reservation: Reservation,
+    _store: Option<TcpStore>,
+}
+
+/// This node's port for the next round, and for the one at hand if rank 0 is here.
+#[derive(Debug)]
+pub struct Master {
+    host: StoreHost,
+    address: String,
+    endpoint: watch::Sender<Option<Endpoint>>,
+    offered: Option<Offered>,
+    serving: Option<Serving>,
+    past: VecDeque<Reservation>,
+}
+
+impl Master {
+    /// Nothing offered yet. Peers reach this node at `address`.
+    pub fn new(host: StoreHost, address: String) -> Master {
+        let endpoint = watch::Sender::new(None);
+        Master { host, address, endpoint, offered: None, serving: None, past: VecDeque::new() }
+    }
+
+    /// Whether the agent serves the store.
+    pub fn is_agent(&self) -> bool {
+        matches!(self.host, StoreHost::Agent(_))
+    }
+
+    /// What was offered last.
+    pub fn latest(&self) -> watch::Receiver<Option<Endpoint>> {
+        self.endpoint.subscribe()
+    }
+
+    /// A fresh port for the next round, bound, and listening where the agent is to serve it.
+    pub fn offer(&mut self) -> Option<Endpoint> {
+        let (offered, endpoint) = match self.open() {
+            Ok(offered) => {
+                let endpoint = Endpoint { host: self.address.clone(), port: offered.reservation.port() };
+                (Some(offered), Some(endpoint))
+            }
+            Err(error) => {
+                tracing::error!(%error, "there is no port for rank 0");
+                (None, None)
+            }
+        };
+        self.offered = offered;
+        self.endpoint.send_replace(endpoint.clone());
+        endpoint
+    }
+
+    fn open(&self) -> Result<Offered, ReserveError> {
+        // A job that is this machine's alone is nobody else's to talk to: the protocol knows no passwords.
+        let own = self.address.parse::<IpAddr>().ok().filter(IpAddr::is_loopback);
+        let reservation = own.map_or_else(reserve_any_port, reserve_port)?;
+        let listener = self.is_agent().then(|| reservation.listen()).transpose()?;
+        Ok(Offered { reservation, listener })
+    }
+
+    /// A round begins; the one before is over everywhere. Serves its store if `rank_0` is on this node.
+    ///
+    /// # Errors
+    /// There is nothing left to serve with.
+    pub fn begin(&mut self, round: u64, rank_0: bool) -> Result<(), ServeError> {
+        self.end();
+        let offered = self.offered.take();
+        if !rank_0 {
+            return Ok(());
+        }
+        let Offered { reservation, listener } = offered.ok_or(ServeError::NoPort)?;
+        let store = match (self.host, listener) {
+            (StoreHost::Agent(limits), Some(listener)) => Some(TcpStore::serve(listener, limits)?),
+            _ => None,
+        };
+        self.serving = Some(Serving { round, reservation, _store: store });
+        Ok(())
+    }
+
+    /// A round is forming.
+    pub fn forming(&mut self, round: u64) {
+        // Once it has formed, all members of the one before it have stopped. That it is forming says so of those before.
+        if self.serving.as_ref().is_some_and(|serving| serving.round + 1 < round) {
+            self.end();
+        }
+        if let Some(listener) = self.offered.as_ref().and_then(|offered| offered.listener.as_ref()) {
+            turn_away(listener);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(Serving { reservation, .. }) = self.serving.take() {
+            self.past.truncate(PAST - 1);
+            self.past.push_front(reservation);
+        }
+    }
+}
+
+/// Closes the connections that wait to be accepted.
+fn turn_away(listener: &TcpListener) {
+    if listener.set_nonblocking(true).is_ok() {
+        while listener.accept().is_ok() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::net::TcpStream;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn master() -> Master {
+        Master::new(StoreHost::Agent(Limits::default()), "127.0.0.1".into())
+    }
+
+    fn connect(endpoint: &Endpoint) -> io::Result<TcpStream> {
+        let client = TcpStream::connect((endpoint.host.as_str(), endpoint.port))?;
+        client.set_read_timeout(Some(Duration::from_secs(20)))?;
+        Ok(client)
+    }
+
+    /// SET /k v, in torch 1.13's dialect.
+    const SET: &[u8] = b"\x00\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0v";
+    /// GETNUMKEYS.
+    const NUM_KEYS: &[u8] = b"\x06";
+
+    fn keys(client: &mut TcpStream) -> io::Result<i64> {
+        client.write_all(NUM_KEYS)?;
+        let mut answer = [0; 8];
+        client.read_exact(&mut answer)?;
+        Ok(i64::from_le_bytes(answer))
+    }
+
+    #[test]
+    fn who_comes_before_the_round_begins_here_is_served_once_it_does() {
+        let mut master = master();
+        let endpoint = master.offer().unwrap();
+        let mut early = connect(&endpoint).expect("it listens before it is told");
+        early.write_all(SET).unwrap();
+        master.begin(1, true).unwrap();
+        assert_eq!(keys(&mut early).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_round_that_is_formed_anew_finds_nothing_of_the_try_before_it() {
+        let mut master = master();
+        let endpoint = master.offer().unwrap();
+        // Round 1 ran elsewhere, and its worker set a key; then round 2 forms before this node began round 1.
+        let mut old = connect(&endpoint).unwrap();
+        old.write_all(SET).unwrap();
+        master.forming(2);
+        // Another of round 1 sets one before it is stopped.
+        let mut late = connect(&endpoint).unwrap();
+        late.write_all(SET).unwrap();
+        drop(late);
+        master.begin(2, true).unwrap();
+        assert!(keys(&mut old).is_err(), "turned away");
+        assert_eq!(keys(&mut connect(&endpoint).unwrap()).unwrap(), 0);
+    }
+
+    #[test]
+    fn each_round_has_a_port_of_its_own_and_the_ports_of_past_ones_refuse() {
+        let mut master = master();
+        let mut ports = Vec::new();
+        for round in 1..=5 {
+            let endpoint = master.offer().unwrap();
+            assert!(!ports.contains(&endpoint), "{endpoint:?} again");
+            let mut stale: Option<TcpStream> = ports.last().map(|last| connect(last).unwrap());
+            master.begin(round, true).unwrap();
+            assert_eq!(keys(&mut connect(&endpoint).unwrap()).unwrap(), 0, "round {round} begins empty");
+            connect(&endpoint).unwrap().write_all(SET).unwrap();
+            assert!(stale.as_mut().is_none_or(|stale| keys(stale).is_err()), "a client of the round before is cut off");
+            for past in &ports {
+                assert_eq!(connect(past).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+            }
+            ports.push(endpoint);
+        }
+    }
+
+    #[test]
+    fn a_store_stays_while_its_round_may_have_members_and_goes_when_it_cannot() {
+        let mut master = master();
+        let endpoint = master.offer().unwrap();
+        master.begin(1, true).unwrap();
+        // This node's workers are done, and the next round forms: others may still stop.
+        master.offer().unwrap();
+        master.forming(2);
+        assert!(connect(&endpoint).is_ok());
+        // Round 3 forms, so 2 has run, so nobody is left in 1.
+        master.forming(3);
+        assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn without_rank_0_nothing_is_served() {
+        let mut master = master();
+        let endpoint = master.offer().unwrap();
+        master.begin(1, false).unwrap();
+        assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn where_workers_serve_themselves_the_port_is_held_and_free_for_rank_0() {
+        let mut master = Master::new(StoreHost::Workers, "127.0.0.1".into());
+        let endpoint = master.offer().unwrap();
+        master.begin(1, true).unwrap();
+        assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
+        let _rank_0 = TcpListener::bind((endpoint.host.as_str(), endpoint.port)).expect("rank 0 may listen");
+    }
+
+    #[test]
+    fn what_was_offered_last_can_be_looked_up() {
+        let mut master = master();
+        let latest = master.latest();
+        assert_eq!(*latest.borrow(), None);
+        let (_, second) = (master.offer(), master.offer());
+        assert_eq!(*latest.borrow(), second);
+    }
+}

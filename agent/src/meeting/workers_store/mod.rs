@@ -1,0 +1,23 @@
+//! A key-value store for workers, on the wire protocol of PyTorch's TCPStore. Not for the agents' own rendezvous.
+//!
+//! `torch.distributed` finds its peers through such a store. torchrun's agent keeps one for all restarts, so that keys
+//! of the last attempt meet the next; here each round gets a fresh one, which listens before anybody is told of it and
+//! lives as long as its agent wants it, whatever becomes of worker rank 0.
+//!
+//! | module | home of |
+//! |---|---|
+//! | [`wire`] | requests out of bytes, in both of torch's dialects |
+//! | [`state`] | keys, queues, waits and barriers: a request in, answers out |
+//! | [`memory`] | the budget, and values that are charged to it |
+//! | `output` | what is still to be sent on a connection |
+//! | [`server`] | the sockets and their thread |
+
+pub mod budget;
+mod output;
+pub mod server;
+pub mod state;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use server::{Limits, TcpStore};

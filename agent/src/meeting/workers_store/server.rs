@@ -1,0 +1,453 @@
+//! The store's sockets: one thread that waits for all of them. Not for what requests mean.
+//!
+//! A thread of its own, so that no load on the store holds up the agent's leases and pulses, nor they the store. It
+//! holds nothing for an idle connection but its descriptor, reads no request of a client that does not take its
+//! answers, and closes whoever breaks the protocol or the budget.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use elastic_coordinator::listener::{Share, keep_alive};
+use elastic_coordinator::time::Time;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+use super::budget::{Account, Full};
+use super::output::Output;
+use super::state::{Client, State, Violation};
+use super::wire::Decoder;
+
+/// What a store may cost this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of keys, values, waits, half-read requests and unsent answers, with what their keeping costs.
+    pub memory: usize,
+    /// Connections at once. Beyond it those that have never said anything make way, the oldest first.
+    pub connections: usize,
+    /// How long a client may take for its first request once it has begun it. One that says nothing at all may stay
+    /// while there is room: torch 1.13 opens a second connection that it hardly ever uses.
+    pub first_request: Duration,
+}
+
+impl Default for Limits {
+    /// 256 MiB, 65,536 connections and 30 seconds.
+    fn default() -> Limits {
+        Limits { memory: 256 << 20, connections: 1 << 16, first_request: Duration::from_secs(30) }
+    }
+}
+
+/// A connection's own cost in the budget.
+const CONNECTION: usize = 512;
+/// Most bytes held of a first request: more than torch's ever has, which waits for the others or pings.
+const FIRST_REQUEST: usize = 128 * 1024;
+/// Read at once, from one connection.
+const CHUNK: usize = 64 * 1024;
+/// A client with this much to receive is not read from.
+const UNSENT: usize = 1 << 20;
+/// Events and new connections of one turn.
+const TURN: usize = 256;
+/// Pause after a lack of descriptors or memory.
+const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+/// Offenders that are named in the log.
+const NAMED: u32 = 8;
+
+const LISTENER: u64 = u64::MAX;
+const STOP: u64 = u64::MAX - 1;
+
+/// A running store. Dropping it ends it: its port refuses, and its connections are closed.
+#[derive(Debug)]
+pub struct TcpStore {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TcpStore {
+    /// Serves an empty store on a socket that listens. Of the clients that have connected before, those that are gone
+    /// leave nothing behind.
+    ///
+    /// # Errors
+    /// The kernel has no descriptor or thread left.
+    pub fn serve(listener: TcpListener, limits: Limits) -> io::Result<TcpStore> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let heard = stop.try_clone()?;
+        listener.set_nonblocking(true)?;
+        epoll::add(&epoll, &heard, EventData::new_u64(STOP), EventFlags::IN)?;
+        epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
+        let early = early(&listener);
+        let connections = limits.connections.min(Share::Workers.connections());
+        // It needs little, and a node that only waits has one too.
+        let builder = std::thread::Builder::new().name("elastic-store".into()).stack_size(256 * 1024);
+        let thread = builder.spawn(move || {
+            let account = Account::new(limits.memory);
+            let mut server = Server {
+                epoll,
+                _stop: heard,
+                listener,
+                accepting: true,
+                most: connections,
+                clients: Clients { slots: Vec::new(), woken: Vec::new() },
+                free: Vec::new(),
+                strangers: BTreeSet::new(),
+                begun: BTreeSet::new(),
+                first_request: limits.first_request,
+                accepted: 0,
+                state: State::new(account.clone()),
+                account: account.with_reserve(),
+                complaints: 0,
+            };
+            early.into_iter().for_each(|client| server.welcome(client));
+            server.run();
+        })?;
+        Ok(TcpStore { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for TcpStore {
+    fn drop(&mut self) {
+        let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
+            // It ends at once; a panic in it has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Those who came before the store was served, and are still there.
+fn early(listener: &TcpListener) -> Vec<TcpStream> {
+    let mut clients = Vec::new();
+    while let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        if !is(&client, PollFlags::RDHUP) {
+            clients.push(TcpStream::from(client));
+        }
+    }
+    clients
+}
+
+/// Whether a socket is in this state now.
+fn is(socket: impl AsFd, state: PollFlags) -> bool {
+    let mut polled = [PollFd::new(&socket, state)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+}
+
+#[derive(Debug)]
+struct Connection {
+    socket: TcpStream,
+    peer: Option<SocketAddr>,
+    /// Its place among those that have never said anything whole.
+    stranger: Option<u64>,
+    /// When its first request, which has begun, must be whole.
+    whole_by: Option<Time>,
+    decoder: Decoder,
+    /// Charged for what the decoder holds, and for the connection.
+    charged: usize,
+    output: Output,
+    interest: EventFlags,
+}
+
+impl Connection {
+    /// Charges what it holds now.
+    fn charge(&mut self, account: &Account) -> Result<(), Full> {
+        let now = CONNECTION + self.decoder.held();
+        if now > self.charged {
+            account.take(now - self.charged)?;
+        } else {
+            account.give(self.charged - now);
+        }
+        self.charged = now;
+        Ok(())
+    }
+}
+
+/// All connections but the one at hand, and which of them got something to send.
+struct Clients {
+    slots: Vec<Option<Box<Connection>>>,
+    woken: Vec<u32>,
+}
+
+struct Server {
+    epoll: OwnedFd,
+    _stop: OwnedFd,
+    listener: TcpListener,
+    accepting: bool,
+    /// Connections at once.
+    most: usize,
+    clients: Clients,
+    free: Vec<u32>,
+    /// Connections that have said nothing yet: when they came, and where they are.
+    strangers: BTreeSet<(u64, u32)>,
+    /// Connections that have begun their first request: when it must be whole, and where they are.
+    begun: BTreeSet<(Time, u32)>,
+    first_request: Duration,
+    accepted: u64,
+    state: State,
+    account: Account,
+    complaints: u32,
+}
+
+/// Why a connection ends.
+enum Ending {
+    /// The client's wish, or the network's.
+    Gone,
+    Broken(Violation),
+    /// It has said nothing whole yet, and this is too much of it.
+    Stranger(&'static str),
+}
+
+impl<E: Into<Violation>> From<E> for Ending {
+    fn from(error: E) -> Ending {
+        Ending::Broken(error.into())
+    }
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut events = Vec::with_capacity(TURN);
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let timeout = self.timeout();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the workers' store has failed");
+                    return;
+                }
+            }
+            if !self.accepting && events.is_empty() {
+                self.accept_again();
+            }
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    slot => self.serve(slot as u32, event.flags, &mut chunk),
+                }
+            }
+            self.end_slow_strangers();
+        }
+    }
+
+    /// How long nothing need happen.
+    fn timeout(&self) -> Option<Timespec> {
+        let breath = (!self.accepting).then_some(BREATH);
+        let whole = self.begun.first().map(|&(by, _)| by.since(Time::now()));
+        // A moment more than too little: who wakes early would wake again and again.
+        let whole = whole.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
+        breath.into_iter().chain(whole).min()
+    }
+
+    fn end_slow_strangers(&mut self) {
+        while let Some(&(by, slot)) = self.begun.first()
+            && by <= Time::now()
+        {
+            self.begun.remove(&(by, slot));
+            if let Some(connection) = self.clients.slots[slot as usize].take() {
+                self.close(slot, connection, Ending::Stranger("its first request takes too long"));
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..TURN {
+            if self.open() >= self.most {
+                if !is(&self.listener, PollFlags::IN) {
+                    return;
+                }
+                if !self.make_room() {
+                    return self.pause();
+                }
+            }
+            let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => TcpStream::from(socket),
+                Err(Errno::AGAIN) => return,
+                // A client that has given up.
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(error) => {
+                    self.complain(|| format!("the workers' store takes no new connections for a moment: {error}"));
+                    return self.pause();
+                }
+            };
+            self.welcome(socket);
+        }
+    }
+
+    fn welcome(&mut self, socket: TcpStream) {
+        if let Err(error) = self.enter(socket) {
+            self.complain(|| format!("the workers' store refused a connection: {error}"));
+        }
+    }
+
+    fn enter(&mut self, socket: TcpStream) -> io::Result<()> {
+        socket.set_nodelay(true)?;
+        // A worker may be silent for hours; a host that is gone must not be.
+        keep_alive(&socket)?;
+        self.account.take(CONNECTION).map_err(io::Error::other)?;
+        let slot = self.free.pop().unwrap_or(self.clients.slots.len() as u32);
+        let interest = EventFlags::IN;
+        let known = epoll::add(&self.epoll, &socket, EventData::new_u64(slot.into()), interest);
+        if slot as usize == self.clients.slots.len() {
+            self.clients.slots.push(None);
+        }
+        if let Err(error) = known {
+            self.account.give(CONNECTION);
+            self.free.push(slot);
+            return Err(error.into());
+        }
+        self.accepted += 1;
+        self.strangers.insert((self.accepted, slot));
+        self.clients.slots[slot as usize] = Some(Box::new(Connection {
+            peer: socket.peer_addr().ok(),
+            socket,
+            stranger: Some(self.accepted),
+            whole_by: None,
+            decoder: Decoder::default(),
+            charged: CONNECTION,
+            output: Output::new(self.account.clone()),
+            interest,
+        }));
+        Ok(())
+    }
+
+    fn open(&self) -> usize {
+        self.clients.slots.len() - self.free.len()
+    }
+
+    fn make_room(&mut self) -> bool {
+        let Some(&(_, slot)) = self.strangers.first() else { return false };
+        let connection = self.clients.slots[slot as usize].take();
+        if let Some(connection) = connection {
+            self.close(slot, connection, Ending::Gone);
+        }
+        true
+    }
+
+    /// The listener would report the same again and again.
+    fn pause(&mut self) {
+        let none = EventFlags::empty();
+        self.accepting = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), none).is_err();
+    }
+
+    fn accept_again(&mut self) {
+        let modified = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN);
+        self.accepting = modified.is_ok();
+    }
+
+    fn serve(&mut self, slot: u32, flags: EventFlags, chunk: &mut [u8]) {
+        // Closed earlier in this turn.
+        let Some(mut connection) = self.clients.slots[slot as usize].take() else { return };
+        let read = if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+            self.read(slot, &mut connection, chunk)
+        } else {
+            Ok(())
+        };
+        match read.and_then(|()| self.send(slot, &mut connection)) {
+            Ok(()) => self.clients.slots[slot as usize] = Some(connection),
+            Err(ending) => self.close(slot, connection, ending),
+        }
+        while let Some(woken) = self.clients.woken.pop() {
+            let Some(mut connection) = self.clients.slots[woken as usize].take() else { continue };
+            match self.send(woken, &mut connection) {
+                Ok(()) => self.clients.slots[woken as usize] = Some(connection),
+                Err(ending) => self.close(woken, connection, ending),
+            }
+        }
+    }
+
+    fn read(&mut self, slot: u32, connection: &mut Connection, chunk: &mut [u8]) -> Result<(), Ending> {
+        let count = match (&connection.socket).read(chunk) {
+            Ok(0) => return Err(Ending::Gone),
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                return Ok(());
+            }
+            Err(_) => return Err(Ending::Gone),
+        };
+        let Server { state, clients, strangers, begun, .. } = self;
+        let Connection { decoder, output, stranger, whole_by, .. } = connection;
+        let own = Client(slot);
+        decoder.feed(&chunk[..count], |request| {
+            if let Some(since) = stranger.take() {
+                strangers.remove(&(since, slot));
+                whole_by.take().map(|by| begun.remove(&(by, slot)));
+            }
+            let mut full = Ok(());
+            state.apply(own, request, &mut |client, reply| {
+                if client == own {
+                    full = full.and_then(|()| output.push(reply));
+                } else if let Some(Some(other)) = clients.slots.get_mut(client.0 as usize) {
+                    // One byte, for which there was room when its wait was taken.
+                    let _ = other.output.push(reply);
+                    clients.woken.push(client.0);
+                }
+            })?;
+            full.map_err(Violation::from)
+        })?;
+        if connection.stranger.is_some() && connection.decoder.held() > 0 {
+            if connection.decoder.held() > FIRST_REQUEST {
+                return Err(Ending::Stranger("its first request is too long"));
+            }
+            let by = *connection.whole_by.get_or_insert_with(|| Time::now() + self.first_request);
+            self.begun.insert((by, slot));
+        }
+        Ok(connection.charge(&self.account)?)
+    }
+
+    /// Sends what can be sent, and says what to wait for.
+    fn send(&mut self, slot: u32, connection: &mut Connection) -> Result<(), Ending> {
+        connection.output.send(&connection.socket).map_err(|_| Ending::Gone)?;
+        let mut interest = EventFlags::empty();
+        if !connection.output.is_empty() {
+            interest |= EventFlags::OUT;
+        }
+        if connection.output.len() < UNSENT {
+            interest |= EventFlags::IN;
+        }
+        if interest != connection.interest {
+            let data = EventData::new_u64(slot.into());
+            epoll::modify(&self.epoll, &connection.socket, data, interest).map_err(|_| Ending::Gone)?;
+            connection.interest = interest;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, slot: u32, connection: Box<Connection>, ending: Ending) {
+        self.state.cancel(Client(slot));
+        self.account.give(connection.charged);
+        if let Some(since) = connection.stranger {
+            self.strangers.remove(&(since, slot));
+        }
+        if let Some(by) = connection.whole_by {
+            self.begun.remove(&(by, slot));
+        }
+        let why = match ending {
+            Ending::Gone => None,
+            Ending::Broken(violation) => Some(violation.to_string()),
+            Ending::Stranger(why) => Some(why.to_owned()),
+        };
+        if let Some(why) = why {
+            let peer = connection.peer.map_or_else(|| "a client".to_owned(), |peer| peer.to_string());
+            self.complain(|| format!("closed a connection to the workers' store, from {peer}: {why}"));
+        }
+        self.free.push(slot);
+        drop(connection);
+        if !self.accepting {
+            self.accept_again();
+        }
+    }
+
+    /// Whoever breaks the protocol may do so often: the log is spared.
+    fn complain(&mut self, what: impl FnOnce() -> String) {
+        self.complaints = self.complaints.saturating_add(1);
+        if self.complaints <= NAMED {
+            let last = if self.complaints == NAMED { "; no more of this kind will be named" } else { "" };
+            tracing::warn!("{}{last}", what());
+        }
+    }
+}

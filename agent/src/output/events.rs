@@ -1,0 +1,232 @@
+//! torchrun's events about workers, as lines of JSON on standard error: `--event-log-handler=console`. Not for the
+//! job's history, which is in the store and in the agent's own log.
+//!
+//! Names and fields are those of torch 2.15 (`torch.distributed.elastic.events`), so that what reads them reads these.
+//! `metadata` is a text of JSON within the JSON there too, and the numbers of a worker in it are lists of one.
+
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+
+use crate::output::logs::{Console, ConsoleStream};
+
+/// Where events go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EventHandler {
+    /// Nowhere.
+    #[default]
+    Null,
+    /// Standard error.
+    Console,
+}
+
+/// What is the same for all events of an agent.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// Where they go, if anywhere.
+    pub console: Option<Console>,
+    /// The job.
+    pub run_id: String,
+    /// The workers' role.
+    pub role: String,
+    /// This host.
+    pub hostname: String,
+    /// What nodes meet through: `etcd`, `c10d`, `static`.
+    pub backend: &'static str,
+    /// What workers run.
+    pub entry_point: String,
+}
+
+/// This node's place in the round that an event speaks of.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Place {
+    /// The node's rank.
+    pub group_rank: Option<u32>,
+    /// Nodes in the round.
+    pub group_world_size: Option<u32>,
+    /// Restarts so far.
+    pub restarts: u32,
+}
+
+/// The worker that an event speaks of.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// Position on the node.
+    pub local_rank: u32,
+    /// Rank in the round.
+    pub rank: u32,
+    /// Rank in its role.
+    pub role_rank: u32,
+    /// Workers of its role.
+    pub role_world_size: u32,
+    /// Its process.
+    pub pid: i32,
+    /// How it ended, if it failed.
+    pub failure: Option<(i32, &'a str)>,
+}
+
+/// How a worker ended, in torch's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The nodes found together.
+    Rendezvous,
+    /// A worker was started.
+    Start,
+    /// All of it went well.
+    Succeeded,
+    /// It failed.
+    Failed,
+    /// It was stopped because something else failed, or the node left.
+    Terminated,
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            State::Rendezvous => "RENDEZVOUS",
+            State::Start => "START",
+            State::Succeeded => "SUCCEEDED",
+            State::Failed => "FAILED",
+            State::Terminated => "TERMINATED",
+        }
+    }
+}
+
+/// Writes events.
+#[derive(Debug)]
+pub struct Events {
+    source: Source,
+    begun: Instant,
+    seeking: Instant,
+    place: Place,
+}
+
+impl Events {
+    /// Events of an agent that begins now.
+    pub fn new(source: Source) -> Events {
+        Events { source, begun: Instant::now(), seeking: Instant::now(), place: Place::default() }
+    }
+
+    /// The node looks for a round from now on.
+    pub fn seeking(&mut self) {
+        self.seeking = Instant::now();
+    }
+
+    /// It found one.
+    pub fn placed(&mut self, place: Place) {
+        self.place = place;
+        self.write(State::Rendezvous, None, Some(self.seeking.elapsed()), None);
+    }
+
+    /// Something happened to a worker.
+    pub fn worker(&self, state: State, subject: &Subject<'_>) {
+        self.write(state, Some(subject), None, None);
+    }
+
+    /// The agent's own part is over.
+    pub fn agent(&self, state: State, error: Option<&str>) {
+        self.write(state, None, None, error);
+    }
+
+    fn write(&self, state: State, subject: Option<&Subject<'_>>, took: Option<Duration>, error: Option<&str>) {
+        if let Some(console) = &self.source.console {
+            let event = self.event(state, subject, took, error, self.begun.elapsed());
+            console.say(ConsoleStream::Stderr, format!("{event}\n").into_bytes());
+        }
+    }
+
+    fn event(
+        &self,
+        state: State,
+        subject: Option<&Subject<'_>>,
+        took: Option<Duration>,
+        error: Option<&str>,
+        running: Duration,
+    ) -> Value {
+        let Events { source, place, .. } = self;
+        let mut metadata =
+            json!({"group_world_size": place.group_world_size, "entry_point": source.entry_point.as_str()});
+        if let Some(subject) = subject {
+            let failure = subject.failure;
+            metadata["local_rank"] = json!([subject.local_rank]);
+            metadata["role_rank"] = json!([subject.role_rank]);
+            metadata["role_world_size"] = json!([subject.role_world_size]);
+            metadata["exit_code"] = json!([failure.map(|(code, _)| code)]);
+            metadata["worker_pid"] = json!([failure.map(|_| subject.pid)]);
+        }
+        let raw_error = subject.and_then(|subject| subject.failure).map(|(_, message)| message).or(error);
+        json!({
+            "name": format!("torchelastic.worker.status.{}", state.name()),
+            "source": if subject.is_some() { "WORKER" } else { "AGENT" },
+            "timestamp": milliseconds(),
+            "metadata": {
+                "run_id": source.run_id,
+                "global_rank": subject.map(|subject| subject.rank),
+                "group_rank": place.group_rank,
+                "worker_id": subject.map(|subject| subject.pid.to_string()),
+                "role": source.role,
+                "hostname": source.hostname,
+                "state": state.name(),
+                "total_run_time": running.as_secs(),
+                "rdzv_backend": source.backend,
+                "raw_error": raw_error,
+                "metadata": metadata.to_string(),
+                "agent_restarts": place.restarts,
+                "duration_ms": took.map(|took| took.as_secs_f64() * 1000.0),
+            },
+        })
+    }
+}
+
+/// Of the wall clock, for people. torch leaves it at zero.
+fn milliseconds() -> u64 {
+    let now = clock_gettime(ClockId::Realtime);
+    u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_has_torchs_fields() {
+        let source = Source {
+            console: None,
+            run_id: "J".into(),
+            role: "default".into(),
+            hostname: "h".into(),
+            backend: "etcd",
+            entry_point: "train.py".into(),
+        };
+        let mut events = Events::new(source);
+        events.place = Place { group_rank: Some(1), group_world_size: Some(2), restarts: 3 };
+        let subject = Subject {
+            local_rank: 0,
+            rank: 4,
+            role_rank: 4,
+            role_world_size: 8,
+            pid: 77,
+            failure: Some((-9, "SIGKILL")),
+        };
+        let event = events.event(State::Failed, Some(&subject), None, None, Duration::from_secs(12));
+        let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+        assert_eq!(keys(&event), "metadata name source timestamp");
+        let metadata = &event["metadata"];
+        assert_eq!(
+            keys(metadata),
+            "agent_restarts duration_ms global_rank group_rank hostname metadata raw_error rdzv_backend role run_id \
+             state total_run_time worker_id"
+        );
+        assert_eq!((&event["name"], &event["source"]), (&json!("torchelastic.worker.status.FAILED"), &json!("WORKER")));
+        assert_eq!((&metadata["worker_id"], &metadata["total_run_time"]), (&json!("77"), &json!(12)));
+        let inner: Value = serde_json::from_str(metadata["metadata"].as_str().unwrap()).unwrap();
+        let expected = json!({"group_world_size": 2, "entry_point": "train.py", "local_rank": [0], "role_rank": [4],
+            "role_world_size": [8], "exit_code": [-9], "worker_pid": [77]});
+        assert_eq!(inner, expected);
+
+        let agent = events.event(State::Rendezvous, None, Some(Duration::from_millis(1500)), None, Duration::ZERO);
+        assert_eq!((&agent["source"], &agent["metadata"]["duration_ms"]), (&json!("AGENT"), &json!(1500.0)));
+        assert_eq!(agent["metadata"]["global_rank"], Value::Null);
+    }
+}

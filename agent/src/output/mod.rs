@@ -1,0 +1,13 @@
+//! What workers print and leave behind, and what is reported of it.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`events`] | torchrun's events, as lines of JSON |
+//! | [`logs`] | where the workers' output goes: files, console, both |
+//! | [`outcome`] | what a dead worker left behind, what it means, and the final report |
+//! | [`template`] | `${local_rank}` and its like in arguments and prefixes |
+
+pub mod events;
+pub mod logs;
+pub mod outcome;
+pub mod template;

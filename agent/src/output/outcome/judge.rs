@@ -1,0 +1,183 @@
+//! What to make of a worker's end: whose fault, in which words, and what killed it. Pure. Not for gathering what it
+//! left behind.
+
+use elastic_coordinator::job::{Failure, FailureClass, Killer, Killing};
+use elastic_proto::worker::FailureClass as Blame;
+
+use crate::guard::{Exit, signal_name};
+
+use super::recorded::Recorded;
+use crate::machine::out_of_memory::Victims;
+
+/// What is known of a worker's end.
+#[derive(Debug, Clone)]
+pub struct Evidence {
+    /// How it ended; not with success, and not because the agent stopped it.
+    pub exit: Exit,
+    /// What it said on the agent's socket.
+    pub told: Option<(Blame, String)>,
+    /// What it left in its error file.
+    pub recorded: Option<Recorded>,
+    /// The last lines of its standard error.
+    pub stderr: Vec<String>,
+    /// The out-of-memory killer's victims when the round began.
+    pub before: Victims,
+    /// The same at its end.
+    pub after: Victims,
+    /// Whether a signal ended it that asks programs to stop: [`asks_to_stop`](crate::workers::signals::asks_to_stop).
+    pub asked_to_stop: bool,
+}
+
+/// The failure that follows: class, message, exit, killer, traceback and last lines, within bounds. Where it happened
+/// is for the caller to add.
+pub fn judge(evidence: &Evidence) -> Failure {
+    let Evidence { exit, told, recorded, stderr, before, after, asked_to_stop } = evidence;
+    let stderr: Vec<String> = stderr.iter().map(|line| printable(line)).collect();
+    let killed_by = killing(*exit, before, after);
+    let by = killed_by.as_ref().map(|killing| killing.by);
+    // The last line of a program that a signal took by surprise says what it was at, not what happened.
+    let surprised = matches!(exit, Exit::Signal { signal, .. } if *signal != libc::SIGABRT);
+    let said = match (told, recorded) {
+        (Some((_, message)), _) => Some(message.clone()),
+        (None, Some(recorded)) => Some(recorded.message.clone()),
+        (None, None) if surprised => None,
+        (None, None) => last_word(&stderr),
+    };
+    let message = match (&said, by) {
+        (Some(said), _) => format!("{} ({exit})", first_line(&printable(said))),
+        (None, Some(Killer::OomKiller)) => format!("killed by the kernel's out-of-memory killer ({exit})"),
+        (None, Some(Killer::MaybeOomKiller)) => format!("perhaps killed by the kernel's out-of-memory killer ({exit})"),
+        (None, Some(Killer::Outside)) => format!("{exit} from outside"),
+        (None, _) => exit.to_string(),
+    };
+    let class = match (told, said) {
+        (Some((Blame::Peer, _)), _) => FailureClass::Peer,
+        (Some((Blame::Own, _)), _) => FailureClass::Own,
+        (None, Some(said)) if blames_a_peer(&said) => FailureClass::Peer,
+        (None, _) if *asked_to_stop => FailureClass::Signalled,
+        (None, _) => FailureClass::Own,
+    };
+    Failure {
+        exit_code: Some(exit.number()),
+        core_dumped: matches!(exit, Exit::Signal { core_dumped: true, .. }),
+        killed_by: killed_by.map(Box::new),
+        traceback: recorded.as_ref().and_then(|recorded| recorded.traceback.as_deref()).map(printable_text),
+        stderr,
+        ..Failure::new(class, message)
+    }
+    .bounded()
+}
+
+/// What gloo, NCCL and torch's store say of a peer that is gone, whatever took it. A failure that is wrongly taken for
+/// one of these is judged all the same, when every other member has given a sign of life.
+const PEERS: &[&str] = &[
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Application timeout caused pair closure",
+    "ncclRemoteError",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "failed to recv, got 0 bytes",
+    "Watchdog caught collective operation timeout",
+    "for recv operation to complete",
+    "for send operation to complete",
+];
+
+fn blames_a_peer(message: &str) -> bool {
+    PEERS.iter().any(|phrase| message.contains(phrase))
+}
+
+/// What ended a worker, where its exit status does not say.
+fn killing(exit: Exit, before: &Victims, after: &Victims) -> Option<Killing> {
+    let grown = match (&before.cgroup, &after.cgroup) {
+        (Some((before, _)), Some((after, file))) => Some((after.saturating_sub(*before), file)),
+        _ => None,
+    };
+    let signal = match exit {
+        Exit::Signal { signal, .. } => signal,
+        Exit::Code(_) => {
+            let (more, file) = grown.filter(|(more, _)| *more > 0)?;
+            let evidence = format!(
+                "the kernel's out-of-memory killer took {more} other processes of this cgroup since the round began, \
+                 perhaps children of this worker (oom_kill in {})",
+                file.display()
+            );
+            return Some(Killing { by: Killer::OomKillerBeside, evidence });
+        }
+    };
+    let name = signal_name(signal).unwrap_or("the signal");
+    let (by, evidence) = match (signal, grown) {
+        (libc::SIGKILL, Some((more @ 1.., file))) => (
+            Killer::OomKiller,
+            format!(
+                "the kernel's out-of-memory killer: oom_kill in {} has grown by {more} since the round began",
+                file.display()
+            ),
+        ),
+        (libc::SIGKILL, None) if after.host > before.host => (
+            Killer::MaybeOomKiller,
+            "SIGKILL, not from the agent; perhaps the kernel's out-of-memory killer, which has taken processes on this \
+             host since the round began (oom_kill in /proc/vmstat); the count of this cgroup cannot be read"
+                .to_owned(),
+        ),
+        (libc::SIGKILL, counted) => {
+            let killer = match counted {
+                Some((_, file)) => format!("nor from the out-of-memory killer (oom_kill in {})", file.display()),
+                None => "nor, it seems, from the out-of-memory killer".to_owned(),
+            };
+            (Killer::Outside, format!("SIGKILL, not from the agent, {killer}: from another process, or its own"))
+        }
+        (libc::SIGSEGV | libc::SIGBUS, _) => (Killer::Fault, format!("{name}: a bad memory access")),
+        (libc::SIGILL | libc::SIGTRAP, _) => (Killer::Fault, format!("{name}: a bad instruction")),
+        (libc::SIGFPE, _) => (Killer::Fault, format!("{name}: an arithmetic error")),
+        (libc::SIGSYS, _) => (Killer::Fault, format!("{name}: a system call that is forbidden here")),
+        (libc::SIGABRT, _) => (Killer::Fault, format!("{name}: the program gave up, by abort()")),
+        (libc::SIGXCPU | libc::SIGXFSZ, _) => (Killer::Outside, format!("{name}: a limit set by ulimit was reached")),
+        _ => (Killer::Outside, format!("{name}, not from the agent: from another process, or its own")),
+    };
+    Some(Killing { by, evidence })
+}
+
+/// The exception that a Python traceback ends with, else the last line that is not empty.
+fn last_word(stderr: &[String]) -> Option<String> {
+    // torch puts `[rank3]: ` before each line of a traceback once a process group exists.
+    let bare = |line: &String| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
+        Some((rank, rest)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => rest.to_owned(),
+        _ => line.clone(),
+    };
+    let lines: Vec<String> = stderr.iter().map(bare).collect();
+    let traceback = lines.iter().rposition(|line| line == "Traceback (most recent call last):");
+    let exception = traceback.and_then(|at| {
+        lines[at + 1..].iter().find(|line| !line.is_empty() && !line.starts_with(char::is_whitespace)).cloned()
+    });
+    exception.or_else(|| lines.into_iter().rfind(|line| !line.trim().is_empty()))
+}
+
+fn first_line(text: &str) -> &str {
+    text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default()
+}
+
+fn printable_text(text: &str) -> String {
+    text.lines().map(printable).collect::<Vec<_>>().join("\n")
+}
+
+/// A line without what would move a terminal's cursor or change its colours.
+fn printable(line: &str) -> String {
+    let mut clean = String::with_capacity(line.len());
+    let mut rest = line.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '\u{1b}' if rest.next_if_eq(&'[').is_some() => {
+                // A control sequence ends with a byte from @ to ~ (ECMA-48, 5.4).
+                while rest.next().is_some_and(|c| !('@'..='~').contains(&c)) {}
+            }
+            '\t' | '\n' => clean.push(c),
+            c if c.is_control() => {}
+            c => clean.push(c),
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests;

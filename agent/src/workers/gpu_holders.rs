@@ -1,0 +1,187 @@
+//! Whether this node's GPUs are free of an earlier round's processes, before the next one's workers want their memory.
+//! Not for choosing GPUs, nor for processes of others.
+//!
+//! The guard ends a round's process tree before the next starts, and a process gives up its GPUs before it can be
+//! waited for. What may still hold one: a process that left the tree when agent and guard were killed at once, or one
+//! that the driver is still taking apart.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use crate::machine::nvml::{Nvml, NvmlError};
+use crate::workers::environment::NODE_ENV;
+
+/// How often the driver is asked while one waits.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// Longest wait, whatever else there is time for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What is known of a process that computes on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listed {
+    /// The GPU, by NVML's index.
+    pub gpu: u32,
+    /// Its id.
+    pub pid: u32,
+    /// It can be seen from here: not of another process id namespace, not gone.
+    pub exists: bool,
+    /// Its environment is that of a worker of this node and job.
+    pub marked: bool,
+}
+
+/// A process that holds a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// The GPU.
+    pub gpu: u32,
+    /// The process.
+    pub pid: u32,
+}
+
+/// Which of the listed processes are an earlier round's. While no worker runs here, each that is marked is one; and one
+/// that was marked before stays one until it is gone, since a dying process has no environment any more.
+pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
+    known.retain(|pid| listed.iter().any(|process| process.pid == *pid && process.exists));
+    known.extend(listed.iter().filter(|process| process.exists && process.marked).map(|process| process.pid));
+    let held = listed.iter().filter(|process| known.contains(&process.pid));
+    held.map(|process| Holder { gpu: process.gpu, pid: process.pid }).collect()
+}
+
+/// Asks the driver. Without one there is nothing to ask, and nothing to wait for.
+#[derive(Clone)]
+pub struct GpuHolders {
+    asked: Arc<Asked>,
+}
+
+struct Asked {
+    /// None within: there is no driver. Loaded when first needed, since the driver may have to wake.
+    nvml: OnceLock<Option<Nvml>>,
+    /// What a worker's environment of this job and node holds.
+    marks: [Vec<u8>; 2],
+    patience: Duration,
+}
+
+impl GpuHolders {
+    /// For the workers of this job on this node. `start_timeout` is what a member may take from the seal to running
+    /// workers: half of it at most goes into waiting, and never more than 20 s.
+    pub fn of(job: &str, node: &str, start_timeout: Duration) -> GpuHolders {
+        let mark = |name: &str, value: &str| format!("{name}={value}").into_bytes();
+        let marks = [mark("TORCHELASTIC_RUN_ID", job), mark(NODE_ENV, node)];
+        GpuHolders {
+            asked: Arc::new(Asked { nvml: OnceLock::new(), marks, patience: PATIENCE.min(start_timeout / 2) }),
+        }
+    }
+
+    /// Whether it is known that there is no driver to ask.
+    pub fn are_absent(&self) -> bool {
+        self.asked.nvml.get().is_some_and(Option::is_none)
+    }
+
+    /// Waits until no worker of an earlier round holds a GPU of this machine, but not for ever; says so if one still does
+    /// then.
+    pub async fn free(self) {
+        let mut held = Vec::new();
+        let patience = self.asked.patience;
+        if timeout(patience, self.wait(&mut held)).await.is_err() {
+            let what = if held.is_empty() { "the NVIDIA driver does not answer".to_owned() } else { describe(&held) };
+            tracing::warn!("{what} after {patience:?}; workers start all the same");
+        }
+    }
+
+    async fn wait(&self, held: &mut Vec<Holder>) {
+        let mut known = BTreeSet::new();
+        loop {
+            let asked = Arc::clone(&self.asked);
+            // The driver may take its time.
+            let listed = tokio::task::spawn_blocking(move || asked.list()).await.unwrap_or_default();
+            let first = held.is_empty();
+            *held = holders(&listed, &mut known);
+            if held.is_empty() {
+                return;
+            }
+            if first {
+                tracing::warn!("{}: waiting for it, up to {:?}", describe(held), self.asked.patience);
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+impl Asked {
+    fn nvml(&self) -> Option<&Nvml> {
+        let load = || match Nvml::load() {
+            Ok(nvml) => Some(nvml),
+            Err(NvmlError::Absent(_)) => None,
+            Err(error) => {
+                tracing::warn!(%error, "GPUs cannot be looked at before a round starts");
+                None
+            }
+        };
+        self.nvml.get_or_init(load).as_ref()
+    }
+
+    fn list(&self) -> Vec<Listed> {
+        let Some(nvml) = self.nvml() else { return Vec::new() };
+        let list = || {
+            let mut listed = Vec::new();
+            for gpu in 0..nvml.device_count()? {
+                for process in nvml.compute_processes(gpu)? {
+                    let (pid, folder) = (process.pid, format!("/proc/{}", process.pid));
+                    // Another user's cannot be read: not ours.
+                    let environ = std::fs::read(format!("{folder}/environ")).unwrap_or_default();
+                    let has = |mark: &Vec<u8>| environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_slice());
+                    let exists = std::path::Path::new(&folder).exists();
+                    listed.push(Listed { gpu, pid, exists, marked: self.marks.iter().all(has) });
+                }
+            }
+            Ok::<_, NvmlError>(listed)
+        };
+        list().unwrap_or_else(|error| {
+            tracing::warn!(%error, "GPUs cannot be looked at");
+            Vec::new()
+        })
+    }
+}
+
+/// `GPU 0 (pid 4711) held by workers of an earlier round`.
+fn describe(held: &[Holder]) -> String {
+    let each: Vec<String> = held.iter().map(|holder| format!("GPU {} (pid {})", holder.gpu, holder.pid)).collect();
+    format!("{} held by workers of an earlier round", each.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, exists: bool, marked: bool) -> Listed {
+        Listed { gpu: pid / 100, pid, exists, marked }
+    }
+
+    #[test]
+    fn only_this_nodes_workers_of_an_earlier_round_are_waited_for() {
+        let mut known = BTreeSet::new();
+        let listed = [process(101, true, true), process(102, true, false), process(203, false, false)];
+        assert_eq!(holders(&listed, &mut known), [Holder { gpu: 1, pid: 101 }]);
+    }
+
+    #[test]
+    fn one_that_is_dying_is_waited_for_until_it_is_gone() {
+        let mut known = BTreeSet::new();
+        assert_eq!(holders(&[process(101, true, true)], &mut known).len(), 1);
+        // It has exited: no environment, but the driver is not done with it.
+        assert_eq!(holders(&[process(101, true, false)], &mut known).len(), 1);
+        assert_eq!(holders(&[process(101, false, false)], &mut known), []);
+        // Its number may be another's by now.
+        assert_eq!(holders(&[process(101, true, false)], &mut known), []);
+    }
+
+    #[test]
+    fn what_is_held_is_named() {
+        let held = [Holder { gpu: 0, pid: 7 }, Holder { gpu: 3, pid: 8 }];
+        assert_eq!(describe(&held), "GPU 0 (pid 7), GPU 3 (pid 8) held by workers of an earlier round");
+    }
+}

@@ -1,0 +1,506 @@
+//! The local worker group: starting it in a round, judging its end, stopping it. Not for deciding when.
+
+mod spawn;
+mod state;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
+use elastic_coordinator::node::Report;
+use elastic_coordinator::rendezvous::{Outcome, Start};
+use elastic_coordinator::time::Time;
+use elastic_coordinator::time::date;
+use elastic_proto::worker::Assignment;
+use rustix::process::Signal;
+use tokio::sync::watch;
+
+use crate::guard::{Exit, Guard};
+use crate::machine::cpus::CpuSet;
+use crate::machine::out_of_memory::{Counters, Victims};
+use crate::machine::shortage::Shortage;
+use crate::meeting::rendezvous_port::{Master, StoreHost};
+use crate::output::events::{self, Events};
+use crate::output::logs::{Logs, WorkerLogs};
+use crate::output::outcome::judge::{Evidence, judge};
+use crate::output::outcome::recorded::Recorded;
+use crate::workers::command::WorkerCommand;
+use crate::workers::signals::{self, Handled};
+use crate::workers::socket::WorkerSocket;
+use crate::workers::supervisor::{Event, Exited, Refused, SpawnError, Supervisor, SupervisorError};
+use crate::workers::watchdog::{Verdict, Watched};
+
+pub use spawn::Moved;
+use spawn::{Held, Opening, Planned, Unstarted};
+pub use state::{GroupState, WorkerState};
+
+/// How long what a dead worker left is waited for: its last lines, its last words on the socket, its error file.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// What is the same for every group of this agent.
+pub struct GroupSetup {
+    /// The job's id.
+    pub job: String,
+    /// The node's name.
+    pub node: String,
+    /// The host's name, for people.
+    pub host: String,
+    /// Workers of a group.
+    pub slots: u32,
+    /// The workers' role.
+    pub role: String,
+    /// `--max-restarts`.
+    pub max_restarts: u32,
+    /// What they run.
+    pub command: WorkerCommand,
+    /// Where they run.
+    pub directory: PathBuf,
+    /// The address peers reach this node at.
+    pub address: String,
+    /// How long the host may be short of what starting workers takes before the node leaves.
+    pub shortage_patience: Duration,
+    /// Who serves the store that workers find each other through.
+    pub store_host: StoreHost,
+    /// Show each worker its own device alone.
+    pub virtual_local_rank: bool,
+    /// The CPUs of each worker; empty: all of the agent's.
+    pub cpus: Vec<CpuSet>,
+    /// `--signals-to-handle`.
+    pub signals: Vec<Handled>,
+    /// Who torchrun's events are about.
+    pub events: events::Source,
+    /// Variables of their environment beyond those of their places.
+    pub env: Vec<(&'static str, OsString)>,
+}
+
+struct Running {
+    pid: i32,
+    rank: u32,
+    role_rank: u32,
+    role_world_size: u32,
+    logs: WorkerLogs,
+    exit: Option<Exit>,
+    /// It has a place: it was not started ahead of its round, or that round has come.
+    placed: bool,
+}
+
+impl Running {
+    fn subject<'a>(&self, local_rank: u32, failure: Option<(i32, &'a str)>) -> events::Subject<'a> {
+        events::Subject {
+            local_rank,
+            rank: self.rank,
+            role_rank: self.role_rank,
+            role_world_size: self.role_world_size,
+            pid: self.pid,
+            failure,
+        }
+    }
+}
+
+/// Owns the workers of this node.
+pub struct Group {
+    setup: GroupSetup,
+    supervisor: Supervisor,
+    logs: Arc<Logs>,
+    events: Events,
+    /// The round of the workers that were started last.
+    round: u64,
+    workers: BTreeMap<u32, Running>,
+    /// Workers that are to be started, once their files are open.
+    opening: Option<Opening>,
+    /// Workers that the guard was asked for, and whose programs do not run yet.
+    starting: BTreeMap<u32, Running>,
+    /// This host's shortage of what starting them takes, and what it lets wait.
+    shortage: Shortage,
+    held: Option<Held>,
+    starved: Option<String>,
+    /// They were told to stop, and the stop is not yet reported.
+    stopping: bool,
+    /// Their end was reported.
+    judged: bool,
+    /// Where the ranks find each other, if rank 0 is here.
+    master: Master,
+    /// The signal that told this node to leave.
+    leaving: Option<Signal>,
+    counters: Counters,
+    /// What they said when the round began.
+    victims: Victims,
+    state: watch::Sender<GroupState>,
+}
+
+impl Group {
+    /// A group without workers. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The guard cannot be reached.
+    pub fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<Group, SupervisorError> {
+        let master = Master::new(setup.store_host, setup.address.clone());
+        Ok(Group {
+            events: Events::new(setup.events.clone()),
+            setup,
+            supervisor: Supervisor::new(guard)?,
+            logs: Arc::new(logs),
+            round: 0,
+            workers: BTreeMap::new(),
+            opening: None,
+            starting: BTreeMap::new(),
+            shortage: Shortage::default(),
+            held: None,
+            starved: None,
+            stopping: false,
+            judged: false,
+            master,
+            leaving: None,
+            counters: Counters::find(),
+            victims: Victims::default(),
+            state: watch::Sender::default(),
+        })
+    }
+
+    /// The process that starts and ends the workers.
+    pub fn supervisor(&mut self) -> &mut Supervisor {
+        &mut self.supervisor
+    }
+
+    /// How its workers stand, as it changes.
+    pub fn state(&self) -> watch::Receiver<GroupState> {
+        self.state.subscribe()
+    }
+
+    fn publish(&self) {
+        let workers = self.workers.iter().map(|(local_rank, worker)| WorkerState {
+            local_rank: *local_rank,
+            rank: worker.rank,
+            pid: worker.pid,
+            exit: worker.exit.map(|exit| exit.to_string()),
+        });
+        self.state.send_replace(GroupState { round: self.round, workers: workers.collect() });
+    }
+
+    /// The local ranks of the workers that run, or are being started.
+    pub fn living(&self) -> Vec<u32> {
+        let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
+        let planned = self.opening.iter().flat_map(Opening::local_ranks);
+        running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
+    }
+
+    /// Whether it is known of this worker that its program runs, or ran.
+    pub fn has_started(&self, local_rank: u32) -> bool {
+        self.workers.contains_key(&local_rank)
+    }
+
+    /// The workers that run, for the watchdog.
+    pub fn watched(&self) -> Vec<Watched> {
+        let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
+        running
+            .map(|(local_rank, worker)| Watched {
+                local_rank: *local_rank,
+                pid: worker.pid,
+                directory: worker.logs.error_file().and_then(Path::parent).map(Path::to_owned),
+            })
+            .collect()
+    }
+
+    /// Ends a worker that hangs. Its failure is reported at once: one that the kernel holds dies of no signal.
+    pub fn condemn(&mut self, verdict: Verdict) -> Option<Report> {
+        let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
+        if self.stopping || self.judged || verdict.round != self.round {
+            return None;
+        }
+        self.judged = true;
+        let message = format!("the worker hangs: {}", verdict.message);
+        tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
+        let failure = Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(verdict.local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            ..Failure::new(FailureClass::Own, message)
+        };
+        if let Err(error) = self.supervisor.signal(verdict.local_rank, verdict.signal) {
+            tracing::warn!(%error, "it cannot be ended");
+        }
+        Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// Where logs go, if they do.
+    pub fn log_directory(&self) -> Option<&Path> {
+        self.logs.directory()
+    }
+
+    /// This node leaves: workers are stopped with the signal that the agent itself got, and what ends them from now on
+    /// is no failure.
+    pub fn leave(&mut self, signal: Signal) {
+        self.leaving = Some(signal);
+    }
+
+    /// Where the ranks find each other, if rank 0 is here.
+    pub fn master(&mut self) -> &mut Master {
+        &mut self.master
+    }
+
+    /// The workers are to come to rest: from now on an exit is no failure.
+    pub fn rest(&mut self) {
+        self.judged = true;
+    }
+
+    /// Begins to start the workers of a place; those that have quiesced, or were started ahead, take theirs as they are.
+    /// The report, that all run or how one failed, comes at once or out of [`Group::moved`].
+    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<Report> {
+        let round = start.round.number;
+        self.round = round;
+        self.workers.retain(|_, worker| worker.exit.is_none());
+        let any_stayed = !self.workers.is_empty();
+        self.judged = false;
+        if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
+            self.judged = true;
+            if error.is_shortage() {
+                return self.short(&error.to_string());
+            }
+            let failure = Failure::new(FailureClass::Own, error.to_string());
+            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
+        }
+        let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
+        socket.of_generation(start.round.generation);
+        socket.begin(places.clone());
+        self.events.placed(events::Place {
+            group_rank: Some(start.rank.group_rank),
+            group_world_size: Some(start.round.group_world_size),
+            restarts: start.round.restarts,
+        });
+        self.victims = self.counters.read();
+        let (role_rank_base, role_world_size) = (start.rank.role_rank_base, start.rank.role_world_size);
+        let mut planned = Vec::new();
+        for (local_rank, assignment) in (0u32..).zip(places) {
+            let Some(worker) = self.workers.get_mut(&local_rank) else {
+                if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
+                    // What the dead one left in its process group; a full stop would have ended it with the rest.
+                    tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
+                }
+                planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size, placed: true });
+                continue;
+            };
+            tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
+            worker.rank = assignment.rank;
+            (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
+            if !std::mem::replace(&mut worker.placed, true) {
+                self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+            }
+        }
+        if planned.is_empty() {
+            return self.all_started();
+        }
+        self.open(planned, start.round.restarts, round);
+        None
+    }
+
+    fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<Report> {
+        let message = format!("worker {local_rank} could not be started: {why}");
+        if shortage {
+            return self.short(&message);
+        }
+        self.judged = true;
+        let failure =
+            Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
+        Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
+    }
+
+    /// Tells torchrun's events how the node's part ended: well, or for this reason.
+    pub fn conclude(&self, error: Option<&str>) {
+        let state = if error.is_none() { events::State::Succeeded } else { events::State::Failed };
+        self.events.agent(state, error);
+    }
+
+    fn assignment(&self, start: &Start, local_rank: u32) -> Assignment {
+        let round = &start.round;
+        let master = round.master.clone().unwrap_or(Endpoint { host: self.setup.address.clone(), port: 0 });
+        Assignment {
+            job: self.setup.job.clone(),
+            round: round.number,
+            rank: start.rank.first_rank + local_rank,
+            world_size: round.world_size,
+            group_rank: start.rank.group_rank,
+            group_world_size: round.group_world_size,
+            master_addr: master.host,
+            master_port: master.port,
+            restart_count: round.restarts,
+            checkpoint: round.checkpoint.clone(),
+        }
+    }
+
+    /// Ends whatever is left, and the guard; then waits until all that workers wrote is in its files and queued for the
+    /// console, unless nothing of it moves for `patience`.
+    pub async fn close(self, patience: Duration) {
+        self.supervisor.close().await;
+        if !self.logs.finish(patience).await {
+            tracing::warn!("the workers' last output is not shown: the console or the log files stand still");
+        }
+    }
+
+    /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::moved`] when nothing is left.
+    pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
+        self.stopping = true;
+        (self.opening, self.held) = (None, None);
+        let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
+        self.supervisor.begin_stop(signal, grace)
+    }
+
+    /// Workers must not outlive this time.
+    pub fn fence(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+        self.supervisor.set_deadline(until)
+    }
+
+    /// What has happened to the workers. Never ends; may be cancelled.
+    pub async fn next(&mut self) -> Moved {
+        tokio::select! {
+            files = spawn::files(&mut self.opening) => Moved::Opened(files),
+            report = spawn::told(&mut self.held) => Moved::Paused(report),
+            event = self.supervisor.next_event() => Moved::Workers(event),
+        }
+    }
+
+    /// What that means to the protocol.
+    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<Report> {
+        let event = match moved {
+            Moved::Opened(files) => return self.opened(files, socket),
+            Moved::Paused(report) => return Some(report),
+            Moved::Workers(event) => event,
+        };
+        match event {
+            Event::Started { local_rank, pid } => self.started(local_rank, pid),
+            Event::NotStarted { local_rank, refused } => self.not_started(local_rank, refused).await,
+            Event::Exited(exited) => self.exited(exited, socket).await,
+            Event::Stopped if self.stopping => {
+                self.stopping = false;
+                self.events.seeking();
+                self.workers.clear();
+                self.starting.clear();
+                self.publish();
+                socket.begin(Vec::new());
+                Some(Report::Stopped { master: self.master.offer() })
+            }
+            Event::Stopped => None,
+            Event::DeadlineKilled { .. } => {
+                let message = "its workers were killed at the fence point: the round could not be proven in time";
+                tracing::error!("{message}");
+                self.opening = None;
+                // Their exits say nothing about the workers themselves.
+                let judged = std::mem::replace(&mut self.judged, true);
+                (!judged).then(|| self.lost(message.to_owned()))
+            }
+            Event::Survivors { processes } => {
+                tracing::error!("still there after SIGKILL, so this node cannot go on: {}", processes.join(", "));
+                None
+            }
+            Event::GuardLost { cause, survivors } => {
+                tracing::error!(?survivors, "the guard process has ended ({cause}), and with it the workers");
+                (self.judged, self.opening) = (true, None);
+                self.starting.clear();
+                Some(self.lost(format!("the guard process of this node has ended: {cause}")))
+            }
+        }
+    }
+
+    /// The node lost its workers: a membership change, not a failure of theirs.
+    fn lost(&self, message: String) -> Report {
+        let failure = self.failure(FailureClass::Lost, message).bounded();
+        Report::Ended { round: self.round, outcome: Outcome::Failed(failure) }
+    }
+
+    fn failure(&self, class: FailureClass, message: String) -> Failure {
+        let (host, at_ms) = (Some(self.setup.host.clone()), Some(date::now_ms()));
+        Failure { host, at_ms, ..Failure::new(class, message) }
+    }
+
+    async fn exited(&mut self, exited: Exited, socket: &WorkerSocket) -> Option<Report> {
+        let subject = self.note(exited)?.subject(exited.local_rank, None);
+        let (rank, pid) = (subject.rank, subject.pid);
+        if self.stopping || self.judged {
+            if self.workers.get(&exited.local_rank).is_some_and(|worker| worker.placed) {
+                self.events.worker(events::State::Terminated, &subject);
+            }
+            return None;
+        }
+        let round = self.round;
+        if exited.exit.success() {
+            self.events.worker(events::State::Succeeded, &subject);
+            tracing::info!(round, rank, pid, "worker done");
+            let all_done = self.workers.len() == self.setup.slots as usize
+                && self.workers.values().all(|worker| worker.exit.is_some_and(Exit::success));
+            self.judged = all_done;
+            return all_done.then_some(Report::Ended { round, outcome: Outcome::Done });
+        }
+        self.judged = true;
+        if self.leaving.is_some() {
+            // Whoever signalled the agent has perhaps signalled its workers, too.
+            self.events.worker(events::State::Terminated, &subject);
+            tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
+            let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
+            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
+        }
+        let mut failure = self.explain(exited, socket).await?;
+        // It was heard of first, perhaps by chance: who broke by itself goes before who was told to stop or left alone.
+        let others = self.supervisor.exited_meanwhile().await;
+        for other in &others {
+            self.note(*other);
+        }
+        if failure.class < FailureClass::Own {
+            // All at once: each may take [`LAST_LINES`], and this task renews the node's lease.
+            let failed = others.into_iter().filter(|other| !other.exit.success());
+            let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
+            for other in explained.into_iter().flatten() {
+                failure = if other.class > failure.class { other } else { failure };
+            }
+        }
+        tracing::warn!(round, rank = failure.rank, pid = failure.pid, "worker failed: {}", failure.message);
+        if let Some(worker) = failure.local_rank.and_then(|local_rank| self.workers.get(&local_rank)) {
+            let how = failure.exit_code.map(|code| (code, failure.message.as_str()));
+            let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
+            self.events.worker(events::State::Failed, &failed);
+        }
+        Some(Report::Ended { round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// Takes down how a worker ended, if it is one of this round.
+    fn note(&mut self, exited: Exited) -> Option<&Running> {
+        let worker = self.workers.get_mut(&exited.local_rank).filter(|worker| worker.pid == exited.pid)?;
+        worker.exit = Some(exited.exit);
+        self.publish();
+        self.workers.get(&exited.local_rank)
+    }
+
+    /// Gathers what a dead worker left behind, and judges it.
+    async fn explain(&self, exited: Exited, socket: &WorkerSocket) -> Option<Failure> {
+        let Exited { local_rank, exit, at, .. } = exited;
+        let at_ms = date::now_ms().saturating_sub(u64::try_from(Time::now().since(at).as_millis()).unwrap_or(0));
+        let worker = self.workers.get(&local_rank)?;
+        tokio::join!(worker.logs.settled(LAST_LINES), socket.heard_out(local_rank, LAST_LINES));
+        let (stderr, error_file) = (worker.logs.stderr(), worker.logs.error_file().map(Path::to_owned));
+        // Files may lie where reading takes long, and this task renews the node's lease.
+        let reading = tokio::task::spawn_blocking(move || {
+            let recorded = error_file.and_then(|path| Recorded::read(&path));
+            (recorded, stderr.read())
+        });
+        let read = tokio::time::timeout(LAST_LINES, reading).await;
+        let (recorded, stderr) = read.ok().and_then(Result::ok).unwrap_or_default();
+        let evidence = Evidence {
+            exit,
+            told: socket.failing(local_rank),
+            recorded,
+            stderr,
+            before: self.victims.clone(),
+            after: self.counters.read(),
+            asked_to_stop: signals::asks_to_stop(exit, &self.setup.signals),
+        };
+        Some(Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            at_ms: Some(at_ms),
+            host: Some(self.setup.host.clone()),
+            ..judge(&evidence)
+        })
+    }
+}

@@ -1,0 +1,292 @@
+//! Starting workers: what with, their files first, then all at once; also ahead of their round. Not for what they are
+//! to do, nor for their ends.
+//!
+//! A file system may take longer to open a file, or to read a program, than a lease lasts. So files are opened beside
+//! the agent's task, which sends the guard its deadlines, and the guard's answers come as events.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::sync::Arc;
+
+use elastic_coordinator::node::Report;
+use elastic_coordinator::time::Time;
+use elastic_proto::worker::{Assignment, WARM_UP_ENV};
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+
+use super::{Group, LAST_LINES, Refused, Running, SpawnError};
+use crate::machine::shortage::Next;
+use crate::output::events;
+use crate::output::logs::Stdio;
+use crate::output::logs::WorkerLogs;
+use crate::workers::environment::{LocalPlace, NodeFacts, own_device, without_place, worker_env};
+use crate::workers::socket::WorkerSocket;
+use crate::workers::supervisor::{Event, WorkerSpec};
+
+/// What a worker writes to, and what the agent keeps of that.
+type Files = Vec<(Stdio, WorkerLogs)>;
+
+/// What has happened to a group's workers; [`Group::moved`] says what it means.
+#[derive(Debug)]
+pub enum Moved {
+    /// The files of those that are to be started are open.
+    Opened(Result<Files, JoinError>),
+    /// The pause after a shortage is over: this can be told now.
+    Paused(Report),
+    /// The supervisor's word.
+    Workers(Event),
+}
+
+/// A worker that is to be started.
+pub(super) struct Planned {
+    pub(super) local_rank: u32,
+    pub(super) assignment: Assignment,
+    pub(super) role_rank_base: u32,
+    pub(super) role_world_size: u32,
+    /// It has a place: it is not started ahead of its round.
+    pub(super) placed: bool,
+}
+
+/// Why a worker was not started.
+#[derive(Debug)]
+pub(super) struct Unstarted {
+    pub(super) why: String,
+    /// The host is short of what it takes: the worker is not to blame.
+    pub(super) shortage: bool,
+}
+
+impl Unstarted {
+    fn of(why: String) -> Unstarted {
+        Unstarted { why, shortage: false }
+    }
+}
+
+impl From<SpawnError> for Unstarted {
+    fn from(error: SpawnError) -> Unstarted {
+        Unstarted { shortage: error.is_shortage(), why: error.to_string() }
+    }
+}
+
+/// Workers whose files are being opened. Dropped, they are not started.
+pub(super) struct Opening {
+    planned: Vec<Planned>,
+    files: JoinHandle<Files>,
+}
+
+impl Opening {
+    pub(super) fn local_ranks(&self) -> impl Iterator<Item = u32> {
+        self.planned.iter().map(|planned| planned.local_rank)
+    }
+}
+
+/// Waits until the files are open; for ever if there are none to be. May be cancelled.
+pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinError> {
+    match opening {
+        Some(opening) => (&mut opening.files).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A report that waits until the pause after a shortage is over.
+pub(super) struct Held {
+    until: Instant,
+    report: Report,
+}
+
+/// Waits until it can be told; for ever if there is none. May be cancelled.
+pub(super) async fn told(held: &mut Option<Held>) -> Report {
+    let Some(until) = held.as_ref().map(|held| held.until) else { return std::future::pending().await };
+    tokio::time::sleep_until(until).await;
+    match held.take() {
+        Some(held) => held.report,
+        None => std::future::pending().await,
+    }
+}
+
+impl Group {
+    /// The workers of this round cannot be started for want of what the host has too little of. Nobody failed; the
+    /// report waits for the pause, and a node that stays short leaves: see [`Group::starved`].
+    pub(super) fn short(&mut self, why: &str) -> Option<Report> {
+        self.judged = true;
+        let message = format!("this node is short of what starting workers takes: {why}");
+        let report = self.lost(message.clone());
+        match self.shortage.met(Time::now(), self.setup.shortage_patience) {
+            Next::Again(pause) => {
+                tracing::warn!("{message}; trying again in {pause:?}, at no cost to --max-restarts");
+                self.held = Some(Held { until: Instant::now() + pause, report });
+                None
+            }
+            Next::Leave => {
+                self.starved = Some(message);
+                Some(report)
+            }
+        }
+    }
+
+    /// Why this node leaves, once it was short of what starting workers takes for too long.
+    pub fn starved(&mut self) -> Option<String> {
+        self.starved.take()
+    }
+
+    /// Begins to start workers, with their files.
+    pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
+        let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
+        let logs = Arc::clone(&self.logs);
+        let files = tokio::task::spawn_blocking(move || logs.begin_attempt(restarts, round).workers(&ranks));
+        self.opening = Some(Opening { planned, files });
+    }
+
+    /// Asks the guard for the workers whose files are open, all at once.
+    pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<Report> {
+        let planned = self.opening.take()?.planned;
+        let files = match (files, planned.first()) {
+            (Ok(files), _) => files,
+            (Err(error), first) => {
+                let (local_rank, rank) = first.map(|planned| (planned.local_rank, planned.assignment.rank))?;
+                return self.unstarted(
+                    local_rank,
+                    rank,
+                    Unstarted::of(format!("its files could not be opened: {error}")),
+                );
+            }
+        };
+        for (planned, (stdio, logs)) in planned.into_iter().zip(files) {
+            let (local_rank, rank) = (planned.local_rank, planned.assignment.rank);
+            if let Err(error) = self.ask_for(&planned, logs.error_file(), stdio, socket) {
+                return self.unstarted(local_rank, rank, error);
+            }
+            let role_rank = planned.role_rank_base + local_rank;
+            let Planned { role_world_size, placed, .. } = planned;
+            let worker = Running { pid: 0, rank, role_rank, role_world_size, logs, exit: None, placed };
+            self.starting.insert(local_rank, worker);
+        }
+        None
+    }
+
+    fn ask_for(
+        &mut self,
+        planned: &Planned,
+        error_file: Option<&Path>,
+        stdio: Stdio,
+        socket: &WorkerSocket,
+    ) -> Result<(), Unstarted> {
+        let spec = self.spec(planned, error_file, stdio, socket).map_err(Unstarted::of)?;
+        Ok(self.supervisor.begin_spawn(spec)?)
+    }
+
+    /// What a worker is started with.
+    fn spec(
+        &self,
+        planned: &Planned,
+        error_file: Option<&Path>,
+        stdio: Stdio,
+        socket: &WorkerSocket,
+    ) -> Result<WorkerSpec, String> {
+        let Planned { local_rank, assignment, role_rank_base, role_world_size, placed } = planned;
+        let place = LocalPlace {
+            local_rank: *local_rank,
+            local_world_size: self.setup.slots,
+            role: &self.setup.role,
+            role_rank_base: *role_rank_base,
+            role_world_size: *role_world_size,
+        };
+        let signals = self.setup.signals.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let facts = NodeFacts {
+            node: &self.setup.node,
+            socket: socket.path(),
+            max_restarts: self.setup.max_restarts,
+            agent_store: self.master.is_agent(),
+            signals: &signals,
+        };
+        let lookup = |name: &str| std::env::var_os(name);
+        let mut env: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+        // Perhaps this agent is a worker itself.
+        env.remove(OsStr::new(WARM_UP_ENV));
+        env.extend(worker_env(assignment, &place, &facts, error_file, &lookup));
+        if self.setup.virtual_local_rank {
+            env.extend(own_device(*local_rank, &lookup).map_err(|error| error.to_string())?);
+        }
+        env.extend(self.setup.env.iter().map(|(name, value)| ((*name).into(), value.clone())));
+        if !placed {
+            without_place(&mut env);
+        }
+        let mut argv = vec![self.setup.command.program.clone().into_os_string()];
+        argv.extend(self.setup.command.args(*local_rank, assignment.rank));
+        let cpus = self.setup.cpus.get(*local_rank as usize).cloned().unwrap_or_default();
+        Ok(WorkerSpec { local_rank: *local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus })
+    }
+
+    /// A worker's program runs.
+    pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<Report> {
+        let worker = Running { pid, ..self.starting.remove(&local_rank)? };
+        if worker.placed {
+            tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
+            self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+        } else {
+            tracing::info!(local_rank, pid, "worker started ahead of its round");
+        }
+        self.workers.insert(local_rank, worker);
+        self.all_started()
+    }
+
+    /// The report once all workers of a place run, if nothing came between.
+    pub(super) fn all_started(&mut self) -> Option<Report> {
+        if self.opening.is_some() || !self.starting.is_empty() {
+            return None;
+        }
+        self.publish();
+        if self.judged || self.stopping {
+            return None;
+        }
+        self.shortage.is_over();
+        Some(Report::Started(self.round))
+    }
+
+    /// A worker cannot be started, or may not be.
+    pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<Report> {
+        let worker = self.starting.remove(&local_rank)?;
+        if self.stopping || (self.judged && worker.placed) {
+            return None;
+        }
+        if refused.is_late() {
+            self.judged = true;
+            return Some(self.lost(SpawnError::DeadlinePassed.to_string()));
+        }
+        // Its reason may lie where looking takes long.
+        let explaining = tokio::task::spawn_blocking(move || Unstarted::from(refused.explain()));
+        let explained = tokio::time::timeout(LAST_LINES, explaining).await.ok().and_then(Result::ok);
+        let silent = || Unstarted::of("the file system with its program does not answer".to_owned());
+        self.unstarted(local_rank, worker.rank, explained.unwrap_or_else(silent))
+    }
+
+    /// Begins to start all workers before their places are known. How they end, until they have one, is no failure.
+    pub fn start_ahead(&mut self, socket: &WorkerSocket) {
+        self.judged = true;
+        socket.ahead();
+        let slots = self.setup.slots;
+        // What is not known yet is taken out of their environment again.
+        let nowhere = |rank| Assignment {
+            job: self.setup.job.clone(),
+            round: 0,
+            rank,
+            world_size: slots,
+            group_rank: 0,
+            group_world_size: 1,
+            master_addr: String::new(),
+            master_port: 0,
+            restart_count: 0,
+            checkpoint: None,
+        };
+        let planned = (0..slots).map(|local_rank| Planned {
+            local_rank,
+            assignment: nowhere(local_rank),
+            role_rank_base: 0,
+            role_world_size: slots,
+            placed: false,
+        });
+        let planned = planned.collect();
+        // The first attempt.
+        self.open(planned, 0, 0);
+    }
+}

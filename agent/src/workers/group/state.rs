@@ -1,0 +1,26 @@
+//! What the group tells of its workers.
+
+use serde::Serialize;
+
+/// The workers of this node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+pub struct GroupState {
+    /// The round they were started in; 0 before the first.
+    pub round: u64,
+    /// None while none run.
+    pub workers: Vec<WorkerState>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct WorkerState {
+    /// `LOCAL_RANK`.
+    pub local_rank: u32,
+    /// `RANK`.
+    pub rank: u32,
+    /// Process id.
+    pub pid: i32,
+    /// How it ended, if it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit: Option<String>,
+}

@@ -1,0 +1,256 @@
+//! Memory of this node that outlives its workers: each may have some, and whoever takes its place gets the same. Not for
+//! what workers keep there.
+//!
+//! The agent holds descriptors alone. It never maps the memory, whose pages come to be when a worker first touches them,
+//! and it goes with the agent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+
+use crate::machine::out_of_memory::{Version, directories};
+
+/// Bytes of a block, as `fstat` counts them.
+const BLOCK: u64 = 512;
+
+/// Why a worker gets none.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// There is not so much.
+    #[error("{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free", mb(*wanted), mb(*spare))]
+    TooMuch {
+        /// What was asked for.
+        wanted: u64,
+        /// What there is.
+        spare: u64,
+    },
+    /// None was asked for.
+    #[error("0 bytes of memory are none: ask for more, or do not ask")]
+    Nothing,
+    /// The kernel gives none.
+    #[error("the kernel gives no memory that outlives a worker: {0}")]
+    Kernel(#[from] io::Error),
+}
+
+fn mb(bytes: u64) -> u64 {
+    bytes.div_ceil(1_000_000)
+}
+
+/// What this node's workers have, by local rank.
+#[derive(Debug, Default)]
+pub struct Memories {
+    generation: u64,
+    lent: BTreeMap<u32, Arc<OwnedFd>>,
+    /// What saves it, where the worker knows of such a command.
+    rescues: BTreeMap<u32, Vec<String>>,
+}
+
+/// Memory that can be saved without the worker whose it is.
+#[derive(Debug, Clone)]
+pub struct Left {
+    /// The memory.
+    pub file: Arc<OwnedFd>,
+    /// The command line that saves it.
+    pub command: Vec<String>,
+}
+
+impl Memories {
+    /// Workers of this generation of the job run from now on. What those of another have left is not theirs.
+    pub fn begin(&mut self, generation: u64) {
+        if std::mem::replace(&mut self.generation, generation) != generation {
+            self.lent.clear();
+            self.rescues.clear();
+        }
+    }
+
+    /// A worker has said how what is in its memory is saved; nothing: it cannot be.
+    pub fn rescued_by(&mut self, local_rank: u32, command: Vec<String>) {
+        if command.is_empty() {
+            self.rescues.remove(&local_rank);
+        } else {
+            self.rescues.insert(local_rank, command);
+        }
+    }
+
+    /// A worker gives its memory back.
+    pub fn forget(&mut self, local_rank: u32) {
+        self.lent.remove(&local_rank);
+        self.rescues.remove(&local_rank);
+    }
+
+    /// What can be saved: data-parallel workers hold the same, so the first one's.
+    pub fn left(&self) -> Option<Left> {
+        let both = |(rank, command): (&u32, &Vec<String>)| {
+            Some(Left { file: Arc::clone(self.lent.get(rank)?), command: command.clone() })
+        };
+        self.rescues.iter().find_map(both)
+    }
+
+    /// A file in memory for a worker: the one that it had, if that has this size; else a fresh one in its place, whose size
+    /// nobody can change. `spare` is what the node can spare.
+    ///
+    /// # Errors
+    /// There is not so much, or the kernel refuses.
+    pub fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
+        if bytes == 0 {
+            return Err(MemoryError::Nothing);
+        }
+        if let Some(known) = self.lent.get(&local_rank)
+            && fstat(known).is_ok_and(|about| about.st_size as u64 == bytes)
+        {
+            return Ok(Arc::clone(known));
+        }
+        let spare = spare.saturating_sub(self.untouched(local_rank));
+        if bytes > spare {
+            return Err(MemoryError::TooMuch { wanted: bytes, spare });
+        }
+        let fresh = Arc::new(sealed(bytes)?);
+        self.lent.insert(local_rank, Arc::clone(&fresh));
+        Ok(fresh)
+    }
+
+    /// Bytes that others were promised, and that the kernel still counts as free.
+    fn untouched(&self, local_rank: u32) -> u64 {
+        let of_one = |file: &Arc<OwnedFd>| {
+            fstat(file).map_or(0, |about| (about.st_size as u64).saturating_sub(about.st_blocks as u64 * BLOCK))
+        };
+        self.lent.iter().filter(|(rank, _)| **rank != local_rank).map(|(_, file)| of_one(file)).sum()
+    }
+}
+
+fn sealed(bytes: u64) -> io::Result<OwnedFd> {
+    let file = memfd_create("elastic-worker", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&file, bytes)?;
+    // Who maps a file that another makes shorter dies of it.
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Bytes that this node can spare just now: half of what is free, of the host's memory and of each cgroup's that this
+/// process is in.
+pub fn spare() -> u64 {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let host = available(&read("/proc/meminfo")).unwrap_or(0);
+    let cgroups = directories(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
+    let nested = cgroups.iter().flat_map(|(version, path)| path.ancestors().map(move |path| (*version, path)));
+    nested.filter_map(|(version, path)| room(version, path)).fold(host, u64::min) / 2
+}
+
+/// The kernel's estimate of what can be used without swapping, from `/proc/meminfo`.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Bytes up to a cgroup's limit, if it has one. Files in its cache are given back when memory is needed.
+fn room(version: Version, directory: &Path) -> Option<u64> {
+    let (limit, usage) = match version {
+        Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        Version::V2 => ("memory.max", "memory.current"),
+    };
+    let read = |name| fs::read_to_string(directory.join(name)).ok();
+    let number = |name| read(name)?.trim().parse::<u64>().ok();
+    let cache = cached(&read("memory.stat").unwrap_or_default());
+    Some(number(limit)?.saturating_sub(number(usage)?.saturating_sub(cache)))
+}
+
+/// Bytes of files that are cached, from `memory.stat`.
+fn cached(stat: &str) -> u64 {
+    let of = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    ["active_file ", "inactive_file "].into_iter().filter_map(of).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn file(memory: &Arc<OwnedFd>) -> fs::File {
+        memory.try_clone().unwrap().into()
+    }
+
+    #[test]
+    fn a_successor_gets_the_same_memory_and_nobody_can_resize_it() {
+        let mut memories = Memories::default();
+        memories.begin(1);
+        file(&memories.lend(0, 8192, 8192).unwrap()).write_all_at(b"left", 4000).unwrap();
+        memories.begin(1);
+        let again = file(&memories.lend(0, 8192, 0).unwrap());
+        let mut left = [0; 4];
+        again.read_exact_at(&mut left, 4000).unwrap();
+        assert_eq!(&left, b"left");
+        assert!(again.set_len(4096).is_err() && again.set_len(10000).is_err());
+        // Another worker's is another's, and so is one of another size or generation.
+        let mut blank = |memories: &mut Memories, local_rank, bytes| {
+            file(&memories.lend(local_rank, bytes, 1 << 20).unwrap()).read_exact_at(&mut left, 4000).unwrap();
+            left == [0; 4]
+        };
+        assert!(blank(&mut memories, 1, 8192));
+        memories.begin(2);
+        assert!(blank(&mut memories, 0, 8192));
+        file(&memories.lend(0, 8192, 0).unwrap()).write_all_at(b"left", 4000).unwrap();
+        assert!(blank(&mut memories, 0, 12288));
+    }
+
+    #[test]
+    fn what_can_be_saved_is_memory_whose_worker_has_said_how() {
+        let mut memories = Memories::default();
+        memories.begin(1);
+        let words = |word: &str| vec![word.to_owned()];
+        memories.rescued_by(0, words("refused"));
+        assert!(memories.left().is_none(), "it has no memory");
+        memories.lend(1, 4096, 1 << 20).unwrap();
+        memories.rescued_by(1, words("save"));
+        assert_eq!(memories.left().unwrap().command, ["save"]);
+        memories.rescued_by(1, Vec::new());
+        assert!(memories.left().is_none());
+        memories.rescued_by(1, words("save"));
+        memories.forget(1);
+        assert!(memories.left().is_none(), "it was given back");
+        memories.lend(1, 4096, 1 << 20).unwrap();
+        memories.rescued_by(1, words("save"));
+        memories.begin(2);
+        assert!(memories.left().is_none(), "another generation's is not this one's");
+    }
+
+    #[test]
+    fn no_more_is_promised_than_there_is() {
+        let mut memories = Memories::default();
+        let spare = 3 << 20;
+        memories.lend(0, 2 << 20, spare).unwrap();
+        // Given that nobody has touched the first yet, the kernel still counts it as free.
+        let error = memories.lend(1, 2 << 20, spare).unwrap_err().to_string();
+        assert!(error.contains("3 MB") && error.contains("2 MB, half of what is free"), "{error}");
+        file(&memories.lend(0, 2 << 20, 0).unwrap()).write_all_at(&vec![1; 2 << 20], 0).unwrap();
+        memories.lend(1, 2 << 20, spare).unwrap();
+        // One that asks for another size has its first no more, unless it is refused.
+        memories.lend(1, 1 << 20, 1 << 20).unwrap();
+        assert!(memories.lend(0, u64::MAX, spare).is_err() && memories.lend(0, 0, spare).is_err());
+        let mut left = [0];
+        file(&memories.lend(0, 2 << 20, 0).unwrap()).read_exact_at(&mut left, 0).unwrap();
+        assert_eq!(left, [1]);
+    }
+
+    #[test]
+    fn what_is_free_is_read_from_the_host_and_from_cgroups() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   16384 kB\n"), Some(16 << 20));
+        assert!((1..u64::MAX / 4).contains(&spare()), "{}", spare());
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        for (name, text) in [("memory.max", "max\n"), ("memory.current", "700\n")] {
+            write(name, text);
+        }
+        assert_eq!(room(Version::V2, group.path()), None, "no limit");
+        write("memory.max", "1000\n");
+        write("memory.stat", "anon 5\nfile 90\ninactive_file 60\nactive_file 40\n");
+        assert_eq!(room(Version::V2, group.path()), Some(400));
+        write("memory.max", "500\n");
+        assert_eq!(room(Version::V2, group.path()), Some(0));
+    }
+}

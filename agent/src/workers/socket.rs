@@ -1,0 +1,418 @@
+//! The Unix socket that workers may speak to: JSON lines as in [`elastic_proto::worker`]. Not for starting or stopping
+//! workers.
+
+mod requests;
+
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use elastic_coordinator::node::Status;
+use elastic_coordinator::time::Time;
+use elastic_proto::worker::{Assignment, FailureClass, FromWorker, MAX_LINE, ToWorker};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::timeout;
+
+use crate::meeting::participation::{JobPaths, Meeting};
+use crate::workers::snapshot_memory::{Left, Memories};
+use crate::workers::watchdog::Steps;
+use requests::{Requests, answer};
+
+/// Lines that may wait for a worker which does not read: more than that and it is let go.
+const WAITING: usize = 256;
+
+/// The socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the workers' socket at {}: {cause}", .path.display())]
+pub struct SocketError {
+    path: PathBuf,
+    cause: io::Error,
+}
+
+/// How far a worker says it is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Progress {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Training loss.
+    pub loss: Option<f64>,
+}
+
+/// What a worker can do when a round forms, as far as it has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Awareness {
+    /// It has not registered.
+    Unknown,
+    /// It has to be stopped.
+    Unaware,
+    /// It can quiesce.
+    Aware,
+    /// It has.
+    Quiesced,
+}
+
+/// What workers of the current round have told.
+#[derive(Debug, Default)]
+struct Told {
+    failing: BTreeMap<u32, (FailureClass, String)>,
+    progress: BTreeMap<u32, Progress>,
+    /// When each told a step that it had not told before.
+    moved: BTreeMap<u32, Time>,
+}
+
+/// What every connection needs.
+struct Shared {
+    meeting: Meeting,
+    paths: JobPaths,
+    status: watch::Receiver<Status>,
+    barrier_timeout: Duration,
+    state: Mutex<State>,
+    /// A connection was read to its end.
+    ended: Notify,
+    /// What a worker can do when a round forms may have changed.
+    awareness: Notify,
+}
+
+/// What goes to a worker, and a file beside it.
+#[derive(Clone)]
+struct Line {
+    message: ToWorker,
+    file: Option<Arc<OwnedFd>>,
+}
+
+impl From<ToWorker> for Line {
+    fn from(message: ToWorker) -> Line {
+        Line { message, file: None }
+    }
+}
+
+/// A worker's connection, until it is read to its end.
+struct Connection {
+    line: mpsc::Sender<Line>,
+    registered: Option<Registered>,
+    /// Who opened it.
+    pid: Option<i32>,
+}
+
+#[derive(Clone, Copy)]
+struct Registered {
+    local_rank: u32,
+    aware: bool,
+    quiesced: bool,
+    /// It has heard its first place.
+    welcomed: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Places of this node's workers, by local rank; empty while none run.
+    places: Vec<Assignment>,
+    /// They were started before they had places.
+    ahead: bool,
+    told: Told,
+    /// What they were told of the round that is forming.
+    forming: Option<ToWorker>,
+    /// What they have that outlives them.
+    memories: Memories,
+    next: u64,
+    connections: BTreeMap<u64, Connection>,
+}
+
+impl State {
+    /// Those that have registered, and where they are written to.
+    fn registered(&mut self) -> impl Iterator<Item = (&mut Registered, &mpsc::Sender<Line>)> {
+        let all = self.connections.values_mut();
+        all.filter_map(|connection| Some((connection.registered.as_mut()?, &connection.line)))
+    }
+
+    /// A worker registers on a connection: what it is told.
+    fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
+        let place = self.places.get(local_rank as usize).cloned();
+        if place.is_none() && !self.ahead {
+            let message = format!("no worker of this node has local rank {local_rank} just now");
+            return vec![ToWorker::Error { id: None, message }];
+        }
+        let welcomed = place.is_some();
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.registered = Some(Registered { local_rank, aware, quiesced: aware && !welcomed, welcomed });
+        }
+        // It may come too late for its round.
+        let forming = self.forming.clone().filter(|_| welcomed);
+        place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
+    }
+
+    /// The worker of a connection says that it has quiesced.
+    fn quiesced(&mut self, id: u64) -> Result<(), &'static str> {
+        let worker = self.connections.get_mut(&id).and_then(|connection| connection.registered.as_mut());
+        match worker {
+            Some(worker) if worker.aware && self.forming.is_some() => {
+                worker.quiesced = true;
+                Ok(())
+            }
+            Some(worker) if worker.aware => Err("no round is forming, so there is nothing to quiesce for"),
+            _ => Err("only a worker that has registered with `round_aware` can quiesce"),
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The agent's end of the workers' socket. Dropping it removes the socket's file.
+pub struct WorkerSocket {
+    path: PathBuf,
+    shared: Arc<Shared>,
+}
+
+impl WorkerSocket {
+    /// Listens at `path`, for this user alone. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`SocketError`] names the path.
+    pub fn open(
+        path: &Path,
+        meeting: Meeting,
+        paths: JobPaths,
+        status: watch::Receiver<Status>,
+        barrier_timeout: Duration,
+    ) -> Result<WorkerSocket, SocketError> {
+        let failed = |cause| SocketError { path: path.to_owned(), cause };
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            meeting,
+            paths,
+            status,
+            barrier_timeout,
+            state: Mutex::default(),
+            ended: Notify::new(),
+            awareness: Notify::new(),
+        });
+        let serving = Arc::clone(&shared);
+        tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        tokio::spawn(converse(stream, Arc::clone(&serving)));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "a worker's connection could not be accepted");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        });
+        Ok(WorkerSocket { path: path.to_owned(), shared })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Workers are started that have no places yet: one that registers is at rest until it has.
+    pub fn ahead(&self) {
+        self.shared.state().ahead = true;
+    }
+
+    /// Workers run in these places from now on: those at rest are told theirs. What was told before is forgotten.
+    pub fn begin(&self, places: Vec<Assignment>) {
+        let mut state = self.shared.state();
+        state.told = Told::default();
+        (state.forming, state.ahead) = (None, false);
+        for (registered, line) in state.registered().filter(|(registered, _)| registered.quiesced) {
+            registered.quiesced = false;
+            if let Some(place) = places.get(registered.local_rank as usize) {
+                let known = std::mem::replace(&mut registered.welcomed, true);
+                let told = if known { ToWorker::Assignment } else { ToWorker::Welcome };
+                let _ = line.try_send(told(place.clone()).into());
+            }
+        }
+        state.places = places;
+    }
+
+    /// Workers that are started from now on are of this generation of the job: what others have left in memory is not
+    /// theirs.
+    pub fn of_generation(&self, generation: u64) {
+        self.shared.state().memories.begin(generation);
+    }
+
+    /// What is left in memory, and can be saved without a worker.
+    pub fn left(&self) -> Option<Left> {
+        self.shared.state().memories.left()
+    }
+
+    /// A round is forming; workers that know about rounds have this long to quiesce.
+    pub fn forming(&self, round: u64, reason: &str, quiesce: Duration) {
+        let quiesce_ms = quiesce.as_millis() as u64;
+        let forming = ToWorker::Forming { round, reason: reason.to_owned(), quiesce_ms };
+        self.tell_all(&forming);
+        self.shared.state().forming = Some(forming);
+    }
+
+    /// What a worker can do when a round forms. A script may have connections that do not know about rounds beside the
+    /// one that does.
+    pub fn awareness(&self, local_rank: u32) -> Awareness {
+        let mut state = self.shared.state();
+        let all = state.registered().filter(|(registered, _)| registered.local_rank == local_rank);
+        let all = all.map(|(registered, _)| match *registered {
+            Registered { quiesced: true, .. } => Awareness::Quiesced,
+            Registered { aware: true, .. } => Awareness::Aware,
+            Registered { .. } => Awareness::Unaware,
+        });
+        all.max().unwrap_or(Awareness::Unknown)
+    }
+
+    /// Waits until what a worker can do when a round forms may have changed since this was waited for last.
+    pub async fn awareness_changed(&self) {
+        self.shared.awareness.notified().await;
+    }
+
+    /// The node is leaving.
+    pub fn draining(&self, grace: Duration) {
+        self.tell_all(&ToWorker::Draining { grace_ms: grace.as_millis() as u64 });
+    }
+
+    /// Waits until all that a worker, which has exited, said is read, for at most `limit`: its exit can be known before
+    /// its last words are.
+    pub async fn heard_out(&self, local_rank: u32, limit: Duration) {
+        let heard_out = async {
+            loop {
+                let mut ended = std::pin::pin!(self.shared.ended.notified());
+                ended.as_mut().enable();
+                // One that has not registered yet may be its connection too.
+                let is_its = |connection: &Connection| {
+                    connection.registered.is_none_or(|registered| registered.local_rank == local_rank)
+                };
+                if !self.shared.state().connections.values().any(is_its) {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        // A connection that a child of the worker holds open has had its time.
+        let _ = timeout(limit, heard_out).await;
+    }
+
+    /// Why a worker said it was failing.
+    pub fn failing(&self, local_rank: u32) -> Option<(FailureClass, String)> {
+        self.shared.state().told.failing.get(&local_rank).cloned()
+    }
+
+    /// The furthest that any worker says it is.
+    pub fn progress(&self) -> Option<Progress> {
+        let state = self.shared.state();
+        state.told.progress.values().max_by_key(|progress| progress.step).copied()
+    }
+
+    /// The workers' steps, for whoever wants to know later.
+    pub fn steps(&self) -> Steps {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |local_rank| {
+            let state = shared.state();
+            Some((state.told.progress.get(&local_rank)?.step, *state.told.moved.get(&local_rank)?))
+        })
+    }
+
+    fn tell_all(&self, message: &ToWorker) {
+        for connection in self.shared.state().connections.values() {
+            // A worker that does not read will be stopped like one that never connected.
+            let _ = connection.line.try_send(message.clone().into());
+        }
+    }
+}
+
+impl Drop for WorkerSocket {
+    fn drop(&mut self) {
+        // Tidiness: the directory is this agent's, and a leftover socket harms nobody.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+async fn converse(stream: UnixStream, shared: Arc<Shared>) {
+    let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+    let (reader, writer) = stream.into_split();
+    let (line, lines) = mpsc::channel(WAITING);
+    let id = {
+        let mut state = shared.state();
+        state.next += 1;
+        let id = state.next;
+        state.connections.insert(id, Connection { line: line.clone(), registered: None, pid });
+        id
+    };
+    tokio::spawn(write_lines(writer, lines));
+    listen(id, reader, &line, &shared).await;
+    shared.state().connections.remove(&id);
+    shared.ended.notify_waiters();
+    shared.awareness.notify_one();
+}
+
+async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Line>) {
+    while let Some(Line { message, file }) = lines.recv().await {
+        let Ok(mut line) = serde_json::to_vec(&message) else { continue };
+        line.push(b'\n');
+        // A file travels with the line's first bytes.
+        let stream: &UnixStream = writer.as_ref();
+        let begun = match &file {
+            Some(file) => stream.async_io(Interest::WRITABLE, || send_with(stream, &line, file)).await,
+            None => Ok(0),
+        };
+        let Ok(begun) = begun else { return };
+        if writer.write_all(&line[begun..]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Sends some of `bytes`, and the descriptor of `file` beside them.
+fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<usize> {
+    let descriptors = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+        return Err(io::Error::other("there is no room for a descriptor"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
+}
+
+async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
+    let mut reader = BufReader::new(reader);
+    let mut buffer = Vec::new();
+    let mut requests = Requests::default();
+    loop {
+        buffer.clear();
+        match (&mut reader).take(MAX_LINE as u64 + 1).read_until(b'\n', &mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(read) if read > MAX_LINE => {
+                let message = format!("a line of over {MAX_LINE} bytes; the connection is closed");
+                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
+                return;
+            }
+            Ok(_) => {}
+        }
+        match serde_json::from_slice::<FromWorker>(&buffer) {
+            Ok(message) => {
+                if let Some(request) = answer(id, message, line, shared).await {
+                    requests.begin(reader.get_ref().as_ref(), request).await;
+                }
+            }
+            Err(error) => {
+                let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
+                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
+            }
+        }
+    }
+}

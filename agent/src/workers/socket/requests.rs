@@ -1,0 +1,216 @@
+//! What workers ask for over their socket, and what they are answered. Not for the connections themselves.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use elastic_coordinator::job::Checkpoint;
+use elastic_coordinator::store::Store;
+use elastic_coordinator::time::Time;
+use elastic_coordinator::workers::{barrier, checkpoint};
+use elastic_proto::worker::{FromWorker, ToWorker};
+use futures::future::BoxFuture;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::{Line, Progress, Shared};
+use crate::meeting::participation::Meeting;
+use crate::workers::snapshot_memory;
+use crate::workers::supervisor;
+
+/// Barriers and commits of one connection that may be under way: it is not read on before one of them is answered.
+const UNDER_WAY: usize = 16;
+
+/// Why commits are refused on etcd's v2 API.
+const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits take the v3 API (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
+
+/// Why commits are refused of connections that have not said whose they are.
+const UNREGISTERED: &str = "only a worker that has registered can commit a checkpoint";
+
+/// What a connection has asked for and was not answered yet: it is given up with the connection. None once its other end
+/// is closed.
+pub(super) struct Requests(Option<JoinSet<()>>);
+
+impl Default for Requests {
+    fn default() -> Requests {
+        Requests(Some(JoinSet::new()))
+    }
+}
+
+impl Requests {
+    /// Begins another as soon as there is room for it.
+    pub(super) async fn begin(&mut self, connection: &UnixStream, request: Request) {
+        let Some(under_way) = &mut self.0 else { return };
+        while under_way.try_join_next().is_some() {}
+        if under_way.len() >= UNDER_WAY {
+            tokio::select! {
+                _ = under_way.join_next() => {}
+                () = closed(connection) => {
+                    self.0 = None;
+                    return;
+                }
+            }
+        }
+        under_way.spawn(request);
+    }
+}
+
+/// Waits until the other end of a connection is closed, whether or not there is something left to read.
+async fn closed(connection: &UnixStream) {
+    // A registration of its own: what is cleared here is not waited for by who reads.
+    let own = connection.as_fd().try_clone_to_owned();
+    let Ok(own) = own.and_then(supervisor::readable) else {
+        // The requests end with the round, too.
+        return std::future::pending().await;
+    };
+    while let Ok(mut ready) = own.readable().await {
+        if ready.ready().is_read_closed() {
+            return;
+        }
+        ready.clear_ready();
+    }
+}
+
+/// Something that takes other nodes, or the store, to answer.
+type Request = BoxFuture<'static, ()>;
+
+/// Takes in what a worker says, and answers unless that takes others: then returns what does.
+pub(super) async fn answer(
+    connection: u64,
+    message: FromWorker,
+    line: &mpsc::Sender<Line>,
+    shared: &Arc<Shared>,
+) -> Option<Request> {
+    let refuse = |id, message: String| ToWorker::Error { id, message };
+    let local_rank = || {
+        let registered = shared.state().connections.get(&connection).and_then(|connection| connection.registered);
+        registered.map(|registered| registered.local_rank)
+    };
+    match message {
+        FromWorker::Register { local_rank, round_aware, .. } => {
+            let replies = shared.state().register(connection, local_rank, round_aware);
+            for reply in replies {
+                let _ = line.send(reply.into()).await;
+            }
+            shared.awareness.notify_one();
+        }
+        FromWorker::Progress { step, loss, .. } => {
+            if let Some(rank) = local_rank() {
+                let told = &mut shared.state().told;
+                let before = told.progress.insert(rank, Progress { step, loss });
+                if before.is_none_or(|before| before.step != step) {
+                    told.moved.insert(rank, Time::now());
+                }
+            }
+        }
+        FromWorker::Failing { class, message } => {
+            if let Some(rank) = local_rank() {
+                shared.state().told.failing.insert(rank, (class, message));
+            }
+        }
+        FromWorker::Barrier { id, name } => {
+            let (shared, line) = (Arc::clone(shared), line.clone());
+            // Others may arrive much later: the worker can go on talking meanwhile.
+            return Some(Box::pin(async move {
+                let Shared { meeting, paths, status, barrier_timeout: within, .. } = &*shared;
+                let met = match meeting {
+                    Meeting::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, *within).await,
+                    Meeting::TorchElastic(etcd) => {
+                        barrier::meet_on_v2(etcd, &paths.paths, status, &name, *within).await
+                    }
+                };
+                let reply = match met {
+                    Ok(()) => ToWorker::BarrierPassed { id },
+                    Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
+                };
+                let _ = line.send(reply.into()).await;
+            }));
+        }
+        FromWorker::Commit { id, checkpoint } => {
+            let Some(store) = shared.meeting.store().cloned() else {
+                let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
+                return None;
+            };
+            let registered = local_rank().is_some();
+            let pid = shared.state().connections.get(&connection).and_then(|connection| connection.pid);
+            if !registered {
+                let _ = line.send(refuse(Some(id), UNREGISTERED.to_owned()).into()).await;
+                return None;
+            }
+            let (shared, line) = (Arc::clone(shared), line.clone());
+            return Some(Box::pin(async move {
+                let reply = match commit(&*store, &shared, checkpoint, pid).await {
+                    Ok(step) => ToWorker::Committed { id, step },
+                    Err(message) => refuse(Some(id), message),
+                };
+                let _ = line.send(reply.into()).await;
+            }));
+        }
+        FromWorker::Memory { id, bytes, rescue } => {
+            let spare = snapshot_memory::spare();
+            let lent = match local_rank() {
+                Some(rank) => {
+                    let memories = &mut shared.state().memories;
+                    memories.rescued_by(rank, rescue);
+                    memories.lend(rank, bytes, spare).map_err(|error| error.to_string())
+                }
+                None => Err("only a worker that has registered can have memory".to_owned()),
+            };
+            let reply = match lent {
+                Ok(file) => Line { message: ToWorker::Memory { id, bytes }, file: Some(file) },
+                Err(message) => refuse(Some(id), message).into(),
+            };
+            let _ = line.send(reply).await;
+        }
+        FromWorker::Forget => {
+            if let Some(rank) = local_rank() {
+                shared.state().memories.forget(rank);
+            }
+        }
+        FromWorker::Quiesced { .. } => {
+            if let Err(message) = shared.state().quiesced(connection) {
+                let _ = line.try_send(refuse(None, message.to_owned()).into());
+            }
+            shared.awareness.notify_one();
+        }
+    }
+    None
+}
+
+/// Publishes a checkpoint that is there: its step.
+async fn commit(store: &dyn Store, shared: &Shared, checkpoint: Checkpoint, pid: Option<i32>) -> Result<u64, String> {
+    let (step, path) = (checkpoint.step, checkpoint.path.clone());
+    // The file system may take long.
+    if tokio::task::spawn_blocking(move || is_missing(&path, pid)).await.unwrap_or(false) {
+        return Err(format!("step {step} is not published: there is nothing at {}", checkpoint.path));
+    }
+    let committed = checkpoint::commit(store, &shared.paths.keys, &shared.status, checkpoint).await;
+    committed.map(|()| step).map_err(|error| error.to_string())
+}
+
+/// Whether a file is known to be missing: here, and as the process that named it sees it, perhaps in a container.
+fn is_missing(path: &str, pid: Option<i32>) -> bool {
+    let there = pid.map(|pid| format!("/proc/{pid}/root{path}"));
+    [Some(path.to_owned()), there].into_iter().flatten().all(|path| {
+        let found = std::fs::symlink_metadata(path);
+        found.is_err_and(|error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_missing_if_nobody_sees_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("manifest.json");
+        let path = file.to_str().unwrap();
+        let own = Some(std::process::id() as i32);
+        assert!(is_missing(path, own) && is_missing(path, None));
+        std::fs::write(&file, "{}").unwrap();
+        assert!(!is_missing(path, own) && !is_missing(path, None));
+        assert!(is_missing(&format!("{path}/x"), None), "what is no folder has nothing in it");
+    }
+}

@@ -1,0 +1,236 @@
+//! What can go wrong between the agent, its guard and a worker's start, said so that it can be acted on.
+//! Not for how workers end: that is an event, not an error.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::guard::wire::Refusal;
+use crate::machine::cpus::CpuSet;
+use crate::machine::shortage::is_shortage;
+
+use super::WorkerSpec;
+
+/// The guard cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    /// It ended; [`Event::GuardLost`](super::Event::GuardLost) tells how.
+    #[error("the guard process is gone, and with it every worker; the agent has to be started again")]
+    GuardLost,
+    /// It lives but does not read.
+    #[error("the guard process (pid {pid}) takes no requests: continue it if it was stopped, or end the agent")]
+    GuardStuck {
+        /// Its process id.
+        pid: i32,
+    },
+    /// The connection to it failed otherwise.
+    #[error("cannot reach the guard process: {0}")]
+    Connection(io::Error),
+}
+
+/// Why a worker was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The program was not found.
+    #[error("no such program: {} (looked in PATH={})", .program.display(), .path.display())]
+    NoSuchProgram {
+        /// As given.
+        program: OsString,
+        /// The worker's PATH.
+        path: OsString,
+    },
+    /// A program given as a path is not there.
+    #[error("no such program: {}", .0.display())]
+    NoSuchFile(PathBuf),
+    /// The program is there, but the interpreter or loader that it names is not.
+    #[error("cannot run {}: the interpreter in its first line (or its dynamic loader) does not exist", .0.display())]
+    NoInterpreter(PathBuf),
+    /// The program may not be executed.
+    #[error("not executable: {} (does it have the x bit, is it a directory, is its file system mounted noexec?)", .0.display())]
+    NotExecutable(OsString),
+    /// Not a program for this machine.
+    #[error("cannot run {}: it is no program for this machine", .0.display())]
+    WrongFormat(OsString),
+    /// The working directory cannot be entered.
+    #[error("cannot enter the working directory {}: {cause}", .directory.display())]
+    Directory {
+        /// As given.
+        directory: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Its CPUs are not ours to use, any more.
+    #[error("cannot bind a worker to CPUs {cpus}: {cause}; was the agent's cpuset changed, or CPUs switched off?")]
+    Cpus {
+        /// As asked for.
+        cpus: CpuSet,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Arguments and environment exceed what the kernel takes.
+    #[error(
+        "arguments and environment are too large: {total} bytes in all, of which {largest_name} has {largest}; \
+         the kernel takes 131071 bytes for one string and a quarter of the stack limit (ulimit -s) in all"
+    )]
+    TooLarge {
+        /// Bytes of all strings.
+        total: usize,
+        /// Bytes of the longest string.
+        largest: usize,
+        /// What that string is.
+        largest_name: String,
+    },
+    /// A string that cannot be handed to a process.
+    #[error(
+        "cannot hand {0} to a process: it contains a NUL byte, or is an environment name that is empty or has a '='"
+    )]
+    Malformed(String),
+    /// No arguments at all.
+    #[error("no program given")]
+    NoProgram,
+    /// The system has no room for another process.
+    #[error(
+        "the system refused to make a process: {0} (check the limits: ulimit -u and -n, the cgroup's pids.max, memory)"
+    )]
+    NoRoom(io::Error),
+    /// The program could not be executed for another reason.
+    #[error("cannot run {}: {cause}", .program.display())]
+    Other {
+        /// As given.
+        program: OsString,
+        /// Why.
+        cause: io::Error,
+    },
+    /// The last deadline sent has passed: this node may be out of the round.
+    #[error("not started: the node's deadline has passed, so it may be out of the round")]
+    DeadlinePassed,
+    /// The workers are being stopped.
+    #[error("not started: the workers are being stopped")]
+    Stopping,
+    /// The guard did not understand the request: a defect of ours.
+    #[error("the guard refused a damaged request: {0}")]
+    Damaged(String),
+    /// The guard cannot be asked.
+    #[error(transparent)]
+    Supervisor(#[from] SupervisorError),
+}
+
+impl SpawnError {
+    /// Whether the host has no room for now: the same start may do a moment later.
+    pub fn is_shortage(&self) -> bool {
+        match self {
+            SpawnError::NoRoom(_) => true,
+            SpawnError::Directory { cause, .. } | SpawnError::Other { cause, .. } => is_shortage(cause.raw_os_error()),
+            SpawnError::Supervisor(SupervisorError::Connection(cause)) => is_shortage(cause.raw_os_error()),
+            _ => false,
+        }
+    }
+}
+
+/// What the guard, or the kernel, said to a worker's start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    asked: Asked,
+    refusal: Refusal,
+}
+
+impl Refused {
+    pub(super) fn new(asked: Asked, refusal: Refusal) -> Refused {
+        Refused { asked, refusal }
+    }
+
+    /// Whether the node's deadline has passed: see [`SpawnError::DeadlinePassed`].
+    pub fn is_late(&self) -> bool {
+        self.refusal == Refusal::Deadline
+    }
+
+    /// Says why, for people. May look at files, which can take long.
+    pub fn explain(self) -> SpawnError {
+        self.asked.explain(self.refusal)
+    }
+}
+
+/// The parts of a spec that an error has to name, kept while the guard works on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    program: OsString,
+    path: Option<OsString>,
+    directory: PathBuf,
+    cpus: CpuSet,
+    total: usize,
+    largest: (usize, String),
+}
+
+impl Asked {
+    pub(super) fn new(spec: &WorkerSpec) -> Result<Asked, SpawnError> {
+        let program = spec.argv.first().ok_or(SpawnError::NoProgram)?.clone();
+        let named = |name: &OsStr| format!("environment variable {}", name.display());
+        let arguments =
+            spec.argv.iter().enumerate().map(|(n, arg)| (arg.len() + 1, format!("argument {n}"), has_nul(arg)));
+        let variables = spec.env.iter().map(|(name, value)| {
+            let malformed =
+                has_nul(name) || has_nul(value) || name.is_empty() || name.as_encoded_bytes().contains(&b'=');
+            (name.len() + value.len() + 2, named(name), malformed)
+        });
+        let mut total = 0;
+        let mut largest = (0, String::new());
+        for (length, name, malformed) in arguments.chain(variables) {
+            if malformed {
+                return Err(SpawnError::Malformed(name));
+            }
+            total += length;
+            if length > largest.0 {
+                largest = (length, name);
+            }
+        }
+        if has_nul(spec.cwd.as_os_str()) {
+            return Err(SpawnError::Malformed("the working directory".to_owned()));
+        }
+        let path = spec.env.get(OsStr::new("PATH")).cloned();
+        Ok(Asked { program, path, directory: spec.cwd.clone(), cpus: spec.cpus.clone(), total, largest })
+    }
+
+    fn explain(self, refusal: Refusal) -> SpawnError {
+        let os = io::Error::from_raw_os_error;
+        match refusal {
+            Refusal::Deadline => SpawnError::DeadlinePassed,
+            Refusal::Stopping => SpawnError::Stopping,
+            Refusal::Fork(errno) => SpawnError::NoRoom(os(errno)),
+            Refusal::Directory(errno) => SpawnError::Directory { directory: self.directory, cause: os(errno) },
+            Refusal::Cpus(errno) => SpawnError::Cpus { cpus: self.cpus, cause: os(errno) },
+            Refusal::Request(what) => SpawnError::Damaged(what),
+            Refusal::Execute(libc::ENOENT) => self.not_found(),
+            Refusal::Execute(libc::EACCES) => SpawnError::NotExecutable(self.program),
+            Refusal::Execute(libc::ENOEXEC) => SpawnError::WrongFormat(self.program),
+            Refusal::Execute(libc::E2BIG) => {
+                let (largest, largest_name) = self.largest;
+                SpawnError::TooLarge { total: self.total, largest, largest_name }
+            }
+            Refusal::Execute(errno) => SpawnError::Other { program: self.program, cause: os(errno) },
+        }
+    }
+
+    /// The kernel says "no such file" both of a program and of the interpreter that it names.
+    fn not_found(self) -> SpawnError {
+        if self.program.as_encoded_bytes().contains(&b'/') {
+            let file = self.directory.join(&self.program);
+            return if file.exists() { SpawnError::NoInterpreter(file) } else { SpawnError::NoSuchFile(file) };
+        }
+        // What execvp searches when there is no PATH.
+        let path = self.path.unwrap_or_else(|| "/bin:/usr/bin".into());
+        let found =
+            std::env::split_paths(&path).map(|dir| self.directory.join(dir).join(&self.program)).find(|f| is_file(f));
+        match found {
+            Some(file) => SpawnError::NoInterpreter(file),
+            None => SpawnError::NoSuchProgram { program: self.program, path },
+        }
+    }
+}
+
+fn is_file(path: &Path) -> bool {
+    path.metadata().is_ok_and(|m| m.is_file())
+}
+
+fn has_nul(string: &OsStr) -> bool {
+    string.as_encoded_bytes().contains(&0)
+}

@@ -1,0 +1,469 @@
+//! The agent's async view of its workers: start them, hear what came of it and of their ends, stop them all.
+//! Not for what the ends mean or where the output goes.
+//!
+//! A driver holds one [`Supervisor`] and polls [`Supervisor::next_event`] beside its other sources; every method may
+//! be cancelled. Nothing here polls or ticks: the guard reports, and the only timer is a stop's grace.
+
+mod error;
+mod orphans;
+mod watch;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsString;
+use std::future;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use elastic_coordinator::time::Time;
+use rustix::process::{Pid, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
+
+use crate::guard::wire::{self, Channel, Report, Request, Stamp, WorkerId};
+use crate::guard::{Exit, Guard, tree};
+use crate::machine::cpus::CpuSet;
+use crate::output::logs::Stdio;
+
+pub use error::{Refused, SpawnError, SupervisorError};
+pub(crate) use watch::readable;
+
+use error::Asked;
+
+/// After this long a process that got SIGKILL and still lives is worth a word.
+const SURVIVOR_NOTICE: Duration = Duration::from_secs(5);
+
+/// What to start.
+#[derive(Debug)]
+pub struct WorkerSpec {
+    /// Which worker of this node.
+    pub local_rank: u32,
+    /// Program and arguments. A program without `/` is searched in the PATH of `env`.
+    pub argv: Vec<OsString>,
+    /// The whole environment; nothing is inherited.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Working directory.
+    pub cwd: PathBuf,
+    /// Where output goes. Standard input is the agent's.
+    pub stdio: Stdio,
+    /// The CPUs that it may run on; none named: the agent's.
+    pub cpus: CpuSet,
+}
+
+/// A worker's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exited {
+    /// Which worker of this node.
+    pub local_rank: u32,
+    /// Its process id, free for reuse by now.
+    pub pid: i32,
+    /// How it ended.
+    pub exit: Exit,
+    /// When the guard saw it.
+    pub at: Time,
+}
+
+/// What a [`Supervisor`] reports.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A worker's program runs.
+    Started {
+        /// Which worker of this node.
+        local_rank: u32,
+        /// Its process id.
+        pid: i32,
+    },
+    /// A worker was not started. No other event follows for it.
+    NotStarted {
+        /// Which worker of this node.
+        local_rank: u32,
+        /// Why.
+        refused: Refused,
+    },
+    /// A worker has ended, by itself or because it was stopped.
+    Exited(Exited),
+    /// The deadline has passed and everything got SIGKILL; exits and [`Event::Stopped`] follow.
+    DeadlineKilled {
+        /// When the guard acted.
+        at: Time,
+    },
+    /// After a stop or a passed deadline: nothing that any worker started is left.
+    Stopped,
+    /// Some processes live on five seconds after SIGKILL: waiting in the kernel, or another user's by now.
+    Survivors {
+        /// `pid 4711 (python3, state D)`.
+        processes: Vec<String>,
+    },
+    /// The guard has ended before the agent. Its workers are dead; nothing can be started any more.
+    GuardLost {
+        /// How it ended.
+        cause: String,
+        /// Processes that could not be ended within five seconds, as in [`Event::Survivors`].
+        survivors: Vec<String>,
+    },
+}
+
+/// Owns the guard, and through it all workers of this node. Dropping it ends them.
+#[derive(Debug)]
+pub struct Supervisor {
+    guard: Pid,
+    link: Link,
+    next_id: u64,
+    /// All since the tree was last empty.
+    workers: BTreeMap<WorkerId, u32>,
+    /// Asked for and not yet answered.
+    asked: BTreeMap<WorkerId, Asked>,
+    events: VecDeque<Event>,
+    /// Something below the guard may be alive.
+    populated: bool,
+    stopping: Option<Stopping>,
+}
+
+#[derive(Debug)]
+enum Link {
+    Up(AsyncFd<Channel>),
+    /// Ended, and its orphans are not yet cleared.
+    Broken,
+    Down,
+}
+
+#[derive(Debug)]
+struct Stopping {
+    signal: Signal,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Phase {
+    /// SIGKILL follows at this time.
+    Grace(Instant),
+    /// SIGKILL was sent; survivors are named at this time.
+    Killed(Instant),
+    /// They were.
+    Named,
+}
+
+impl Supervisor {
+    /// Takes the guard over. Must be called inside a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime cannot watch the guard's socket.
+    pub fn new(guard: Guard) -> Result<Supervisor, SupervisorError> {
+        let socket = watch::readable(guard.channel).map_err(SupervisorError::Connection)?;
+        Ok(Supervisor {
+            guard: guard.pid,
+            link: Link::Up(socket),
+            next_id: 0,
+            workers: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            events: VecDeque::new(),
+            populated: false,
+            stopping: None,
+        })
+    }
+
+    /// The guard's process id.
+    pub fn guard_pid(&self) -> i32 {
+        self.guard.as_raw_pid()
+    }
+
+    /// Starts a worker and returns its process id as soon as its program runs. If this is cancelled the worker may
+    /// run all the same.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`] says what to do. No event follows for a worker that was not started.
+    pub async fn spawn(&mut self, spec: WorkerSpec) -> Result<i32, SpawnError> {
+        let asked_for = spec.local_rank;
+        let worker = self.request_spawn(spec)?;
+        while self.asked.contains_key(&worker) {
+            if !matches!(self.link, Link::Up(_)) {
+                return Err(SupervisorError::GuardLost.into());
+            }
+            self.turn().await;
+        }
+        let is_answer = |event: &Event| matches!(event, Event::Started { local_rank, .. } | Event::NotStarted { local_rank, .. } if *local_rank == asked_for);
+        match self.events.iter().rposition(is_answer).and_then(|place| self.events.remove(place)) {
+            Some(Event::Started { pid, .. }) => Ok(pid),
+            Some(Event::NotStarted { refused, .. }) => Err(refused.explain()),
+            _ => Err(SupervisorError::GuardLost.into()),
+        }
+    }
+
+    /// Asks for a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long its program takes to be
+    /// read; several may be asked for at once.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`] says what to do. No event follows.
+    pub fn begin_spawn(&mut self, spec: WorkerSpec) -> Result<(), SpawnError> {
+        self.request_spawn(spec).map(drop)
+    }
+
+    fn request_spawn(&mut self, spec: WorkerSpec) -> Result<WorkerId, SpawnError> {
+        if self.stopping.is_some() {
+            return Err(SpawnError::Stopping);
+        }
+        let asked = Asked::new(&spec)?;
+        let worker = WorkerId(self.next_id);
+        self.next_id += 1;
+        let WorkerSpec { local_rank, argv, env, cwd, stdio, cpus } = spec;
+        let arguments = argv.len();
+        let variables = env.into_iter().map(|(mut name, value)| {
+            name.push("=");
+            name.push(value);
+            name
+        });
+        let strings = [cwd.into_os_string()].into_iter().chain(argv).chain(variables);
+        let body = wire::write_body(strings).map_err(SpawnError::NoRoom)?;
+        let descriptors: Vec<_> = [Some(&body), stdio.stdout.as_ref(), stdio.stderr.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(AsFd::as_fd)
+            .collect();
+        let (stdout, stderr) = (stdio.stdout.is_some(), stdio.stderr.is_some());
+        self.send(&Request::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, &descriptors)?;
+        self.workers.insert(worker, local_rank);
+        self.asked.insert(worker, asked);
+        Ok(worker)
+    }
+
+    /// The next thing that happened. Never ends; after [`Event::GuardLost`] nothing more comes.
+    pub async fn next_event(&mut self) -> Event {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            self.turn().await;
+        }
+    }
+
+    /// Takes the exits that are known by now out of the events to come. Does not wait.
+    pub async fn exited_meanwhile(&mut self) -> Vec<Exited> {
+        while tokio::time::timeout(Duration::ZERO, self.turn()).await.is_ok() {}
+        let mut exits = Vec::new();
+        self.events.retain(|event| match event {
+            Event::Exited(exited) => {
+                exits.push(*exited);
+                false
+            }
+            _ => true,
+        });
+        exits
+    }
+
+    /// Signals the process group of one worker: the one started last with this local rank, also when it has exited
+    /// and left others in its group. Without such a worker nothing happens.
+    ///
+    /// # Errors
+    ///
+    /// When the guard cannot be asked.
+    pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), SupervisorError> {
+        let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
+        match worker {
+            Some(worker) => self.send(&Request::Signal { worker, signal: signal.as_raw() }, &[]),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins to stop everything: `signal` to the workers' groups, and to what they left outside their groups once
+    /// the last of them has exited; SIGKILL to whatever is left after `grace`. [`Event::Stopped`] comes as soon as
+    /// nothing is left. A zero grace kills at once. A later call can shorten the grace, not lengthen it.
+    ///
+    /// # Errors
+    ///
+    /// When the guard cannot be asked.
+    pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
+        if !self.populated && self.asked.is_empty() {
+            if self.stopping.is_none() {
+                self.events.push_back(Event::Stopped);
+            }
+            return Ok(());
+        }
+        let told = self.stopping.as_ref().map(|stopping| (stopping.signal, stopping.phase));
+        match told {
+            Some((_, Phase::Killed(_) | Phase::Named)) => return Ok(()),
+            _ if grace.is_zero() => return self.kill(signal),
+            Some((before, _)) if before == signal => {}
+            _ => self.send(&Request::Stop { signal: signal.as_raw() }, &[])?,
+        }
+        let mut kill_at = Instant::now() + grace;
+        if let Some((_, Phase::Grace(before))) = told {
+            kill_at = kill_at.min(before);
+        }
+        self.stopping = Some(Stopping { signal, phase: Phase::Grace(kill_at) });
+        Ok(())
+    }
+
+    /// [`begin_stop`](Self::begin_stop), and waits until nothing is left. Other events stay for
+    /// [`next_event`](Self::next_event).
+    ///
+    /// # Errors
+    ///
+    /// When the guard cannot be asked or ends meanwhile.
+    pub async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
+        self.begin_stop(signal, grace)?;
+        loop {
+            if let Some(place) = self.events.iter().position(|event| *event == Event::Stopped) {
+                self.events.remove(place);
+                return Ok(());
+            }
+            if !matches!(self.link, Link::Up(_)) {
+                return Err(SupervisorError::GuardLost);
+            }
+            self.turn().await;
+        }
+    }
+
+    /// Sets the time at which the guard kills everything unless a later call moves it; `None` for never.
+    ///
+    /// # Errors
+    ///
+    /// When the guard cannot be asked.
+    pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+        self.send(&Request::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
+    }
+
+    /// Has the guard keep a duplicate of this descriptor open until the agent and everything below it are gone: for
+    /// listening sockets and lock files.
+    ///
+    /// # Errors
+    ///
+    /// When the guard cannot be asked.
+    pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), SupervisorError> {
+        self.send(&Request::Hold, &[descriptor.as_fd()])
+    }
+
+    /// Ends everything at once and waits for the guard's own end.
+    pub async fn close(mut self) {
+        if let Link::Up(socket) = &self.link
+            && socket.get_ref().finish().is_ok()
+        {
+            while let Link::Up(socket) = &self.link {
+                if !matches!(receive(socket).await, Ok(Some(_))) {
+                    self.link = Link::Down;
+                }
+            }
+            orphans::wait_for(self.guard).await;
+        }
+    }
+
+    fn kill(&mut self, signal: Signal) -> Result<(), SupervisorError> {
+        self.send(&Request::Kill, &[])?;
+        self.stopping = Some(Stopping { signal, phase: Phase::Killed(Instant::now() + SURVIVOR_NOTICE) });
+        Ok(())
+    }
+
+    fn send(&self, request: &Request, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), SupervisorError> {
+        let Link::Up(socket) = &self.link else { return Err(SupervisorError::GuardLost) };
+        socket.get_ref().send(request, descriptors).map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => SupervisorError::GuardStuck { pid: self.guard.as_raw_pid() },
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => SupervisorError::GuardLost,
+            _ => SupervisorError::Connection(e),
+        })
+    }
+
+    /// Waits for one report of the guard or the end of a grace, and takes it in.
+    async fn turn(&mut self) {
+        let socket = match &self.link {
+            Link::Up(socket) => socket,
+            Link::Broken => return self.clear_orphans().await,
+            Link::Down => return future::pending().await,
+        };
+        let phase = self.stopping.as_ref().map(|stopping| stopping.phase);
+        let wake_at = match phase {
+            Some(Phase::Grace(at) | Phase::Killed(at)) => Some(at),
+            _ => None,
+        };
+        tokio::select! {
+            biased;
+            report = receive(socket) => match report {
+                Ok(Some(report)) => self.take_in(report),
+                Ok(None) | Err(_) => self.link = Link::Broken,
+            },
+            () = until(wake_at) => match phase {
+                // If the guard cannot be asked, its socket ends, which the next turn sees.
+                Some(Phase::Grace(_)) => {
+                    let signal = self.stopping.as_ref().map_or(Signal::KILL, |stopping| stopping.signal);
+                    if let Err(error) = self.kill(signal) {
+                        tracing::error!(%error, "cannot kill the workers whose grace is over");
+                        self.stopping = Some(Stopping { signal, phase: Phase::Named });
+                    }
+                }
+                _ => self.name_survivors(),
+            },
+        }
+    }
+
+    fn take_in(&mut self, report: Report) {
+        match report {
+            Report::Spawned { worker, pid } => {
+                self.populated = true;
+                if self.asked.remove(&worker).is_some()
+                    && let Some(&local_rank) = self.workers.get(&worker)
+                {
+                    self.events.push_back(Event::Started { local_rank, pid });
+                }
+            }
+            Report::Refused { worker, refusal } => {
+                if let (Some(local_rank), Some(asked)) = (self.workers.remove(&worker), self.asked.remove(&worker)) {
+                    self.events.push_back(Event::NotStarted { local_rank, refused: Refused::new(asked, refusal) });
+                }
+                self.check_stopped();
+            }
+            Report::Exited { worker, pid, exit, at } => {
+                if let Some(local_rank) = self.workers.get(&worker) {
+                    self.events.push_back(Event::Exited(Exited { local_rank: *local_rank, pid, exit, at: at.into() }));
+                }
+            }
+            Report::DeadlinePassed { at } => {
+                self.events.push_back(Event::DeadlineKilled { at: at.into() });
+                let phase = Phase::Killed(Instant::now() + SURVIVOR_NOTICE);
+                self.stopping = Some(Stopping { signal: Signal::KILL, phase });
+            }
+            Report::TreeGone => {
+                self.populated = false;
+                self.workers.retain(|worker, _| self.asked.contains_key(worker));
+                self.check_stopped();
+            }
+        }
+    }
+
+    fn check_stopped(&mut self) {
+        if !self.populated && self.asked.is_empty() && self.stopping.take().is_some() {
+            self.events.push_back(Event::Stopped);
+        }
+    }
+
+    fn name_survivors(&mut self) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.phase = Phase::Named;
+        }
+        let processes = orphans::describe(&tree::descendants(self.guard).unwrap_or_default());
+        self.events.push_back(Event::Survivors { processes });
+    }
+
+    async fn clear_orphans(&mut self) {
+        let (cause, survivors) = orphans::clear(self.guard).await;
+        self.link = Link::Down;
+        self.populated = false;
+        self.stopping = None;
+        self.asked.clear();
+        self.events.push_back(Event::GuardLost { cause, survivors });
+    }
+}
+
+async fn receive(socket: &AsyncFd<Channel>) -> io::Result<Option<Report>> {
+    let report = socket.async_io(Interest::READABLE, |channel| channel.receive::<Report>()).await?;
+    Ok(report.map(|(report, _)| report))
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => future::pending().await,
+    }
+}

@@ -1,0 +1,283 @@
+//! Watches this node's workers for hangs: says when one has passed a deadline, and what it was doing. Not for ending it,
+//! nor for what its end means to the round.
+//!
+//! | what is watched | asked for by | signs |
+//! |---|---|---|
+//! | progress | `--progress-timeout` | steps told over the worker socket, output that goes to files, timers |
+//! | timers of PyTorch | `TORCHELASTIC_ENABLE_FILE_TIMER=1` | lines in a named pipe (`timer_file.rs`) |
+//! | uninterruptible waits | `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` | `/proc/<pid>/status` |
+//!
+//! Signs of progress are not followed: when a deadline is about to pass, they are looked up, and it moves. Nothing is
+//! polled but the states of workers, and those only where that is asked for.
+
+mod deadlines;
+mod stacks;
+mod timer_file;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use elastic_coordinator::time::Time;
+use rustix::process::{Pid, Signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::guard::tree;
+
+pub use deadlines::{Cause, Deadlines, Expired, Limits, Sample};
+pub use timer_file::{Request, TIMER_FILE, TimerFile, TimerFileError, Timers};
+
+/// The newest step that a worker has told, by local rank, and when it first did.
+pub type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
+
+/// A worker to watch.
+#[derive(Debug, Clone)]
+pub struct Watched {
+    /// Which of this node.
+    pub local_rank: u32,
+    /// Its process.
+    pub pid: i32,
+    /// Its log directory, if it has one: where its output is looked for and its stacks go.
+    pub directory: Option<PathBuf>,
+}
+
+/// A worker that hangs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The round of the workers.
+    pub round: u64,
+    /// Which of this node.
+    pub local_rank: u32,
+    /// What to end it with.
+    pub signal: Signal,
+    /// Why, and where it was, for people: one line.
+    pub message: String,
+}
+
+enum Order {
+    Begin { round: u64, workers: Vec<Watched> },
+    Ended { local_rank: u32 },
+    End,
+}
+
+/// The watchdog of one agent. Dropping it ends the watch.
+pub struct Watchdog {
+    orders: mpsc::UnboundedSender<Order>,
+    verdicts: mpsc::UnboundedReceiver<Verdict>,
+    task: JoinHandle<()>,
+}
+
+impl Watchdog {
+    /// Watches for what `limits` say and for the timers that come through the pipe. Must be called within a tokio
+    /// runtime.
+    pub fn start(limits: Limits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let (outbox, verdicts) = mpsc::unbounded_channel();
+        let watch =
+            Watch { deadlines: Deadlines::new(limits), timers, steps, round: 0, workers: BTreeMap::new(), outbox };
+        Watchdog { orders, verdicts, task: tokio::spawn(watch.run(inbox)) }
+    }
+
+    /// These workers were started in this round; no others are watched from here on.
+    pub fn begin(&self, round: u64, workers: Vec<Watched>) {
+        self.order(Order::Begin { round, workers });
+    }
+
+    /// A worker has exited.
+    pub fn ended(&self, local_rank: u32) {
+        self.order(Order::Ended { local_rank });
+    }
+
+    /// The workers are being stopped: what they do in their grace is their business.
+    pub fn end(&self) {
+        self.order(Order::End);
+    }
+
+    fn order(&self, order: Order) {
+        // The task ends with this handle alone.
+        let _ = self.orders.send(order);
+    }
+
+    /// The next worker that hangs. Never ends; may be cancelled.
+    pub async fn verdict(&mut self) -> Verdict {
+        match self.verdicts.recv().await {
+            Some(verdict) => verdict,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Watch {
+    deadlines: Deadlines,
+    timers: Option<TimerFile>,
+    steps: Steps,
+    round: u64,
+    workers: BTreeMap<u32, Watched>,
+    outbox: mpsc::UnboundedSender<Verdict>,
+}
+
+impl Watch {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+        loop {
+            let next = self.deadlines.next();
+            tokio::select! {
+                // A stop goes before a deadline that passed at the same moment.
+                biased;
+                order = inbox.recv() => match order {
+                    Some(order) => self.obey(order),
+                    None => return,
+                },
+                request = next_request(&mut self.timers) => self.request(request),
+                () = until(next) => self.look(&mut inbox).await,
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Begin { round, workers } => {
+                self.round = round;
+                self.deadlines.begin(Time::now(), workers.iter().map(|worker| (worker.local_rank, worker.pid)));
+                self.workers = workers.into_iter().map(|worker| (worker.local_rank, worker)).collect();
+            }
+            Order::Ended { local_rank } => self.deadlines.ended(local_rank),
+            Order::End => self.deadlines.begin(Time::now(), []),
+        }
+    }
+
+    fn request(&mut self, request: Request) {
+        let now = Time::now();
+        match request {
+            Request::Release { pid, scope } => self.deadlines.release(now, pid, scope),
+            Request::Set { pid, scope, left, signal } => match self.owner(pid) {
+                Some(local_rank) => self.deadlines.set_timer(now, local_rank, pid, scope, now + left, signal),
+                None => tracing::debug!(pid, scope, "a timer of a process that belongs to no worker"),
+            },
+        }
+    }
+
+    /// The worker that a process belongs to: each leads a session, which its children share.
+    fn owner(&self, pid: i32) -> Option<u32> {
+        let session = tree::session(Pid::from_raw(pid)?)?;
+        self.deadlines
+            .workers()
+            .find(|(_, worker)| *worker == pid || *worker == session)
+            .map(|(local_rank, _)| local_rank)
+    }
+
+    /// A deadline has passed, unless there were signs since.
+    async fn look(&mut self, inbox: &mut mpsc::UnboundedReceiver<Order>) {
+        let now = Time::now();
+        if self.deadlines.wants_samples(now) {
+            for (local_rank, pid) in self.deadlines.workers().collect::<Vec<_>>() {
+                // One that is gone will be heard of otherwise.
+                let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+                if let Some(sample) = Sample::parse(&status) {
+                    self.deadlines.sampled(now, local_rank, sample);
+                }
+            }
+        }
+        if self.deadlines.wants_signs(now) {
+            let workers: Vec<Watched> = self.workers.values().cloned().collect();
+            for worker in &workers {
+                let step = (self.steps)(worker.local_rank).map(|(_, at)| at);
+                step.into_iter().for_each(|at| self.deadlines.moved(worker.local_rank, at));
+            }
+            // Beside the agent's task: files may lie where looking takes long.
+            let look = move || {
+                let output = |worker: Watched| Some((worker.local_rank, output(worker.directory.as_deref()?, now)?));
+                workers.into_iter().filter_map(output).collect::<Vec<_>>()
+            };
+            for (local_rank, at) in stacks::in_time(look).await.unwrap_or_default() {
+                self.deadlines.moved(local_rank, at);
+            }
+        }
+        let expired = self.deadlines.expired(now);
+        if expired.is_empty() {
+            return;
+        }
+        let verdicts = self.judge(expired).await;
+        // What was ordered while stacks were being collected may have made them stale.
+        while let Ok(order) = inbox.try_recv() {
+            self.obey(order);
+        }
+        for verdict in verdicts {
+            // The agent is ending where nobody listens.
+            let _ = self.outbox.send(verdict);
+        }
+    }
+
+    async fn judge(&self, expired: Vec<Expired>) -> Vec<Verdict> {
+        let judged = expired.into_iter().map(|expired| self.judge_one(expired));
+        futures::future::join_all(judged).await.into_iter().flatten().collect()
+    }
+
+    async fn judge_one(&self, Expired { local_rank, pid, cause }: Expired) -> Option<Verdict> {
+        let worker = self.workers.get(&local_rank)?;
+        let signal = match cause {
+            Cause::Timer { signal, .. } => Signal::from_named_raw(signal),
+            _ => Some(Signal::KILL),
+        };
+        let Some(signal) = signal else {
+            tracing::warn!(pid, "{cause}; it names no signal, so nothing follows");
+            return None;
+        };
+        let stacks = stacks::collect(pid).await;
+        let file = match &worker.directory {
+            Some(directory) => stacks::write(directory, stacks.text).await,
+            None => None,
+        };
+        let place =
+            Some(stacks.excerpt).filter(|excerpt| !excerpt.is_empty()).map(|place| format!("; main thread {place}"));
+        let file = file.map(|file| format!("; stacks in {}", file.display()));
+        let step = (self.steps)(local_rank).filter(|_| matches!(cause, Cause::Progress(_)));
+        let step = step.map(|(step, _)| format!(" after step {step}")).unwrap_or_default();
+        let message = format!("{cause}{step}{}{}", place.unwrap_or_default(), file.unwrap_or_default());
+        if pid == worker.pid {
+            return Some(Verdict { round: self.round, local_rank, signal, message });
+        }
+        // Not the worker, but a process that it started: what that means is the worker's to say.
+        tracing::warn!(local_rank, pid, "a process of this worker hangs: {message}; it is ended");
+        if let Some(process) =
+            Pid::from_raw(pid).and_then(tree::process).filter(|_| self.owner(pid) == Some(local_rank))
+            && let Err(error) = process.signal(signal)
+        {
+            tracing::warn!(pid, %error, "it cannot be ended");
+        }
+        None
+    }
+}
+
+/// When a worker's output files last grew.
+fn output(directory: &Path, now: Time) -> Option<Time> {
+    let age = |name: &str| {
+        let metadata = std::fs::metadata(directory.join(name)).ok().filter(|metadata| metadata.len() > 0)?;
+        // The wall clock may have been set meanwhile: a file from the future counts as new.
+        Some(SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or(Duration::ZERO))
+    };
+    let youngest = ["stdout.log", "stderr.log"].into_iter().filter_map(age).min()?;
+    Some(now.minus(youngest))
+}
+
+async fn next_request(timers: &mut Option<TimerFile>) -> Request {
+    match timers {
+        Some(timers) => timers.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(at: Option<Time>) {
+    match at {
+        // A millisecond at least: a deadline on the very edge must not spin.
+        Some(at) => tokio::time::sleep(at.since(Time::now()).max(Duration::from_millis(1))).await,
+        None => std::future::pending().await,
+    }
+}

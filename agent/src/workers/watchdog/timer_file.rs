@@ -1,0 +1,233 @@
+//! The named pipe through which workers set timers: the protocol of PyTorch's file-based timers
+//! (`torch.distributed.elastic.timer.FileTimerClient`). Not for what follows when one expires.
+//!
+//! A worker opens the pipe named in `TORCHELASTIC_TIMER_FILE`, writes one JSON line, and closes it:
+//!
+//! ```text
+//! {"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": 1795210355.25, "signal": 9}
+//! ```
+//!
+//! `expiration_time` is in seconds since the Unix epoch, negative to release the scope; `signal` is what the process
+//! is to be ended with, none if it is not positive.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use serde::Deserialize;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe::Receiver;
+
+/// Names the timers' pipe, for the agent and for its workers.
+pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
+
+/// Whether workers may set timers, as PyTorch's file-based ones.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Timers {
+    /// They have no effect.
+    #[default]
+    Off,
+    /// Through a pipe with a name of the agent's own.
+    Fresh,
+    /// Through this one.
+    At(PathBuf),
+}
+
+/// More than a line can have: writes beyond `PIPE_BUF` (4096) are torn, and torch does not attempt them.
+const LONGEST: usize = 8192;
+
+/// The pipe cannot be made.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot make the timers' pipe {}: {source}; name another with TORCHELASTIC_TIMER_FILE, or unset \
+         TORCHELASTIC_ENABLE_FILE_TIMER", .path.display())]
+pub struct TimerFileError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// What a worker's process asks.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Request {
+    /// Ends it with the signal unless it says otherwise within this time.
+    Set {
+        /// The process.
+        pid: i32,
+        /// Its name for the timer.
+        scope: String,
+        /// From now on.
+        left: Duration,
+        /// Zero or less: none.
+        signal: i32,
+    },
+    /// It got out of the scope in time.
+    Release {
+        /// The process.
+        pid: i32,
+        /// Its name for the timer.
+        scope: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct Line {
+    pid: i32,
+    scope_id: String,
+    expiration_time: f64,
+    signal: i32,
+}
+
+/// Reads a line; `unix_now` is the wall clock, on which workers of the same host set their timers.
+pub(super) fn parse(line: &[u8], unix_now: Duration) -> Result<Request, serde_json::Error> {
+    let Line { pid, scope_id: scope, expiration_time, signal } = serde_json::from_slice(line)?;
+    if expiration_time < 0.0 {
+        return Ok(Request::Release { pid, scope });
+    }
+    // What is beyond any calendar never comes.
+    let until = Duration::try_from_secs_f64(expiration_time).unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
+    Ok(Request::Set { pid, scope, left: until.saturating_sub(unix_now), signal })
+}
+
+/// The reading end. Dropping it removes the pipe's file.
+#[derive(Debug)]
+pub struct TimerFile {
+    path: PathBuf,
+    receiver: Receiver,
+    unread: Vec<u8>,
+}
+
+impl TimerFile {
+    /// Makes the pipe at `path`, for this user alone. A pipe that is there, a leftover, is replaced; a file of another
+    /// kind is not. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// [`TimerFileError`] names the path.
+    pub fn open(path: &Path) -> Result<TimerFile, TimerFileError> {
+        use std::os::unix::fs::FileTypeExt;
+        let failed = |source: io::Error| TimerFileError { path: path.to_owned(), source };
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.file_type().is_fifo() => std::fs::remove_file(path).map_err(failed)?,
+            Ok(_) => return Err(failed(io::Error::other("a file that is no pipe is there"))),
+            Err(_) => {}
+        }
+        rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
+        // For writing too: then there is no end of file between two workers.
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let pipe: OwnedFd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let receiver = Receiver::from_file_unchecked(File::from(pipe)).map_err(failed)?;
+        Ok(TimerFile { path: path.to_owned(), receiver, unread: Vec::new() })
+    }
+
+    /// The pipe that the user asked for; one in `runtime`, if it has no name of its own. Must be called within a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// As [`TimerFile::open`].
+    pub fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
+        match timers {
+            Timers::Off => Ok(None),
+            Timers::At(path) => TimerFile::open(path).map(Some),
+            Timers::Fresh => {
+                let name = format!("{}.timers", &uuid::Uuid::new_v4().simple().to_string()[..12]);
+                TimerFile::open(&runtime.join(name)).map(Some)
+            }
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next request. What cannot be read is passed over, with a warning. May be cancelled.
+    pub async fn next(&mut self) -> Request {
+        loop {
+            while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                let unix_now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+                match parse(&line, unix_now) {
+                    Ok(request) => return request,
+                    Err(error) => tracing::warn!(%error, "a line in the timers' pipe was not understood"),
+                }
+            }
+            if self.unread.len() > LONGEST {
+                tracing::warn!("a line in the timers' pipe has no end; it is dropped");
+                self.unread.clear();
+            }
+            if let Err(error) = self.receiver.read_buf(&mut self.unread).await {
+                tracing::error!(%error, "the timers' pipe cannot be read; timers have no effect from here on");
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+impl Drop for TimerFile {
+    fn drop(&mut self) {
+        // A leftover is replaced by whoever needs the name next.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_795_210_355);
+
+    #[test]
+    fn lines_of_torch_are_understood() {
+        let set = br#"{"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": 1795210357.5, "signal": 9}"#;
+        let left = Duration::from_millis(2500);
+        assert_eq!(parse(set, NOW).unwrap(), Request::Set { pid: 4711, scope: "step".into(), left, signal: 9 });
+        let release = br#"{"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": -1, "signal": 0}"#;
+        assert_eq!(parse(release, NOW).unwrap(), Request::Release { pid: 4711, scope: "step".into() });
+    }
+
+    #[test]
+    fn a_time_that_is_past_or_never_comes_is_one_all_the_same() {
+        let left = |time: &str| {
+            let line = format!(r#"{{"pid":1,"scope_id":"s","expiration_time":{time},"signal":9}}"#);
+            match parse(line.as_bytes(), NOW).unwrap() {
+                Request::Set { left, .. } => left,
+                Request::Release { .. } => panic!("no release"),
+            }
+        };
+        assert_eq!(left("12.0"), Duration::ZERO);
+        assert!(left("1e300") > Duration::from_secs(86_400));
+    }
+
+    #[tokio::test]
+    async fn lines_come_whole_in_order_and_from_many_writers() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("timers");
+        let mut timers = TimerFile::open(&path).unwrap();
+        for scope in ["a", "b"] {
+            let mut writer = File::options().write(true).open(&path).unwrap();
+            write!(writer, r#"{{"pid":7,"scope_id":"{scope}","expira"#).unwrap();
+            writeln!(writer, r#"tion_time":-1,"signal":0}}"#).unwrap();
+            writeln!(writer, "nonsense").unwrap();
+        }
+        for scope in ["a", "b"] {
+            assert_eq!(timers.next().await, Request::Release { pid: 7, scope: scope.into() });
+        }
+        drop(timers);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_leftover_pipe_is_replaced_and_a_file_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("timers");
+        std::mem::forget(TimerFile::open(&path).unwrap());
+        TimerFile::open(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        let error = TimerFile::open(&path).unwrap_err().to_string();
+        assert!(error.contains("no pipe") && error.contains("TORCHELASTIC_TIMER_FILE"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+    }
+}
