@@ -11,6 +11,8 @@ RELEASE = $(TARGET)/release
 
 # An etcd of your own for the demo: make demo ETCD=host:2379
 ETCD ?=
+# A crate's folder: make test CRATE=agent runs its own tests alone.
+CRATE ?=
 # What make simulate plays.
 SEEDS ?= 100000
 FROM ?= 0
@@ -30,12 +32,17 @@ demo: ## Shows a job that survives, on this machine alone; ETCD=host:2379 uses t
 	@$(STEP) build cargo build --release --locked --package elastic-agent --package elastic-trainer --package elastic-demo --bins
 	@$(RELEASE)/elastic-demo $(if $(ETCD),--etcd $(ETCD))
 
-test: ## Installs what the tests need and runs them all
+test: ## Installs what the tests need and runs them all; CRATE=agent: one crate's own, after a small change
+ifeq ($(CRATE),)
 	@$(STEP) setup scripts/setup.sh test
-	@$(STEP) wheel $(MAKE) --no-print-directory wheel PROFILE=dev
 	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) wheel env CARGO=$(CURDIR)/scripts/workspace-cargo.sh $(MAKE) --no-print-directory wheel PROFILE=dev
 	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace
 	@$(STEP) "documentation tests" cargo test --quiet --locked --workspace --doc
+else
+	$(if $(filter tests demo,$(CRATE)),@$(STEP) build cargo build --locked --workspace --bins)
+	@$(STEP) "tests of $(CRATE)" $(NEXTEST) nextest run --locked --package elastic-$(CRATE)
+endif
 
 test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: minutes
 	@$(STEP) setup scripts/setup.sh test
