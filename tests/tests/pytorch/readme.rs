@@ -1,14 +1,18 @@
-//! What README.md tells a newcomer to type, typed.
+//! What README.md and examples/ tell a newcomer to type, typed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use elastic_tests::binaries::binary;
 use elastic_tests::torch::Torch;
 use tokio::process::Command;
 
-/// Imports of torch by two workers on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Imports of torch by two workers, twice, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(150);
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
 
 /// The block of commands that holds `mark`.
 fn commands<'a>(page: &'a str, mark: &str) -> &'a str {
@@ -16,25 +20,79 @@ fn commands<'a>(page: &'a str, mark: &str) -> &'a str {
     blocks.find(|block| block.contains(mark)).unwrap_or_else(|| panic!("no commands in README.md have {mark:?}"))
 }
 
+/// What commands print that a shell runs in `folder`, with the built programs, PyTorch's Python and the agent's package.
+/// Programs in `folder` go before all others.
+async fn typed(torch: &Torch, folder: &Path, commands: &str) -> String {
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let agent = binary("elastic-agent");
+    let first = [folder, agent.parent().unwrap(), torch.python().parent().unwrap()].map(PathBuf::from);
+    let path = std::env::join_paths(first.into_iter().chain(std::env::split_paths(&inherited))).unwrap();
+    let mut shell = Command::new("bash");
+    shell.args(["-e", "-c", commands]).current_dir(folder).envs(torch.environment()).env("PATH", path);
+    shell.env("PYTHONPATH", root().join("agent/python")).env("EXAMPLES", root().join("examples")).kill_on_drop(true);
+    let ended = tokio::time::timeout(LIMIT, shell.output()).await.expect("it ends").unwrap();
+    let (out, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success(), "{out}\n{errors}");
+    out.into_owned()
+}
+
 #[tokio::test]
 async fn the_trial_works_as_typed() {
     let Some(torch) = Torch::find() else { return };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let page = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let page = std::fs::read_to_string(root().join("README.md")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let agent = binary("elastic-agent");
-    let inherited = std::env::var_os("PATH").unwrap_or_default();
-    let path = [agent.parent().unwrap(), torch.python().parent().unwrap()].map(Path::to_owned);
-    let path = std::env::join_paths(path.into_iter().chain(std::env::split_paths(&inherited))).unwrap();
-
-    let mut shell = Command::new("bash");
-    shell.args(["-e", "-c", commands(&page, "cat > train.py")]).current_dir(folder.path());
-    shell.envs(torch.environment()).env("PATH", path).kill_on_drop(true);
-    let ended = tokio::time::timeout(LIMIT, shell.output()).await.expect("it ends").unwrap();
-
-    let (out, errors) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
-    assert!(ended.status.success(), "{out}\n{errors}");
+    let out = typed(&torch, folder.path(), commands(&page, "cat > train.py")).await;
     let steps: Vec<&str> = out.lines().filter_map(|line| line.split_once(": loss ")).map(|(step, _)| step).collect();
-    assert_eq!(steps, ["step 100", "step 200", "step 300", "step 400", "step 500"], "{out}\n{errors}");
+    assert_eq!(steps, ["step 100", "step 200", "step 300", "step 400", "step 500"], "{out}");
     assert!(folder.path().join("shared/last.pt").is_file());
+}
+
+#[tokio::test]
+async fn the_ddp_example_goes_on_from_its_checkpoint() {
+    let Some(torch) = Torch::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#"elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_ddp.py""#;
+    let out = typed(&torch, folder.path(), &format!("{train} --epochs=2; {train} --epochs=4")).await;
+    let lines: Vec<&str> = out.lines().map(|line| line.split(": loss").next().unwrap()).collect();
+    assert_eq!(lines, ["epoch 0", "epoch 1", "goes on with epoch 2, 2 workers", "epoch 2", "epoch 3"], "{out}");
+}
+
+#[tokio::test]
+async fn the_imagenet_example_goes_on_after_a_kill() {
+    let Some(torch) = Torch::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#"
+        elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_imagenet.py" \
+            --images=512 --batch=8 --epochs=20 --save-every=5 --folder="$PWD/checkpoints" &
+        until [ -e checkpoints/step-5.pt ]; do sleep 0.05; done
+        kill -KILL "$(pgrep -n -f "train_imagenet.py.*$PWD")"
+        wait %1"#;
+    let out = typed(&torch, folder.path(), train).await;
+    let begun: Vec<&str> = out.lines().filter(|line| line.starts_with("goes on after step ")).collect();
+    assert!(begun.len() == 1 && begun[0].ends_with("2 workers"), "{out}");
+    assert!(out.lines().last().unwrap().starts_with("epoch 19, step 640: loss "), "{out}");
+}
+
+#[tokio::test]
+async fn the_slurm_example_starts_an_agent_on_each_node() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(torch) = Torch::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Given a Slurm whose two nodes are this machine.
+    let stand_ins = [
+        ("scontrol", "#!/bin/sh\necho node0\necho node1\n"),
+        ("srun", "#!/bin/sh\nshift\n\"$@\" & first=$!\n\"$@\"\ncode=$?\nwait $first && exit $code\n"),
+    ];
+    for (name, text) in stand_ins {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        std::fs::set_permissions(folder.path().join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let submit = format!(
+        "export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node[0-1] SLURM_JOB_NUM_NODES=2 WORKERS=1 XDG_RUNTIME_DIR=$PWD\n\
+         ENDPOINT=127.0.0.1:{port} bash \"$EXAMPLES/train.sbatch\" \"$EXAMPLES/train_ddp.py\" --epochs=2"
+    );
+    let out = typed(&torch, folder.path(), &submit).await;
+    let epochs: Vec<&str> = out.lines().filter_map(|line| line.split_once(": loss ")).map(|(epoch, _)| epoch).collect();
+    assert_eq!(epochs, ["epoch 0", "epoch 1"], "{out}");
 }
