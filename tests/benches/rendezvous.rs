@@ -13,9 +13,9 @@ use elastic_coordinator::job::{FailureClass, JobId, Keys, Spec, Timings};
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_coordinator::store::{Op, OpResult, Store, Txn};
 use elastic_coordinator::time::Time;
-use elastic_tests::counted::Counted;
+use elastic_tests::counting_store::CountingStore;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
-use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
+use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -152,12 +152,12 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let connect = || anyhow::Ok(EtcdStore::connect(EtcdConfig::new([etcd.address()]))?);
     let leader = LeaderThread::start()?;
     let watcher = connect()?;
-    let connections = (0..=size / WAVE).map(|_| Ok(Arc::new(Counted::new(Arc::new(connect()?)))));
+    let connections = (0..=size / WAVE).map(|_| Ok(Arc::new(CountingStore::new(Arc::new(connect()?)))));
     let stores = connections.collect::<Result<Vec<_>>>()?;
     let store = |index: u32| Arc::clone(&stores[(index / WAVE) as usize]);
     let leaders_store = {
         let _entered = leader.handle.enter();
-        Arc::new(Counted::new(Arc::new(connect()?)))
+        Arc::new(CountingStore::new(Arc::new(connect()?)))
     };
     let calls = || {
         let mut calls = BTreeMap::new();
@@ -170,7 +170,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let job: JobId = format!("bench-{size}-{run}").parse()?;
     let keys = Keys::new("/bench", &job);
     let spec = Spec { timings: Timings::default(), ..quick_spec(size, size) };
-    let start = |index: u32, store: Arc<Counted>| {
+    let start = |index: u32, store: Arc<CountingStore>| {
         let (keys, job, spec) = (keys.clone(), job.clone(), spec.clone());
         async move { start_node(store, keys, &job, spec, &format!("n{index}")).await }
     };
@@ -189,7 +189,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let mut nodes: Vec<FleetNode> = Vec::new();
+    let mut nodes: Vec<InProcessNode> = Vec::new();
     if size > 1 {
         nodes.push(leader.handle.spawn(start(1, Arc::clone(&leaders_store))).await??);
         come(1).await?;
@@ -228,7 +228,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let forming = used(&leader, etcd)?.since(before);
     let again_calls = calls();
 
-    nodes.iter().for_each(FleetNode::finish);
+    nodes.iter().for_each(InProcessNode::finish);
     for node in nodes {
         node.parting(WITHIN).await?;
     }
@@ -236,7 +236,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
 }
 
 /// When the last node's workers of a round were started.
-async fn all_run(nodes: &mut [FleetNode], round: u64, size: u32) -> Result<Time> {
+async fn all_run(nodes: &mut [InProcessNode], round: u64, size: u32) -> Result<Time> {
     let mut last = Time::ZERO;
     for node in nodes {
         node.runs(round, size, WITHIN).await?;

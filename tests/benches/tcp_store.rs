@@ -43,15 +43,15 @@ fn main() -> Result<()> {
     println!("| operation | clients | ours | p50 | p99 | CPU | torch | p50 | p99 | CPU | rate | p50 | p99 | CPU |");
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     for clients in CLIENTS {
-        let mut fleets: Vec<Fleet> =
-            servers.iter().map(|server| Fleet::connect(*server, clients)).collect::<Result<_>>()?;
+        let mut groups: Vec<Clients> =
+            servers.iter().map(|server| Clients::connect(*server, clients)).collect::<Result<_>>()?;
         for operation in OPERATIONS {
-            let mut runs: Vec<Vec<Run>> = vec![Vec::new(); fleets.len()];
+            let mut runs: Vec<Vec<Run>> = vec![Vec::new(); groups.len()];
             for repetition in 0..REPETITIONS {
-                for turn in 0..fleets.len() {
+                for turn in 0..groups.len() {
                     // Nobody is always first.
-                    let which = (turn + repetition) % fleets.len();
-                    runs[which].push(fleets[which].run(&operation, SPAN)?);
+                    let which = (turn + repetition) % groups.len();
+                    runs[which].push(groups[which].run(&operation, SPAN)?);
                 }
             }
             let line: Vec<Run> = runs.into_iter().map(Run::median).collect();
@@ -96,16 +96,16 @@ fn row(name: &str, clients: usize, runs: &[Run]) -> String {
 }
 
 fn barriers(servers: &[Server]) -> Result<()> {
-    let mut fleets: Vec<Fleet> =
-        servers.iter().map(|server| Fleet::connect(*server, BARRIER)).collect::<Result<_>>()?;
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); fleets.len()];
+    let mut groups: Vec<Clients> =
+        servers.iter().map(|server| Clients::connect(*server, BARRIER)).collect::<Result<_>>()?;
+    let mut times: Vec<Vec<f64>> = vec![Vec::new(); groups.len()];
     for repetition in 0..BARRIERS {
-        for turn in 0..fleets.len() {
-            let which = (turn + repetition) % fleets.len();
+        for turn in 0..groups.len() {
+            let which = (turn + repetition) % groups.len();
             let name = format!("/barrier/{repetition}");
             let request = [&[18][..], &string(&name), &(BARRIER as u64).to_le_bytes()].concat();
             let begun = Instant::now();
-            fleets[which].all_once(&request, 1)?;
+            groups[which].all_once(&request, 1)?;
             times[which].push(begun.elapsed().as_secs_f64() * 1e3);
         }
     }
@@ -222,7 +222,7 @@ struct Client {
 }
 
 /// Clients of one server, each with one request under way; one thread drives them all.
-struct Fleet {
+struct Clients {
     server: Server,
     epoll: rustix::fd::OwnedFd,
     clients: Vec<Client>,
@@ -251,23 +251,23 @@ fn median(mut all: Vec<f64>) -> f64 {
     all[all.len() / 2]
 }
 
-impl Fleet {
-    fn connect(server: Server, clients: usize) -> Result<Fleet> {
+impl Clients {
+    fn connect(server: Server, clients: usize) -> Result<Clients> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        let mut fleet = Fleet { server, epoll, clients: Vec::new() };
+        let mut group = Clients { server, epoll, clients: Vec::new() };
         for number in 0..clients {
             let mut stream = TcpStream::connect(("127.0.0.1", server.port))?;
             stream.set_nodelay(true)?;
             stream.write_all(&[0, 0xce, 0xf7, 0x85, 0x3c])?;
             stream.set_nonblocking(true)?;
-            epoll::add(&fleet.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
-            fleet.clients.push(Client { stream, begun: Instant::now(), left: 0 });
+            epoll::add(&group.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)?;
+            group.clients.push(Client { stream, begun: Instant::now(), left: 0 });
         }
         // What is asked for is there.
         let all: Vec<u8> = (0..clients + KEYS).flat_map(|n| set(&key(n))).collect();
-        fleet.clients[0].stream.write_all(&all)?;
-        fleet.all_once(&[13, 1, 2, 3, 4], 4)?;
-        Ok(fleet)
+        group.clients[0].stream.write_all(&all)?;
+        group.all_once(&[13, 1, 2, 3, 4], 4)?;
+        Ok(group)
     }
 
     fn run(&mut self, operation: &Operation, span: Duration) -> Result<Run> {

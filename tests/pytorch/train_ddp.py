@@ -2,9 +2,9 @@
 all nodes share, and read by all when they start. It knows nothing of its launcher. It trains until the test says
 `finish`; with `--fail` it raises in its second epoch."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import os
 import sys
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 # Divides by 1, 2, 3 and 4 workers, so that no sample is padded.
 SAMPLES = 240
-CHECKPOINT = story.DIR / "checkpoint.pt"
+CHECKPOINT = harness.DIR / "checkpoint.pt"
 
 
 def load_checkpoint(model, optimizer) -> int:
@@ -38,7 +38,7 @@ def save_checkpoint(epoch: int, model, optimizer) -> None:
 
 
 def everyone_finishes() -> bool:
-    word = torch.tensor([int(story.is_said("finish"))])
+    word = torch.tensor([int(harness.is_set("finish"))])
     dist.broadcast(word, 0)
     return bool(word)
 
@@ -47,14 +47,14 @@ def everyone_finishes() -> bool:
 def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    pixels, shown = story.digits(SAMPLES)
+    pixels, shown = harness.digits(SAMPLES)
     dataset = TensorDataset(pixels, shown, torch.arange(SAMPLES))
     sampler = DistributedSampler(dataset)
     loader = DataLoader(dataset, batch_size=20, sampler=sampler)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     epoch = load_checkpoint(model, optimizer)
-    story.tell("begin", epoch=epoch)
+    harness.trace("begin", epoch=epoch)
     while not everyone_finishes():
         sampler.set_epoch(epoch)
         used, total = [], 0.0
@@ -69,15 +69,15 @@ def main() -> None:
             time.sleep(0.01)
         if "--fail" in sys.argv and epoch == 1:
             raise ValueError("the digits are illegible")
-        story.tell("epoch", epoch=epoch, used=used, loss=total / len(loader))
+        harness.trace("epoch", epoch=epoch, used=used, loss=total / len(loader))
         # What a checkpoint holds, all have told.
         dist.barrier()
-        if story.RANK == 0:
+        if harness.RANK == 0:
             save_checkpoint(epoch, model, optimizer)
-            story.tell("saved", epoch=epoch)
+            harness.trace("saved", epoch=epoch)
         epoch += 1
     dist.destroy_process_group()
 
 
 main()
-story.leave()
+harness.exit_now()

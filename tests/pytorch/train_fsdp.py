@@ -1,9 +1,9 @@
 """Fully sharded training (FSDP2) with distributed checkpoints: each rank holds and writes its shard alone, and a group
 of another size reads them all. It trains until the test says `finish`."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import hashlib
 import time
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-FOLDER = story.DIR / "sharded"
+FOLDER = harness.DIR / "sharded"
 
 
 def digest(model) -> str:
@@ -33,13 +33,13 @@ def newest() -> int:
 def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (story.WORLD_SIZE,))
+    mesh = init_device_mesh("cpu", (harness.WORLD_SIZE,))
     model = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.ReLU(), torch.nn.Linear(48, 10))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    pixels, shown = story.digits(120)
+    pixels, shown = harness.digits(120)
 
     # All must read the same one.
     step = torch.tensor([newest()])
@@ -49,23 +49,23 @@ def main() -> None:
         weights, moments = get_state_dict(model, optimizer)
         dcp.load({"weights": weights, "moments": moments}, checkpoint_id=FOLDER / str(step))
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-    story.tell("begin", step=step, digest=digest(model))
+    harness.trace("begin", step=step, digest=digest(model))
     finish = False
     while not finish:
-        loss = torch.nn.functional.cross_entropy(model(pixels[story.RANK :: story.WORLD_SIZE]), shown[story.RANK :: story.WORLD_SIZE])
+        loss = torch.nn.functional.cross_entropy(model(pixels[harness.RANK :: harness.WORLD_SIZE]), shown[harness.RANK :: harness.WORLD_SIZE])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         step += 1
         weights, moments = get_state_dict(model, optimizer)
         dcp.save({"weights": weights, "moments": moments}, checkpoint_id=FOLDER / str(step))
-        story.tell("saved", step=step, loss=loss.item(), digest=digest(model))
+        harness.trace("saved", step=step, loss=loss.item(), digest=digest(model))
         time.sleep(0.02)
-        word = torch.tensor([int(story.is_said("finish"))])
+        word = torch.tensor([int(harness.is_set("finish"))])
         dist.broadcast(word, 0)
         finish = bool(word)
     dist.destroy_process_group()
 
 
 main()
-story.leave()
+harness.exit_now()

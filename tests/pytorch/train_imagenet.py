@@ -2,9 +2,9 @@
 the worker that is furthest hands its state to all; a sampler that can go on in the middle of an epoch. It trains until
 the test says `finish`."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import io
 import os
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES = 240
 BATCH = 8
-OWN_DISK = story.DIR / f"disk-{story.NODE}"
+OWN_DISK = harness.DIR / f"disk-{harness.NODE}"
 
 
 class State:
@@ -49,28 +49,28 @@ class State:
         own = path.exists()
         if own:
             self.apply(torch.load(path))
-        steps = [torch.zeros(1, dtype=torch.long) for _ in range(story.WORLD_SIZE)]
+        steps = [torch.zeros(1, dtype=torch.long) for _ in range(harness.WORLD_SIZE)]
         dist.all_gather(steps, torch.tensor([self.step]))
-        furthest = max(range(story.WORLD_SIZE), key=lambda rank: int(steps[rank]))
+        furthest = max(range(harness.WORLD_SIZE), key=lambda rank: int(steps[rank]))
         blob = io.BytesIO()
         torch.save(self.capture(), blob)
         length = torch.tensor([blob.tell()])
         dist.broadcast(length, furthest)
         data = torch.zeros(int(length), dtype=torch.uint8)
-        if story.RANK == furthest:
+        if harness.RANK == furthest:
             data = torch.frombuffer(bytearray(blob.getvalue()), dtype=torch.uint8)
         dist.broadcast(data, furthest)
         self.apply(torch.load(io.BytesIO(data.numpy().tobytes())))
-        story.tell("begin", step=self.step, own=own, **self.sampler.state_dict())
+        harness.trace("begin", step=self.step, own=own, **self.sampler.state_dict())
 
 
 @record
 def main() -> None:
-    torch.manual_seed(story.RANK)
+    torch.manual_seed(harness.RANK)
     dist.init_process_group("gloo")
     state = State()
     state.load()
-    pixels, shown = story.digits(SAMPLES)
+    pixels, shown = harness.digits(SAMPLES)
     dataset = TensorDataset(pixels, shown, torch.arange(SAMPLES))
     model = DistributedDataParallel(state.model)
     epoch = state.sampler.epoch
@@ -84,15 +84,15 @@ def main() -> None:
             state.optimizer.step()
             state.step += 1
             state.sampler.advance(len(index))
-            story.tell("step", step=state.step, epoch=epoch, used=index.tolist())
+            harness.trace("step", step=state.step, epoch=epoch, used=index.tolist())
             # What any checkpoint holds, all have told.
             dist.barrier()
             # The nodes' disks hold different steps.
-            if story.RANK == 0 or state.step % 3 == 0:
+            if harness.RANK == 0 or state.step % 3 == 0:
                 state.save()
             elastic_agent.report_progress(state.step, epoch=epoch, loss=loss.item())
             time.sleep(0.02)
-            word = torch.tensor([int(story.is_said("finish"))])
+            word = torch.tensor([int(harness.is_set("finish"))])
             dist.broadcast(word, 0)
             if finish := bool(word):
                 break
@@ -101,4 +101,4 @@ def main() -> None:
 
 
 main()
-story.leave()
+harness.exit_now()

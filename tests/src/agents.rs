@@ -1,5 +1,5 @@
 //! Built agents as processes, and workers that tell where they are. Not for what happens inside one process: that is
-//! [`crate::fleet`].
+//! [`crate::in_process`].
 
 mod worker;
 
@@ -118,7 +118,7 @@ impl Job {
         self.program = std::iter::once(script).chain(args.iter().map(ToString::to_string)).collect();
         let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
         let dir = self.dir.path().to_owned();
-        self.env("STORY_DIR", dir).env("PYTHONPATH", package)
+        self.env("TEST_DIR", dir).env("PYTHONPATH", package)
     }
 
     /// Adds to the agents' environment, which their workers inherit.

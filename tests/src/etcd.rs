@@ -20,7 +20,7 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, Per
 use tempfile::TempDir;
 
 use crate::contract::Subject;
-use crate::lacking::left_out;
+use crate::requirement::skip;
 use crate::wait::{eventually, within};
 
 /// A server that is not ready by then will not be.
@@ -379,7 +379,7 @@ pub fn etcd35() -> Option<PathBuf> {
         .flatten()
         .find(|path| path.exists());
     if found.is_none() {
-        left_out("ETCD35", "there is no etcd 3.5: run scripts/etcd-3.5.sh");
+        skip("ETCD35", "there is no etcd 3.5: run scripts/etcd-3.5.sh");
     }
     found
 }

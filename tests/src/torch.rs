@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use crate::etcd::dies_with_test;
-use crate::lacking::left_out;
+use crate::requirement::skip;
 
 /// An absolute path of a Python that imports torch. Without it, the one that `scripts/torch.sh` makes is used.
 pub const PYTHON_ENV: &str = "ELASTIC_TORCH_PYTHON";
@@ -43,7 +43,7 @@ impl Torch {
         if dir.join("installed").exists() {
             return Some(Torch { python: dir.join("bin/python"), library_path: None });
         }
-        left_out("TORCH", format_args!("there is no PyTorch: run scripts/torch.sh, or set {PYTHON_ENV}"));
+        skip("TORCH", format_args!("there is no PyTorch: run scripts/torch.sh, or set {PYTHON_ENV}"));
         None
     }
 
@@ -55,7 +55,7 @@ impl Torch {
         let python = named.or_else(|| dir.join("installed").exists().then(|| dir.join("bin/python")));
         if python.is_none() {
             let advice = format_args!("there is no torch 1.13: run scripts/torch-debian.sh, or set {OLD_PYTHON_ENV}");
-            left_out("TORCH_1_13", advice);
+            skip("TORCH_1_13", advice);
         }
         python.map(|python| Torch { python, library_path: None })
     }

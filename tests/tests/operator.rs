@@ -1,5 +1,5 @@
 //! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded store,
-//! with a fleet of nodes whose workers are words.
+//! with nodes of this process, whose workers are simulated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
-use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
+use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::wait::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -47,12 +47,12 @@ impl Scene {
         }
     }
 
-    async fn node(&self, name: &str) -> FleetNode {
+    async fn node(&self, name: &str) -> InProcessNode {
         start_node(Arc::clone(&self.store), self.keys.clone(), &self.job, self.spec.clone(), name).await.unwrap()
     }
 
     /// Nodes of these names, all at work in round 1.
-    async fn fleet<const N: usize>(&self, names: [&str; N]) -> [FleetNode; N] {
+    async fn nodes<const N: usize>(&self, names: [&str; N]) -> [InProcessNode; N] {
         let mut nodes = Vec::new();
         for name in names {
             nodes.push(self.node(name).await);
@@ -127,8 +127,8 @@ async fn http(address: &str, path: &str) -> String {
     answer
 }
 
-async fn succeed<const N: usize>(nodes: [FleetNode; N]) {
-    nodes.iter().for_each(FleetNode::finish);
+async fn succeed<const N: usize>(nodes: [InProcessNode; N]) {
+    nodes.iter().for_each(InProcessNode::finish);
     for node in nodes {
         assert_eq!(node.parting(WITHIN).await.unwrap(), Parting::End(End::Succeeded));
     }
@@ -137,7 +137,7 @@ async fn succeed<const N: usize>(nodes: [FleetNode; N]) {
 #[tokio::test]
 async fn a_coordinator_takes_over_leads_and_dies_without_costing_a_round() {
     let scene = Scene::on_etcd(3, 3).await;
-    let [mut a, b, mut c] = scene.fleet(["a", "b", "c"]).await;
+    let [mut a, b, mut c] = scene.nodes(["a", "b", "c"]).await;
     let agent = scene.leader().await.expect("an agent leads");
     assert!(!agent.coordinator);
     let before = scene.round().await.modified;
@@ -174,7 +174,7 @@ async fn a_coordinator_takes_over_leads_and_dies_without_costing_a_round() {
 #[tokio::test]
 async fn a_coordinator_that_is_stopped_hands_over_and_one_that_stays_takes_the_job() {
     let scene = Scene::on_etcd(1, 2).await;
-    let [a, b] = scene.fleet(["a", "b"]).await;
+    let [a, b] = scene.nodes(["a", "b"]).await;
     let before = scene.round().await.modified;
     let mut first = scene.coordinator();
     let leader = scene.led("a coordinator leads", |leader| leader.coordinator).await;
@@ -197,8 +197,8 @@ async fn a_coordinator_leads_many_jobs_on_one_port() {
     let first = Scene::on_etcd(2, 2).await;
     let second = first.other("eval");
     let _coordinator = first.coordinator();
-    let [mut a, b] = first.fleet(["a", "b"]).await;
-    let [mut c, d] = second.fleet(["c", "d"]).await;
+    let [mut a, b] = first.nodes(["a", "b"]).await;
+    let [mut c, d] = second.nodes(["c", "d"]).await;
     let leader = first.led("the coordinator leads one", |leader| leader.coordinator).await;
     assert_eq!(second.led("and the other", |leader| leader.coordinator).await, leader);
     // Each is judged by its own members' pulses.
@@ -215,7 +215,7 @@ async fn a_coordinator_leads_many_jobs_on_one_port() {
 #[tokio::test]
 async fn a_coordinator_that_agents_cannot_reach_leaves_the_job_to_them() {
     let scene = Scene::on_etcd(2, 2).await;
-    let nodes = scene.fleet(["a", "b"]).await;
+    let nodes = scene.nodes(["a", "b"]).await;
     let before = scene.round().await.modified;
     // One address refuses; the other accepts and never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -234,7 +234,7 @@ async fn a_coordinator_that_agents_cannot_reach_leaves_the_job_to_them() {
 async fn a_coordinator_lets_go_of_a_job_that_has_ended() {
     let scene = Scene::on_etcd(2, 2).await;
     let _coordinator = scene.coordinator();
-    let nodes = scene.fleet(["a", "b"]).await;
+    let nodes = scene.nodes(["a", "b"]).await;
     scene.led("the coordinator leads", |leader| leader.coordinator).await;
     succeed(nodes).await;
     eventually("nobody leads", WITHIN, async || scene.leader().await.is_none().then_some(())).await;
@@ -247,7 +247,7 @@ async fn a_coordinator_lets_go_of_a_job_that_has_ended() {
 async fn elasticctl_shows_the_truth_to_people_and_programs() {
     let scene = Scene::on_etcd(2, 3).await;
     assert_eq!(scene.ctl_ok(&["jobs"]).await, "no jobs\n");
-    let [a, b] = scene.fleet(["a", "b"]).await;
+    let [a, b] = scene.nodes(["a", "b"]).await;
 
     let table = scene.ctl_ok(&["jobs"]).await;
     let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
@@ -286,7 +286,7 @@ async fn elasticctl_shows_the_truth_to_people_and_programs() {
 #[tokio::test]
 async fn elasticctl_says_what_is_wrong() {
     let scene = Scene::on_etcd(1, 1).await;
-    let nodes = scene.fleet(["a"]).await;
+    let nodes = scene.nodes(["a"]).await;
     for (args, wanted) in [
         (&["describe", "trian"][..], "there is no job \"trian\" under /elastic: there are train"),
         (&["describe", "a/b"], "there is no job"),
@@ -338,7 +338,7 @@ async fn users_passwords_and_certificates_are_taken_from_flags_and_files() {
 #[tokio::test]
 async fn a_drained_node_leaves_stays_away_and_may_come_back() {
     let scene = Scene::on_etcd(1, 3).await;
-    let [mut a, b, mut c] = scene.fleet(["a", "b", "c"]).await;
+    let [mut a, b, mut c] = scene.nodes(["a", "b", "c"]).await;
     scene.ctl_ok(&["drain", "train", "b"]).await;
     assert_eq!(a.runs(2, 2, WITHIN).await.unwrap().round.restarts, 0, "a drain costs no restart");
     c.runs(2, 2, WITHIN).await.unwrap();
@@ -360,7 +360,7 @@ async fn a_drained_node_leaves_stays_away_and_may_come_back() {
 #[tokio::test]
 async fn the_leader_itself_can_be_drained() {
     let scene = Scene::on_etcd(1, 2).await;
-    let [a, b] = scene.fleet(["a", "b"]).await;
+    let [a, b] = scene.nodes(["a", "b"]).await;
     let leads = scene.leader().await.unwrap().node;
     let (leader, mut other) = if leads.name() == "a" { (a, b) } else { (b, a) };
     scene.ctl_ok(&["drain", "train", leads.name()]).await;
@@ -372,7 +372,7 @@ async fn the_leader_itself_can_be_drained() {
 #[tokio::test]
 async fn an_operator_resizes_and_closes_a_job() {
     let scene = Scene::on_etcd(1, 3).await;
-    let [a, b, c] = scene.fleet(["a", "b", "c"]).await;
+    let [a, b, c] = scene.nodes(["a", "b", "c"]).await;
     scene.ctl_ok(&["set", "train", "--max", "2"]).await;
     eventually("two nodes run", WITHIN, async || {
         let round = scene.round().await.value;
@@ -398,7 +398,7 @@ async fn a_coordinator_serves_the_embedded_store_and_its_own_state() {
     eventually("it is ready", WITHIN, async || http(&page, "/ready").await.starts_with("HTTP/1.1 200").then_some(()))
         .await;
 
-    let [mut a, b] = scene.fleet(["a", "b"]).await;
+    let [mut a, b] = scene.nodes(["a", "b"]).await;
     scene.led("the coordinator leads", |leader| leader.coordinator).await;
     b.fail(FailureClass::Own, "boom");
     a.runs(2, 2, WITHIN).await.unwrap();

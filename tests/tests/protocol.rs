@@ -11,24 +11,24 @@ use elastic_coordinator::node::Parting;
 use elastic_coordinator::rendezvous::End;
 use elastic_coordinator::store::{Event, KeyValue, Op, Revision, Scope, Store, Txn, WatchUpdate};
 use elastic_coordinator::workers::checkpoint::{LastWord, last_word};
-use elastic_tests::counted::{Counted, KEYS};
-use elastic_tests::fleet::{FleetNode, quick_spec, start_node};
+use elastic_tests::counting_store::{CountingStore, KEYS};
+use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::wait::eventually;
 use serde_json::json;
 
 const WITHIN: Duration = Duration::from_secs(15);
 
-struct Fleet {
+struct TestJob {
     store: Arc<dyn Store>,
     keys: Keys,
     job: JobId,
     spec: Spec,
 }
 
-impl Fleet {
-    fn of(min: u32, max: u32) -> Fleet {
-        let job: JobId = "fleet".parse().unwrap();
-        Fleet {
+impl TestJob {
+    fn of(min: u32, max: u32) -> TestJob {
+        let job: JobId = "job".parse().unwrap();
+        TestJob {
             store: Arc::new(MemoryStore::start(Limits::default())),
             keys: Keys::new(Keys::DEFAULT_PREFIX, &job),
             job,
@@ -36,33 +36,33 @@ impl Fleet {
         }
     }
 
-    async fn start(&self, name: &str) -> FleetNode {
+    async fn start(&self, name: &str) -> InProcessNode {
         start_node(Arc::clone(&self.store), self.keys.clone(), &self.job, self.spec.clone(), name).await.unwrap()
     }
 }
 
 #[tokio::test]
 async fn three_nodes_form_a_round_and_succeed() {
-    let fleet = Fleet::of(3, 3);
-    let mut nodes = vec![fleet.start("a").await, fleet.start("b").await, fleet.start("c").await];
+    let job = TestJob::of(3, 3);
+    let mut nodes = vec![job.start("a").await, job.start("b").await, job.start("c").await];
     let mut ranks = Vec::new();
     for node in &mut nodes {
         ranks.push(node.runs(1, 3, WITHIN).await.unwrap().rank.group_rank);
     }
     ranks.sort();
     assert_eq!(ranks, [0, 1, 2]);
-    nodes.iter().for_each(FleetNode::finish);
+    nodes.iter().for_each(InProcessNode::finish);
     for node in nodes {
         assert_eq!(node.parting(WITHIN).await.unwrap(), Parting::End(End::Succeeded));
     }
-    assert!(fleet.store.range(&fleet.keys.nodes()).await.unwrap().0.is_empty(), "done nodes leave no keys");
+    assert!(job.store.range(&job.keys.nodes()).await.unwrap().0.is_empty(), "done nodes leave no keys");
 }
 
 #[tokio::test]
 async fn a_failure_costs_a_restart_and_the_budget_ends_the_job_with_its_cause() {
-    let mut fleet = Fleet::of(2, 2);
-    fleet.spec.max_restarts = 1;
-    let (mut a, mut b) = (fleet.start("a").await, fleet.start("b").await);
+    let mut job = TestJob::of(2, 2);
+    job.spec.max_restarts = 1;
+    let (mut a, mut b) = (job.start("a").await, job.start("b").await);
     a.runs(1, 2, WITHIN).await.unwrap();
     b.runs(1, 2, WITHIN).await.unwrap();
     b.fail(FailureClass::Own, "ValueError: boom");
@@ -80,14 +80,14 @@ async fn a_failure_costs_a_restart_and_the_budget_ends_the_job_with_its_cause() 
 
 #[tokio::test]
 async fn a_newcomer_joins_and_a_leaver_leaves_while_ranks_stay() {
-    let fleet = Fleet::of(1, 3);
-    let mut a = fleet.start("a").await;
+    let job = TestJob::of(1, 3);
+    let mut a = job.start("a").await;
     a.runs(1, 1, WITHIN).await.unwrap();
-    let mut b = fleet.start("b").await;
+    let mut b = job.start("b").await;
     let grown = a.runs(2, 2, WITHIN).await.unwrap();
     assert_eq!((grown.rank.group_rank, grown.round.restarts), (0, 0));
     b.runs(2, 2, WITHIN).await.unwrap();
-    let mut c = fleet.start("c").await;
+    let mut c = job.start("c").await;
     c.runs(3, 3, WITHIN).await.unwrap();
     b.runs(3, 3, WITHIN).await.unwrap();
     b.drain();
@@ -123,27 +123,27 @@ async fn puts(store: &dyn Store, prefix: String, from: Revision) -> BTreeMap<Str
 
 #[tokio::test]
 async fn a_node_writes_its_key_twice_to_come_into_its_first_round() {
-    let fleet = Fleet::of(4, 4);
+    let job = TestJob::of(4, 4);
     let mut nodes = Vec::new();
     for name in ["a", "b", "c", "d"] {
-        nodes.push(fleet.start(name).await);
+        nodes.push(job.start(name).await);
     }
     for node in &mut nodes {
         node.runs(1, 4, WITHIN).await.unwrap();
     }
     eventually("all say that they run", WITHIN, async || {
-        let (records, _) = fleet.store.range(&fleet.keys.nodes()).await.unwrap();
+        let (records, _) = job.store.range(&job.keys.nodes()).await.unwrap();
         let runs = |kv: &KeyValue| serde_json::from_slice::<NodeRecord>(&kv.value).unwrap().phase == Phase::Running;
         (records.len() == 4 && records.iter().all(runs)).then_some(())
     })
     .await;
     // That it waits, and that its workers run.
-    let puts = puts(&*fleet.store, fleet.keys.nodes(), Revision(1)).await;
+    let puts = puts(&*job.store, job.keys.nodes(), Revision(1)).await;
     assert!(puts.len() == 4 && puts.values().all(|count| *count == 2), "{puts:?}");
 }
 
 /// Keys that were read since this was asked last.
-fn keys_read(store: &Counted) -> u64 {
+fn keys_read(store: &CountingStore) -> u64 {
     store.take().get(KEYS).copied().unwrap_or_default()
 }
 
@@ -152,35 +152,35 @@ async fn those_who_wait_for_a_failed_jobs_last_nodes_do_not_all_read_them() {
     const LEFT: u64 = 200;
     const COME: u64 = 10;
     // Given a job that has failed, whose leader died before it deleted what done nodes left, and a node that still leaves
-    let mut fleet = Fleet::of(COME as u32, COME as u32);
+    let mut job = TestJob::of(COME as u32, COME as u32);
     let failed = json!({ "number": 3, "generation": 1, "state": "failed", "reason": "r" });
-    let spec = serde_json::to_vec(&fleet.spec).unwrap();
-    let begun = [Op::put(fleet.keys.spec(), spec), Op::put(fleet.keys.round(), failed.to_string())];
-    fleet.store.txn(Txn::of(begun)).await.unwrap();
+    let spec = serde_json::to_vec(&job.spec).unwrap();
+    let begun = [Op::put(job.keys.spec(), spec), Op::put(job.keys.round(), failed.to_string())];
+    job.store.txn(Txn::of(begun)).await.unwrap();
     let says = |name: &str, phase: &str| {
         let record = json!({
             "name": name, "incarnation": "1", "machine": name, "boot": "b", "host": "h", "slots": 1, "role": "default",
             "peer": { "host": "127.0.0.1", "port": 1 }, "phase": phase, "round": 3,
         });
-        (fleet.keys.node(&NodeId::new(name, "1")), record.to_string())
+        (job.keys.node(&NodeId::new(name, "1")), record.to_string())
     };
     for index in 0..LEFT {
         let (key, record) = says(&format!("done-{index}"), "done");
-        fleet.store.put(Vec::new(), Op::put(key, record)).await.unwrap();
+        job.store.put(Vec::new(), Op::put(key, record)).await.unwrap();
     }
-    let lease = fleet.store.grant(Duration::from_secs(60)).await.unwrap();
+    let lease = job.store.grant(Duration::from_secs(60)).await.unwrap();
     let (key, record) = says("leaves", "failed");
-    fleet.store.put(Vec::new(), Op::put_leased(key, record, lease)).await.unwrap();
+    job.store.put(Vec::new(), Op::put_leased(key, record, lease)).await.unwrap();
     // when nodes come, and wait until that one has left
-    let real = Arc::clone(&fleet.store);
-    let counted = Arc::new(Counted::new(Arc::clone(&real)));
-    fleet.store = Arc::clone(&counted) as Arc<dyn Store>;
+    let real = Arc::clone(&job.store);
+    let counted = Arc::new(CountingStore::new(Arc::clone(&real)));
+    job.store = Arc::clone(&counted) as Arc<dyn Store>;
     let mut nodes = Vec::new();
     for index in 0..COME {
-        nodes.push(fleet.start(&format!("n{index}")).await);
+        nodes.push(job.start(&format!("n{index}")).await);
     }
     eventually("one of them deletes what was left", WITHIN, async || {
-        (real.range(&fleet.keys.nodes()).await.unwrap().0.len() == 1).then_some(())
+        (real.range(&job.keys.nodes()).await.unwrap().0.len() == 1).then_some(())
     })
     .await;
     real.revoke(lease).await.unwrap();
@@ -196,8 +196,8 @@ async fn those_who_wait_for_a_failed_jobs_last_nodes_do_not_all_read_them() {
 #[tokio::test]
 async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
     const SIZE: u32 = 100;
-    let fleet = Fleet::of(1, SIZE);
-    let store = Counted::new(Arc::clone(&fleet.store));
+    let job = TestJob::of(1, SIZE);
+    let store = CountingStore::new(Arc::clone(&job.store));
     let seat = Sealed { number: 3, plan: Revision(7), nodes: SIZE };
     let ids: Vec<NodeId> = (0..SIZE).map(|index| NodeId::new(&format!("n{index:03}"), "1")).collect();
     let ranks: Vec<usize> = (0..ids.len()).rev().collect();
@@ -207,7 +207,7 @@ async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
             "group_rank": rank, "first_rank": rank, "slots": 1, "role_rank_base": rank, "role_world_size": SIZE,
             "name": ids[*index].name(), "machine": "m", "boot": "b", "peer": { "host": "h", "port": 1 }, "before": before,
         });
-        let key = fleet.keys.rank(seat.number, seat.plan, &ids[*index]);
+        let key = job.keys.rank(seat.number, seat.plan, &ids[*index]);
         store.put(Vec::new(), Op::put(key, place.to_string())).await.unwrap();
     }
     let says = async |index: usize, phase: &str| {
@@ -215,19 +215,19 @@ async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
             "name": ids[index].name(), "incarnation": "1", "machine": "m", "boot": "b", "host": "h", "slots": 1,
             "role": "default", "peer": { "host": "h", "port": 1 }, "phase": phase, "round": 3,
         });
-        store.put(Vec::new(), Op::put(fleet.keys.node(&ids[index]), record.to_string())).await.unwrap();
+        store.put(Vec::new(), Op::put(job.keys.node(&ids[index]), record.to_string())).await.unwrap();
     };
     // Given a job that ended so, and nodes of which the first ranks' and every third are gone: who publishes, and what
     // all of them read
     let ends = async |state: &str| {
         let sealed = json!({ "number": 3, "plan": 7, "nodes": SIZE });
         let round = json!({ "number": 3, "generation": 1, "state": state, "sealed": sealed, "reason": "r" });
-        store.put(Vec::new(), Op::put(fleet.keys.round(), round.to_string())).await.unwrap();
+        store.put(Vec::new(), Op::put(job.keys.round(), round.to_string())).await.unwrap();
         store.take();
         let mut publishers = Vec::new();
         for (rank, index) in ranks.iter().enumerate() {
             if rank > 2 && rank % 3 > 0 {
-                let word = last_word(&store, &fleet.keys, &ids[*index], seat).await.unwrap();
+                let word = last_word(&store, &job.keys, &ids[*index], seat).await.unwrap();
                 publishers.extend((word == LastWord::After(None)).then_some(rank));
             }
         }

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
 use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::lacking::left_out;
+use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -48,7 +48,7 @@ fn the_kits_play_of_faults_runs_on_cpus_too() {
 #[tokio::test]
 async fn a_script_speaks_with_its_agent() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("speaks.py", &[]);
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("worker_api.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let told = async |event: &str, round: u64, count: usize| -> Vec<Value> {
         eventually(&format!("`{event}` is told in round {round}"), LIMIT, async || {
@@ -84,7 +84,7 @@ async fn a_script_speaks_with_its_agent() {
 #[tokio::test]
 async fn a_callback_may_commit_a_checkpoint_and_another_may_fail() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("saves_late.py", &[]);
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("commits_on_round_change.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let placed = async |round: u64| -> Vec<Value> {
         eventually(&format!("both are placed in round {round}"), LIMIT, async || {
@@ -118,7 +118,7 @@ async fn a_script_that_starts_ahead_gets_its_place_when_it_is_ready() {
 }
 
 async fn keeps_its_process(job: Job) {
-    let job = job.flag("--max-restarts=1").plain_script("stays.py", &[]);
+    let job = job.flag("--max-restarts=1").plain_script("keeps_process.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let placed = async |round: u64| -> Vec<Value> {
         let mut placed = eventually(&format!("both have a place in round {round}"), LIMIT, async || {
@@ -148,7 +148,7 @@ fn wheel() -> Option<PathBuf> {
     let files = std::fs::read_dir(target).into_iter().flatten().flatten().map(|entry| entry.path());
     let wheel = files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "whl"));
     if wheel.is_none() {
-        left_out("WHEEL", "there is no wheel: run `make wheel`");
+        skip("WHEEL", "there is no wheel: run `make wheel`");
     }
     wheel
 }

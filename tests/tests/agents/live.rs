@@ -87,7 +87,7 @@ fn now_ms() -> u64 {
 }
 
 /// A job that trains, and its agents.
-struct Story {
+struct ChaosRun {
     job: Job,
     trace: std::path::PathBuf,
     agents: BTreeMap<&'static str, Agent>,
@@ -95,8 +95,8 @@ struct Story {
     recoveries: Vec<u64>,
 }
 
-impl Story {
-    fn begin(etcd: &EtcdServer, flags: &[&str], seed: u64) -> Story {
+impl ChaosRun {
+    fn begin(etcd: &EtcdServer, flags: &[&str], seed: u64) -> ChaosRun {
         // Failures of workers cost restarts as ever.
         let job = Job::on(etcd, "1:3").flag("--max-restarts=1000").conf("last_call_timeout", "100ms");
         let trace = job.path("trace");
@@ -104,11 +104,11 @@ impl Story {
         let program = [trainer.to_str().unwrap(), "digits"].into_iter().chain(flags.iter().copied());
         let trace_flag = format!("--trace={}", trace.display());
         let job = job.program(program.chain([trace_flag.as_str()]));
-        let mut story = Story { job, trace, agents: BTreeMap::new(), dice: Dice(seed | 1), recoveries: Vec::new() };
+        let mut run = ChaosRun { job, trace, agents: BTreeMap::new(), dice: Dice(seed | 1), recoveries: Vec::new() };
         for (node, _) in NODES {
-            story.start(node);
+            run.start(node);
         }
-        story
+        run
     }
 
     fn start(&mut self, node: &'static str) {
@@ -244,20 +244,20 @@ async fn churn(flags: &[&str], kills: u64, seed: u64) {
     let undisturbed = undisturbed(flags, &folder.path().join("trace"));
     let total = undisturbed.losses.len() as u64;
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let mut story = Story::begin(&etcd, flags, seed);
+    let mut run = ChaosRun::begin(&etcd, flags, seed);
     for kill in 0..kills {
         let from = total * (kill + 1) / (kills + 2);
-        let from = from + story.dice.below(total / (kills + 2) / 2);
-        story.step("training gets on", LONG, |line| number(line, "step") >= from).await;
-        let last = number(&story.step("a step", LONG, |_| true).await, "step");
+        let from = from + run.dice.below(total / (kills + 2) / 2);
+        run.step("training gets on", LONG, |line| number(line, "step") >= from).await;
+        let last = number(&run.step("a step", LONG, |_| true).await, "step");
         if last >= total * 9 / 10 {
             break;
         }
-        story.strike().await;
+        run.strike().await;
     }
-    let struck = story.recoveries.len() as u64;
+    let struck = run.recoveries.len() as u64;
     assert!(struck * 2 >= kills, "the run is too short: {struck} of {kills} kills, and it is almost over");
-    story.ends_as(&undisturbed).await;
+    run.ends_as(&undisturbed).await;
 }
 
 fn seed() -> u64 {

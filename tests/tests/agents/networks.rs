@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use elastic_tests::agents::{Agent, Job, LIMIT, exits};
-use elastic_tests::lacking::left_out;
+use elastic_tests::requirement::skip;
 use tempfile::TempDir;
 
 use crate::agents::python::{noted, python};
@@ -27,7 +27,7 @@ impl Hosts {
         match hosts.set_up() {
             Ok(()) => Some(hosts),
             Err(why) => {
-                left_out("NETNS", format_args!("no network namespaces can be made: {why}"));
+                skip("NETNS", format_args!("no network namespaces can be made: {why}"));
                 None
             }
         }

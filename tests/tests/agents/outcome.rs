@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LEASE, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::lacking::left_out;
+use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -156,7 +156,7 @@ impl Drop for Cgroup {
 #[tokio::test]
 async fn the_out_of_memory_killer_is_convicted() {
     let Some(cgroup) = Cgroup::with_limit(96 << 20) else {
-        return left_out("OOM", "this machine lets us make no memory cgroup");
+        return skip("OOM", "this machine lets us make no memory cgroup");
     };
     // `tail` keeps the last lines, and /dev/zero has no first.
     let job = alone().within(&cgroup.0).program(["tail", "/dev/zero"]);

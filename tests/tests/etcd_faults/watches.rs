@@ -5,8 +5,8 @@ use std::time::Duration;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::grumpy::Grumpy;
 use elastic_tests::proxy::FaultProxy;
+use elastic_tests::refusing_proxy::RefusingProxy;
 use elastic_tests::wait::{eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
@@ -156,18 +156,18 @@ async fn an_answer_that_says_not_now_costs_no_watch() {
     ] {
         // Given an open watch over a connection to a member that is well
         let server = EtcdServer::start(EtcdOptions::default()).await;
-        let grumpy = Grumpy::start(server.address(), code, words).await;
-        let store = EtcdStore::connect(EtcdConfig::new([grumpy.address()])).unwrap();
+        let proxy = RefusingProxy::start(server.address(), code, words).await;
+        let store = EtcdStore::connect(EtcdConfig::new([proxy.address()])).unwrap();
         let mut watcher = store.watch(prefix(), Revision(1)).await.unwrap();
         let mut written = vec![(put(&store, "/w/a", "first").await, "first".to_owned())];
         assert_eq!(values(&mut watcher, 1).await, written);
-        let opened = grumpy.watches();
+        let opened = proxy.watches();
 
         // when it answers calls with "not now"
-        grumpy.refuse(3);
+        proxy.refuse(3);
         // then a read goes again by itself
         assert!(store.get("/w/a").await.unwrap().is_some(), "{words}");
-        grumpy.refuse(1);
+        proxy.refuse(1);
         // and a write does, unless it may have been carried out
         let write = store.txn(Txn::of([Op::put("/w/a", "second")])).await;
         match write {
@@ -178,11 +178,11 @@ async fn an_answer_that_says_not_now_costs_no_watch() {
                 assert_eq!(values(&mut watcher, 1).await, written[1..]);
             }
         }
-        assert_eq!(grumpy.refused(), 4);
+        assert_eq!(proxy.refused(), 4);
         // and the watch was opened once
         let last = put(&store, "/w/a", "last").await;
         assert_eq!(values(&mut watcher, 1).await, [(last, "last".to_owned())]);
-        assert_eq!((opened, grumpy.watches()), (1, 1), "{words}");
+        assert_eq!((opened, proxy.watches()), (1, 1), "{words}");
     }
 }
 

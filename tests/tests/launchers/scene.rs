@@ -83,7 +83,7 @@ impl Scene {
             .into_iter()
             .fold(self, |scene, (name, value)| scene.env(name, value.to_str().expect("a variable that is UTF-8")));
         let dir = scene.path("").display().to_string();
-        scene.env("STORY_DIR", &dir)
+        scene.env("TEST_DIR", &dir)
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

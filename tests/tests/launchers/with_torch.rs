@@ -42,17 +42,17 @@ fn met(told: &[Value], workers: usize, total: u64) {
 
 async fn workers_of_two_nodes_sum_over_all(launcher: Launcher) {
     let Some(scene) = scene(launcher) else { return };
-    met(&on_two_nodes(&scene, "2", &["meets.py", "env"]).await, 4, 10);
+    met(&on_two_nodes(&scene, "2", &["init_process_group.py", "env"]).await, 4, 10);
 }
 
 async fn workers_may_name_the_address_themselves(launcher: Launcher) {
     let Some(scene) = scene(launcher) else { return };
-    met(&on_two_nodes(&scene, "1", &["meets.py", "tcp"]).await, 2, 3);
+    met(&on_two_nodes(&scene, "1", &["init_process_group.py", "tcp"]).await, 2, 3);
 }
 
 async fn workers_of_two_nodes_call_each_other(launcher: Launcher) {
     let Some(scene) = scene(launcher) else { return };
-    let mut told: Vec<(Value, Value)> = on_two_nodes(&scene, "1", &["calls.py"])
+    let mut told: Vec<(Value, Value)> = on_two_nodes(&scene, "1", &["rpc_neighbour.py"])
         .await
         .into_iter()
         .map(|line| (line["neighbour"].clone(), line["answer"].clone()))
@@ -65,7 +65,7 @@ async fn workers_of_two_nodes_call_each_other(launcher: Launcher) {
 async fn a_timer_that_expires_ends_its_worker_alone(launcher: Launcher) {
     let Some(scene) = scene(launcher) else { return };
     let scene = scene.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
-    let script = torch::script("timed.py");
+    let script = torch::script("file_timer.py");
     let flags = [ALONE, "--nproc_per_node=2", "--max_restarts=1"];
     let code = scene.end(&mut scene.start_program(&flags, &[script.to_str().unwrap()])).await;
     assert_eq!(code, 0);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use elastic_agent::meeting::workers_store::{Limits, TcpStore};
 use elastic_tests::agents::Job;
-use elastic_tests::lacking::left_out;
+use elastic_tests::requirement::skip;
 use elastic_tests::torch::Torch;
 
 /// Failures of a process group, one after the other.
@@ -49,7 +49,7 @@ fn every_method_of_torchs_client_is_answered() {
 fn every_method_is_answered_over_ipv6() {
     let Some(torch) = Torch::find() else { return };
     if TcpListener::bind("[::1]:0").is_err() {
-        return left_out("IPV6", "this machine has no IPv6");
+        return skip("IPV6", "this machine has no IPv6");
     }
     answers_every_method(&torch, &script("every_method.py"), "::1");
 }

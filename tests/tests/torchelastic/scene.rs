@@ -138,7 +138,7 @@ impl Scene {
         let script = torch::script(name).into_os_string().into_string().expect("a path that is UTF-8");
         self.program = vec![script];
         let dir = self.dir.path().to_str().expect("a path that is UTF-8").to_owned();
-        self.env.insert("STORY_DIR".into(), dir);
+        self.env.insert("TEST_DIR".into(), dir);
         self
     }
 

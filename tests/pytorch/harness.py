@@ -1,5 +1,4 @@
-"""What the scripts here have in common: they tell the test where they are, and wait until the test has acted. Not for
-training.
+"""What the scripts here have in common: they tell the test where they are, and wait until the test has acted.
 
 A line in `starts` says which worker this is, in the words of the tests' shell workers, so that the same checks are made
 of its round. Lines of JSON in `trace` tell all else.
@@ -11,7 +10,7 @@ import pathlib
 import sys
 import time
 
-DIR = pathlib.Path(os.environ["STORY_DIR"])
+DIR = pathlib.Path(os.environ["TEST_DIR"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 # torchrun has neither: one node, and rounds that its restarts count.
 NODE = os.environ.get("ELASTIC_NODE", "node")
@@ -27,19 +26,19 @@ def _append(name: str, line: str) -> None:
         os.close(file)
 
 
-def begin() -> None:
+def report_start() -> None:
     """Says that this worker has started. Called before the slow import of torch."""
     names = "RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE TORCHELASTIC_RESTART_COUNT".split()
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     _append("starts", " ".join([NODE, str(ROUND), *(os.environ[name] for name in names), str(os.getpid()), master]))
 
 
-def tell(event: str, **facts) -> None:
+def trace(event: str, **facts) -> None:
     """Adds to the trace."""
     _append("trace", json.dumps({"event": event, "node": NODE, "round": ROUND, "rank": RANK, "size": WORLD_SIZE, **facts}))
 
 
-def is_said(word: str) -> bool:
+def is_set(word: str) -> bool:
     """Whether the test has said `word`."""
     return (DIR / word).exists()
 
@@ -47,7 +46,7 @@ def is_said(word: str) -> bool:
 def wait_for(word: str, seconds: float = 60) -> None:
     """Waits until the test has said `word`."""
     until = time.monotonic() + seconds
-    while not is_said(word):
+    while not is_set(word):
         if time.monotonic() > until:
             raise TimeoutError(f"nobody said {word!r} within {seconds} s")
         time.sleep(0.02)
@@ -65,7 +64,7 @@ def digits(count: int):
     return rows[:, :64] / 16, rows[:, 64].long()
 
 
-def leave() -> None:
+def exit_now() -> None:
     """Ends the process, whose work is done. While the interpreter is taken apart PyTorch's threads at times abort it
     ("terminate called without an active exception"), which no launcher can help."""
     sys.stdout.flush()

@@ -1,8 +1,8 @@
 """Says all that a worker can say to its agent, and writes down the answers. Needs no PyTorch."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import signal
 import sys
@@ -14,7 +14,7 @@ forming = threading.Event()
 
 
 def hear(round: int, reason: str) -> None:
-    story.tell("forming", next=round, reason=reason)
+    harness.trace("forming", next=round, reason=reason)
     forming.set()
 
 
@@ -29,13 +29,13 @@ place = elastic_agent.assignment()
 elastic_agent.on_round_change(hear)
 elastic_agent.report_progress(place["round"] * 10, epoch=0, loss=0.5, total_steps=100)
 elastic_agent.barrier("data-ready", timeout=30)
-story.tell("passed", place=place)
-if story.RANK == 0:
-    checkpoint = story.DIR / f"checkpoint-{place['round']}"
+harness.trace("passed", place=place)
+if harness.RANK == 0:
+    checkpoint = harness.DIR / f"checkpoint-{place['round']}"
     checkpoint.write_text("weights")
     elastic_agent.commit_checkpoint(place["round"] * 10, checkpoint, timeout=30)
     try:
         elastic_agent.commit_checkpoint(place["round"] * 10 - 1, checkpoint, timeout=30)
     except elastic_agent.AgentError as error:
-        story.tell("committed", refused=str(error))
-story.wait_for("finish")
+        harness.trace("committed", refused=str(error))
+harness.wait_for("finish")

@@ -1,5 +1,5 @@
-//! Many nodes in one process: the real driver and machines with workers that exist only as words. Not for supervision:
-//! that is tested on the built agent.
+//! Many nodes in one process: the real driver and machines, with workers that no process stands for. Supervision is tested
+//! on the built agent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,8 +40,8 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
     }
 }
 
-/// One node of a fleet: its driver in a task, its workers as words.
-pub struct FleetNode {
+/// One node: its driver in a task, its workers simulated.
+pub struct InProcessNode {
     /// Its name.
     pub name: String,
     /// How it stands.
@@ -53,7 +53,13 @@ pub struct FleetNode {
 }
 
 /// Starts a node. Its workers start at once, stop at once, and end only when told to.
-pub async fn start_node(store: Arc<dyn Store>, keys: Keys, job: &JobId, spec: Spec, name: &str) -> Result<FleetNode> {
+pub async fn start_node(
+    store: Arc<dyn Store>,
+    keys: Keys,
+    job: &JobId,
+    spec: Spec,
+    name: &str,
+) -> Result<InProcessNode> {
     let listener = TcpListener::bind("127.0.0.1:0").await.context("bind the peer port")?;
     let peer = Endpoint { host: "127.0.0.1".into(), port: listener.local_addr()?.port() };
     let node = Node::new(store, job.clone(), listener);
@@ -111,10 +117,10 @@ pub async fn start_node(store: Arc<dyn Store>, keys: Keys, job: &JobId, spec: Sp
             }
         }
     });
-    Ok(FleetNode { name: name.to_owned(), status, place, reports, task })
+    Ok(InProcessNode { name: name.to_owned(), status, place, reports, task })
 }
 
-impl FleetNode {
+impl InProcessNode {
     /// Waits until its workers run in round `at_least` or later with `group_world_size` nodes.
     pub async fn runs(&mut self, at_least: u64, group_world_size: u32, within: Duration) -> Result<Start> {
         let fits = |place: &Option<(Start, Time)>| {

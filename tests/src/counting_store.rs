@@ -1,4 +1,4 @@
-//! A store that counts what is asked of it. Not for limiting it.
+//! A store that counts what is asked of it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,15 +10,15 @@ use elastic_coordinator::store::{LeaseId, Result, Revision, Scope, Store, Txn, T
 pub const KEYS: &str = "keys read";
 
 /// Passes every call on to another store, and counts it by kind; and the keys that reads return.
-pub struct Counted {
+pub struct CountingStore {
     inner: Arc<dyn Store>,
     counts: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-impl Counted {
+impl CountingStore {
     /// Counts what goes to `inner`.
-    pub fn new(inner: Arc<dyn Store>) -> Counted {
-        Counted { inner, counts: Mutex::default() }
+    pub fn new(inner: Arc<dyn Store>) -> CountingStore {
+        CountingStore { inner, counts: Mutex::default() }
     }
 
     /// Calls by kind since this was asked last.
@@ -36,7 +36,7 @@ impl Counted {
 }
 
 #[async_trait::async_trait]
-impl Store for Counted {
+impl Store for CountingStore {
     async fn txn(&self, txn: Txn) -> Result<TxnResult> {
         self.count(if txn.is_write() { "write" } else { "read" });
         let result = self.inner.txn(txn).await;

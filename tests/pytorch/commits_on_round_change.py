@@ -1,8 +1,8 @@
 """Commits a checkpoint when it hears that a round is forming, beside a callback that fails. Needs no PyTorch."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import signal
 import sys
@@ -18,10 +18,10 @@ def fail(round: int, reason: str) -> None:
 
 
 def save(round: int, reason: str) -> None:
-    checkpoint = story.DIR / f"checkpoint-{round}"
+    checkpoint = harness.DIR / f"checkpoint-{round}"
     checkpoint.write_text("weights")
     elastic_agent.commit_checkpoint(round * 10, checkpoint, timeout=10)
-    story.tell("saved", next=round)
+    harness.trace("saved", next=round)
     saved.set()
 
 
@@ -33,10 +33,10 @@ def stop(*_) -> None:
 
 signal.signal(signal.SIGTERM, stop)
 place = elastic_agent.assignment()
-if story.RANK == 0:
+if harness.RANK == 0:
     elastic_agent.on_round_change(fail)
     elastic_agent.on_round_change(save)
 else:
     saved.set()
-story.tell("placed", checkpoint=place["checkpoint"])
-story.wait_for("finish")
+harness.trace("placed", checkpoint=place["checkpoint"])
+harness.wait_for("finish")

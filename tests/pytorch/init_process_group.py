@@ -1,8 +1,8 @@
 """Meets its fellows by the way that is asked for, `env` or `tcp`, sums over them, and leaves."""
 
-import story
+import harness
 
-story.begin()
+harness.report_start()
 
 import os
 import sys
@@ -14,9 +14,9 @@ if sys.argv[1] == "env":
     dist.init_process_group("gloo", init_method="env://")
 else:
     address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    dist.init_process_group("gloo", init_method=address, rank=story.RANK, world_size=story.WORLD_SIZE)
+    dist.init_process_group("gloo", init_method=address, rank=harness.RANK, world_size=harness.WORLD_SIZE)
 ranks = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(ranks)
-story.tell("met", total=int(ranks), launched=dist.is_torchelastic_launched())
+harness.trace("met", total=int(ranks), launched=dist.is_torchelastic_launched())
 dist.destroy_process_group()
-story.leave()
+harness.exit_now()

@@ -8,14 +8,14 @@ import elastic_agent
 place, step = elastic_agent.ready(), 0
 
 # It looks for its rank at once.
-import story  # noqa: E402
+import harness  # noqa: E402
 
-story.begin()
+harness.report_start()
 while True:
-    story.tell("placed", place=place, pid=os.getpid(), again=elastic_agent.assignment() == place)
+    harness.trace("placed", place=place, pid=os.getpid(), again=elastic_agent.assignment() == place)
     while not elastic_agent.forming():
-        if story.is_said("finish"):
-            story.leave()
+        if harness.is_set("finish"):
+            harness.exit_now()
         step += 1
         time.sleep(0.02)
     place = elastic_agent.quiesce(step)

@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 
 /// A proxy that runs on the test's runtime and ends when dropped.
-pub struct Grumpy {
+pub struct RefusingProxy {
     address: String,
     state: Arc<State>,
     serving: JoinHandle<()>,
@@ -29,10 +29,10 @@ struct State {
     answer: Status,
 }
 
-impl Grumpy {
+impl RefusingProxy {
     /// Listens on a port of the kernel's choice, and passes everything on to the server at `upstream`. Transactions that
     /// it refuses, it refuses in these words.
-    pub async fn start(upstream: String, code: Code, words: &str) -> Grumpy {
+    pub async fn start(upstream: String, code: Code, words: &str) -> RefusingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
         let etcd = Endpoint::from_shared(format!("http://{upstream}")).expect("an address").connect_lazy();
@@ -44,7 +44,7 @@ impl Grumpy {
             let server = Server::builder().add_routes(answer.into());
             let _ = server.serve_with_incoming(TcpIncoming::from(listener)).await;
         });
-        Grumpy { address, state, serving }
+        RefusingProxy { address, state, serving }
     }
 
     /// `host:port` to connect to.
@@ -68,7 +68,7 @@ impl Grumpy {
     }
 }
 
-impl Drop for Grumpy {
+impl Drop for RefusingProxy {
     fn drop(&mut self) {
         self.serving.abort();
     }
