@@ -1,5 +1,5 @@
 //! The worker socket: JSON lines between an agent and the workers it started, over the Unix socket named in
-//! [`SOCKET_ENV`]. One object a line, UTF-8, at most [`MAX_LINE`] bytes. Not for logic.
+//! [`SOCKET_ENV`]. One object a line, UTF-8, at most [`MAX_LINE`] bytes.
 //!
 //! A worker that never connects gets torchrun's behaviour: it is stopped and started again. One that registers hears
 //! of rounds, and may commit checkpoints and meet barriers. Any language with a JSON parser can speak this:

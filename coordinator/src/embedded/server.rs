@@ -1,4 +1,4 @@
-//! Opens the port, puts the services together and runs them until told to stop. Not for what they answer.
+//! Opens the port, puts the services together and runs them until told to stop.
 
 use std::future::Future;
 use std::io;

@@ -1,4 +1,4 @@
-//! etcd's gRPC codes and texts, which clients match on. Not for what our own code is told.
+//! etcd's gRPC codes and texts, which clients match on.
 
 use tonic::Status;
 

@@ -1,5 +1,4 @@
 //! Requests as HTTP and answers out of JSON, as etcd 3.4's `Documentation/v2/api.md` and `errorcode.md` have them.
-//! Not for connections.
 
 use bytes::Bytes;
 use hyper::{Method, StatusCode};

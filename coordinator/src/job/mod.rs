@@ -1,4 +1,4 @@
-//! A job's vocabulary: ids, keys and the JSON records that live under them. Not for decisions or IO.
+//! A job's vocabulary: ids, keys and the JSON records that live under them.
 //!
 //! Dashboards read these records, so their shapes are documented in `docs/protocol.md` and change only with the
 //! protocol version.

@@ -1,4 +1,4 @@
-//! What all agents of a job must share, and what an operator may override. Not for per-node settings.
+//! What all agents of a job must share, and what an operator may override.
 
 use std::fmt;
 use std::time::Duration;

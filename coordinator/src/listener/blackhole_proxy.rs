@@ -1,4 +1,4 @@
-//! A network that takes everything and delivers nothing, for tests: its connections stay open. Not for closing them.
+//! A network that takes everything and delivers nothing, for tests: its connections stay open.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Asks a port who is behind it: the only thing that confirms a death. Not for deciding what follows.
+//! Asks a port who is behind it: the only thing that confirms a death.
 //!
 //! An agent's listening socket is shared with its guard, which closes it only when the agent's whole process tree is
 //! gone. So a refused connection, or another incarnation behind the port, means that nothing of it is left; a

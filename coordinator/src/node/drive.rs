@@ -1,4 +1,4 @@
-//! The one task that owns a node's machines. Not for the IO itself.
+//! The one task that owns a node's machines.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A member's pulse stream to its leader: beats, answers, probes, and the hint that the leader died. Not for judging.
+//! A member's pulse stream to its leader: beats, answers, probes, and the hint that the leader died.
 
 use std::collections::VecDeque;
 use std::time::Duration;

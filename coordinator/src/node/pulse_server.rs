@@ -1,4 +1,4 @@
-//! The peer port: takes members' pulse streams and says who is here. Not for answering beats (the driver does).
+//! The peer port: takes members' pulse streams and says who is here.
 
 //!
 //! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and

@@ -1,4 +1,4 @@
-//! Places of a round: who gets which rank. Not for who gets in.
+//! Places of a round: who gets which rank.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which jobs a replica of the coordinator leads: a pure function of a job's records. Not for taking the lead.
+//! Which jobs a replica of the coordinator leads: a pure function of a job's records.
 
 use crate::job::overview::Job;
 use crate::job::{LeaderRecord, RoundState};

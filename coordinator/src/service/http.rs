@@ -1,4 +1,4 @@
-//! `/live`, `/ready` and `/metrics`, over plain HTTP. Not for anything that changes a job.
+//! `/live`, `/ready` and `/metrics`, over plain HTTP.
 
 use std::sync::Arc;
 

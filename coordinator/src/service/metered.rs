@@ -1,4 +1,4 @@
-//! A store whose calls are counted and timed. Not for anything else about them.
+//! A store whose calls are counted and timed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

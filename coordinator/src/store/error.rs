@@ -1,4 +1,4 @@
-//! What can go wrong between us and a store, and what may be done about it. Not for protocol errors.
+//! What can go wrong between us and a store, and what may be done about it.
 
 use super::Revision;
 

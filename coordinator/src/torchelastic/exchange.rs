@@ -1,5 +1,5 @@
 //! What members of a version tell each other before they start their workers: who has how many, which ranks these get,
-//! and where rank 0 listens. As torch 2.15's agents do it, through the version's key-value store. Not for when.
+//! and where rank 0 listens. As torch 2.15's agents do it, through the version's key-value store.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a node knows of the rendezvous: read once, then kept up by the events of one watch. Not for what follows from it.
+//! What a node knows of the rendezvous: read once, then kept up by the events of one watch.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Publishing a checkpoint: moving the job's resume point, under the fence. Not for writing the checkpoint itself.
+//! Publishing a checkpoint: moving the job's resume point, under the fence.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! etcd's v2 key space as a model: indexes, conditions, times to live, a history of 1,000 events. Not for networks.
+//! etcd's v2 key space as a model: indexes, conditions, times to live, a history of 1,000 events.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

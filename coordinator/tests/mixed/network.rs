@@ -1,4 +1,4 @@
-//! A node's way to etcd: delays, losses, outages. Not for what is asked.
+//! A node's way to etcd: delays, losses, outages.
 
 use std::cell::RefCell;
 use std::rc::Rc;

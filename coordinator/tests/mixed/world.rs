@@ -1,5 +1,5 @@
 //! What all nodes share: the clock, etcd, and the workers, whose collectives break when a peer of theirs stops. It keeps
-//! what must hold at every moment. Not for what happens when.
+//! what must hold at every moment.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Searching a model whole, or for its shortest way to a breach. Not for what the models say.
+//! Searching a model whole, or for its shortest way to a breach.
 
 // The printed counts and paths are what people run these tests for.
 #![allow(clippy::print_stdout, clippy::panic)]

@@ -1,4 +1,4 @@
-//! A path as sentences that people can follow. Not for finding one.
+//! A path as sentences that people can follow.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Calls to the store and back, with all that can go wrong between. Not for what the store does.
+//! Calls to the store and back, with all that can go wrong between.
 
 use elastic_coordinator::job::{Checkpoint, RoundState};
 use elastic_coordinator::rendezvous::{Credentials, LeaderInput, MemberInput};

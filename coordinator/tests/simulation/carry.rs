@@ -1,4 +1,4 @@
-//! Carries out what the machines ask for. Not for choosing anything.
+//! Carries out what the machines ask for.
 
 use elastic_coordinator::job::{Keys, NodeId};
 use elastic_coordinator::rendezvous::{

@@ -1,4 +1,4 @@
-//! Clocks of different rates and zeros: each host's, and the store's. Not for the world's own time.
+//! Clocks of different rates and zeros: each host's, and the store's.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Which corners of the machines a set of seeds has reached. Not for promises.
+//! Which corners of the machines a set of seeds has reached.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Chance, from a seed. Not for anything that must differ between two replays.
+//! Chance, from a seed.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -1,4 +1,4 @@
-//! Pulses and dials between agents, as the driver in `node` does them. Not for calls to the store.
+//! Pulses and dials between agents, as the driver in `node` does them.
 
 use elastic_coordinator::job::{LeaderRecord, NodeId};
 use elastic_coordinator::rendezvous::{LeaderInput, MemberInput};

@@ -1,4 +1,4 @@
-//! Agents and the hosts they run on, as plain state. Not for what happens to them.
+//! Agents and the hosts they run on, as plain state.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Faults that strike by role: what a takeover must survive. Not for faults that strike anybody.
+//! Faults that strike by role: what a takeover must survive.
 
 use elastic_coordinator::job::FailureClass;
 

@@ -1,4 +1,4 @@
-//! What a seed stands for: how many nodes, which timings, which faults. Not for carrying it out.
+//! What a seed stands for: how many nodes, which timings, which faults.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

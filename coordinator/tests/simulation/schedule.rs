@@ -1,4 +1,4 @@
-//! One seed's life: faults, then healing, then the demand that all comes right. Not for single faults.
+//! One seed's life: faults, then healing, then the demand that all comes right.
 
 use std::time::Duration;
 

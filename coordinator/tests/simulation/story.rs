@@ -1,4 +1,4 @@
-//! The last things that happened, in words. Not for checks.
+//! The last things that happened, in words.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Workers and the guard: they start, end, quiesce, stop and are killed in their own time. Not for who tells them to.
+//! Workers and the guard: they start, end, quiesce, stop and are killed in their own time.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The world: virtual time, one queue of what happens, and everything that exists. Not for how the parts behave.
+//! The world: virtual time, one queue of what happens, and everything that exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Jobs, nodes and events as people and programs read them: tables and JSON. Not for reading the store.
+//! Jobs, nodes and events as people and programs read them: tables and JSON.
 
 use serde_json::{Value, json};
 

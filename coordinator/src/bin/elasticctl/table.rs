@@ -1,4 +1,4 @@
-//! Columns of text, each as wide as its widest cell. Not for what stands in them.
+//! Columns of text, each as wide as its widest cell.
 
 /// Text from the store as a terminal may show it: control characters, which it would obey, are spelled out.
 pub(crate) fn printable(text: &str) -> String {

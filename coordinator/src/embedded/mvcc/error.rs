@@ -1,4 +1,4 @@
-//! Why the state machine refuses a request. Not for what happens between client and server.
+//! Why the state machine refuses a request.
 
 use crate::store::{Revision, StoreError};
 

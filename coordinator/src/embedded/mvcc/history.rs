@@ -1,4 +1,4 @@
-//! The log of events: what watches read and what historical ranges undo. Not the live keys.
+//! The log of events: what watches read and what historical ranges undo.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,4 @@
 //! The state machine in the words of [`crate::store`]: for the in-process store and for simulations.
-//! Not for wire requests, which can say more.
 
 use super::{Compacted, Compare, Delete, Event, Key, Mvcc, Put, PutLease, Range, Record, Relation, Request};
 use super::{Response, Sort, SortBy, Span, Target, Txn};

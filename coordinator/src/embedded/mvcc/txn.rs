@@ -1,5 +1,4 @@
 //! Transactions: first everything that can be refused, then the conditions, then the writes, which cannot fail.
-//! Not for leases' own calls.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What the leader does next: a pure function of what it knows and of the time. Not for carrying it out.
+//! What the leader does next: a pure function of what it knows and of the time.
 //!
 //! ```text
 //!            a member failed, was lost, drains; newcomers fit

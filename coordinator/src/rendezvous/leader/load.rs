@@ -1,4 +1,4 @@
-//! How a leader's view comes to be: from one consistent read of the job, then from watches. Not for decisions.
+//! How a leader's view comes to be: from one consistent read of the job, then from watches.
 
 use super::super::decide::started;
 use super::super::roster::{Evicted, Present, Roster, SealedMember};

@@ -1,5 +1,5 @@
 //! The leader as a machine: keeps its [`View`] up to date, carries out [`decide`]'s verdicts as guarded transactions,
-//! one at a time. Not for IO (a driver carries transactions and pulses), and not for deciding.
+//! one at a time.
 
 mod load;
 #[cfg(test)]

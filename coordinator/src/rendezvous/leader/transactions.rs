@@ -1,4 +1,4 @@
-//! The leader's transactions, and what their success changes in its view. Not for choosing among them.
+//! The leader's transactions, and what their success changes in its view.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Whether the indexes say what a look at every node would. Not for what an event costs.
+//! Whether the indexes say what a look at every node would.
 
 use std::time::Duration;
 

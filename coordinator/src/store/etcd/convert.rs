@@ -1,4 +1,4 @@
-//! Between our transactions and events and etcd's. Not for sending them.
+//! Between our transactions and events and etcd's.
 
 use etcd_client::proto::{PbEvent, PbKeyValue, PbTxnOpResponse};
 use etcd_client::{

@@ -1,4 +1,4 @@
-//! Keep-alives: one stream for each lease, kept open between renewals. Not for when to renew.
+//! Keep-alives: one stream for each lease, kept open between renewals.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
 //! Which member of a cluster is in use, when it is left, and when a call is sent again. One piece for the clients of both
-//! APIs. Not for connecting, nor for what is asked.
+//! APIs.
 //!
 //! Our own rotation stands in for a client's balancer, which spreads calls over members without saying which one failed,
 //! and goes on using one that has frozen. Each client goes round the members in an order of its own: those that a member

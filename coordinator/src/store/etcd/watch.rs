@@ -1,5 +1,5 @@
 //! A watch that outlives its connections: it goes on after the last revision delivered, and lists anew where history
-//! was compacted away. Not for what the events mean.
+//! was compacted away.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The ways out: telling the others, stopping the workers, making room. Not for what leads to them.
+//! The ways out: telling the others, stopping the workers, making room.
 
 use super::{Call, Ending, Mode, NOTICE, Output, Participant, Swap, VersionRank, Workers, torchruns};
 use crate::etcd_v2::{Only, Request};

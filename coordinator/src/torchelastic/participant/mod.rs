@@ -1,4 +1,4 @@
-//! A node's own steps in TorchElastic's rendezvous, as a machine. Not for IO.
+//! A node's own steps in TorchElastic's rendezvous, as a machine.
 //!
 //! ```text
 //!            nobody made one              all confirmed          ranks are known      all workers ended well

@@ -1,4 +1,4 @@
-//! From an input to the next request: what every mode shares. Not for what a mode does.
+//! From an input to the next request: what every mode shares.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the system promises, checked after every event by one who sees everything. Not for making things happen.
+//! What the system promises, checked after every event by one who sees everything.
 
 mod agreement;
 mod budget;

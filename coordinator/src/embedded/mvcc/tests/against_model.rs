@@ -1,5 +1,4 @@
 //! Random histories, played on the state machine and on a model too plain to be wrong: it keeps every state whole.
-//! Not for the bounds on space, which the model does not have.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

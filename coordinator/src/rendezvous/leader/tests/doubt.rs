@@ -1,4 +1,4 @@
-//! What a leader does where it knows too little, or is told what cannot be. Not for its usual moves.
+//! What a leader does where it knows too little, or is told what cannot be.
 
 use super::*;
 use crate::job::Fate;
