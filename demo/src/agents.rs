@@ -1,4 +1,4 @@
-//! The agents of a run as processes: started, killed, started again, ended. Not for what they do.
+//! The agents of a run as processes: started, killed, started again, ended.
 
 #![allow(unsafe_code)]
 
@@ -50,7 +50,7 @@ impl Programs {
 
 /// What all agents of a run have in common.
 #[derive(Debug, Clone)]
-pub(crate) struct Orders {
+pub(crate) struct AgentOptions {
     pub(crate) programs: Programs,
     pub(crate) endpoint: String,
     pub(crate) job: String,
@@ -77,40 +77,40 @@ pub(crate) struct Agent {
 
 /// The agents of a run, by node name.
 #[derive(Debug)]
-pub(crate) struct Crew {
-    orders: Orders,
-    pub(crate) agents: BTreeMap<String, Agent>,
+pub(crate) struct Agents {
+    options: AgentOptions,
+    pub(crate) by_node: BTreeMap<String, Agent>,
     starts: u32,
 }
 
-impl Crew {
-    pub(crate) fn new(orders: Orders) -> Crew {
-        Crew { orders, agents: BTreeMap::new(), starts: 0 }
+impl Agents {
+    pub(crate) fn new(options: AgentOptions) -> Agents {
+        Agents { options, by_node: BTreeMap::new(), starts: 0 }
     }
 
     /// Starts the agent of a node.
     pub(crate) fn start(&mut self, node: &str) -> anyhow::Result<()> {
-        let orders = &self.orders;
+        let options = &self.options;
         self.starts += 1;
-        let mark = format!("{}/{node}/{}/", orders.job, self.starts);
-        let log = orders.folder.join(format!("{node}.log"));
+        let mark = format!("{}/{node}/{}/", options.job, self.starts);
+        let log = options.folder.join(format!("{node}.log"));
         let output = File::options().create(true).append(true).open(&log);
         let output = output.with_context(|| format!("open {}", log.display()))?;
-        let mut command = Command::new(&orders.programs.agent);
+        let mut command = Command::new(&options.programs.agent);
         command
-            .arg(format!("--rdzv-endpoint={}", orders.endpoint))
-            .arg(format!("--rdzv-id={}", orders.job))
+            .arg(format!("--rdzv-endpoint={}", options.endpoint))
+            .arg(format!("--rdzv-id={}", options.job))
             .arg(format!("--node-name={node}"))
             .args(["--rdzv-backend=etcd", "--nnodes=2:3", "--nproc-per-node=1", "--local-addr=127.0.0.1"])
             .arg("--rdzv-conf=last_call_timeout=1,min_round_time=200ms")
             .args(["--log-dir=/dev/null", "--no-python"])
-            .arg(&orders.programs.trainer)
-            .args(&orders.training);
+            .arg(&options.programs.trainer)
+            .args(&options.training);
         // What is set for other jobs in this shell is not meant for these.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PET_")) {
             command.env_remove(name);
         }
-        command.env(MARK, &mark).env("XDG_RUNTIME_DIR", &orders.runtime);
+        command.env(MARK, &mark).env("XDG_RUNTIME_DIR", &options.runtime);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         // A Ctrl-C at the terminal is ours to pass on.
         command.process_group(0).kill_on_drop(true);
@@ -123,22 +123,22 @@ impl Crew {
                 _ => Err(std::io::Error::last_os_error()),
             });
         }
-        let child = command.spawn().with_context(|| format!("start {}", orders.programs.agent.display()))?;
+        let child = command.spawn().with_context(|| format!("start {}", options.programs.agent.display()))?;
         let pid = child.id().context("the agent ended at once")?;
-        self.agents.insert(node.to_owned(), Agent { child, pid, log, mark, killed: false, exit: None });
+        self.by_node.insert(node.to_owned(), Agent { child, pid, log, mark, killed: false, exit: None });
         Ok(())
     }
 
     /// SIGKILL for the agent of a node, and for nothing else.
     pub(crate) fn kill(&mut self, node: &str) -> anyhow::Result<()> {
-        let agent = self.agents.get_mut(node).with_context(|| format!("there is no agent {node}"))?;
+        let agent = self.by_node.get_mut(node).with_context(|| format!("there is no agent {node}"))?;
         agent.killed = true;
         agent.signal(Signal::KILL).with_context(|| format!("kill agent {node}"))
     }
 
     /// Notes which agents have ended. One that failed is an error with the end of its log.
     pub(crate) fn look(&mut self) -> anyhow::Result<()> {
-        for (node, agent) in &mut self.agents {
+        for (node, agent) in &mut self.by_node {
             if agent.exit.is_none() {
                 agent.exit = agent.child.try_wait()?;
                 if let Some(status) = agent.exit.filter(|status| !status.success() && !agent.killed) {
@@ -155,7 +155,7 @@ impl Crew {
 
     /// Whether all agents have ended.
     pub(crate) fn all_ended(&self) -> bool {
-        self.agents.values().all(|agent| agent.exit.is_some())
+        self.by_node.values().all(|agent| agent.exit.is_some())
     }
 
     /// Ends all agents: in good order, after a grace by force, by force at once when `hurry` comes. Returns what is
@@ -169,11 +169,11 @@ impl Crew {
         }
         self.signal_all(Signal::KILL);
         self.ended().await;
-        gone(&format!("{}/", self.orders.job)).await
+        gone(&format!("{}/", self.options.job)).await
     }
 
     async fn ended(&mut self) {
-        for agent in self.agents.values_mut() {
+        for agent in self.by_node.values_mut() {
             // It fails only for one that was waited for.
             if let Ok(status) = agent.child.wait().await {
                 agent.exit = Some(status);
@@ -182,7 +182,7 @@ impl Crew {
     }
 
     fn signal_all(&mut self, signal: Signal) {
-        for agent in self.agents.values_mut().filter(|agent| agent.exit.is_none()) {
+        for agent in self.by_node.values_mut().filter(|agent| agent.exit.is_none()) {
             agent.killed = true;
             // One that ended just now needs no signal.
             let _ = agent.signal(signal);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use elastic_trainer::data::{Order, Schedule};
 
 use crate::run::Ended;
-use crate::story::Kill;
+use crate::scenario::Kill;
 use crate::trace::{History, Step};
 
 /// The share of test images that must be named correctly.
@@ -46,12 +46,12 @@ pub(crate) fn all(schedule: &Schedule, order: &Order, quiet: &Ended, disturbed: 
 /// the dead may have had, and never less than what is committed.
 fn resumed(run: &Ended) -> Result<String, String> {
     let mut told = Vec::new();
-    for (before, stint) in run.history.stints.iter().zip(run.history.stints.iter().skip(1)) {
-        let (round, from) = (stint.round, stint.from);
+    for (before, group_run) in run.history.group_runs.iter().zip(run.history.group_runs.iter().skip(1)) {
+        let (round, from) = (group_run.round, group_run.from);
         let done = before.steps.last().map_or(before.from, |step| step.step);
         let seal = run.seals.iter().find(|seal| seal.round == round);
         let seal = seal.ok_or(format!("the store told of no round {round}, in which workers trained"))?;
-        let first = stint.steps.first().map_or(from + 1, |step| step.step);
+        let first = group_run.steps.first().map_or(from + 1, |step| step.step);
         let committed = seal.committed;
         let goes_on = (committed.max(done.saturating_sub(1))..=done).contains(&from);
         if seal.resume != committed || !goes_on || first != from + 1 {
@@ -84,7 +84,7 @@ fn samples(schedule: &Schedule, order: &Order, history: &History, counted: &[Ste
     if wrong > 0 {
         return Err(format!("{wrong} times a sample is missing from an epoch or in it more than once"));
     }
-    let done: usize = history.stints.iter().map(|stint| stint.steps.len()).sum();
+    let done: usize = history.group_runs.iter().map(|group_run| group_run.steps.len()).sum();
     Ok(format!(
         "{} epochs of {} samples; {} steps that only the dead had done were done again and count once",
         schedule.epochs,
@@ -160,8 +160,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::picture::Seal;
-    use crate::trace::Stint;
+    use crate::job_view::Seal;
+    use crate::trace::GroupRun;
 
     const SCHEDULE: Schedule = Schedule { samples: 10, batch: 4, epochs: 2 };
 
@@ -171,18 +171,18 @@ mod tests {
         Step { round, step: number, epoch: batch.epoch, first: batch.first, end: batch.end, loss, time_ms: number }
     }
 
-    fn stint(round: u64, from: u64, until: u64) -> Stint {
-        Stint { round, from, steps: (from + 1..=until).map(|number| step(round, number)).collect() }
+    fn group_run(round: u64, from: u64, until: u64) -> GroupRun {
+        GroupRun { round, from, steps: (from + 1..=until).map(|number| step(round, number)).collect() }
     }
 
-    fn ended(stints: Vec<Stint>) -> Ended {
-        let seal = |stint: &Stint| {
+    fn ended(group_runs: Vec<GroupRun>) -> Ended {
+        let seal = |group_run: &GroupRun| {
             let (nodes, reason, at) = (2, String::new(), Duration::ZERO);
-            Seal { round: stint.round, nodes, reason, at, resume: stint.from, committed: stint.from }
+            Seal { round: group_run.round, nodes, reason, at, resume: group_run.from, committed: group_run.from }
         };
-        let seals = stints.iter().map(seal).collect();
+        let seals = group_runs.iter().map(seal).collect();
         let (parameters, correct, took) = ("crc32c:1".to_owned(), (97, 100), Duration::ZERO);
-        Ended { history: History { stints, committed: 6 }, seals, parameters, correct, took }
+        Ended { history: History { group_runs, committed: 6 }, seals, parameters, correct, took }
     }
 
     fn kill() -> Kill {
@@ -192,14 +192,14 @@ mod tests {
     }
 
     fn failing(disturbed: &Ended, kill: &Kill) -> Vec<usize> {
-        let quiet = ended(vec![stint(1, 0, 6)]);
+        let quiet = ended(vec![group_run(1, 0, 6)]);
         let checks = all(&SCHEDULE, &Order::new(0, SCHEDULE.samples), &quiet, disturbed, kill);
         (1..).zip(&checks).filter(|(_, check)| !check.holds).map(|(number, _)| number).collect()
     }
 
     fn good() -> Ended {
         // Step 4 was done before the change and again after it.
-        ended(vec![stint(1, 0, 4), stint(2, 3, 5), stint(3, 5, 6)])
+        ended(vec![group_run(1, 0, 4), group_run(2, 3, 5), group_run(3, 5, 6)])
     }
 
     #[test]
@@ -219,20 +219,24 @@ mod tests {
             [1],
             "a committed step was lost"
         );
-        assert_eq!(faulty(&|run| run.history.stints[1].from = 4), [1, 2, 3], "a step was repeated that counts already");
-        assert_eq!(faulty(&|run| run.history.stints[0].steps.push(step(1, 5))), [1], "a survivor's step was lost");
         assert_eq!(
-            faulty(&|run| run.history.stints[1].steps = run.history.stints[1].steps[1..].to_vec()),
+            faulty(&|run| run.history.group_runs[1].from = 4),
+            [1, 2, 3],
+            "a step was repeated that counts already"
+        );
+        assert_eq!(faulty(&|run| run.history.group_runs[0].steps.push(step(1, 5))), [1], "a survivor's step was lost");
+        assert_eq!(
+            faulty(&|run| run.history.group_runs[1].steps = run.history.group_runs[1].steps[1..].to_vec()),
             [1, 2, 3],
             "a step was left out"
         );
-        assert_eq!(faulty(&|run| run.history.stints[1].steps[1].first -= 1), [2], "a sample was taken twice");
-        assert_eq!(faulty(&|run| run.history.stints[1].steps[1].loss += 1e-6), [3], "another loss");
+        assert_eq!(faulty(&|run| run.history.group_runs[1].steps[1].first -= 1), [2], "a sample was taken twice");
+        assert_eq!(faulty(&|run| run.history.group_runs[1].steps[1].loss += 1e-6), [3], "another loss");
         assert_eq!(faulty(&|run| run.parameters = "crc32c:2".into()), [4], "other parameters");
         assert_eq!(faulty(&|run| run.correct = (95, 100)), [5], "not learned");
         assert_eq!(failing(&good(), &Kill { left: vec![7], ..kill() }), [6], "something was left");
         assert_eq!(failing(&good(), &Kill { round_waited: false, ..kill() }), [6], "two groups at work");
         assert_eq!(failing(&good(), &Kill { others_later: vec![5, 8], ..kill() }), [7], "a worker was started anew");
-        assert_eq!(failing(&ended(vec![stint(1, 0, 6)]), &kill()), [1], "nothing happened");
+        assert_eq!(failing(&ended(vec![group_run(1, 0, 6)]), &kill()), [1], "nothing happened");
     }
 }

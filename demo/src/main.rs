@@ -3,37 +3,37 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `story` | the order of events |
-//! | `plan` | what is trained |
+//! | `scenario` | the order of events |
+//! | `training` | what is trained |
 //! | `store` | where the agents meet |
 //! | `run` | one training run: waiting for something to happen in it |
 //! | `agents` | the agents as processes |
 //! | `processes` | finding all descendants of an agent |
-//! | `picture` | the job as the store's keys tell it |
+//! | `job_view` | the job as the store's keys tell it |
 //! | `trace` | the steps as the trainer's trace tells them |
 //! | `checks` | what must hold at the end |
 //! | `screen`, `summary` | what the person sees |
 
 mod agents;
 mod checks;
-mod picture;
-mod plan;
+mod job_view;
 mod processes;
 mod run;
+mod scenario;
 mod screen;
 mod store;
-mod story;
 mod summary;
 mod trace;
+mod training;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use agents::Programs;
-use plan::Plan;
 use run::{Interrupt, Interrupted, Stage};
 use screen::{Screen, Style};
+use training::Training;
 
 /// Exit code after Ctrl-C: 128 and SIGINT's number, as shells count.
 const INTERRUPTED: u8 = 130;
@@ -75,13 +75,13 @@ fn main() -> ExitCode {
 
 async fn demonstrate(arguments: &Arguments) -> anyhow::Result<bool> {
     let programs = Programs::find()?;
-    let plan = Plan::new(arguments.quick, arguments.epochs)?;
+    let training = Training::new(arguments.quick, arguments.epochs)?;
     let interrupt = Interrupt::new()?;
     let meeting = store::open(arguments.etcd.as_deref()).await?;
     let folder = run::folder()?;
     let id = format!("demo-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-    let mut stage = Stage { programs, meeting, plan, folder, id, screen: Screen::new(), interrupt };
-    let outcome = story::play(&mut stage).await;
+    let mut stage = Stage { programs, meeting, training, folder, id, screen: Screen::new(), interrupt };
+    let outcome = scenario::play(&mut stage).await;
     stage.screen.clear()?;
     if arguments.etcd.is_some() {
         stage.forget().await;

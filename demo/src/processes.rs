@@ -1,4 +1,4 @@
-//! Finding every process that descends from an agent, whoever its parent is by now. Not for starting or ending them.
+//! Finding every process that descends from an agent, whoever its parent is by now.
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! One training run: its agents, what the store and the trace tell of it, and waiting for something to happen in it. Not
-//! for the story.
+//! One training run: its agents, what the store and the trace tell of it, and waiting for something to happen in it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,12 +10,12 @@ use elastic_coordinator::store::{Op, Scope, Store, Watcher};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
-use crate::agents::{Crew, Orders, Programs, RUNTIME, printed};
-use crate::picture::{Picture, Seal, phase};
-use crate::plan::{CHECKPOINTS, Plan, TRACE};
+use crate::agents::{AgentOptions, Agents, Programs, RUNTIME, printed};
+use crate::job_view::{JobView, Seal, phase};
 use crate::screen::{Line, Screen, Style, bar};
 use crate::store::Meeting;
 use crate::trace::{History, Tail};
+use crate::training::{CHECKPOINTS, TRACE, Training};
 
 /// The nodes of a run.
 pub(crate) const NODES: [&str; 3] = ["a", "b", "c"];
@@ -55,7 +54,7 @@ impl Interrupt {
 pub(crate) struct Stage {
     pub(crate) programs: Programs,
     pub(crate) meeting: Meeting,
-    pub(crate) plan: Plan,
+    pub(crate) training: Training,
     pub(crate) folder: PathBuf,
     /// Names this demo among others on the machine and in the store.
     pub(crate) id: String,
@@ -68,8 +67,8 @@ pub(crate) struct Run<'a> {
     stage: &'a mut Stage,
     title: &'static str,
     folder: PathBuf,
-    pub(crate) crew: Crew,
-    pub(crate) picture: Picture,
+    pub(crate) agents: Agents,
+    pub(crate) job_view: JobView,
     watcher: Watcher,
     tail: Tail,
     started: Instant,
@@ -96,19 +95,19 @@ impl<'a> Run<'a> {
         let store = &stage.meeting.store;
         let (_, revision) = store.range(keys.root()).await?;
         let watcher = store.watch(Scope::Prefix(keys.root().to_owned()), revision.next()).await?;
-        let orders = Orders {
+        let options = AgentOptions {
             programs: stage.programs.clone(),
             endpoint: stage.meeting.endpoint.clone(),
             job: job.to_string(),
             folder: folder.clone(),
             runtime: stage.folder.clone(),
-            training: stage.plan.arguments(&folder),
+            training: stage.training.arguments(&folder),
         };
         let tail = Tail::new(&folder.join(TRACE));
-        let (crew, picture, started) = (Crew::new(orders), Picture::new(keys), Instant::now());
-        let mut run = Run { stage, title, folder, crew, picture, watcher, tail, started };
+        let (agents, job_view, started) = (Agents::new(options), JobView::new(keys), Instant::now());
+        let mut run = Run { stage, title, folder, agents, job_view, watcher, tail, started };
         for node in NODES {
-            run.crew.start(node)?;
+            run.agents.start(node)?;
         }
         Ok(run)
     }
@@ -125,12 +124,18 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn total(&self) -> u64 {
-        self.stage.plan.schedule.total_steps()
+        self.stage.training.schedule.total_steps()
     }
 
     /// Steps done in a round so far.
     pub(crate) fn steps_in(&self, round: u64) -> u64 {
-        self.tail.history.stints.iter().filter(|stint| stint.round == round).map(|stint| stint.steps.len() as u64).sum()
+        self.tail
+            .history
+            .group_runs
+            .iter()
+            .filter(|group_run| group_run.round == round)
+            .map(|group_run| group_run.steps.len() as u64)
+            .sum()
     }
 
     /// Lets the run go on until `found` finds something; it is asked whenever something may have changed.
@@ -143,12 +148,12 @@ impl<'a> Run<'a> {
         let deadline = Instant::now() + limit;
         loop {
             // In this order: the trace of agents that have ended is whole.
-            self.crew.look()?;
+            self.agents.look()?;
             self.tail.catch_up()?;
             if let Some(found) = found(self) {
                 return Ok(found);
             }
-            if self.crew.all_ended() {
+            if self.agents.all_ended() {
                 bail!("training was over before {what}: this machine is fast, so train longer with --epochs");
             }
             if Instant::now() >= deadline {
@@ -158,7 +163,7 @@ impl<'a> Run<'a> {
             tokio::select! {
                 update = self.watcher.recv() => {
                     let update = update.context("the store's watch ended")?;
-                    for news in self.picture.apply(self.started.elapsed(), update)? {
+                    for news in self.job_view.apply(self.started.elapsed(), update)? {
                         self.say(Style::Plain, &news)?;
                     }
                 }
@@ -170,7 +175,7 @@ impl<'a> Run<'a> {
 
     /// Waits for the end that training comes to by itself.
     pub(crate) async fn ended(&mut self, limit: Duration) -> anyhow::Result<Ended> {
-        self.until("it has ended", limit, |run| run.crew.all_ended().then_some(())).await?;
+        self.until("it has ended", limit, |run| run.agents.all_ended().then_some(())).await?;
         let took = self.started.elapsed();
         self.stage.screen.clear()?;
         let printed = printed(&self.folder, &NODES);
@@ -183,14 +188,14 @@ impl<'a> Run<'a> {
         let parameters = after("parameters ")?.to_owned();
         let accuracy = after("test accuracy ")?;
         let correct = counts(accuracy).with_context(|| format!("cannot read the accuracy {accuracy:?}"))?;
-        let (history, seals) = (self.tail.history.clone(), self.picture.seals.clone());
+        let (history, seals) = (self.tail.history.clone(), self.job_view.seals.clone());
         Ok(Ended { history, seals, parameters, correct, took })
     }
 
     /// Ends what is left of the run and throws its checkpoints away. Returns processes that do not go.
     pub(crate) async fn close(mut self) -> Vec<u32> {
         let interrupt = &mut self.stage.interrupt;
-        let left = self.crew.end(interrupt.caught()).await;
+        let left = self.agents.end(interrupt.caught()).await;
         // Left over, they take place and harm nobody.
         let _ = std::fs::remove_dir_all(self.folder.join(CHECKPOINTS));
         let _ = std::fs::remove_dir_all(self.stage.folder.join(RUNTIME));
@@ -198,17 +203,17 @@ impl<'a> Run<'a> {
     }
 
     fn draw(&mut self) -> io::Result<()> {
-        let Run { stage, title, crew, picture, tail, started, .. } = self;
-        let Stage { plan, screen, meeting, .. } = &mut **stage;
-        let total = plan.schedule.total_steps();
+        let Run { stage, title, agents, job_view, tail, started, .. } = self;
+        let Stage { training, screen, meeting, .. } = &mut **stage;
+        let total = training.schedule.total_steps();
         let history = &tail.history;
         let (step, loss, epoch) = history.last().map_or((0, 0.0, 0), |last| (last.step, last.loss, last.epoch + 1));
         let since = started.elapsed().as_secs_f64();
         let percent = step * 100 / total;
-        let round = picture.round.as_ref();
+        let round = job_view.round.as_ref();
         let line = || {
             let round = round.map_or("no round".to_owned(), |round| format!("round {} {}", round.number, round.state));
-            let epochs = plan.schedule.epochs;
+            let epochs = training.schedule.epochs;
             let place = format!("step {step}/{total} ({percent} %), epoch {epoch}/{epochs}, loss {loss:.4}");
             format!("{:>7}  · {round}, {place}, committed {}", format!("+{since:.1}s"), history.committed)
         };
@@ -229,11 +234,11 @@ impl<'a> Run<'a> {
                 }
             });
             for node in NODES {
-                lines.push(node_line(node, crew, picture));
+                lines.push(node_line(node, agents, job_view));
             }
             lines.push((Style::Good, format!(" {} {percent:>3} %  step {step}/{total}", bar(step, total, BAR))));
-            let epochs = plan.schedule.epochs;
-            let rate = history.stints.last().map_or(0.0, rate);
+            let epochs = training.schedule.epochs;
+            let rate = history.group_runs.last().map_or(0.0, rate);
             let committed = history.committed;
             let place = format!("epoch {epoch}/{epochs}   loss {loss:.4}");
             lines.push((Style::Plain, format!(" {place}   committed step {committed}   {rate:.0} steps/s")));
@@ -259,10 +264,10 @@ impl Stage {
     }
 }
 
-fn node_line(node: &str, crew: &Crew, picture: &Picture) -> Line {
-    let agent = crew.agents.get(node);
+fn node_line(node: &str, agents: &Agents, job_view: &JobView) -> Line {
+    let agent = agents.by_node.get(node);
     let killed = agent.is_some_and(|agent| agent.killed);
-    let (style, state) = match picture.node(node) {
+    let (style, state) = match job_view.node(node) {
         _ if killed => (Style::Bad, "killed".to_owned()),
         None if agent.is_some_and(|agent| agent.exit.is_some()) => (Style::Good, "succeeded".to_owned()),
         None => (Style::Dim, "starting".to_owned()),
@@ -276,10 +281,10 @@ fn node_line(node: &str, crew: &Crew, picture: &Picture) -> Line {
 }
 
 /// Steps a second since the group's first step.
-fn rate(stint: &crate::trace::Stint) -> f64 {
-    match (stint.steps.first(), stint.steps.last()) {
+fn rate(group_run: &crate::trace::GroupRun) -> f64 {
+    match (group_run.steps.first(), group_run.steps.last()) {
         (Some(first), Some(last)) if last.time_ms > first.time_ms => {
-            (stint.steps.len() - 1) as f64 * 1e3 / (last.time_ms - first.time_ms) as f64
+            (group_run.steps.len() - 1) as f64 * 1e3 / (last.time_ms - first.time_ms) as f64
         }
         _ => 0.0,
     }

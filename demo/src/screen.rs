@@ -1,5 +1,4 @@
-//! What the person sees: events as lines, and on a terminal a panel below them that is drawn in place. Not for what they
-//! say.
+//! What the person sees: events as lines, and on a terminal a panel below them that is drawn in place.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The store that the agents meet through: etcd where one is named, else one of this process. Not for what is in it.
+//! The store that the agents meet through: etcd where one is named, else one of this process.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;

@@ -1,4 +1,4 @@
-//! The table at the end. Not for checks.
+//! The table at the end.
 
 use crate::checks::Check;
 use crate::run::Ended;
@@ -26,19 +26,19 @@ pub(crate) fn print(screen: &mut Screen, quiet: &Ended, disturbed: &Ended, check
 
 fn rows(run: &Ended) -> Vec<String> {
     let mut rows = Vec::new();
-    for (number, stint) in run.history.stints.iter().enumerate() {
-        let before = number.checked_sub(1).map(|before| &run.history.stints[before]);
-        let first = stint.steps.first();
+    for (number, group_run) in run.history.group_runs.iter().enumerate() {
+        let before = number.checked_sub(1).map(|before| &run.history.group_runs[before]);
+        let first = group_run.steps.first();
         let last = before.and_then(|before| before.steps.last());
-        let again = last.map_or("–".to_owned(), |last| last.step.saturating_sub(stint.from).to_string());
+        let again = last.map_or("–".to_owned(), |last| last.step.saturating_sub(group_run.from).to_string());
         // One machine, one clock.
         let lost = last.zip(first).map(|(last, first)| format!("{} ms", first.time_ms.saturating_sub(last.time_ms)));
-        let seal = run.seals.iter().find(|seal| seal.round == stint.round);
+        let seal = run.seals.iter().find(|seal| seal.round == group_run.round);
         let (nodes, when, why) = seal.map_or((0, 0.0, ""), |seal| (seal.nodes, seal.at.as_secs_f64(), &seal.reason));
         let first = first.map_or("–".to_owned(), |first| first.step.to_string());
         let when = format!("+{when:.1}s");
         let lost = lost.unwrap_or("–".to_owned());
-        rows.push(format!("  {:>5} {nodes:>5} {when:>7} {first:>10} {again:>8} {lost:>9}  {why}", stint.round));
+        rows.push(format!("  {:>5} {nodes:>5} {when:>7} {first:>10} {again:>8} {lost:>9}  {why}", group_run.round));
     }
     rows
 }

@@ -1,4 +1,4 @@
-//! The trainer's trace as a history: which steps were done in which round, and which of them count. Not for the store.
+//! The trainer's trace as a history: which steps were done in which round, and which of them count.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -30,7 +30,7 @@ pub(crate) struct Step {
 
 /// What one worker group did.
 #[derive(Debug, Clone)]
-pub(crate) struct Stint {
+pub(crate) struct GroupRun {
     pub(crate) round: u64,
     /// The step it resumed from.
     pub(crate) from: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Stint {
 /// All that the trace has told so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct History {
-    pub(crate) stints: Vec<Stint>,
+    pub(crate) group_runs: Vec<GroupRun>,
     /// The last step whose checkpoint is committed.
     pub(crate) committed: u64,
 }
@@ -49,11 +49,11 @@ impl History {
     fn add(&mut self, line: Line) -> anyhow::Result<()> {
         match line {
             Line::Begin { round, step } => {
-                self.stints.push(Stint { round, from: step, steps: Vec::new() });
+                self.group_runs.push(GroupRun { round, from: step, steps: Vec::new() });
             }
             Line::Step(step) => {
-                let stint = self.stints.last_mut().filter(|stint| stint.round == step.round);
-                stint
+                let group_run = self.group_runs.last_mut().filter(|group_run| group_run.round == step.round);
+                group_run
                     .with_context(|| format!("step {} belongs to no round that has begun", step.step))?
                     .steps
                     .push(step);
@@ -65,13 +65,13 @@ impl History {
 
     /// The step that was done last.
     pub(crate) fn last(&self) -> Option<&Step> {
-        self.stints.iter().rev().find_map(|stint| stint.steps.last())
+        self.group_runs.iter().rev().find_map(|group_run| group_run.steps.last())
     }
 
     /// The steps that count: each group's, up to where the next group resumed.
     pub(crate) fn counted(&self) -> Vec<Step> {
-        let resumed = self.stints.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
-        let kept = self.stints.iter().zip(resumed).map(|(stint, until)| (&stint.steps, until));
+        let resumed = self.group_runs.iter().skip(1).map(|next| next.from).chain([u64::MAX]);
+        let kept = self.group_runs.iter().zip(resumed).map(|(group_run, until)| (&group_run.steps, until));
         kept.flat_map(|(steps, until)| steps.iter().filter(move |step| step.step <= until)).copied().collect()
     }
 }

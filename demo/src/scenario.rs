@@ -1,5 +1,4 @@
-//! The order of events: an undisturbed run, then the same with an agent killed and started again. Not for how any of it
-//! is done.
+//! The order of events: an undisturbed run, then the same with an agent killed and started again.
 
 use std::time::{Duration, Instant};
 
@@ -38,13 +37,13 @@ pub(crate) struct Kill {
 /// Plays it all; whether every check held.
 pub(crate) async fn play(stage: &mut Stage) -> anyhow::Result<bool> {
     stage.screen.say(Style::Plain, &format!("store     {}", stage.meeting.name))?;
-    stage.screen.say(Style::Plain, &format!("training  {}", stage.plan.describe()))?;
+    stage.screen.say(Style::Plain, &format!("training  {}", stage.training.describe()))?;
     stage.screen.say(Style::Plain, &format!("logs      {}", stage.folder.display()))?;
     stage.screen.say(Style::Bold, "\n1 of 2: three agents, undisturbed, to compare with")?;
     let (quiet, _) = undisturbed(stage).await?;
     stage.screen.say(Style::Bold, &format!("\n2 of 2: the same, and agent {VICTIM} is killed and comes back"))?;
     let (disturbed, kill) = disturbed(stage).await?;
-    let (schedule, order) = (&stage.plan.schedule, &stage.plan.order);
+    let (schedule, order) = (&stage.training.schedule, &stage.training.order);
     let checks = checks::all(schedule, order, &quiet, &disturbed, &kill);
     summary::print(&mut stage.screen, &quiet, &disturbed, &checks)?;
     let failed = checks.iter().filter(|check| !check.holds).count();
@@ -71,23 +70,23 @@ async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
         let third = run.total() / 3;
         let first = run
             .until("a third of the steps is committed", TRAINING, |run| {
-                run.picture.running_with(3).filter(|_| run.history().committed >= third)
+                run.job_view.running_with(3).filter(|_| run.history().committed >= third)
             })
             .await?;
 
         let mut kill = kill(run).await?;
         let alone = run
             .until("the other two train on", CHANGE, |run| {
-                run.picture.running_with(2).filter(|&round| round > first && run.steps_in(round) > 0)
+                run.job_view.running_with(2).filter(|&round| round > first && run.steps_in(round) > 0)
             })
             .await?;
 
         let pause = run.total() / 12;
         run.until("the two have done some steps", CHANGE, |run| (run.steps_in(alone) >= pause).then_some(())).await?;
-        run.crew.start(VICTIM)?;
+        run.agents.start(VICTIM)?;
         run.say(Style::Good, &format!("started agent {VICTIM} again"))?;
         run.until("three train again", CHANGE, |run| {
-            run.picture.running_with(3).filter(|&round| round > alone && run.steps_in(round) > 0)
+            run.job_view.running_with(3).filter(|&round| round > alone && run.steps_in(round) > 0)
         })
         .await?;
 
@@ -101,17 +100,17 @@ async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
 
 /// SIGKILL, and watch what it leaves.
 async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
-    let mark = run.crew.agents[VICTIM].mark.clone();
+    let mark = run.agents.by_node[VICTIM].mark.clone();
     let processes = marked(&mark);
     let others = others(run);
-    let rounds = run.picture.seals.len();
-    run.crew.kill(VICTIM)?;
+    let rounds = run.job_view.seals.len();
+    run.agents.kill(VICTIM)?;
     let killed = Instant::now();
     run.say(Style::Bad, &format!("killed agent {VICTIM} (SIGKILL): its processes were {processes:?}"))?;
     let mut round_waited = true;
     let look = |run: &mut Run<'_>| {
         // A round that is known by now must not begin while one of them lives.
-        let sealed = run.picture.seals.len() > rounds;
+        let sealed = run.job_view.seals.len() > rounds;
         let left = marked(&mark);
         round_waited &= left.is_empty() || !sealed;
         left.is_empty().then(|| killed.elapsed())
@@ -124,7 +123,7 @@ async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
 
 /// The processes of the agents that are not killed.
 fn others(run: &Run<'_>) -> Vec<u32> {
-    let others = run.crew.agents.iter().filter(|(node, _)| **node != *VICTIM);
+    let others = run.agents.by_node.iter().filter(|(node, _)| **node != *VICTIM);
     let mut processes: Vec<u32> = others.flat_map(|(_, agent)| marked(&agent.mark)).collect();
     processes.sort_unstable();
     processes

@@ -1,4 +1,4 @@
-//! What is trained: parameters chosen so that a run takes long enough to watch and to disturb. Not for the disturbance.
+//! What is trained: parameters chosen so that a run takes long enough to watch and to disturb.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ const SEED: u64 = 0;
 
 /// A training that both runs do.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct Training {
     hidden: &'static str,
     batch: u64,
     epochs: u64,
@@ -18,15 +18,15 @@ pub(crate) struct Plan {
     pub(crate) order: Order,
 }
 
-impl Plan {
+impl Training {
     /// The training; `quick` is small enough for a test.
-    pub(crate) fn new(quick: bool, epochs: Option<u64>) -> anyhow::Result<Plan> {
+    pub(crate) fn new(quick: bool, epochs: Option<u64>) -> anyhow::Result<Training> {
         let (hidden, batch, usual, checkpoint_every) =
             if quick { ("256,128", 96, 20, 20) } else { ("1024,512", 192, 22, 25) };
         let epochs = epochs.unwrap_or(usual);
         let samples = Digits::load(None, true)?.train.samples();
         let schedule = Schedule { samples, batch, epochs };
-        Ok(Plan { hidden, batch, epochs, checkpoint_every, schedule, order: Order::new(SEED, samples) })
+        Ok(Training { hidden, batch, epochs, checkpoint_every, schedule, order: Order::new(SEED, samples) })
     }
 
     /// The trainer's arguments, for a run that keeps its files in `folder`.

@@ -1,4 +1,4 @@
-//! The job as the store's keys tell it, and the sentences for what changes. Not for reading the store, nor for drawing.
+//! The job as the store's keys tell it, and the sentences for what changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) struct Seal {
 
 /// What is known of a job.
 #[derive(Debug)]
-pub(crate) struct Picture {
+pub(crate) struct JobView {
     keys: Keys,
     pub(crate) nodes: BTreeMap<NodeId, NodeRecord>,
     pub(crate) round: Option<RoundRecord>,
@@ -33,10 +33,10 @@ pub(crate) struct Picture {
     pub(crate) seals: Vec<Seal>,
 }
 
-impl Picture {
-    pub(crate) fn new(keys: Keys) -> Picture {
+impl JobView {
+    pub(crate) fn new(keys: Keys) -> JobView {
         let (nodes, ranks, seals) = Default::default();
-        Picture { keys, nodes, round: None, ranks, checkpoint: None, seals }
+        JobView { keys, nodes, round: None, ranks, checkpoint: None, seals }
     }
 
     /// Takes in an update; what is worth a sentence comes back.
