@@ -198,11 +198,6 @@ impl EtcdServer {
         format!("127.0.0.1:{}", self.member.client_port)
     }
 
-    /// `host:port` for the other members.
-    pub fn peer_address(&self) -> String {
-        format!("127.0.0.1:{}", self.member.peer_port)
-    }
-
     /// How our store connects to it.
     pub fn config(&self) -> EtcdConfig {
         let mut config = EtcdConfig::new([self.address()]);

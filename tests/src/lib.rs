@@ -11,7 +11,6 @@
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
-//! | [`refusing_proxy`] | a gRPC proxy that answers "not now" in the server's place |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
 //! | [`wait`] | waiting for a condition with a deadline |
@@ -27,7 +26,6 @@ pub mod etcd;
 pub mod in_process;
 pub mod launcher;
 pub mod proxy;
-pub mod refusing_proxy;
 pub mod requirement;
 pub mod torch;
 pub mod wait;

@@ -3,4 +3,5 @@
 mod access;
 mod failures;
 mod identity;
+mod refusing_proxy;
 mod watches;

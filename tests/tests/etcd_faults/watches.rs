@@ -6,10 +6,11 @@ use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::proxy::FaultProxy;
-use elastic_tests::refusing_proxy::RefusingProxy;
 use elastic_tests::wait::{eventually, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tonic::Code;
+
+use super::refusing_proxy::RefusingProxy;
 
 const LIMIT: Duration = Duration::from_secs(15);
 

@@ -1,5 +1,5 @@
 //! A gRPC proxy in front of an etcd server that answers calls itself when told to: what a server says that is well and
-//! cannot do it now. Not for broken connections: see [`crate::proxy`].
+//! cannot do it now. Not for broken connections: see [`elastic_tests::proxy`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Code, Status};
 
 /// A proxy that runs on the test's runtime and ends when dropped.
-pub struct RefusingProxy {
+pub(super) struct RefusingProxy {
     address: String,
     state: Arc<State>,
     serving: JoinHandle<()>,
@@ -32,7 +32,7 @@ struct State {
 impl RefusingProxy {
     /// Listens on a port of the kernel's choice, and passes everything on to the server at `upstream`. Transactions that
     /// it refuses, it refuses in these words.
-    pub async fn start(upstream: String, code: Code, words: &str) -> RefusingProxy {
+    pub(super) async fn start(upstream: String, code: Code, words: &str) -> RefusingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
         let etcd = Endpoint::from_shared(format!("http://{upstream}")).expect("an address").connect_lazy();
@@ -48,22 +48,22 @@ impl RefusingProxy {
     }
 
     /// `host:port` to connect to.
-    pub fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         self.address.clone()
     }
 
     /// Refuses the next transactions, so many of them.
-    pub fn refuse(&self, count: u32) {
+    pub(super) fn refuse(&self, count: u32) {
         self.state.left.store(count, Ordering::SeqCst);
     }
 
     /// How many it has refused.
-    pub fn refused(&self) -> u32 {
+    pub(super) fn refused(&self) -> u32 {
         self.state.refused.load(Ordering::SeqCst)
     }
 
     /// How many streams of watches were opened.
-    pub fn watches(&self) -> u32 {
+    pub(super) fn watches(&self) -> u32 {
         self.state.watches.load(Ordering::SeqCst)
     }
 }
