@@ -14,10 +14,10 @@ use anyhow::{Context, Result, bail, ensure};
 use elastic_trainer::checkpoint::Checkpoints;
 use elastic_trainer::checkpoint::command;
 use elastic_trainer::checkpoint::disk::Host;
-use elastic_trainer::checkpoint::frames::Frames;
 use elastic_trainer::checkpoint::manifest::{Entry, Position};
 use elastic_trainer::checkpoint::retention::Retention;
 use elastic_trainer::checkpoint::snapshot::{Layout, Snapshot};
+use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::{Offer, Writer};
 use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Workspace};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -40,8 +40,8 @@ fn main() -> Result<()> {
     let layout = Layout::new("bench", "", &training.entries);
     let memory = File::from(memfd_create("bench", MemfdFlags::CLOEXEC)?);
     memory.set_len(layout.bytes())?;
-    let (frames, _) = Frames::kept(&layout, &memory)?;
-    let writer = Writer::start(checkpoints, retention, frames, LONG)?;
+    let (slots, _) = SnapshotSlots::kept(&layout, &memory)?;
+    let writer = Writer::start(checkpoints, retention, slots, LONG)?;
     writer.wait(LONG);
     println!("a state of {:.0} MB, saved {SAVES} times to {}; milliseconds", bytes as f64 / 1e6, parent.display());
 
@@ -154,13 +154,13 @@ impl Training {
     fn save_during_gradient(&mut self, writer: &Writer) -> Result<f64> {
         let Training { model, entries, flat, batch, sink, step, .. } = self;
         let snapshot = snapshot(*step, entries, flat);
-        let mut room = writer.room(true).context("the writer has no room")?;
-        let done = room.frame.fill_during(&snapshot, || {
+        let mut reserved = writer.reserve(true).context("the writer has no room")?;
+        let done = reserved.slot.fill_during(&snapshot, || {
             model.gradient(&flat[..sink.len()], batch, sink);
             Instant::now()
         });
         let waited = done.elapsed().as_secs_f64() * 1e3;
-        let offer = writer.take_in(room);
+        let offer = writer.take_in(reserved);
         ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
         Ok(waited)
     }

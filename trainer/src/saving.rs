@@ -17,11 +17,11 @@ use tracing::warn;
 
 use crate::agent::{Agent, AgentError};
 use crate::checkpoint::disk::Disk;
-use crate::checkpoint::frames::Frames;
-use crate::checkpoint::part::Part;
 use crate::checkpoint::retention::Retention;
+use crate::checkpoint::sharded_write::Share;
 use crate::checkpoint::snapshot::Snapshot;
-use crate::checkpoint::writer::{How, Offer, Room, Shared, Writer};
+use crate::checkpoint::snapshot_slots::SnapshotSlots;
+use crate::checkpoint::writer::{Offer, ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
 
 /// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
@@ -56,49 +56,44 @@ impl Saving {
     pub fn start<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Retention,
-        frames: Frames,
+        slots: SnapshotSlots,
         step: u64,
     ) -> Result<Saving, CheckpointError> {
-        let writer = Writer::start(checkpoints, retention, frames, PREPARE_TIME)?;
+        let writer = Writer::start(checkpoints, retention, slots, PREPARE_TIME)?;
         let (pending, last_failure) = (VecDeque::new(), String::new());
         Ok(Saving { writer, pending, saved: step, committed: step, failures: 0, overtaken: 0, last_failure })
     }
 
-    /// A frame to copy a snapshot of `step` to, which is to be saved, or only to be in memory; [`take_in`](Self::take_in)
+    /// A slot to copy a snapshot of `step` to, which is to be saved, or only to be in memory; [`take_in`](Self::take_in)
     /// follows. None where there is nothing to be done, or nowhere to do it.
-    pub fn room(&mut self, step: u64, write: bool) -> Option<Room> {
+    pub fn reserve(&mut self, step: u64, write: bool) -> Option<ReservedSlot> {
         let write = write && step > self.newest();
         if write && self.has_room() {
-            return self.writer.room(true);
+            return self.writer.reserve(true);
         }
         if write {
             self.failed(format!("{} commits are unanswered: is the store away?", self.pending.len()));
         }
-        if self.writer.frames().are_kept() { self.writer.room(false) } else { None }
+        if self.writer.slots().are_kept() { self.writer.reserve(false) } else { None }
     }
 
-    /// A frame to copy a snapshot of `step` to, of which a share is to be written.
-    pub fn room_to_share(&mut self, step: u64, part: Part) -> Option<Room> {
+    /// A slot to copy a snapshot of `step` to, of which a share is to be written.
+    pub fn reserve_for_share(&mut self, step: u64, share: Share) -> Option<ReservedSlot> {
         if step <= self.newest() || !self.has_room() {
             return None;
         }
-        self.writer.frames().room().map(|room| room.to_share(part))
+        self.writer.slots().take().map(|slot| ReservedSlot::in_memory(slot).to_share(share))
     }
 
-    /// What has become of a share of this rank's.
-    pub fn shared(&self) -> Option<Shared> {
-        self.writer.shared()
+    /// The thread that writes.
+    pub fn writer(&self) -> &Writer {
+        &self.writer
     }
 
-    /// What becomes of a checkpoint of which several write a share. Nothing, if none is under way.
-    pub fn decide(&self, how: How) {
-        self.writer.decide(how);
-    }
-
-    /// Takes in a frame that was filled, to be saved while training goes on: [`follow`](Self::follow) tells what becomes
+    /// Takes in a slot that was filled, to be saved while training goes on: [`follow`](Self::follow) tells what becomes
     /// of it.
-    pub fn take_in(&mut self, room: Room) {
-        let Offer::Overtook(overtaken) = self.writer.take_in(room) else { return };
+    pub fn take_in(&mut self, reserved: ReservedSlot) {
+        let Offer::Overtook(overtaken) = self.writer.take_in(reserved) else { return };
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
             let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));
@@ -106,11 +101,11 @@ impl Saving {
         }
     }
 
-    /// Takes a copy of a snapshot, to be saved. Whether there was a frame for it.
+    /// Takes a copy of a snapshot, to be saved. Whether there was a slot for it.
     fn save(&mut self, snapshot: &Snapshot<'_>) -> bool {
-        let Some(mut room) = self.room(snapshot.step, true) else { return false };
-        room.frame.fill(snapshot);
-        self.take_in(room);
+        let Some(mut reserved) = self.reserve(snapshot.step, true) else { return false };
+        reserved.slot.fill(snapshot);
+        self.take_in(reserved);
         true
     }
 
@@ -181,7 +176,7 @@ impl Saving {
         mut on_commit: impl FnMut(&Checkpoint),
     ) -> Result<(), String> {
         // What several write is older than this.
-        self.decide(How::Nothing);
+        self.writer.decide(WriteMode::Cancel);
         let deadline = Instant::now() + time;
         let mut attempts = LAST_ATTEMPTS;
         loop {

@@ -14,7 +14,6 @@ mod loading;
 mod replicas;
 mod report;
 mod rounds;
-mod sharing;
 
 use std::fs;
 use std::io::Write;
@@ -31,8 +30,9 @@ use elastic_collective::tree::{cover, shards_of};
 use elastic_collective::{Group, Place};
 
 use crate::agent::Agent;
-use crate::checkpoint::frames::Frames;
+use crate::checkpoint::sharded_write::ShardedWrite;
 use crate::checkpoint::snapshot::Done;
+use crate::checkpoint::snapshot_slots::SnapshotSlots;
 use crate::checkpoint::writer::Writer;
 use crate::data::{Batch, Data, Order, Schedule};
 use crate::elastic::Outcome;
@@ -47,9 +47,8 @@ use crate::trace::{Event, Trace};
 use account::Account;
 use copies::CopyingBeside;
 use report::{Output, Report};
-use sharing::Sharing;
 
-/// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::shares`] travel with it.)
+/// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with it.)
 const DRAIN: u32 = 1;
 /// The vote to quiesce after this step, since a round is forming.
 const QUIESCE: u32 = 2;
@@ -83,7 +82,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// Where this worker is on its node.
     local_rank: u32,
     /// What the agent keeps copies of the state in, once it was asked; or, on rank 0, memory of its own for them.
-    frames: Option<Frames>,
+    slots: Option<SnapshotSlots>,
     asked_for_memory: bool,
     /// What was left there was taken up, or there was nothing.
     looked_for_memory: bool,
@@ -110,7 +109,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// What the groups of all rounds have done.
     recorder: Recorder,
     /// Its part in checkpoints that several nodes write in this round.
-    sharing: Option<Sharing>,
+    sharded: Option<ShardedWrite>,
     /// What writes its shares, on other ranks than 0.
     helper: Option<Writer>,
     /// Rank 0's.
@@ -194,7 +193,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             last: None,
             rescued: false,
             local_rank: environment.local_rank,
-            frames: None,
+            slots: None,
             asked_for_memory: false,
             looked_for_memory: false,
             gives_back: false,
@@ -207,7 +206,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             assigned: None,
             group: None,
             recorder: Recorder::new(environment.record_dir.as_deref()),
-            sharing: None,
+            sharded: None,
             helper: None,
             saving: None,
             trace: None,
@@ -300,7 +299,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 return Err(TrainError::Stopped);
             }
             let mut copying = self.begin_copy()?;
-            let sharing = self.sharing_vote();
+            let sharing = self.share_vote();
             let compare = if self.is_to_compare(total) { COMPARE } else { 0 };
             let batch = self.schedule.batch_after(self.state.step);
             let task = Task {
@@ -347,7 +346,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
             self.draining |= drain_begins;
             self.save_soon |= drain_begins;
-            self.hear_shares(votes)?;
+            self.hear_share_votes(votes)?;
             if votes & COMPARE != 0 {
                 self.share(group, step, &vec![true; world_size as usize])?;
             }

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use super::disk::Host;
 use super::faulty::{Fault, FaultyDisk};
 use super::manifest::{Entry, Position};
-use super::part::Part;
+use super::sharded_write::Share;
 use super::snapshot::{Layout, Snapshot};
 use super::*;
 
@@ -21,15 +21,15 @@ fn state(step: u64) -> Vec<f32> {
 
 /// Saves `step`'s state as round `round`.
 fn save<D: Disk>(checkpoints: &mut Checkpoints<D>, step: u64, round: u64) -> Result<Checkpoint, CheckpointError> {
-    checkpoints.save(&frame(step, round))
+    checkpoints.save(&slot(step, round))
 }
 
 /// A copy of `step`'s state.
-fn frame(step: u64, round: u64) -> Frame {
+fn slot(step: u64, round: u64) -> Slot {
     frame_of("test", step, round)
 }
 
-fn frame_of(job: &str, step: u64, round: u64) -> Frame {
+fn frame_of(job: &str, step: u64, round: u64) -> Slot {
     let tensors = [
         Entry { name: "a".into(), dtype: "F32".into(), shape: vec![20, 10], offset: 0, len: 800 },
         Entry { name: "b".into(), dtype: "F32".into(), shape: vec![500], offset: 800, len: 2000 },
@@ -38,9 +38,9 @@ fn frame_of(job: &str, step: u64, round: u64) -> Frame {
     let state = state(step);
     let (done, tensors, state) = (None, &tensors, &state);
     let snapshot = Snapshot { job, round, world_size: 2, step, done, settings: "any", data, tensors, state };
-    let mut frame = Frame::alone(&Layout::in_chunks(SMALL, job, "any", tensors));
-    frame.fill(&snapshot);
-    frame
+    let mut slot = Slot::alone(&Layout::in_chunks(SMALL, job, "any", tensors));
+    slot.fill(&snapshot);
+    slot
 }
 
 fn open(disk: FaultyDisk) -> Checkpoints<FaultyDisk> {
@@ -58,13 +58,13 @@ fn save_shared(
     step: u64,
     count: usize,
 ) -> Result<Checkpoint, CheckpointError> {
-    let frame = frame(step, 1);
-    let part = |index| Part { nonce: 7, index, count };
+    let slot = slot(step, 1);
+    let part = |index| Share { nonce: 7, index, count };
     let mut failed = false;
     for place in 0..count {
-        failed |= checkpoints.share(&frame, &part((place * 2 + step as usize) % count)).is_err();
+        failed |= checkpoints.share(&slot, &part((place * 2 + step as usize) % count)).is_err();
     }
-    if failed { checkpoints.save(&frame) } else { checkpoints.complete(&frame, &part(0)) }
+    if failed { checkpoints.save(&slot) } else { checkpoints.complete(&slot, &part(0)) }
 }
 
 /// Prepares the folder and saves, commits and prunes a few steps, giving up where the machine does. Returns the last
@@ -162,10 +162,10 @@ fn survives_lost_answers(save: fn(&mut Checkpoints<FaultyDisk>, u64) -> Result<C
 fn a_lost_answer_to_a_name_s_change_costs_nothing() {
     survives_lost_answers(|checkpoints, step| save(checkpoints, step, 1));
     survives_lost_answers(|checkpoints, step| {
-        let (frame, part) = (frame(step, 1), |index| Part { nonce: 7, index, count: 3 });
-        (0..3).for_each(|index| checkpoints.share(&frame, &part(index)).unwrap());
+        let (slot, part) = (slot(step, 1), |index| Share { nonce: 7, index, count: 3 });
+        (0..3).for_each(|index| checkpoints.share(&slot, &part(index)).unwrap());
         checkpoints
-            .join(&checkpoints.path(Name { step, round: 1 }), &frame, &part(0))
+            .join(&checkpoints.path(Name { step, round: 1 }), &slot, &part(0))
             .map_err(|cause| CheckpointError::Save { step, folder: checkpoints.folder.clone(), cause })
     });
 }
@@ -185,10 +185,10 @@ fn a_name_that_another_file_has_is_no_lost_answer() {
 
 #[test]
 fn each_writer_has_a_share() {
-    let frame = frame(3, 1);
-    let len = frame.file.bytes().len();
+    let slot = slot(3, 1);
+    let len = slot.file.bytes().len();
     for index in 0..3 {
-        assert!(!Part { nonce: 7, index, count: 3 }.bytes(len, frame.chunk()).is_empty(), "writer {index}");
+        assert!(!Share { nonce: 7, index, count: 3 }.bytes(len, slot.chunk()).is_empty(), "writer {index}");
     }
 }
 
@@ -225,19 +225,19 @@ fn checkpoints_in_shares_survive_crashes_and_failures_as_whole_ones_do() {
 fn a_share_of_another_state_or_of_an_attempt_that_was_given_up_changes_nothing() {
     let mut checkpoints = open(FaultyDisk::default());
     checkpoints.prepare().unwrap();
-    let part = |nonce, index| Part { nonce, index, count: 2 };
+    let part = |nonce, index| Share { nonce, index, count: 2 };
     // Given a peer that has come to another state
-    checkpoints.share(&frame(3, 1), &part(7, 0)).unwrap();
-    let mut other = frame(3, 1);
+    checkpoints.share(&slot(3, 1), &part(7, 0)).unwrap();
+    let mut other = slot(3, 1);
     *other.about.extents[0].crc32c.last_mut().unwrap() = "00000000".into();
     checkpoints.share(&other, &part(7, 1)).unwrap();
-    let error = checkpoints.join(Path::new("/ckpt/step-00000003-r1"), &frame(3, 1), &part(7, 0)).unwrap_err();
+    let error = checkpoints.join(Path::new("/ckpt/step-00000003-r1"), &slot(3, 1), &part(7, 0)).unwrap_err();
     assert!(error.to_string().contains("another state"), "{error}");
-    checkpoints.complete(&frame(3, 1), &part(7, 0)).unwrap();
+    checkpoints.complete(&slot(3, 1), &part(7, 0)).unwrap();
     assert_eq!(checkpoints.newest().unwrap().state, state(3));
     // When one that was too late writes after all, to where it was told to
     let committed = save(&mut checkpoints, 6, 1).unwrap();
-    checkpoints.share(&frame(6, 1), &part(8, 1)).unwrap();
+    checkpoints.share(&slot(6, 1), &part(8, 1)).unwrap();
     assert_eq!(checkpoints.load(Path::new(&committed.path), Some(&committed.digest)).unwrap().state, state(6));
     // And what it has left goes with the rest.
     let newer = save(&mut checkpoints, 9, 1).unwrap();
@@ -255,20 +255,20 @@ fn shares_of_several_chunks_make_the_file_that_one_writer_makes() {
     let (data, done, tensors, state) = (Position::default(), None, &tensors[..], &state[..]);
     let (job, round, world_size, step, settings) = ("test", 1, 2, 3, "any");
     let snapshot = Snapshot { job, round, world_size, step, done, settings, data, tensors, state };
-    let mut frame = Frame::alone(&Layout::new("test", "any", tensors));
-    frame.fill(&snapshot);
+    let mut slot = Slot::alone(&Layout::new("test", "any", tensors));
+    slot.fill(&snapshot);
     let mut checkpoints = Checkpoints::new(Host, folder.path());
-    let part = |index| Part { nonce: 7, index, count: 3 };
+    let part = |index| Share { nonce: 7, index, count: 3 };
     for index in [2, 0, 1] {
-        checkpoints.share(&frame, &part(index)).unwrap();
+        checkpoints.share(&slot, &part(index)).unwrap();
     }
-    let shared = checkpoints.complete(&frame, &part(0)).unwrap();
+    let shared = checkpoints.complete(&slot, &part(0)).unwrap();
     let place = Path::new(&shared.path).parent().unwrap();
     let mut names = Host.list(place).unwrap();
     names.sort();
     assert_eq!(names, [MANIFEST, DATA]);
     let bytes = std::fs::read(place.join(DATA)).unwrap();
-    assert!(bytes == frame.file.bytes());
+    assert!(bytes == slot.file.bytes());
     // And several read it again, each its share.
     let (path, digest) = (Path::new(&shared.path), Some(shared.digest.as_str()));
     let manifest = checkpoints.about(path, digest).unwrap();
@@ -279,7 +279,7 @@ fn shares_of_several_chunks_make_the_file_that_one_writer_makes() {
         end = range.end;
     }
     assert!(end == 4 * numbers as u64 && read == state);
-    assert_eq!(checkpoints.save(&frame).unwrap(), shared);
+    assert_eq!(checkpoints.save(&slot).unwrap(), shared);
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn a_bit_that_is_flipped_while_reading_is_found_and_an_older_checkpoint_taken() 
     }
     for seed in 0..64 {
         // A manifest and the chunks are read of each.
-        let chunks = frame(3, 1).about.extents[0].crc32c.len();
+        let chunks = slot(3, 1).about.extents[0].crc32c.len();
         for (read, expected) in [(1, 3), (2, 3), (1 + chunks, 3), (2 + chunks, 6)] {
             let mut checkpoints = open(checkpoints.disk.clone());
             (checkpoints.disk.flip, checkpoints.disk.seed) = (Some(read), seed);
@@ -377,7 +377,7 @@ fn a_round_cannot_overwrite_another_rounds_checkpoint() {
 }
 
 /// A job's way to a folder: with an agent, unless it saves beside others.
-fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host>, impl Fn(u64) -> Frame + 'a) {
+fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host>, impl Fn(u64) -> Slot + 'a) {
     let checkpoints = Checkpoints::new(Host, folder).owned_by(Owner { job: job.to_owned(), beside_others });
     (checkpoints, move |step| frame_of(job, step, 1))
 }
@@ -385,7 +385,7 @@ fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host
 #[test]
 fn a_folder_is_one_jobs() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut first, frame) = by(folder.path(), "first", false);
+    let (mut first, slot) = by(folder.path(), "first", false);
     first.prepare().unwrap();
     let (mut second, _) = by(folder.path(), "second", false);
     // Before anything is saved, and after.
@@ -393,7 +393,7 @@ fn a_folder_is_one_jobs() {
         let error = second.prepare().unwrap_err().to_string();
         assert!(error.contains("that of job first, not of job second"), "{round}: {error}");
         first.prepare().unwrap();
-        first.save(&frame(3)).unwrap();
+        first.save(&slot(3)).unwrap();
         // A folder that an earlier version wrote to says nothing of whose it is; its checkpoints do.
         let _ = std::fs::remove_file(folder.path().join(OWNER));
     }
@@ -416,12 +416,12 @@ fn a_job_that_resumes_from_whatever_is_there_destroys_nothing_of_anothers() {
     // One that is being saved.
     let under_way = folder.path().join("step-00000007-r1");
     std::fs::create_dir(&under_way).unwrap();
-    let (mut second, frame) = by(folder.path(), "second", true);
+    let (mut second, slot) = by(folder.path(), "second", true);
     second.prepare().unwrap();
-    let error = second.save(&frame(6)).unwrap_err().to_string();
+    let error = second.save(&slot(6)).unwrap_err().to_string();
     assert!(error.contains("is a checkpoint of job first"), "{error}");
     for step in [9, 12] {
-        let committed = second.save(&frame(step)).unwrap();
+        let committed = second.save(&slot(step)).unwrap();
         assert!(second.prune(&committed, &last(1)).is_empty());
     }
     let mut names = Host.list(folder.path()).unwrap();
@@ -451,11 +451,11 @@ fn a_state_that_is_not_finite_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();
     let mut checkpoints = Checkpoints::new(Host, folder.path());
     for bad in [f32::NAN, f32::INFINITY] {
-        let mut frame = frame(3, 1);
-        let last = frame.file.bytes().len() - 4;
-        frame.file.bytes_mut()[last..].copy_from_slice(&bad.to_ne_bytes());
-        for error in [checkpoints.save(&frame).unwrap_err(), {
-            checkpoints.share(&frame, &Part { nonce: 7, index: 0, count: 1 }).unwrap_err()
+        let mut slot = slot(3, 1);
+        let last = slot.file.bytes().len() - 4;
+        slot.file.bytes_mut()[last..].copy_from_slice(&bad.to_ne_bytes());
+        for error in [checkpoints.save(&slot).unwrap_err(), {
+            checkpoints.share(&slot, &Share { nonce: 7, index: 0, count: 1 }).unwrap_err()
         }] {
             assert!(error.to_string().contains("not finite"), "{error}");
         }

@@ -18,15 +18,14 @@ mod crash_test;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty;
-pub mod frames;
 pub mod manifest;
 mod memory;
-pub mod part;
 mod reading;
 pub mod rescue;
 pub mod retention;
-pub mod shares;
+pub mod sharded_write;
 pub mod snapshot;
+pub mod snapshot_slots;
 mod tensors;
 pub mod writer;
 
@@ -42,7 +41,7 @@ use tracing::{info, warn};
 use disk::Disk;
 use manifest::{Extent, Manifest, digest};
 use retention::{Name, Retention};
-use snapshot::Frame;
+use snapshot::Slot;
 
 const MANIFEST: &str = "manifest.json";
 const DATA: &str = "rank0-of-1.safetensors";
@@ -308,10 +307,10 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Saves a copy of a snapshot. When this returns, the checkpoint is whole and durable.
-    pub fn save(&mut self, frame: &Frame) -> Result<Checkpoint, CheckpointError> {
-        let step = frame.step();
-        let folder = self.path(Name { step, round: frame.about.round });
-        self.write(&folder, frame).map_err(|cause| {
+    pub fn save(&mut self, slot: &Slot) -> Result<Checkpoint, CheckpointError> {
+        let step = slot.step();
+        let folder = self.path(Name { step, round: slot.about.round });
+        self.write(&folder, slot).map_err(|cause| {
             // Room for the next attempt, where the disk is full; what cannot be removed is removed later.
             if self.check_own(&folder).is_ok()
                 && let Err(error) = self.discard(&folder)
@@ -322,8 +321,8 @@ impl<D: Disk> Checkpoints<D> {
         })
     }
 
-    fn write(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
-        frame.check_finite()?;
+    fn write(&mut self, folder: &Path, slot: &Slot) -> io::Result<Checkpoint> {
+        slot.check_finite()?;
         self.check_own(folder)?;
         match self.discard(folder) {
             // Someone whose share is not wanted any more was quicker: it is in nobody's way.
@@ -331,8 +330,8 @@ impl<D: Disk> Checkpoints<D> {
             result => result?,
         }
         self.disk.create_folder(folder)?;
-        self.place(&folder.join(DATA), frame.file.bytes())?;
-        self.seal(folder, frame)
+        self.place(&folder.join(DATA), slot.file.bytes())?;
+        self.seal(folder, slot)
     }
 
     /// Fails where another job has a checkpoint.
@@ -346,14 +345,14 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Makes a checkpoint of a folder whose files are there.
-    fn seal(&mut self, folder: &Path, frame: &Frame) -> io::Result<Checkpoint> {
-        let manifest = frame.about.encode();
+    fn seal(&mut self, folder: &Path, slot: &Slot) -> io::Result<Checkpoint> {
+        let manifest = slot.about.encode();
         let path = folder.join(MANIFEST);
         self.place(&path, &manifest)?;
         self.disk.sync_folder(folder)?;
         self.disk.sync_folder(&self.folder)?;
         let path = path.to_string_lossy().into_owned();
-        Ok(Checkpoint { step: frame.step(), path, digest: digest(&manifest), round: frame.about.round })
+        Ok(Checkpoint { step: slot.step(), path, digest: digest(&manifest), round: slot.about.round })
     }
 
     /// Writes a file so that its name never stands for half of it.

@@ -1,5 +1,5 @@
 //! Saving what an ended worker has left in memory, by a process that knows nothing of its run but what lies there. Not for
-//! going on from it: that is a worker's, with [`super::frames`].
+//! going on from it: that is a worker's, with [`super::slots`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,9 +10,9 @@ use elastic_proto::worker::Checkpoint;
 use tracing::warn;
 
 use super::disk::{ALIGNMENT, Host};
-use super::frames::FRAMES;
 use super::memory::Mapping;
-use super::snapshot::{Frame, Layout, Unfit};
+use super::snapshot::{Layout, Slot, Unfit};
+use super::snapshot_slots::SLOTS;
 use super::{CheckpointError, Checkpoints, Owner};
 
 /// Why nothing is saved.
@@ -31,25 +31,25 @@ pub enum RescueError {
 /// Saves the newest whole snapshot in `memory`, if it is newer than step `after`, to a folder. When this returns it is
 /// durable.
 pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, RescueError> {
-    let Some(frame) = newest(memory, after)? else { return Ok(None) };
-    let owner = Owner { job: frame.about.job.clone(), beside_others: false };
+    let Some(slot) = newest(memory, after)? else { return Ok(None) };
+    let owner = Owner { job: slot.about.job.clone(), beside_others: false };
     let mut checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
     checkpoints.prepare()?;
-    Ok(Some(checkpoints.save(&frame)?))
+    Ok(Some(checkpoints.save(&slot)?))
 }
 
-/// The newest whole frame of a step after `after`.
-fn newest(memory: impl AsFd, after: u64) -> Result<Option<Frame>, RescueError> {
+/// The newest whole slot of a step after `after`.
+fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, RescueError> {
     let none = |error: io::Error| RescueError::NoMemory(error.to_string());
     let len = rustix::fs::fstat(&memory).map_err(|error| none(error.into()))?.st_size as usize;
-    let frame = len / FRAMES;
-    if len == 0 || frame * FRAMES != len || !frame.is_multiple_of(ALIGNMENT) {
-        return Err(RescueError::NoMemory(format!("{len} bytes are not those of {FRAMES} frames")));
+    let slot = len / SLOTS;
+    if len == 0 || slot * SLOTS != len || !slot.is_multiple_of(ALIGNMENT) {
+        return Err(RescueError::NoMemory(format!("{len} bytes are not those of {SLOTS} slots")));
     }
     let mapping = Arc::new(Mapping::of(memory.as_fd(), len).map_err(none)?);
     let mut found = Vec::new();
-    for number in 0..FRAMES {
-        match Layout::found(mapping.part(number * frame, frame).bytes()) {
+    for number in 0..SLOTS {
+        match Layout::found(mapping.part(number * slot, slot).bytes()) {
             Ok(layout) if layout.step() > after => found.push((layout.step(), number, layout)),
             Ok(_) | Err(Unfit::Torn) => {}
             Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in memory: {cause}"),
@@ -57,9 +57,9 @@ fn newest(memory: impl AsFd, after: u64) -> Result<Option<Frame>, RescueError> {
     }
     found.sort_by_key(|(step, ..)| std::cmp::Reverse(*step));
     for (step, number, layout) in found {
-        let mut frame = Frame::at(&mapping, &layout, number);
-        match frame.take_up() {
-            Ok(_) => return Ok(Some(frame)),
+        let mut slot = Slot::at(&mapping, &layout, number);
+        match slot.take_up() {
+            Ok(_) => return Ok(Some(slot)),
             Err(Unfit::Torn) => {}
             Err(Unfit::Flawed(cause)) => warn!("passed over the snapshot of step {step} in memory: {cause}"),
         }
@@ -75,9 +75,9 @@ mod tests {
 
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    use super::super::frames::Frames;
     use super::super::manifest::{Entry, Position};
     use super::super::snapshot::Snapshot;
+    use super::super::snapshot_slots::SnapshotSlots;
     use super::*;
 
     const NUMBERS: usize = 3 << 20;
@@ -92,16 +92,16 @@ mod tests {
         let layout = Layout::new("job", "--flags", &tensors);
         let memory = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
         memory.set_len(layout.bytes()).unwrap();
-        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
-        assert!(frames.wait(Duration::from_secs(60)));
+        let (slots, _) = SnapshotSlots::kept(&layout, &memory).unwrap();
+        assert!(slots.wait(Duration::from_secs(60)));
         for &step in steps {
             let (data, state) = (Position::default(), vec![step as f32; NUMBERS]);
             let (tensors, state) = (&tensors, &state);
             let (job, settings, done) = ("job", "--flags", None);
             let snapshot = Snapshot { job, round: 4, world_size: 2, step, done, settings, data, tensors, state };
-            let mut room = frames.room().unwrap();
-            room.frame.fill(&snapshot);
-            frames.put(room.frame);
+            let mut slot = slots.take().unwrap();
+            slot.fill(&snapshot);
+            slots.put(slot);
         }
         memory
     }
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!((saved(&memory, 0), saved(&memory, 8), saved(&memory, 9)), (Some(9), Some(9), None));
         // When a byte of the newest is not as it was, or it was cut short, then the other one is
         let half = memory.metadata().unwrap().len() / 2;
-        let newest = (0..2).map(|frame| frame * half).find(|&start| {
+        let newest = (0..2).map(|slot| slot * half).find(|&start| {
             let mut head = [0; 4096];
             memory.read_exact_at(&mut head, start).unwrap();
             String::from_utf8_lossy(&head).contains("\"step\": 9")

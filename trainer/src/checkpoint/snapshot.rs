@@ -2,11 +2,11 @@
 //! Not for when to take one, for whose turn it is to be overwritten, nor for writing it to disk.
 //!
 //! ```text
-//! a frame    head: mark, how the last step was done, manifest     (in memory that outlives the worker)
+//! a slot    head: mark, how the last step was done, manifest     (in memory that outlives the worker)
 //!            the file that it becomes: header, flat state
 //! ```
 //!
-//! The mark is taken away before anything else of a frame changes and set when all of it has: a worker may be killed
+//! The mark is taken away before anything else of a slot changes and set when all of it has: a worker may be killed
 //! between any two instructions, and whoever comes after it must not take half a copy for a whole one.
 
 use std::io;
@@ -52,7 +52,7 @@ pub struct Done {
     pub loss: f32,
 }
 
-/// Marks a frame as whole; the last byte is the version of this layout.
+/// Marks a slot as whole; the last byte is the version of this layout.
 const WHOLE: u64 = u64::from_be_bytes(*b"elastic\x01");
 
 /// Where things lie in a head.
@@ -70,7 +70,7 @@ const BITE: usize = 128 << 10;
 /// How much room a snapshot of a run takes.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// What a frame is to say of itself; its numbers are none yet.
+    /// What a slot is to say of itself; its numbers are none yet.
     like: Manifest,
     head: usize,
     header: usize,
@@ -120,22 +120,22 @@ impl Layout {
         Layout { like: Manifest { step: 0, ..largest }, head, header }
     }
 
-    /// That of a frame, from what the frame says of itself: for whoever does not know the run.
-    pub(super) fn found(frame: &[u8]) -> Result<Layout, Unfit> {
-        if frame.get(MARK..MARK + 8) != Some(&WHOLE.to_ne_bytes()) {
+    /// That of a slot, from what the slot says of itself: for whoever does not know the run.
+    pub(super) fn found(slot: &[u8]) -> Result<Layout, Unfit> {
+        if slot.get(MARK..MARK + 8) != Some(&WHOLE.to_ne_bytes()) {
             return Err(Unfit::Torn);
         }
-        let (about, _, length) = said(frame)?;
+        let (about, _, length) = said(slot)?;
         let [extent] = &about.extents[..] else { return Err(Unfit::Flawed("it is of several files".to_owned())) };
         let (file, header) = (extent.file_len as usize, extent.file_offset as usize);
-        let head = frame.len().saturating_sub(file.next_multiple_of(ALIGNMENT));
+        let head = slot.len().saturating_sub(file.next_multiple_of(ALIGNMENT));
         if head < MANIFEST + length || header + about.state_bytes as usize != file {
             return Err(Unfit::Flawed("its lengths do not fit".to_owned()));
         }
         Ok(Layout { like: about, head, header })
     }
 
-    /// Optimizer steps in the frame that it was [found](Self::found) in.
+    /// Optimizer steps in the slot that it was [found](Self::found) in.
     pub(super) fn step(&self) -> u64 {
         self.like.step
     }
@@ -149,15 +149,15 @@ impl Layout {
         self.file().div_ceil(chunk_of(&self.like))
     }
 
-    /// Bytes of a frame.
-    pub(super) fn frame(&self) -> usize {
+    /// Bytes of a slot.
+    pub(super) fn slot_bytes(&self) -> usize {
         (self.head + self.file()).next_multiple_of(ALIGNMENT)
     }
 }
 
 /// A copy of a snapshot, laid out as the file that it becomes.
 #[derive(Debug)]
-pub struct Frame {
+pub struct Slot {
     /// What the checkpoint's manifest says.
     pub(super) about: Manifest,
     /// What whoever comes after this process is to know.
@@ -176,7 +176,7 @@ pub(super) enum Unfit {
     Flawed(String),
 }
 
-impl Frame {
+impl Slot {
     /// Fails where a number of the state is none: no training goes on from there.
     pub(super) fn check_finite(&self) -> io::Result<()> {
         match are_finite(&self.file.bytes()[self.header..]) {
@@ -185,17 +185,17 @@ impl Frame {
         }
     }
 
-    /// The frame of this number in memory for several.
-    pub(super) fn at(mapping: &Arc<Mapping>, layout: &Layout, number: usize) -> Frame {
-        let start = number * layout.frame();
+    /// The slot of this number in memory for several.
+    pub(super) fn at(mapping: &Arc<Mapping>, layout: &Layout, number: usize) -> Slot {
+        let start = number * layout.slot_bytes();
         let (head, file) = (mapping.part(start, layout.head), mapping.part(start + layout.head, layout.file()));
-        Frame { about: layout.like.clone(), head, header: layout.header, file }
+        Slot { about: layout.like.clone(), head, header: layout.header, file }
     }
 
-    /// A frame in memory of its own.
+    /// A slot in memory of its own.
     #[cfg(test)]
-    pub(super) fn alone(layout: &Layout) -> Frame {
-        Frame::at(&Arc::new(Mapping::own(layout.frame()).unwrap()), layout, 0)
+    pub(super) fn alone(layout: &Layout) -> Slot {
+        Slot::at(&Arc::new(Mapping::own(layout.slot_bytes()).unwrap()), layout, 0)
     }
 
     /// Replaces what it holds. Touches no fresh memory once it was populated.
@@ -238,7 +238,7 @@ impl Frame {
         self.mark().store(WHOLE, Ordering::Release);
     }
 
-    /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a frame never
+    /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a slot never
     /// has the states of two steps in it. Where there can be no thread more, it is filled when `work` is done.
     pub fn fill_during<T>(&mut self, snapshot: &Snapshot<'_>, work: impl FnOnce() -> T) -> T {
         let (done, begun) = thread::scope(|scope| {
@@ -313,12 +313,12 @@ impl Frame {
     }
 }
 
-/// Bytes under one checksum in what a frame holds.
+/// Bytes under one checksum in what a slot holds.
 fn chunk_of(about: &Manifest) -> usize {
     about.extents.first().map_or(CHUNK, |extent| extent.chunk as usize)
 }
 
-/// What a frame's head says: the manifest, how the last step was done, and the manifest's length.
+/// What a slot's head says: the manifest, how the last step was done, and the manifest's length.
 fn said(head: &[u8]) -> Result<(Manifest, Option<Done>, usize), Unfit> {
     let flawed = || Unfit::Flawed("its head's checksum does not match".to_owned());
     let before = head.get(..MANIFEST).ok_or_else(flawed)?;

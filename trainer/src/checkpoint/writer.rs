@@ -2,16 +2,16 @@
 //! durable checkpoint is good for: that is [`crate::saving`]'s.
 //!
 //! ```text
-//!    training                  two frames                       the thread
+//!    training                  two slots                       the thread
 //!    offer ─── copy ──▶ idle ──────────────▶ queued ──▶ being written ──▶ idle
 //!    ended ◀──────────────────────────────────────────── durable, or why not
 //! ```
 //!
-//! A frame whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
+//! A slot whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
 //! checkpoint is completed, or all of it written. (On other nodes than rank 0's it is idle again at once.)
 //!
 //! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot is offered, that one waits in
-//! the second frame; a third takes the place of the second, which is older and nobody has begun with. So memory is
+//! the second slot; a third takes the place of the second, which is older and nobody has begun with. So memory is
 //! bounded, what is written next is always the newest, and a file system that hangs costs checkpoints but no step.
 
 use std::collections::VecDeque;
@@ -23,10 +23,10 @@ use elastic_proto::worker::Checkpoint;
 use tracing::info;
 
 use super::disk::Disk;
-use super::frames::Frames;
-use super::part::Part;
 use super::retention::Retention;
-use super::snapshot::{Frame, Snapshot};
+use super::sharded_write::Share;
+use super::snapshot::{Slot, Snapshot};
+use super::snapshot_slots::SnapshotSlots;
 use super::{CheckpointError, Checkpoints};
 
 /// What has become of an offer.
@@ -38,47 +38,47 @@ pub enum Offer {
     Overtook(u64),
     /// It is in memory, and will not be written.
     Kept,
-    /// There is no room: the frames' memory is not there yet, or a disk hangs.
+    /// There is no room: the slots' memory is not there yet, or a disk hangs.
     NoRoom,
 }
 
-/// What becomes of a frame on its way to disk.
+/// What becomes of a slot on its way to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum WriteMode {
     /// All of it is written.
     Whole,
     /// This share of it is.
-    Share(Part),
+    Share(Share),
     /// All shares are durable: it becomes a checkpoint.
-    Complete(Part),
+    Complete(Share),
     /// It is given up.
-    Nothing,
+    Cancel,
 }
 
 /// A share that was written, or was not.
 #[derive(Debug)]
-pub struct Shared {
+pub struct EndedShare {
     /// Of which step.
     pub step: u64,
     /// Which one.
-    pub part: Part,
+    pub share: Share,
     /// It is durable, or why not.
     pub result: Result<(), CheckpointError>,
 }
 
 /// What the thread and its owner share.
 #[derive(Debug, Default)]
-struct Desk {
+struct Queue {
     /// Whether the folder takes files, once that is known.
     prepared: Option<Result<(), CheckpointError>>,
-    queued: Option<Frame>,
+    queued: Option<Slot>,
     /// Of which a share is to be written, or what follows from that.
-    sharing: Option<(Frame, How)>,
+    sharing: Option<(Slot, WriteMode)>,
     /// Its share is written.
-    held: Option<Frame>,
+    held: Option<Slot>,
     /// What is to follow once the share that is being written is.
-    verdict: Option<How>,
-    shared: Option<Shared>,
+    verdict: Option<WriteMode>,
+    ended_share: Option<EndedShare>,
     writing: Option<Writing>,
     /// What is committed, if older ones may go for it.
     prune: Option<Checkpoint>,
@@ -88,31 +88,31 @@ struct Desk {
     closed: bool,
 }
 
-/// A frame on its way to being filled, and what becomes of it then.
+/// A slot on its way to being filled, and what becomes of it then.
 #[derive(Debug)]
-pub struct Room {
-    /// The frame.
-    pub frame: Frame,
+pub struct ReservedSlot {
+    /// The slot.
+    pub slot: Slot,
     /// What becomes of it.
-    how: Option<How>,
+    mode: Option<WriteMode>,
     /// The step that waited for the disk in it.
     overtaken: Option<u64>,
 }
 
-impl Room {
+impl ReservedSlot {
     /// One that is only to be in memory.
-    pub(super) fn to_keep(frame: Frame) -> Room {
-        Room { frame, how: None, overtaken: None }
+    pub fn in_memory(slot: Slot) -> ReservedSlot {
+        ReservedSlot { slot, mode: None, overtaken: None }
     }
 
     /// The same room, of which a share is to be written.
-    pub fn to_share(self, part: Part) -> Room {
-        Room { how: Some(How::Share(part)), ..self }
+    pub fn to_share(self, share: Share) -> ReservedSlot {
+        ReservedSlot { mode: Some(WriteMode::Share(share)), ..self }
     }
 
     /// Whether a share is to be written.
     pub fn is_to_share(&self) -> bool {
-        matches!(self.how, Some(How::Share(_)))
+        matches!(self.mode, Some(WriteMode::Share(_)))
     }
 }
 
@@ -124,21 +124,21 @@ pub struct Writing {
     /// When it began.
     pub since: Instant,
     /// Whether it is a share.
-    share: bool,
+    is_share: bool,
 }
 
 #[derive(Debug, Default)]
-struct Common {
-    desk: Mutex<Desk>,
+struct Shared {
+    queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-impl Common {
-    fn lock(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Desk) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut Queue) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.notify_all();
         result
@@ -148,8 +148,8 @@ impl Common {
 /// The thread's owner. Dropping it ends the thread after the write that is under way, without waiting for that.
 #[derive(Debug)]
 pub struct Writer {
-    common: Arc<Common>,
-    frames: Frames,
+    shared: Arc<Shared>,
+    slots: SnapshotSlots,
     folder: PathBuf,
 }
 
@@ -158,13 +158,13 @@ impl Writer {
     pub fn start<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Retention,
-        frames: Frames,
+        slots: SnapshotSlots,
         patience: Duration,
     ) -> Result<Writer, CheckpointError> {
-        let writer = Writer::spawn(checkpoints, Some(retention), frames)?;
-        let desk = writer.common.lock();
-        let waiting = |desk: &mut Desk| desk.prepared.is_none();
-        let waited = writer.common.changed.wait_timeout_while(desk, patience, waiting);
+        let writer = Writer::spawn(checkpoints, Some(retention), slots)?;
+        let queue = writer.shared.lock();
+        let waiting = |queue: &mut Queue| queue.prepared.is_none();
+        let waited = writer.shared.changed.wait_timeout_while(queue, patience, waiting);
         let prepared = waited.unwrap_or_else(PoisonError::into_inner).0.prepared.take();
         let silent = || Err(CheckpointError::Silent { folder: writer.folder.clone(), waited: patience });
         prepared.unwrap_or_else(silent).map(|()| writer)
@@ -173,26 +173,26 @@ impl Writer {
     /// Starts a thread that writes shares of checkpoints to a folder that rank 0 has prepared.
     pub fn helping<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
-        frames: Frames,
+        slots: SnapshotSlots,
     ) -> Result<Writer, CheckpointError> {
-        Writer::spawn(checkpoints, None, frames)
+        Writer::spawn(checkpoints, None, slots)
     }
 
     fn spawn<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Option<Retention>,
-        frames: Frames,
+        slots: SnapshotSlots,
     ) -> Result<Writer, CheckpointError> {
-        let (folder, common) = (checkpoints.folder().to_owned(), Arc::new(Common::default()));
-        let writer = Writer { common: common.clone(), frames: frames.clone(), folder };
-        let work = move || run(checkpoints, retention.as_ref(), &frames, &common);
+        let (folder, shared) = (checkpoints.folder().to_owned(), Arc::new(Shared::default()));
+        let writer = Writer { shared: shared.clone(), slots: slots.clone(), folder };
+        let work = move || run(checkpoints, retention.as_ref(), &slots, &shared);
         std::thread::Builder::new().name("checkpoints".into()).spawn(work).map_err(CheckpointError::Thread)?;
         Ok(writer)
     }
 
     /// What it writes from.
-    pub fn frames(&self) -> &Frames {
-        &self.frames
+    pub fn slots(&self) -> &SnapshotSlots {
+        &self.slots
     }
 
     /// Where it writes.
@@ -202,218 +202,223 @@ impl Writer {
 
     /// Copies a snapshot, to be written as soon as the disk is done with the one before.
     pub fn offer(&self, snapshot: &Snapshot<'_>) -> Offer {
-        let Some(mut room) = self.room(true) else { return Offer::NoRoom };
-        room.frame.fill(snapshot);
-        self.take_in(room)
+        let Some(mut reserved) = self.reserve(true) else { return Offer::NoRoom };
+        reserved.slot.fill(snapshot);
+        self.take_in(reserved)
     }
 
-    /// A frame to copy a snapshot to. The thread has nothing to do with it until it is [taken in](Self::take_in).
-    pub fn room(&self, write: bool) -> Option<Room> {
-        if let Some(frame) = self.frames.take() {
-            return Some(Room { frame, how: write.then_some(How::Whole), overtaken: None });
+    /// A slot to copy a snapshot to. The thread has nothing to do with it until it is [taken in](Self::take_in).
+    pub fn reserve(&self, write: bool) -> Option<ReservedSlot> {
+        if let Some(slot) = self.slots.take() {
+            return Some(ReservedSlot { slot, mode: write.then_some(WriteMode::Whole), overtaken: None });
         }
         // What waits for the disk is written all the same, only newer.
-        let frame = self.common.lock().queued.take()?;
-        let overtaken = Some(frame.step());
-        Some(Room { frame, how: Some(How::Whole), overtaken })
+        let slot = self.shared.lock().queued.take()?;
+        let overtaken = Some(slot.step());
+        Some(ReservedSlot { slot, mode: Some(WriteMode::Whole), overtaken })
     }
 
-    /// Takes in a frame that was filled.
-    pub fn take_in(&self, room: Room) -> Offer {
-        let Room { frame, how, overtaken } = room;
-        let Some(how) = how else {
-            self.frames.put(frame);
+    /// Takes in a slot that was filled.
+    pub fn take_in(&self, reserved: ReservedSlot) -> Offer {
+        let ReservedSlot { slot, mode, overtaken } = reserved;
+        let Some(mode) = mode else {
+            self.slots.put(slot);
             return Offer::Kept;
         };
-        if how != How::Whole {
+        if mode != WriteMode::Whole {
             // One that an earlier round has left to be done is superfluous.
-            let older = self.common.change(|desk| desk.sharing.replace((frame, how)));
-            older.into_iter().for_each(|(older, _)| self.frames.put(older));
+            let older = self.shared.change(|queue| queue.sharing.replace((slot, mode)));
+            older.into_iter().for_each(|(older, _)| self.slots.put(older));
             return Offer::Taken;
         }
-        let older = self.common.change(|desk| desk.queued.replace(frame));
-        let overtaken = older.as_ref().map(Frame::step).or(overtaken);
+        let older = self.shared.change(|queue| queue.queued.replace(slot));
+        let overtaken = older.as_ref().map(Slot::step).or(overtaken);
         if let Some(older) = older {
-            self.frames.put(older);
+            self.slots.put(older);
         }
         overtaken.map_or(Offer::Taken, Offer::Overtook)
     }
 
     /// The outcome of a write that nobody has heard of yet: it is durable, or why not.
     pub fn ended(&self) -> Option<Result<Checkpoint, CheckpointError>> {
-        self.common.lock().ended.pop_front()
+        self.shared.lock().ended.pop_front()
     }
 
     /// The outcome of a share that nobody has heard of yet.
-    pub fn shared(&self) -> Option<Shared> {
-        self.common.lock().shared.take()
+    pub fn ended_share(&self) -> Option<EndedShare> {
+        self.shared.lock().ended_share.take()
     }
 
-    /// What becomes of the frame of which a share is, or is being, written: it is completed, or written whole, if nothing
+    /// What becomes of the slot of which a share is, or is being, written: it is completed, or written whole, if nothing
     /// newer waits for that. Nothing, if there is none.
-    pub fn decide(&self, how: How) {
-        let superfluous = self.common.change(|desk| {
-            let newer = desk.queued.is_some() && how == How::Whole || how == How::Nothing;
-            match (desk.held.take(), &mut desk.sharing) {
-                (Some(frame), _) if newer => return Some(frame),
-                (Some(frame), _) => desk.sharing = Some((frame, how)),
+    pub fn decide(&self, mode: WriteMode) {
+        let superfluous = self.shared.change(|queue| {
+            let newer = queue.queued.is_some() && mode == WriteMode::Whole || mode == WriteMode::Cancel;
+            match (queue.held.take(), &mut queue.sharing) {
+                (Some(slot), _) if newer => return Some(slot),
+                (Some(slot), _) => queue.sharing = Some((slot, mode)),
                 // Nobody has begun with it.
-                (None, Some((frame, todo @ How::Share(_)))) => {
-                    let step = frame.step();
-                    if let How::Share(part) = *todo {
+                (None, Some((slot, todo @ WriteMode::Share(_)))) => {
+                    let step = slot.step();
+                    if let WriteMode::Share(share) = *todo {
                         let result = Err(CheckpointError::GivenUp { step });
-                        desk.shared = Some(Shared { step, part, result });
+                        queue.ended_share = Some(EndedShare { step, share, result });
                     }
-                    *todo = how;
-                    return desk.sharing.take_if(|(_, todo)| *todo == How::Nothing).map(|(frame, _)| frame);
+                    *todo = mode;
+                    return queue.sharing.take_if(|(_, todo)| *todo == WriteMode::Cancel).map(|(slot, _)| slot);
                 }
-                (None, _) => desk.verdict = desk.writing.filter(|writing| writing.share).map(|_| how),
+                (None, _) => queue.verdict = queue.writing.filter(|writing| writing.is_share).map(|_| mode),
             }
             None
         });
-        superfluous.into_iter().for_each(|frame| self.frames.put(frame));
+        superfluous.into_iter().for_each(|slot| self.slots.put(slot));
     }
 
     /// Removes what a commit has made superfluous, when there is time.
     pub fn prune(&self, committed: Checkpoint) {
-        self.common.change(|desk| desk.prune = Some(committed));
+        self.shared.change(|queue| queue.prune = Some(committed));
     }
 
     /// The write that is under way, if one is.
     pub fn writing(&self) -> Option<Writing> {
-        self.common.lock().writing
+        self.shared.lock().writing
     }
 
     /// Snapshots that are being written or wait for it, or whose outcome nobody has heard of yet.
     pub fn under_way(&self) -> usize {
-        let desk = self.common.lock();
-        let slots = [desk.queued.is_some(), desk.sharing.is_some(), desk.held.is_some(), desk.writing.is_some()];
-        slots.into_iter().filter(|taken| *taken).count() + desk.ended.len()
+        let queue = self.shared.lock();
+        let taken = [queue.queued.is_some(), queue.sharing.is_some(), queue.held.is_some(), queue.writing.is_some()];
+        taken.into_iter().filter(|taken| *taken).count() + queue.ended.len()
     }
 
     /// The newest step among those that wait, are being written, or are durable and nobody has heard of it yet.
     pub fn newest(&self) -> Option<u64> {
-        let desk = self.common.lock();
-        let durable = desk.ended.iter().flatten().map(|checkpoint| checkpoint.step);
-        let sharing = desk.sharing.as_ref().map(|(frame, _)| frame);
-        let frames = [desk.queued.as_ref(), sharing, desk.held.as_ref()].into_iter().flatten().map(Frame::step);
-        let under_way = frames.chain(desk.writing.map(|write| write.step));
+        let queue = self.shared.lock();
+        let durable = queue.ended.iter().flatten().map(|checkpoint| checkpoint.step);
+        let sharing = queue.sharing.as_ref().map(|(slot, _)| slot);
+        let slots = [queue.queued.as_ref(), sharing, queue.held.as_ref()].into_iter().flatten().map(Slot::step);
+        let under_way = slots.chain(queue.writing.map(|write| write.step));
         under_way.chain(durable).max()
     }
 
     /// Whether there is nothing to do, and room.
     pub fn is_idle(&self) -> bool {
-        self.frames.wait(Duration::ZERO) && self.common.lock().is_idle()
+        self.slots.wait(Duration::ZERO) && self.shared.lock().is_idle()
     }
 
     /// Waits until a write has ended or there is nothing to do, for at most `time`.
     pub fn wait(&self, time: Duration) {
         let deadline = Instant::now() + time;
-        self.frames.wait(time);
+        self.slots.wait(time);
         let time = deadline.saturating_duration_since(Instant::now());
-        let waiting = |desk: &mut Desk| desk.ended.is_empty() && !desk.is_idle();
+        let waiting = |queue: &mut Queue| queue.ended.is_empty() && !queue.is_idle();
         // What has become of it is asked for afterwards, whichever it was.
-        let _ = self.common.changed.wait_timeout_while(self.common.lock(), time, waiting);
+        let _ = self.shared.changed.wait_timeout_while(self.shared.lock(), time, waiting);
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        self.common.change(|desk| desk.closed = true);
+        self.shared.change(|queue| queue.closed = true);
     }
 }
 
-impl Desk {
+impl Queue {
     fn is_idle(&self) -> bool {
-        let frames = [&self.queued, &self.held].into_iter().all(Option::is_none) && self.sharing.is_none();
-        frames && self.writing.is_none() && self.prune.is_none() && !self.pruning
+        let slots = [&self.queued, &self.held].into_iter().all(Option::is_none) && self.sharing.is_none();
+        slots && self.writing.is_none() && self.prune.is_none() && !self.pruning
     }
 
-    /// What to do next. Room is made before more is written.
-    fn next(&mut self) -> Option<Task> {
+    /// What to do next. ReservedSlot is made before more is written.
+    fn next(&mut self) -> Option<Action> {
         if self.closed {
-            return Some(Task::End);
+            return Some(Action::End);
         }
         if let Some(committed) = self.prune.take() {
             self.pruning = true;
-            return Some(Task::Prune(committed));
+            return Some(Action::Prune(committed));
         }
         // Others wait for a share.
         let sharing = self.sharing.take();
-        let (frame, how) = sharing.or_else(|| self.queued.take().map(|frame| (frame, How::Whole)))?;
-        let share = matches!(how, How::Share(_));
-        self.writing = Some(Writing { step: frame.step(), since: Instant::now(), share });
-        Some(Task::Write(Box::new(frame), how))
+        let (slot, mode) = sharing.or_else(|| self.queued.take().map(|slot| (slot, WriteMode::Whole)))?;
+        let is_share = matches!(mode, WriteMode::Share(_));
+        self.writing = Some(Writing { step: slot.step(), since: Instant::now(), is_share });
+        Some(Action::Write(Box::new(slot), mode))
     }
 }
 
-enum Task {
+enum Action {
     Prune(Checkpoint),
-    Write(Box<Frame>, How),
+    Write(Box<Slot>, WriteMode),
     End,
 }
 
 /// The thread.
-fn run<D: Disk>(mut checkpoints: Checkpoints<D>, retention: Option<&Retention>, frames: &Frames, common: &Common) {
+fn run<D: Disk>(
+    mut checkpoints: Checkpoints<D>,
+    retention: Option<&Retention>,
+    slots: &SnapshotSlots,
+    shared: &Shared,
+) {
     if retention.is_some() {
         let prepared = checkpoints.prepare();
         let usable = prepared.is_ok();
-        common.change(|desk| desk.prepared = Some(prepared));
+        shared.change(|queue| queue.prepared = Some(prepared));
         if !usable {
             return;
         }
     }
     loop {
-        let task = {
-            let mut desk = common.lock();
+        let action = {
+            let mut queue = shared.lock();
             loop {
-                match desk.next() {
-                    Some(task) => break task,
-                    None => desk = common.changed.wait(desk).unwrap_or_else(PoisonError::into_inner),
+                match queue.next() {
+                    Some(action) => break action,
+                    None => queue = shared.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 }
             }
         };
-        match task {
-            Task::End => {
-                let left = common.change(|desk| {
-                    let sharing = desk.sharing.take().map(|(frame, _)| frame);
-                    [desk.queued.take(), desk.held.take(), sharing]
+        match action {
+            Action::End => {
+                let left = shared.change(|queue| {
+                    let sharing = queue.sharing.take().map(|(slot, _)| slot);
+                    [queue.queued.take(), queue.held.take(), sharing]
                 });
-                return left.into_iter().flatten().for_each(|frame| frames.put(frame));
+                return left.into_iter().flatten().for_each(|slot| slots.put(slot));
             }
-            Task::Prune(committed) => {
+            Action::Prune(committed) => {
                 if let Err(error) = checkpoints.note_commit(&committed) {
                     info!(step = committed.step, %error, "cannot leave word of the commit");
                 }
                 for (path, error) in retention.map_or(Vec::new(), |keep| checkpoints.prune(&committed, keep)) {
                     info!(path = %path.display(), %error, "cannot remove an old checkpoint");
                 }
-                common.change(|desk| desk.pruning = false);
+                shared.change(|queue| queue.pruning = false);
             }
-            Task::Write(frame, How::Share(part)) => {
-                let (step, result) = (frame.step(), checkpoints.share(&frame, &part));
-                let idle = common.change(|desk| {
-                    desk.writing = None;
-                    desk.shared = Some(Shared { step, part, result });
-                    match desk.verdict.take() {
-                        Some(How::Nothing) => return Some(*frame),
-                        _ if part.index > 0 => return Some(*frame),
-                        Some(how) => desk.sharing = Some((*frame, how)),
-                        None => desk.held = Some(*frame),
+            Action::Write(slot, WriteMode::Share(share)) => {
+                let (step, result) = (slot.step(), checkpoints.share(&slot, &share));
+                let idle = shared.change(|queue| {
+                    queue.writing = None;
+                    queue.ended_share = Some(EndedShare { step, share, result });
+                    match queue.verdict.take() {
+                        Some(WriteMode::Cancel) => return Some(*slot),
+                        _ if share.index > 0 => return Some(*slot),
+                        Some(mode) => queue.sharing = Some((*slot, mode)),
+                        None => queue.held = Some(*slot),
                     }
                     None
                 });
-                idle.into_iter().for_each(|frame| frames.put(frame));
+                idle.into_iter().for_each(|slot| slots.put(slot));
             }
-            Task::Write(frame, how) => {
-                let result = match how {
-                    How::Complete(part) => checkpoints.complete(&frame, &part),
-                    _ => checkpoints.save(&frame),
+            Action::Write(slot, mode) => {
+                let result = match mode {
+                    WriteMode::Complete(share) => checkpoints.complete(&slot, &share),
+                    _ => checkpoints.save(&slot),
                 };
-                frames.put(*frame);
-                common.change(|desk| {
-                    desk.writing = None;
-                    desk.ended.push_back(result);
+                slots.put(*slot);
+                shared.change(|queue| {
+                    queue.writing = None;
+                    queue.ended.push_back(result);
                 });
             }
         }

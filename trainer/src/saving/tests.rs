@@ -8,6 +8,7 @@ use crate::checkpoint::faulty::{Fault, FaultyDisk, Gate, Gated};
 use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::retention::Name;
 use crate::checkpoint::snapshot::Layout;
+use crate::checkpoint::writer::EndedShare;
 
 const NUMBERS: usize = 5000;
 /// Nothing here takes this long.
@@ -25,13 +26,13 @@ fn with_state<T>(step: u64, act: impl FnOnce(&Snapshot<'_>) -> T) -> T {
     act(&snapshot)
 }
 
-fn frames() -> Frames {
-    Frames::own(&Layout::new("test", "", &tensors())).unwrap()
+fn slots() -> SnapshotSlots {
+    SnapshotSlots::own(&Layout::new("test", "", &tensors())).unwrap()
 }
 
 fn start<D: Disk + Send + 'static>(disk: D, folder: &Path) -> Saving {
     let retention = Retention { keep: NonZeroUsize::new(9).unwrap(), every: None };
-    let saving = Saving::start(Checkpoints::new(disk, folder), retention, frames(), 0).unwrap();
+    let saving = Saving::start(Checkpoints::new(disk, folder), retention, slots(), 0).unwrap();
     saving.writer.wait(LONG);
     saving
 }
@@ -114,7 +115,7 @@ fn a_folder_that_does_not_answer_is_an_error_in_time() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(Gated(Host, Gate::default()), folder.path());
     let retention = Retention { keep: NonZeroUsize::MIN, every: None };
-    let error = Writer::start(checkpoints, retention, frames(), Duration::from_millis(20)).unwrap_err().to_string();
+    let error = Writer::start(checkpoints, retention, slots(), Duration::from_millis(20)).unwrap_err().to_string();
     assert!(error.contains("file system hang") && error.contains("--checkpoint-dir"), "{error}");
 }
 
@@ -138,7 +139,7 @@ fn the_last_state_gets_a_second_attempt_but_no_third() {
 fn what_is_saved_again_and_again_is_pruned_as_told() {
     let folder = tempfile::tempdir().unwrap();
     let retention = Retention { keep: NonZeroUsize::new(2).unwrap(), every: std::num::NonZeroU64::new(10) };
-    let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, frames(), 0).unwrap();
+    let mut saving = Saving::start(Checkpoints::new(Host, folder.path()), retention, slots(), 0).unwrap();
     for step in (4..40).step_by(4) {
         finish(&mut saving, step, LONG).unwrap();
     }
@@ -150,15 +151,15 @@ fn what_is_saved_again_and_again_is_pruned_as_told() {
 fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut saving = start(Host, folder.path());
-    let peers = frames();
+    let peers = slots();
     assert!(peers.wait(LONG));
     let helper = Writer::helping(Checkpoints::new(Host, folder.path()), peers.clone()).unwrap();
-    let part = |index| Part { nonce: 5, index, count: 2 };
-    let ended = |shared: &dyn Fn() -> Option<Shared>| {
+    let share = |index| Share { nonce: 5, index, count: 2 };
+    let ended = |look: &dyn Fn() -> Option<EndedShare>| {
         let begun = Instant::now();
         loop {
-            if let Some(shared) = shared() {
-                return (shared.step, shared.part.index, shared.result.is_ok());
+            if let Some(ended) = look() {
+                return (ended.step, ended.share.index, ended.result.is_ok());
             }
             assert!(begun.elapsed() < LONG);
             std::thread::yield_now();
@@ -166,27 +167,27 @@ fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() 
     };
     let begin = |saving: &mut Saving, step| {
         with_state(step, |snapshot| {
-            let mut room = saving.room_to_share(step, part(0)).unwrap();
-            room.frame.fill(snapshot);
-            saving.take_in(room);
+            let mut reserved = saving.reserve_for_share(step, share(0)).unwrap();
+            reserved.slot.fill(snapshot);
+            saving.take_in(reserved);
         });
     };
     // Given a step that both have written their share of
     begin(&mut saving, 1);
     with_state(1, |snapshot| {
-        let mut room = peers.room().unwrap().to_share(part(1));
-        room.frame.fill(snapshot);
-        helper.take_in(room);
+        let mut reserved = ReservedSlot::in_memory(peers.take().unwrap()).to_share(share(1));
+        reserved.slot.fill(snapshot);
+        helper.take_in(reserved);
     });
-    assert_eq!(ended(&|| helper.shared()), (1, 1, true));
-    assert_eq!(ended(&|| saving.shared()), (1, 0, true));
+    assert_eq!(ended(&|| helper.ended_share()), (1, 1, true));
+    assert_eq!(ended(&|| saving.writer.ended_share()), (1, 0, true));
     assert!(saving.is_pending() && saving.follow(None).unwrap().is_empty(), "not before it is told to");
-    saving.decide(How::Complete(part(0)));
+    saving.writer.decide(WriteMode::Complete(share(0)));
     saving.writer.wait(LONG);
     assert_eq!(saving.follow(None).unwrap()[0].step, 1);
     // And one of which the other's share never comes
     begin(&mut saving, 2);
-    saving.decide(How::Whole);
+    saving.writer.decide(WriteMode::Whole);
     saving.writer.wait(LONG);
     assert_eq!(saving.follow(None).unwrap()[0].step, 2);
     // And one that the run's end overtakes
@@ -194,5 +195,5 @@ fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() 
     assert_eq!(finish(&mut saving, 4, LONG).unwrap(), [4]);
     let found = Checkpoints::new(Host, folder.path()).newest().unwrap();
     assert_eq!((found.manifest.step, found.state), (4, vec![4.0; NUMBERS]));
-    assert!(saving.writer.is_idle() && peers.room().is_some());
+    assert!(saving.writer.is_idle() && peers.take().is_some());
 }

@@ -14,18 +14,18 @@ use std::path::{self, Path};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use elastic_collective::Group;
 use elastic_collective::stop::Stop;
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
-use super::sharing::Sharing;
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
-use crate::checkpoint::frames::{Frames, Rescued};
 use crate::checkpoint::manifest::{Entry, Position};
-use crate::checkpoint::part::Part;
+use crate::checkpoint::sharded_write::{self, Next, ShardedWrite, Share};
 use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
-use crate::checkpoint::writer::Room;
+use crate::checkpoint::snapshot_slots::{Rescued, SnapshotSlots};
+use crate::checkpoint::writer::{ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints, Owner};
 use crate::engine::{EngineError, HostCopy};
 use crate::model::Model;
@@ -34,26 +34,26 @@ use crate::state::State;
 
 /// A copy of the loop's own numbers, on its way.
 pub(super) struct Copying {
-    room: Room,
+    reserved: ReservedSlot,
     about: About,
 }
 
 /// A copy of numbers that stay as they are, on its way beside steps.
 pub(super) struct CopyingBeside {
-    thread: JoinHandle<Result<Room, EngineError>>,
+    thread: JoinHandle<Result<ReservedSlot, EngineError>>,
 }
 
 impl CopyingBeside {
-    fn start(mut room: Room, about: About, numbers: HostCopy) -> io::Result<CopyingBeside> {
+    fn start(mut reserved: ReservedSlot, about: About, numbers: HostCopy) -> io::Result<CopyingBeside> {
         let work = move || {
-            // Where they do not come, what is in the frame stays.
-            room.frame.fill(&about.of(numbers.numbers()?));
-            Ok(room)
+            // Where they do not come, what is in the slot stays.
+            reserved.slot.fill(&about.of(numbers.numbers()?));
+            Ok(reserved)
         };
         Ok(CopyingBeside { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
     }
 
-    fn end(self) -> Result<Room, EngineError> {
+    fn end(self) -> Result<ReservedSlot, EngineError> {
         self.thread.join().unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 }
@@ -81,7 +81,7 @@ impl About {
 /// Does `work`, which does not change the state, and makes the copy meanwhile.
 pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl FnOnce() -> T) -> T {
     match copying {
-        Some(Copying { room, about }) => room.frame.fill_during(&about.of(state), work),
+        Some(Copying { reserved, about }) => reserved.slot.fill_during(&about.of(state), work),
         None => work(),
     }
 }
@@ -99,25 +99,25 @@ impl<M: Model> Trainer<'_, M> {
         let asks = self.local_rank == 0 && self.settings.snapshot_every > 0 && (begins || looks);
         let folder = self.settings.checkpoint_dir.as_ref().and_then(|folder| path::absolute(folder).ok());
         let folder = folder.as_deref().and_then(Path::to_str).filter(|_| !self.rescue.is_empty());
+        let layout = self.layout();
         let Some(agent) = self.agent.as_mut().filter(|_| asks) else { return Ok(()) };
         self.looked_for_memory = true;
         self.asked_for_memory |= keeps;
-        let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
         let rescue = folder.map_or(Vec::new(), |folder| {
             self.rescue.iter().cloned().chain(["--dir".to_owned(), folder.to_owned()]).collect()
         });
         let file = agent.memory(layout.bytes(), rescue, self.stop)?;
         let found = file.and_then(|file| {
             let found = if keeps {
-                Frames::kept(&layout, file).map(|(frames, rescued)| (Some(frames), rescued))
+                SnapshotSlots::kept(&layout, file).map(|(slots, rescued)| (Some(slots), rescued))
             } else {
-                Frames::look(&layout, file).map(|rescued| (None, rescued))
+                SnapshotSlots::look(&layout, file).map(|rescued| (None, rescued))
             };
             found.map_err(|error| error.to_string())
         });
         match found {
-            Ok((frames, rescued)) => {
-                self.frames = frames.or(self.frames.take());
+            Ok((slots, rescued)) => {
+                self.slots = slots.or(self.slots.take());
                 if let Some(Rescued { step, state, done }) = rescued.filter(|_| !self.held) {
                     info!(step, "found a snapshot in the agent's memory");
                     self.state = State { step, flat: state };
@@ -139,7 +139,7 @@ impl<M: Model> Trainer<'_, M> {
         if !std::mem::take(&mut self.gives_back) || self.local_rank > 0 {
             return Ok(());
         }
-        self.frames = self.frames.take().filter(|frames| !frames.are_kept());
+        self.slots = self.slots.take().filter(|slots| !slots.are_kept());
         (self.asked_for_memory, self.helper) = (false, None);
         self.agent.as_mut().map_or(Ok(()), |agent| Ok(agent.forget()?))
     }
@@ -149,26 +149,26 @@ impl<M: Model> Trainer<'_, M> {
         let Some(folder) = self.settings.checkpoint_dir.as_ref().filter(|_| self.saving.is_none()) else {
             return Ok(());
         };
-        let frames = match &self.frames {
-            Some(frames) => frames.clone(),
+        let slots = match &self.slots {
+            Some(slots) => slots.clone(),
             None => {
-                let layout = Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()));
-                self.frames.insert(Frames::own(&layout).map_err(CheckpointError::Memory)?).clone()
+                let layout = self.layout();
+                self.slots.insert(SnapshotSlots::own(&layout).map_err(CheckpointError::Memory)?).clone()
             }
         };
         let owner = Owner { job: self.place.job.clone(), beside_others: self.agent.is_none() };
         let checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
-        self.saving = Some(Saving::start(checkpoints, self.settings.retention(), frames, committed)?);
+        self.saving = Some(Saving::start(checkpoints, self.settings.retention(), slots, committed)?);
         Ok(())
     }
 
     /// Ends saving, on a rank that has no part in it any more.
     pub(super) fn end_saving(&mut self) {
         self.saving = None;
-        self.frames = self.frames.take().filter(Frames::are_kept);
+        self.slots = self.slots.take().filter(SnapshotSlots::are_kept);
     }
 
-    /// Where a copy of the present state is due, and there is a frame for it, the beginning of one: what is to be made
+    /// Where a copy of the present state is due, and there is a slot for it, the beginning of one: what is to be made
     /// [`during`] the next gradient, unless it is made beside steps. What is to be on disk is on rank 0 alone; a disk that
     /// fails is warned of, no error.
     pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
@@ -176,10 +176,10 @@ impl<M: Model> Trainer<'_, M> {
             self.end_copy_beside()?;
         }
         let (step, every) = (self.state.step, self.settings.snapshot_every);
-        if let Some(part) = self.sharing.as_mut().and_then(Sharing::begins) {
-            return self.begin_share(part);
+        if let Some(share) = self.sharded.as_mut().and_then(ShardedWrite::begins) {
+            return self.begin_share(share);
         }
-        let due = self.sharing.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
+        let due = self.sharded.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
         let write = self.save_soon || due;
         // While there is no place for what is to be on disk it stays due, and is not copied in vain at each step.
         let waits = write && self.saving.as_ref().is_some_and(|saving| !saving.has_room());
@@ -193,64 +193,67 @@ impl<M: Model> Trainer<'_, M> {
             return Ok(None);
         }
         self.copy_soon = false;
-        let frames = self.frames.as_ref().filter(|frames| frames.are_kept());
-        let room = match &mut self.saving {
-            Some(saving) => saving.room(step, write),
-            None => frames.and_then(Frames::room),
+        let slots = self.slots.as_ref().filter(|slots| slots.are_kept());
+        let reserved = match &mut self.saving {
+            Some(saving) => saving.reserve(step, write),
+            None => slots.and_then(SnapshotSlots::take).map(ReservedSlot::in_memory),
         };
-        let Some(room) = room else {
+        let Some(reserved) = reserved else {
             self.save_soon |= write && self.saving.is_some();
             return Ok(None);
         };
         self.save_soon = waits;
-        self.copy_to(room)
+        self.copy_to(reserved)
     }
 
     /// The beginning of a copy of the present state.
-    fn copy_to(&mut self, room: Room) -> Result<Option<Copying>, TrainError> {
+    fn copy_to(&mut self, reserved: ReservedSlot) -> Result<Option<Copying>, TrainError> {
         let numbers = self.engine.snapshot(&mut self.state)?;
         self.copied = self.state.step;
         let about = self.about();
-        let Some(numbers) = numbers else { return Ok(Some(Copying { room, about })) };
-        self.beside = Some(CopyingBeside::start(room, about, numbers).map_err(CheckpointError::Thread)?);
+        let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, about })) };
+        self.beside = Some(CopyingBeside::start(reserved, about, numbers).map_err(CheckpointError::Thread)?);
         Ok(None)
     }
 
     /// The beginning of a copy of the present state, of which this worker writes a share.
-    fn begin_share(&mut self, part: Part) -> Result<Option<Copying>, TrainError> {
+    fn begin_share(&mut self, share: Share) -> Result<Option<Copying>, TrainError> {
         let step = self.state.step;
-        let room = match &mut self.saving {
+        let reserved = match &mut self.saving {
             _ if self.beside.is_some() => None,
-            Some(saving) => saving.room_to_share(step, part),
-            None => self.frames.as_ref().and_then(Frames::room).map(|room| room.to_share(part)),
+            Some(saving) => saving.reserve_for_share(step, share),
+            None => {
+                let slot = self.slots.as_ref().and_then(SnapshotSlots::take);
+                slot.map(|slot| ReservedSlot::in_memory(slot).to_share(share))
+            }
         };
-        let Some(room) = room else {
-            self.sharing.iter_mut().for_each(Sharing::no_room);
+        let Some(reserved) = reserved else {
+            self.sharded.iter_mut().for_each(ShardedWrite::no_room);
             return Ok(None);
         };
-        self.copy_to(room)
+        self.copy_to(reserved)
     }
 
     /// Takes in a copy that was made during a gradient.
     pub(super) fn end_copy(&mut self, copying: Option<Copying>) {
-        if let Some(Copying { room, .. }) = copying {
-            self.take_in(room);
+        if let Some(Copying { reserved, .. }) = copying {
+            self.take_in(reserved);
         }
     }
 
     /// Waits for a copy that is made beside steps, if one is, and takes it in.
     pub(super) fn end_copy_beside(&mut self) -> Result<(), TrainError> {
         let Some(beside) = self.beside.take() else { return Ok(()) };
-        let room = beside.end()?;
-        self.take_in(room);
+        let reserved = beside.end()?;
+        self.take_in(reserved);
         Ok(())
     }
 
-    fn take_in(&mut self, room: Room) {
-        match (&mut self.saving, &self.helper, &self.frames) {
-            (Some(saving), ..) => saving.take_in(room),
-            (None, Some(helper), _) if room.is_to_share() => drop(helper.take_in(room)),
-            (None, _, Some(frames)) => frames.put(room.frame),
+    fn take_in(&mut self, reserved: ReservedSlot) {
+        match (&mut self.saving, &self.helper, &self.slots) {
+            (Some(saving), ..) => saving.take_in(reserved),
+            (None, Some(helper), _) if reserved.is_to_share() => drop(helper.take_in(reserved)),
+            (None, _, Some(slots)) => slots.put(reserved.slot),
             (None, _, None) => {}
         }
     }
@@ -265,6 +268,88 @@ impl<M: Model> Trainer<'_, M> {
         let result = saving.finish(&about.of(&self.state.flat), self.agent.as_mut(), time, stop, on_commit);
         committed.iter().for_each(|checkpoint| self.record_commit(checkpoint));
         result
+    }
+
+    /// Ends what was agreed in the round before. On rank 0, offers its folder to other nodes: the number that they look by,
+    /// or 0 where there is nothing to share.
+    pub(super) fn offer_folder(&mut self) -> u64 {
+        self.sharded = None;
+        self.decide(WriteMode::Whole);
+        let nodes = self.assignment.as_ref().map_or(1, |place| place.group_world_size);
+        let of_two = self.place.rank == 0 && nodes > 1 && self.chunks() > 1 && self.keeps_snapshots();
+        self.settings.checkpoint_dir.clone().filter(|_| of_two).map_or(0, sharded_write::offer)
+    }
+
+    /// Comes to know, with all ranks, which of them share rank 0's folder.
+    pub(super) fn find_writers(&mut self, group: &mut Group, nonce: u64) -> Result<(), TrainError> {
+        if nonce == 0 {
+            return Ok(());
+        }
+        let folder = self.settings.checkpoint_dir.clone();
+        let sees = |folder| sharded_write::sees(folder, nonce);
+        let own = self.place.rank == 0 || self.may_help() && folder.clone().is_some_and(sees);
+        self.sharded = ShardedWrite::agree(group, nonce, own, folder, self.chunks())?;
+        Ok(())
+    }
+
+    fn chunks(&self) -> usize {
+        self.layout().chunks()
+    }
+
+    fn keeps_snapshots(&self) -> bool {
+        self.slots.as_ref().is_some_and(SnapshotSlots::are_kept)
+    }
+
+    /// Whether there is what it takes to write shares, on another rank than 0.
+    fn may_help(&mut self) -> bool {
+        let slots = self.slots.as_ref().filter(|slots| slots.are_kept());
+        let (Some(folder), Some(slots)) = (&self.settings.checkpoint_dir, slots) else { return false };
+        if self.helper.is_none() {
+            self.helper = Writer::helping(Checkpoints::new(Host, folder), slots.clone())
+                .inspect_err(|error| warn!(%error, "this worker writes no shares of checkpoints"))
+                .ok();
+        }
+        self.helper.is_some()
+    }
+
+    /// What is to be said of checkpoints in the next step's sum.
+    pub(super) fn share_vote(&mut self) -> u32 {
+        let Some(sharded) = &mut self.sharded else { return 0 };
+        sharded.look_at(self.saving.as_ref().map(Saving::writer).or(self.helper.as_ref()));
+        let next = self.state.step + 1;
+        let due = next.is_multiple_of(self.settings.checkpoint_every.get()) && next < self.schedule.total_steps();
+        if self.place.rank == 0 && due && sharded.want() {
+            self.save_soon = true;
+        }
+        sharded.vote()
+    }
+
+    /// Hears the votes of the step that was just done.
+    pub(super) fn hear_share_votes(&mut self, votes: u32) -> Result<(), TrainError> {
+        let Some(sharded) = &mut self.sharded else { return Ok(()) };
+        match sharded.heard(votes, self.state.step) {
+            Next::Nothing | Next::Begin => {}
+            Next::Complete => {
+                let share = sharded.share();
+                self.decide(WriteMode::Complete(share));
+            }
+            // Without a copy there is nothing to write: the next one is due at once.
+            Next::Alone if sharded.had_no_room() => self.save_soon |= sharded.want(),
+            Next::Alone => {
+                // What is decided is for the slot.
+                self.end_copy_beside()?;
+                self.decide(WriteMode::Whole);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn decide(&self, mode: WriteMode) {
+        self.saving.iter().for_each(|saving| saving.writer().decide(mode));
+    }
+
+    fn layout(&self) -> Layout {
+        Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()))
     }
 
     fn about(&self) -> About {

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::replicas::{self, Verdict};
 use super::{TrainError, Trainer};
 use crate::checkpoint::snapshot::Done;
-use crate::checkpoint::writer::How;
+use crate::checkpoint::writer::WriteMode;
 use crate::model::Model;
 use crate::program;
 use crate::saving::Saving;
@@ -87,7 +87,7 @@ impl<M: Model> Trainer<'_, M> {
             }
         };
         // A checkpoint that several write is rank 0's from here on.
-        self.saving.iter().for_each(|saving| saving.decide(How::Whole));
+        self.decide(WriteMode::Whole);
         let commits_by = Instant::now() + COMMIT_TIME;
         while self.saving.as_ref().is_some_and(Saving::is_pending) && Instant::now() < commits_by {
             if !self.saving.as_ref().is_some_and(|saving| saving.wait(GLANCE)) {

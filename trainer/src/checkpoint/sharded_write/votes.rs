@@ -1,5 +1,5 @@
-//! When a checkpoint that several writers write is whole, and what becomes of it if one of them cannot: what each of them
-//! decides by the votes that travel with every step's sum. Not for writing, nor for who the writers are.
+//! When all shares of a checkpoint are durable, and what follows if one never is. Each writer decides it by the votes that
+//! travel with every step's sum.
 //!
 //! ```text
 //! rank 0      wants one ── BEGIN ─▶ all writers copy that step's state, and write a share of it each
@@ -13,18 +13,18 @@
 use std::time::Duration;
 
 /// The vote that begins a checkpoint: of the state that this step's sum leads to.
-pub const BEGIN: u32 = 4;
+const BEGIN: u32 = 4;
 /// The vote of a writer whose disk is busy with its share.
-pub const PENDING: u32 = 8;
+const PENDING: u32 = 8;
 /// The vote of a writer that cannot write its share.
-pub const FAILED: u32 = 16;
+const FAILED: u32 = 16;
 
 /// How long the slowest writer may take.
-pub const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 
-/// One writer's part in the checkpoints of a round.
+/// What one writer knows of the checkpoints of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shares {
+pub(super) struct ShareVotes {
     /// Whether it is rank 0.
     leads: bool,
     /// Rank 0 wants one as soon as one can begin.
@@ -59,22 +59,22 @@ pub enum Next {
     Alone,
 }
 
-impl Shares {
+impl ShareVotes {
     /// No checkpoint is under way.
-    pub fn new(leads: bool) -> Shares {
-        Shares { leads, wanted: false, begun: None, own: Own::Nothing, busy: false }
+    pub(super) fn new(leads: bool) -> ShareVotes {
+        ShareVotes { leads, wanted: false, begun: None, own: Own::Nothing, busy: false }
     }
 
     /// Rank 0: a checkpoint is due. Whether it must write that one alone, since a disk is still busy with a share that
     /// was given up; else one begins as soon as it can.
-    pub fn want(&mut self) -> bool {
+    pub(super) fn want(&mut self) -> bool {
         let alone = self.busy && self.begun.is_none();
         self.wanted |= !alone;
         alone
     }
 
     /// Its vote in the next sum.
-    pub fn vote(&self) -> u32 {
+    pub(super) fn vote(&self) -> u32 {
         match self.own {
             Own::Writing => PENDING,
             Own::Failed => FAILED,
@@ -84,7 +84,7 @@ impl Shares {
     }
 
     /// Its disk is done with its share: that is durable, or never will be.
-    pub fn wrote(&mut self, durable: bool) {
+    pub(super) fn wrote(&mut self, durable: bool) {
         if self.own == Own::Writing {
             self.own = match (self.begun, durable) {
                 (None, _) => Own::Nothing,
@@ -95,7 +95,7 @@ impl Shares {
     }
 
     /// Hears a step's votes, at a time `now` of any clock that only goes on.
-    pub fn heard(&mut self, votes: u32, now: Duration) -> Next {
+    pub(super) fn heard(&mut self, votes: u32, now: Duration) -> Next {
         self.busy = votes & PENDING != 0;
         if votes & BEGIN != 0 {
             (self.wanted, self.begun, self.own) = (false, Some(now), Own::Writing);
@@ -127,8 +127,8 @@ mod tests {
     }
 
     /// A leader whose checkpoint was begun at second 10, and whose own share is as it says.
-    fn begun(durable: Option<bool>) -> Shares {
-        let mut leader = Shares::new(true);
+    fn begun(durable: Option<bool>) -> ShareVotes {
+        let mut leader = ShareVotes::new(true);
         assert!(!leader.want());
         assert_eq!(leader.vote(), BEGIN);
         assert_eq!(leader.heard(BEGIN, seconds(10)), Next::Begin);
@@ -153,7 +153,7 @@ mod tests {
             let mut leader = begun(durable);
             assert_eq!((leader.vote(), leader.heard(votes, seconds(now))), (vote, next), "{durable:?} {votes} {now}");
             // What other writers do is to know that it is over.
-            let mut other = Shares { leads: false, ..begun(durable) };
+            let mut other = ShareVotes { leads: false, ..begun(durable) };
             assert_eq!(other.heard(votes, seconds(now)), Next::Nothing);
             assert_eq!(other.begun.is_some(), votes == PENDING);
         }
@@ -177,7 +177,7 @@ mod tests {
 
     /// A writer, and what its disk really does.
     struct Writer {
-        shares: Shares,
+        shares: ShareVotes,
         /// The share that it is writing: of which checkpoint, to which step, and whether it will be durable.
         disk: Option<(u64, u64, bool)>,
         /// The checkpoints of which its share is durable.
@@ -189,7 +189,7 @@ mod tests {
         for seed in 0..3000 {
             let roll = |what: u64, step: u64, writer: u64, bound: u64| dice([seed, what, step, writer], bound);
             let count = 1 + roll(0, 0, 0, 4);
-            let writer = |number| Writer { shares: Shares::new(number == 0), disk: None, durable: Vec::new() };
+            let writer = |number| Writer { shares: ShareVotes::new(number == 0), disk: None, durable: Vec::new() };
             let mut writers: Vec<Writer> = (0..count).map(writer).collect();
             let (mut now, mut saved, mut wanted, mut checkpoint) = (seconds(0), 0, 0, 0);
             let (every, faults_end) = (1 + roll(1, 0, 0, 9), 150);
@@ -197,7 +197,7 @@ mod tests {
                 now += seconds(if roll(2, step, 0, 20) == 0 { roll(3, step, 0, 90) } else { 1 });
                 if roll(4, step, 0, 60) == 0 && step < faults_end {
                     // A round changes: those that live begin anew, whatever their disks do.
-                    writers.iter_mut().for_each(|writer| writer.shares = Shares::new(writer.shares.leads));
+                    writers.iter_mut().for_each(|writer| writer.shares = ShareVotes::new(writer.shares.leads));
                     writers.iter_mut().for_each(|writer| writer.disk = None);
                     (saved, wanted) = (step, step);
                 }
@@ -218,7 +218,7 @@ mod tests {
                             assert!(writer.disk.is_none(), "seed {seed}, step {step}: writer {number} is busy");
                             let faulty = step < faults_end;
                             match roll(5, step, number, 12) {
-                                0 if faulty => writer.shares.wrote(false), // It has no frame.
+                                0 if faulty => writer.shares.wrote(false), // It has no slot.
                                 1 if faulty => writer.disk = Some((step, step + roll(6, step, number, 120), true)),
                                 2 if faulty => writer.disk = Some((step, step + 2, false)),
                                 _ => writer.disk = Some((step, step + roll(7, step, number, 5), true)),

@@ -1,14 +1,5 @@
-//! Checkpoints that several nodes' workers write to one folder: each a share of the one file. Not for who they are, nor
-//! for when all have written theirs: that is [`super::shares`].
-//!
-//! ```text
-//! <folder>/.shared-<nonce>                                        who finds what rank 0 has put there shares the folder
-//! <folder>/step-00000120-r3/rank0-of-1.safetensors.<nonce>.tmp    all write to it, each its own chunks
-//! <folder>/step-00000120-r3/<nonce>.1.crc                         what share 1's writer has written, for rank 0
-//! ```
-//!
-//! The nonce is the round's: a writer that was left behind by its round, or by rank 0's patience, writes to a name, or a
-//! file without one, that nobody else uses any more.
+//! One writer's share of a checkpoint: which bytes of the one file, how it is written, and how all shares become a
+//! checkpoint.
 
 use std::io;
 use std::ops::Range;
@@ -17,17 +8,17 @@ use std::path::{Path, PathBuf};
 use elastic_proto::worker::Checkpoint;
 use tracing::{debug, warn};
 
-use super::disk::Disk;
-use super::retention::Name;
-use super::snapshot::Frame;
-use super::{CheckpointError, Checkpoints, DATA, TEMPORARY, removed};
+use super::super::disk::Disk;
+use super::super::retention::Name;
+use super::super::snapshot::Slot;
+use super::super::{CheckpointError, Checkpoints, DATA, TEMPORARY, removed};
 
 /// How the file begins by which a shared folder is told.
 const SHARED: &str = ".shared-";
 
 /// One of the shares that a round's checkpoints are cut into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct Share {
     /// The round's.
     pub nonce: u64,
     /// Which share, from 0, which is rank 0's.
@@ -36,7 +27,7 @@ pub struct Part {
     pub count: usize,
 }
 
-impl Part {
+impl Share {
     /// The chunks that are this share's, of a file of so many bytes in chunks of so many.
     pub fn chunks(&self, len: usize, chunk: usize) -> Range<usize> {
         let chunks = len.div_ceil(chunk);
@@ -60,10 +51,10 @@ impl Part {
 }
 
 /// The checksums of a share's chunks, in lines.
-fn sums(part: &Part, frame: &Frame) -> Vec<u8> {
-    let all: Vec<&str> = frame.about.extents.iter().flat_map(|extent| &extent.crc32c).map(String::as_str).collect();
-    let own = all.get(part.chunks(frame.file.bytes().len(), frame.chunk())).unwrap_or_default();
-    format!("{}\n{}\n", frame.step(), own.join("\n")).into_bytes()
+fn sums(share: &Share, slot: &Slot) -> Vec<u8> {
+    let all: Vec<&str> = slot.about.extents.iter().flat_map(|extent| &extent.crc32c).map(String::as_str).collect();
+    let own = all.get(share.chunks(slot.file.bytes().len(), slot.chunk())).unwrap_or_default();
+    format!("{}\n{}\n", slot.step(), own.join("\n")).into_bytes()
 }
 
 impl<D: Disk> Checkpoints<D> {
@@ -93,64 +84,61 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Writes a share of a snapshot. When this returns it is durable, but no checkpoint.
-    pub fn share(&mut self, frame: &Frame, part: &Part) -> Result<(), CheckpointError> {
-        let folder = self.of(frame);
-        let all = frame.file.bytes();
-        let range = part.bytes(all.len(), frame.chunk());
+    pub fn share(&mut self, slot: &Slot, share: &Share) -> Result<(), CheckpointError> {
+        let folder = self.of(slot);
+        let all = slot.file.bytes();
+        let range = share.bytes(all.len(), slot.chunk());
         let mut write = || {
-            frame.check_finite()?;
+            slot.check_finite()?;
             self.disk.create_folder(&folder)?;
-            self.disk.write_part(&part.file(&folder), range.start as u64, &all[range.clone()])?;
-            if part.index == 0 { Ok(()) } else { self.disk.write(&part.sums(&folder), &sums(part, frame)) }
+            self.disk.write_part(&share.file(&folder), range.start as u64, &all[range.clone()])?;
+            if share.index == 0 { Ok(()) } else { self.disk.write(&share.sums(&folder), &sums(share, slot)) }
         };
-        let (step, bytes) = (frame.step(), range.len());
+        let (step, bytes) = (slot.step(), range.len());
         write().map_err(|cause| CheckpointError::Save { step, folder: self.folder.clone(), cause })?;
-        debug!(step, share = part.index, of = part.count, bytes, "wrote a share of the checkpoint");
+        debug!(step, share = share.index, of = share.count, bytes, "wrote a share of the checkpoint");
         Ok(())
     }
 
     /// Makes a checkpoint of a snapshot whose shares are all durable; if that cannot be, saves all of it.
-    pub fn complete(&mut self, frame: &Frame, part: &Part) -> Result<Checkpoint, CheckpointError> {
-        let folder = self.of(frame);
-        match self.join(&folder, frame, part) {
+    pub fn complete(&mut self, slot: &Slot, share: &Share) -> Result<Checkpoint, CheckpointError> {
+        let folder = self.of(slot);
+        match self.join(&folder, slot, share) {
             Ok(checkpoint) => Ok(checkpoint),
             Err(cause) => {
-                warn!(
-                    step = frame.step(),
-                    "cannot join the shares of the checkpoint: {cause}; rank 0 writes all of it"
-                );
-                self.save(frame)
+                warn!(step = slot.step(), "cannot join the shares of the checkpoint: {cause}; rank 0 writes all of it");
+                self.save(slot)
             }
         }
     }
 
-    pub(super) fn join(&mut self, folder: &Path, frame: &Frame, part: &Part) -> io::Result<Checkpoint> {
-        let (file, len) = (part.file(folder), frame.file.bytes().len() as u64);
+    pub(in super::super) fn join(&mut self, folder: &Path, slot: &Slot, share: &Share) -> io::Result<Checkpoint> {
+        let (file, len) = (share.file(folder), slot.file.bytes().len() as u64);
         let kept = self.disk.length(&file)?;
         if kept != len {
             return Err(io::Error::other(format!("the file system kept {kept} of {len} bytes")));
         }
-        for index in 1..part.count {
-            let theirs = Part { index, ..*part };
-            let (path, expected) = (theirs.sums(folder), sums(&theirs, frame));
+        for index in 1..share.count {
+            let theirs = Share { index, ..*share };
+            let (path, expected) = (theirs.sums(folder), sums(&theirs, slot));
             if self.contents(&path)? != expected {
                 return Err(io::Error::other(format!("writer {index} has written another state than this rank's")));
             }
             removed(self.disk.remove_file(&path))?;
         }
-        self.rename(&file, &folder.join(DATA), frame.file.bytes())?;
-        debug!(step = frame.step(), shares = part.count, "joined the shares of the checkpoint");
-        self.seal(folder, frame)
+        self.rename(&file, &folder.join(DATA), slot.file.bytes())?;
+        debug!(step = slot.step(), shares = share.count, "joined the shares of the checkpoint");
+        self.seal(folder, slot)
     }
 
-    fn of(&self, frame: &Frame) -> PathBuf {
-        self.path(Name { step: frame.step(), round: frame.about.round })
+    fn of(&self, slot: &Slot) -> PathBuf {
+        self.path(Name { step: slot.step(), round: slot.about.round })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::CHUNK;
+    use super::super::super::CHUNK;
     use super::*;
 
     #[test]
@@ -159,8 +147,8 @@ mod tests {
             for count in 1..8 {
                 let mut end = 0;
                 for index in 0..count {
-                    let part = Part { nonce: 1, index, count };
-                    let bytes = part.bytes(len, CHUNK);
+                    let share = Share { nonce: 1, index, count };
+                    let bytes = share.bytes(len, CHUNK);
                     assert_eq!(bytes.start, end, "share {index} of {count}, of {len} bytes");
                     assert!(bytes.start == len || bytes.start.is_multiple_of(CHUNK));
                     end = bytes.end;

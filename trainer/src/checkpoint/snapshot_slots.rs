@@ -1,5 +1,5 @@
-//! The two frames that snapshots are copied to, and whose turn it is: the older one's, so that the newest whole snapshot
-//! is never the one that is overwritten. Not for how a frame lies in memory, nor for writing one to disk.
+//! The two slots that snapshots are copied to, and whose turn it is: the older one's, so that the newest whole snapshot
+//! is never the one that is overwritten. Not for how a slot lies in memory, nor for writing one to disk.
 //!
 //! In memory of the agent's they outlive this process: one that takes its place on the node goes on from there.
 
@@ -11,15 +11,14 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::memory::Mapping;
-use super::snapshot::{Done, Frame, Layout, Unfit};
-use super::writer::Room;
+use super::snapshot::{Done, Layout, Slot, Unfit};
 
 /// One is written to disk, or is the newest whole one, while the other is filled.
-pub(super) const FRAMES: usize = 2;
+pub(super) const SLOTS: usize = 2;
 
-/// Both frames. Clones share them.
+/// Both slots. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Frames {
+pub struct SnapshotSlots {
     shared: Arc<Shared>,
     kept: bool,
 }
@@ -32,8 +31,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Idle {
-    idle: Vec<Frame>,
-    /// Frames whose memory is there.
+    idle: Vec<Slot>,
+    /// SnapshotSlots whose memory is there.
     ready: usize,
 }
 
@@ -49,66 +48,66 @@ pub struct Rescued {
 }
 
 impl Layout {
-    /// Bytes for all frames.
+    /// Bytes for all slots.
     pub fn bytes(&self) -> u64 {
-        (FRAMES * self.frame()) as u64
+        (SLOTS * self.slot_bytes()) as u64
     }
 }
 
-impl Frames {
-    /// Frames that end with this process. Their memory is made ready by a thread.
-    pub fn own(layout: &Layout) -> io::Result<Frames> {
-        let mapping = Arc::new(Mapping::own(FRAMES * layout.frame())?);
-        Frames::make_ready((0..FRAMES).map(|number| Frame::at(&mapping, layout, number)).collect(), false)
+impl SnapshotSlots {
+    /// SnapshotSlots that end with this process. Their memory is made ready by a thread.
+    pub fn own(layout: &Layout) -> io::Result<SnapshotSlots> {
+        let mapping = Arc::new(Mapping::own(SLOTS * layout.slot_bytes())?);
+        SnapshotSlots::make_ready((0..SLOTS).map(|number| Slot::at(&mapping, layout, number)).collect(), false)
     }
 
-    /// Frames in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
+    /// SnapshotSlots in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
     /// that is left in it.
-    pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(Frames, Option<Rescued>)> {
-        let (frames, newest) = Frames::left(layout, file)?;
-        Ok((Frames::make_ready(frames, true)?, newest))
+    pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(SnapshotSlots, Option<Rescued>)> {
+        let (slots, newest) = SnapshotSlots::left(layout, file)?;
+        Ok((SnapshotSlots::make_ready(slots, true)?, newest))
     }
 
     /// That snapshot alone, for whoever keeps none there.
     pub fn look(layout: &Layout, file: impl AsFd) -> io::Result<Option<Rescued>> {
-        Ok(Frames::left(layout, file)?.1)
+        Ok(SnapshotSlots::left(layout, file)?.1)
     }
 
-    fn left(layout: &Layout, file: impl AsFd) -> io::Result<(Vec<Frame>, Option<Rescued>)> {
+    fn left(layout: &Layout, file: impl AsFd) -> io::Result<(Vec<Slot>, Option<Rescued>)> {
         // To touch what lies behind its end would be death.
         if (rustix::fs::fstat(&file)?.st_size as u64) < layout.bytes() {
             return Err(io::Error::other("the file is shorter than it should be"));
         }
-        let mapping = Arc::new(Mapping::of(file.as_fd(), FRAMES * layout.frame())?);
-        let mut frames: Vec<Frame> = (0..FRAMES).map(|number| Frame::at(&mapping, layout, number)).collect();
+        let mapping = Arc::new(Mapping::of(file.as_fd(), SLOTS * layout.slot_bytes())?);
+        let mut slots: Vec<Slot> = (0..SLOTS).map(|number| Slot::at(&mapping, layout, number)).collect();
         let mut newest: Option<Rescued> = None;
-        for frame in &mut frames {
-            match frame.take_up() {
-                Ok(done) if newest.as_ref().is_none_or(|newest| newest.step < frame.step()) => {
-                    newest = Some(Rescued { step: frame.step(), state: frame.state().to_vec(), done });
+        for slot in &mut slots {
+            match slot.take_up() {
+                Ok(done) if newest.as_ref().is_none_or(|newest| newest.step < slot.step()) => {
+                    newest = Some(Rescued { step: slot.step(), state: slot.state().to_vec(), done });
                 }
                 Ok(_) | Err(Unfit::Torn) => {}
                 Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in the agent's memory: {cause}"),
             }
         }
-        Ok((frames, newest))
+        Ok((slots, newest))
     }
 
-    fn make_ready(frames: Vec<Frame>, kept: bool) -> io::Result<Frames> {
+    fn make_ready(slots: Vec<Slot>, kept: bool) -> io::Result<SnapshotSlots> {
         let shared = Arc::new(Shared::default());
         let theirs = Arc::clone(&shared);
         let work = move || {
-            for mut frame in frames {
-                frame.populate();
+            for mut slot in slots {
+                slot.populate();
                 let mut room = theirs.lock();
-                room.idle.push(frame);
+                room.idle.push(slot);
                 room.ready += 1;
                 drop(room);
                 theirs.changed.notify_all();
             }
         };
-        std::thread::Builder::new().name("frames".into()).spawn(work)?;
-        Ok(Frames { shared, kept })
+        std::thread::Builder::new().name("slots".into()).spawn(work)?;
+        Ok(SnapshotSlots { shared, kept })
     }
 
     /// Whether they outlive this process.
@@ -116,32 +115,27 @@ impl Frames {
         self.kept
     }
 
-    /// An idle frame to copy a snapshot to, which will only be in memory; [`put`](Self::put) it back.
-    pub fn room(&self) -> Option<Room> {
-        self.take().map(Room::to_keep)
-    }
-
-    /// Takes the idle frame with the older snapshot, once the memory of all is there: until then the older one may be
-    /// missing.
-    pub(super) fn take(&self) -> Option<Frame> {
+    /// Takes the idle slot with the older snapshot, once the memory of all is there: until then the older one may be
+    /// missing. [`put`](Self::put) it back.
+    pub fn take(&self) -> Option<Slot> {
         let mut room = self.shared.lock();
-        if room.ready < FRAMES {
+        if room.ready < SLOTS {
             return None;
         }
-        let (oldest, _) = room.idle.iter().enumerate().min_by_key(|(_, frame)| frame.step())?;
+        let (oldest, _) = room.idle.iter().enumerate().min_by_key(|(_, slot)| slot.step())?;
         Some(room.idle.swap_remove(oldest))
     }
 
-    /// Gives a frame back.
-    pub fn put(&self, frame: Frame) {
-        self.shared.lock().idle.push(frame);
+    /// Gives a slot back.
+    pub fn put(&self, slot: Slot) {
+        self.shared.lock().idle.push(slot);
     }
 
     /// Waits until the memory of all is there, for at most `time`. Whether it is.
     pub fn wait(&self, time: Duration) -> bool {
-        let waiting = |room: &mut Idle| room.ready < FRAMES;
+        let waiting = |room: &mut Idle| room.ready < SLOTS;
         let waited = self.shared.changed.wait_timeout_while(self.shared.lock(), time, waiting);
-        waited.unwrap_or_else(PoisonError::into_inner).0.ready == FRAMES
+        waited.unwrap_or_else(PoisonError::into_inner).0.ready == SLOTS
     }
 }
 
@@ -174,16 +168,16 @@ mod tests {
         Layout::new(job, settings, &tensors("a"))
     }
 
-    fn keep(frames: &Frames, step: u64) {
+    fn keep(slots: &SnapshotSlots, step: u64) {
         let (tensors, state, data) = (tensors("a"), vec![step as f32; NUMBERS], Position::default());
         let done = Some(Done { round: 3, world_size: 2, loss: 0.1 + step as f32 }).filter(|_| step != 5);
         let (tensors, state) = (&tensors, &state);
         let snapshot =
             Snapshot { job: "job", round: 4, world_size: 2, step, done, settings: "--flags", data, tensors, state };
-        assert!(frames.wait(LONG));
-        let mut room = frames.room().unwrap();
-        room.frame.fill(&snapshot);
-        frames.put(room.frame);
+        assert!(slots.wait(LONG));
+        let mut slot = slots.take().unwrap();
+        slot.fill(&snapshot);
+        slots.put(slot);
     }
 
     fn memory(layout: &Layout) -> File {
@@ -194,7 +188,7 @@ mod tests {
 
     /// What a successor finds.
     fn found(layout: &Layout, memory: &File) -> Option<u64> {
-        let (_, rescued) = Frames::kept(layout, memory).unwrap();
+        let (_, rescued) = SnapshotSlots::kept(layout, memory).unwrap();
         rescued.map(|rescued| {
             assert!(rescued.state == vec![rescued.step as f32; NUMBERS], "step {}", rescued.step);
             let done = Done { round: 3, world_size: 2, loss: 0.1 + rescued.step as f32 };
@@ -208,26 +202,26 @@ mod tests {
         let layout = layout("job", "--flags");
         let memory = memory(&layout);
         assert_eq!(found(&layout, &memory), None);
-        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
+        let (slots, _) = SnapshotSlots::kept(&layout, &memory).unwrap();
         for step in [2, 5, 9] {
-            keep(&frames, step);
+            keep(&slots, step);
             assert_eq!(found(&layout, &memory), Some(step));
         }
-        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
-        frames.wait(LONG);
-        assert_eq!(frames.take().unwrap().step(), 5);
-        assert_eq!(frames.take().unwrap().step(), 9);
+        let (slots, _) = SnapshotSlots::kept(&layout, &memory).unwrap();
+        slots.wait(LONG);
+        assert_eq!(slots.take().unwrap().step(), 5);
+        assert_eq!(slots.take().unwrap().step(), 9);
     }
 
     #[test]
     fn a_copy_that_was_cut_short_or_changed_anywhere_is_not_taken() {
         let layout = layout("job", "--flags");
         let memory = memory(&layout);
-        let (frames, _) = Frames::kept(&layout, &memory).unwrap();
-        keep(&frames, 5);
-        keep(&frames, 9);
+        let (slots, _) = SnapshotSlots::kept(&layout, &memory).unwrap();
+        keep(&slots, 5);
+        keep(&slots, 9);
         let half = layout.bytes() / 2;
-        let newest = (0..2).map(|frame| frame * half).find(|&start| {
+        let newest = (0..2).map(|slot| slot * half).find(|&start| {
             let mut mark = [0; 8];
             memory.read_exact_at(&mut mark, start).unwrap();
             memory.write_all_at(&[0; 8], start).unwrap();
@@ -254,8 +248,8 @@ mod tests {
     fn another_runs_snapshots_are_not_taken() {
         let own = layout("job", "--flags");
         let memory = memory(&own);
-        let (frames, _) = Frames::kept(&own, &memory).unwrap();
-        keep(&frames, 5);
+        let (slots, _) = SnapshotSlots::kept(&own, &memory).unwrap();
+        keep(&slots, 5);
         for other in [layout("jab", "--flags"), layout("job", "--flogs"), Layout::new("job", "--flags", &tensors("b"))]
         {
             assert_eq!(found(&other, &memory), None);
