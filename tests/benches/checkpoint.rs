@@ -136,7 +136,7 @@ impl Training {
         let mut flat = model.init(1);
         let gradient = vec![1e-3; flat.len()];
         flat.resize(3 * gradient.len(), 0.0);
-        let entries = elastic_trainer::state::State::entries(model.tensors());
+        let entries = elastic_trainer::engine::state::State::entries(model.tensors());
         let batch = Workspace::new(vec![0.5; BATCH * 2048], (0..BATCH).map(|row| (row % 10) as u8).collect());
         let (rule, sink) = (AdamW::new(1e-4, 0.1), gradient.clone());
         Training { model, entries, rule, flat, gradient, batch, sink, step: 0 }

@@ -1,5 +1,5 @@
 //! The worker's side of the agent's socket: JSON lines. A thread of its own reads them, so that a collective operation
-//! which waits for a peer learns that a round is forming. Not for deciding what to say.
+//! which waits for a peer learns that a round is forming.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
@@ -53,7 +53,7 @@ pub enum AgentError {
 }
 
 /// What the agent has said, and the file that came beside it.
-struct Said {
+struct Received {
     message: ToWorker,
     file: Option<OwnedFd>,
 }
@@ -62,7 +62,7 @@ struct Said {
 #[derive(Debug)]
 pub struct Agent {
     socket: UnixStream,
-    inbox: Receiver<Result<Said, io::Error>>,
+    inbox: Receiver<Result<Received, io::Error>>,
     /// Heard while an answer was waited for.
     aside: VecDeque<ToWorker>,
     requests: u64,
@@ -146,7 +146,7 @@ impl Agent {
         self.say(&FromWorker::Memory { id: asked, bytes, rescue })?;
         let deadline = Instant::now() + AGENT_TIME;
         loop {
-            let Some(Said { message, file }) = self.receive(deadline, stop)? else {
+            let Some(Received { message, file }) = self.receive(deadline, stop)? else {
                 return Ok(Err(AgentError::Silent.to_string()));
             };
             match message {
@@ -185,7 +185,7 @@ impl Agent {
         }
     }
 
-    fn receive(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<Said>, AgentError> {
+    fn receive(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<Received>, AgentError> {
         loop {
             if stop.is_raised() {
                 return Err(AgentError::Stopped);
@@ -238,7 +238,7 @@ impl Read for Incoming {
 }
 
 /// Reads to the connection's end.
-fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Said, io::Error>>) {
+fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Error>>) {
     let mut reader = BufReader::new(Incoming { socket, files: VecDeque::new() });
     let mut line = Vec::new();
     loop {
@@ -257,7 +257,7 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Said, io::Error>
                         ToWorker::Memory { .. } => reader.get_mut().files.pop_front(),
                         _ => None,
                     };
-                    if outbox.send(Ok(Said { message, file })).is_err() {
+                    if outbox.send(Ok(Received { message, file })).is_err() {
                         return;
                     }
                     continue;

@@ -1,5 +1,4 @@
 //! Times the all-reduces as one rank of several that a benchmark has started: it asks for them in turn with others'.
-//! Not for training.
 
 use std::io::{self, BufRead, Write};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! The front of the library: a model and its data go in, trained parameters come out, whatever happens to the group
-//! meanwhile. Not for how.
+//! meanwhile.
 
 use std::io::{self, Write};
 
@@ -7,9 +7,9 @@ use elastic_collective::stop::Stop;
 
 use crate::agent::Agent;
 use crate::data::Data;
+use crate::engine::state::State;
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
-use crate::state::State;
 use crate::train::{Ready, TrainError, Trainer};
 
 /// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit

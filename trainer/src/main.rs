@@ -1,4 +1,4 @@
-//! The `elastic-trainer` program: flags, signals, exit codes. Not for training itself.
+//! The `elastic-trainer` program: flags, signals, exit codes.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;

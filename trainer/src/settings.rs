@@ -1,5 +1,6 @@
-//! The flags of any training, and the environment that an agent gives its worker. Not for acting on them, nor for what
-//! is trained.
+//! The flags of any training, and the environment that an agent gives its worker.
+
+pub mod device;
 
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use elastic_collective::{Patience, SumOrder};
 use elastic_cuda::Surroundings;
 
 use crate::checkpoint::retention::Retention;
-use crate::device::{Device, Precision};
 use crate::model::{Course, Rate};
+use device::{Device, Precision};
 
 /// How to train. A program takes these flags into its own with `#[command(flatten)]`; their text is `--help`'s.
 #[derive(Debug, Clone, Args)]

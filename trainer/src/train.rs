@@ -1,5 +1,4 @@
-//! The training loop of one worker: resume, step, reduce, save, and go from round to round. Not for what a step
-//! computes, nor for how ranks find each other.
+//! The training loop of one worker: resume, step, reduce, save, and go from round to round.
 //!
 //! ```text
 //!            ┌─────────── the next place ◀─── quiesce ◀──┐
@@ -8,12 +7,16 @@
 //! ```
 
 mod account;
-mod copies;
 mod error;
 mod loading;
+pub mod plot;
+mod program;
 mod replicas;
 mod report;
 mod rounds;
+pub mod saving;
+mod snapshot_copy;
+pub mod trace;
 
 use std::fs;
 use std::io::Write;
@@ -31,22 +34,22 @@ use elastic_collective::{Group, Place};
 
 use crate::agent::Agent;
 use crate::checkpoint::sharded_write::ShardedWrite;
-use crate::checkpoint::snapshot::Done;
+use crate::checkpoint::snapshot::LastStep;
 use crate::checkpoint::snapshot_slots::SnapshotSlots;
 use crate::checkpoint::writer::Writer;
-use crate::data::{Batch, Data, Order, Schedule};
+use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::elastic::Outcome;
+use crate::engine::gradient::GradientTask;
+use crate::engine::state::State;
 use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::gradient::Task;
 use crate::model::{AdamW, Model, Tensor};
-use crate::plot::{self, Point};
-use crate::saving::Saving;
 use crate::settings::{Collectives, Environment, Settings};
-use crate::state::State;
-use crate::trace::{Event, Trace};
 use account::Account;
-use copies::CopyingBeside;
+use plot::Point;
 use report::{Output, Report};
+use saving::Saving;
+use snapshot_copy::BackgroundCopy;
+use trace::{Event, Trace};
 
 /// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with it.)
 const DRAIN: u32 = 1;
@@ -76,7 +79,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// Whether `state` is one that training has reached: not room for one, and not one that has come by halves.
     held: bool,
     /// How its last step was done, if one was.
-    last: Option<Done>,
+    last: Option<LastStep>,
     /// Whether `state` is what a worker that was here before has left, and no live worker's.
     rescued: bool,
     /// Where this worker is on its node.
@@ -97,7 +100,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// The next copy goes to disk, whichever step it is of.
     save_soon: bool,
     /// A copy that takes no part in steps. It ends with the round.
-    beside: Option<CopyingBeside>,
+    background_copy: Option<BackgroundCopy>,
     /// In the present round.
     place: Place,
     /// What the agent said of it.
@@ -201,7 +204,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             copied: 0,
             copy_soon: false,
             save_soon: false,
-            beside: None,
+            background_copy: None,
             assignment,
             assigned: None,
             group: None,
@@ -270,7 +273,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let ended = self.steps(group, out);
         let copied = match &ended {
             Err(error) if error.is_stuck() => Ok(()),
-            _ => self.end_copy_beside(),
+            _ => self.end_background_copy(),
         };
         let Some(ended) = ended.and_then(|ended| copied.map(|()| ended))? else { return Ok(None) };
         match self.engine.leave(group) {
@@ -302,7 +305,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let sharing = self.share_vote();
             let compare = if self.is_to_compare(total) { COMPARE } else { 0 };
             let batch = self.schedule.batch_after(self.state.step);
-            let task = Task {
+            let task = GradientTask {
                 model: self.model,
                 parameters: self.state.parameters(),
                 data: self.data,
@@ -311,7 +314,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 shards,
                 micro_batch: self.settings.micro_batch,
             };
-            let reduced = copies::during(copying.as_mut(), &self.state.flat, || {
+            let reduced = snapshot_copy::during(copying.as_mut(), &self.state.flat, || {
                 let vote = &mut || {
                     let forming = self.stop.forming_after(round).is_some();
                     let draining = if self.draining { DRAIN } else { 0 };
@@ -334,7 +337,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             let (tensors, clip) = (self.model.tensors(), self.settings.clip);
             self.engine.advance(&mut self.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
             let step = self.state.step;
-            self.last = Some(Done { round, world_size, loss });
+            self.last = Some(LastStep { round, world_size, loss });
             self.record_step();
             self.account.stepped(step, Instant::now());
             self.see(Point { step, loss, round, world_size });
@@ -467,9 +470,9 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn record_step(&mut self) {
-        let Some(Done { round, world_size, loss }) = self.last else { return };
+        let Some(LastStep { round, world_size, loss }) = self.last else { return };
         let step = self.state.step;
-        let Batch { epoch, first, end } = self.schedule.batch_after(step - 1);
+        let StepSamples { epoch, first, end } = self.schedule.batch_after(step - 1);
         self.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
     }
 

@@ -4,12 +4,12 @@ use std::num::NonZeroUsize;
 use std::time::Instant;
 
 use elastic_trainer::collective::tree::Node;
-use elastic_trainer::data::{Batch, Data, Order};
-use elastic_trainer::gradient::{Crew, Task};
+use elastic_trainer::data::{Data, Order, StepSamples};
+use elastic_trainer::engine::gradient::{GradientTask, GradientThreads};
+use elastic_trainer::engine::state::State;
 use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{AdamW, Model, Workspace};
 use elastic_trainer::random::unit;
-use elastic_trainer::state::State;
 
 /// Sizes of the perceptron's layers.
 pub(crate) const MLP: [usize; 4] = [784, 512, 512, 10];
@@ -78,14 +78,14 @@ pub(crate) struct Run<M: Model> {
     data: Shards<M::Batch>,
     rule: AdamW,
     state: State,
-    crew: Crew<M::Batch>,
+    threads: GradientThreads<M::Batch>,
 }
 
 impl<M: Model> Run<M> {
     /// On so many threads.
     pub(crate) fn new(threads: usize, model: M, data: Shards<M::Batch>) -> Run<M> {
-        let crew = Crew::new(NonZeroUsize::new(threads).expect("a thread"));
-        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(model.init(1)), data, crew, model }
+        let threads = GradientThreads::new(NonZeroUsize::new(threads).expect("a thread"));
+        Run { rule: AdamW::new(1e-4, 0.1), state: State::new(model.init(1)), data, threads, model }
     }
 
     /// Milliseconds of a step, over so many.
@@ -96,19 +96,19 @@ impl<M: Model> Run<M> {
     }
 
     fn step(&mut self) {
-        let shards = self.crew.team.threads() as u32;
-        let task = Task {
+        let shards = self.threads.pool.threads() as u32;
+        let task = GradientTask {
             model: &self.model,
             parameters: self.state.parameters(),
             data: &self.data,
             order: &Order::new(0, self.data.samples()),
-            batch: Batch { epoch: 0, first: 0, end: u64::from(shards) },
+            batch: StepSamples { epoch: 0, first: 0, end: u64::from(shards) },
             shards,
             micro_batch: None,
         };
-        let sum = task.sum_under(Node::root(shards), &mut self.crew);
+        let sum = task.sum_under(Node::root(shards), &mut self.threads);
         let tensors = self.model.tensors();
-        self.state.advance(&mut self.crew.team, &self.rule, tensors, &sum[1..], 1e-3);
-        self.crew.recycle(sum);
+        self.state.advance(&mut self.threads.pool, &self.rule, tensors, &sum[1..], 1e-3);
+        self.threads.recycle(sum);
     }
 }

@@ -1,4 +1,4 @@
-//! How the ranks of a round find each other. Not for what they exchange afterwards.
+//! How the ranks of a round find each other.
 //!
 //! Rank 0 listens on the master's port; or, where its agent serves a store there, on any, and says in the store which.
 //! Every other rank opens a port of its own, says hello to rank 0, and learns all

@@ -1,8 +1,8 @@
-//! Collective operations between the ranks of one round, over TCP. Not for what is summed, nor for who is in the round.
+//! Collective operations between the ranks of one round, over TCP.
 //!
 //! ```text
 //! bootstrap   every rank finds every other through rank 0, and shows job, round and settings
-//! lane        one operation's bytes to and from one peer; waiting, deadlines, lost peers
+//! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
 //! spread      from the ranks that hold the state, or parts of it, to those that do not, at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
@@ -16,10 +16,10 @@
 //! and Gloo: the network between workers must be a trusted one.
 
 mod bootstrap;
-mod lane;
 mod order;
 mod ordered;
 mod pairwise;
+mod peer_stream;
 pub mod recorder;
 mod ring;
 mod spread;
@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 use elastic_proto::worker::FailureClass;
 
 use crate::stop::Stop;
-use lane::Interest;
 pub use order::SumOrder;
+use peer_stream::Interest;
 use recorder::{Peer, Recorder};
 
 /// Buffers up to this many bytes are reduced pairwise, in fewer turns; larger ones in a ring, in fewer bytes.
@@ -404,7 +404,7 @@ impl Group {
     pub fn leave(self) {
         for link in self.links.iter().flatten() {
             // A peer that is gone already needs no farewell.
-            let _ = lane::send_farewell(link).and_then(|()| link.shutdown(Shutdown::Write));
+            let _ = peer_stream::send_farewell(link).and_then(|()| link.shutdown(Shutdown::Write));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! In which order ranks add what they have: the shards', or whichever is quickest. Not for how either is done.
+//! In which order ranks add what they have: the shards', or whichever is quickest.
 
 use std::fmt;
 

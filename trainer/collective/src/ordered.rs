@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use super::lane::{Interest, Kind, Lane};
+use super::peer_stream::{Interest, Kind, PeerStream};
 use super::tree::{Node, cover, shards_of};
 use super::{CollectiveError, Group, pairwise};
 
@@ -50,7 +50,7 @@ pub(super) struct Staging {
 
 /// One peer's streams: partial sums first, finished chunks after them.
 struct Stream {
-    lane: Lane,
+    peer_stream: PeerStream,
     /// Partial sums of each element to it, their bytes, and bytes sent in all.
     nodes_out: usize,
     partials_out: usize,
@@ -118,7 +118,7 @@ fn run(
             let staged = &mut staging.received[peer];
             staged.resize(staged.len().max(room), 0.0);
             Stream {
-                lane: Lane::new(peer, operation, vote),
+                peer_stream: PeerStream::new(peer, operation, vote),
                 nodes_out: my_nodes.len(),
                 partials_out: my_nodes.len() * chunk.len() * size_of::<f32>(),
                 sent: 0,
@@ -161,13 +161,13 @@ fn run(
             moved = true;
         }
         if finished == mine.len() && streams.iter().all(Stream::is_done) {
-            return Ok(streams.iter().fold(vote, |votes, stream| votes | stream.lane.word));
+            return Ok(streams.iter().fold(vote, |votes, stream| votes | stream.peer_stream.word));
         }
         if !moved {
             let interests: Vec<Interest> = streams
                 .iter()
                 .map(|stream| Interest {
-                    peer: stream.lane.peer,
+                    peer: stream.peer_stream.peer,
                     send: stream.can_send(finished),
                     receive: stream.can_receive(finished),
                 })
@@ -181,7 +181,8 @@ fn run(
 impl Stream {
     /// Whether all its partial sums of the first `elements` of this rank's chunk are here.
     fn has_partials(&self, elements: usize) -> bool {
-        self.lane.heard() && self.received >= self.partials_in.min(self.nodes.len() * elements * size_of::<f32>())
+        self.peer_stream.heard()
+            && self.received >= self.partials_in.min(self.nodes.len() * elements * size_of::<f32>())
     }
 
     fn owes_partials(&self) -> bool {
@@ -189,7 +190,7 @@ impl Stream {
     }
 
     fn can_send(&self, finished: usize) -> bool {
-        !self.lane.opened() || self.sent < self.ready(finished)
+        !self.peer_stream.opened() || self.sent < self.ready(finished)
     }
 
     /// Bytes that may have been sent by now, `finished` elements of this rank's chunk being added.
@@ -212,7 +213,7 @@ impl Stream {
     }
 
     fn has_received_all(&self) -> bool {
-        self.lane.heard() && self.received == self.partials_in + self.finished_in
+        self.peer_stream.heard() && self.received == self.partials_in + self.finished_in
     }
 
     /// Whether there is room for what it sends next, `finished` elements of this rank's chunk being added.
@@ -229,7 +230,7 @@ impl Stream {
     }
 
     fn is_done(&self) -> bool {
-        self.has_received_all() && self.lane.opened() && self.sent == self.partials_out + self.finished_out
+        self.has_received_all() && self.peer_stream.opened() && self.sent == self.partials_out + self.finished_out
     }
 
     /// Sends as much as is ready and the socket takes. Whether anything moved.
@@ -253,10 +254,10 @@ impl Stream {
                 let end = self.ready(finished).saturating_sub(self.partials_out).min(done.len());
                 &done[(self.sent - self.partials_out).min(end)..end]
             };
-            let opened = self.lane.opened();
-            let taken = self.lane.send(group, body)?;
+            let opened = self.peer_stream.opened();
+            let taken = self.peer_stream.send(group, body)?;
             self.sent += taken;
-            if taken == 0 && opened == self.lane.opened() {
+            if taken == 0 && opened == self.peer_stream.opened() {
                 break;
             }
             moved = true;
@@ -279,16 +280,16 @@ impl Stream {
                 let window = WINDOW * self.nodes.len() * SEGMENT_BYTES;
                 let (turn, start) = (self.received / window, self.received % window);
                 let end = self.partials_in.min(self.room(finished)).min((turn + 1) * window) - turn * window;
-                &mut bytemuck::cast_slice_mut(&mut staging[self.lane.peer])[start..end]
+                &mut bytemuck::cast_slice_mut(&mut staging[self.peer_stream.peer])[start..end]
             } else if self.finished_in > 0 {
                 &mut bytemuck::cast_slice_mut(&mut sum[self.chunk.clone()])[self.received - self.partials_in..]
             } else {
                 &mut []
             };
-            let heard = self.lane.heard();
-            let got = self.lane.receive(group, body)?;
+            let heard = self.peer_stream.heard();
+            let got = self.peer_stream.receive(group, body)?;
             self.received += got;
-            if got == 0 && heard == self.lane.heard() {
+            if got == 0 && heard == self.peer_stream.heard() {
                 break;
             }
             moved = true;
@@ -337,7 +338,7 @@ impl<'a> Sources<'a> {
             let number = position(&stream.nodes)?;
             let slot = segment.start / SEGMENT % WINDOW;
             let start = stream.nodes.len() * slot * SEGMENT + number * segment.len() + block.start - segment.start;
-            Some(&self.received[stream.lane.peer][start..start + block.len()])
+            Some(&self.received[stream.peer_stream.peer][start..start + block.len()])
         })
     }
 }

@@ -1,6 +1,6 @@
-//! Operations made of whole-buffer exchanges between pairs: sums of small buffers, and broadcast. Not for large sums.
+//! Operations made of whole-buffer exchanges between pairs: sums of small buffers, and broadcast.
 
-use super::lane::{Interest, Kind, Lane, Operation};
+use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
 use super::{CollectiveError, Group};
 use std::time::Instant;
 
@@ -40,7 +40,7 @@ pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Resu
 /// The turns of the first `ranks`, a power of two. The answer has each bit of a vote that any of them set.
 fn double(
     group: &mut Group,
-    operation: Operation,
+    operation: OperationHeader,
     started: Instant,
     ranks: usize,
     data: &mut [f32],
@@ -80,7 +80,7 @@ pub(super) fn add(sum: &mut [f32], more: &[f32]) {
 
 fn send(
     group: &mut Group,
-    operation: Operation,
+    operation: OperationHeader,
     started: Instant,
     peer: usize,
     data: &[u8],
@@ -90,7 +90,7 @@ fn send(
 
 fn receive(
     group: &mut Group,
-    operation: Operation,
+    operation: OperationHeader,
     started: Instant,
     peer: usize,
     data: &mut [u8],
@@ -101,28 +101,28 @@ fn receive(
 /// Sends `out` to a peer and fills `into` from it, at the same time. A word goes along, and the peer's comes back.
 fn exchange(
     group: &mut Group,
-    operation: Operation,
+    operation: OperationHeader,
     started: Instant,
     (peer, word): (usize, u32),
     out: Option<&[u8]>,
     mut into: Option<&mut [u8]>,
 ) -> Result<u32, CollectiveError> {
-    let mut lane = Lane::new(peer, operation, word);
+    let mut peer_stream = PeerStream::new(peer, operation, word);
     let (mut sent, mut got) = (0, 0);
     loop {
-        let (was_opened, was_heard, before) = (lane.opened(), lane.heard(), sent + got);
+        let (was_opened, was_heard, before) = (peer_stream.opened(), peer_stream.heard(), sent + got);
         if let Some(out) = out {
-            sent += lane.send(group, &out[sent..])?;
+            sent += peer_stream.send(group, &out[sent..])?;
         }
         if let Some(into) = &mut into {
-            got += lane.receive(group, &mut into[got..])?;
+            got += peer_stream.receive(group, &mut into[got..])?;
         }
-        let send = out.is_some_and(|out| !lane.opened() || sent < out.len());
-        let receive = into.as_ref().is_some_and(|into| !lane.heard() || got < into.len());
+        let send = out.is_some_and(|out| !peer_stream.opened() || sent < out.len());
+        let receive = into.as_ref().is_some_and(|into| !peer_stream.heard() || got < into.len());
         if !send && !receive {
-            return Ok(lane.word);
+            return Ok(peer_stream.word);
         }
-        if (was_opened, was_heard, before) == (lane.opened(), lane.heard(), sent + got) {
+        if (was_opened, was_heard, before) == (peer_stream.opened(), peer_stream.heard(), sent + got) {
             group.wait(&[Interest { peer, send, receive }], started)?;
         }
     }

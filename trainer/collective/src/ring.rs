@@ -1,5 +1,4 @@
-//! The ring all-reduce for large buffers (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). Not for
-//! sums whose order must not depend on the number of ranks.
+//! The ring all-reduce for large buffers (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 //!
 //! The buffer is cut into one chunk for each rank. Chunks travel round the ring: n - 1 turns in which each rank adds its
 //! own numbers, then n - 1 turns in which the finished sums are copied. What a rank sends in turn t + 1 is what it
@@ -8,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::lane::{Interest, Kind, Lane};
+use super::peer_stream::{Interest, Kind, PeerStream};
 use super::{CollectiveError, Group, SEGMENT_BYTES};
 
 /// How far a stream is: the turn, and bytes of that turn's chunk.
@@ -24,8 +23,8 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
     let turns = 2 * (ranks - 1);
     let elements = data.len();
     let sent_in = |turn: usize| chunk_bytes((rank + 2 * ranks - turn) % ranks, ranks, elements);
-    let mut to = Lane::new((rank + 1) % ranks, operation, 0);
-    let mut from = Lane::new((rank + ranks - 1) % ranks, operation, 0);
+    let mut to = PeerStream::new((rank + 1) % ranks, operation, 0);
+    let mut from = PeerStream::new((rank + ranks - 1) % ranks, operation, 0);
     // `received` counts what is added or copied; `pending` bytes more wait in the scratch segment.
     let (mut sent, mut received) = (Position { turn: 0, bytes: 0 }, Position { turn: 0, bytes: 0 });
     let mut scratch = vec![0f32; SEGMENT_BYTES / size_of::<f32>()];

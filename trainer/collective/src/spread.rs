@@ -1,14 +1,14 @@
-//! Operations in which each pair of ranks moves bytes of its own: gathering a number of each rank, and spreading a buffer
-//! from several holders at once. Not for sums.
+//! Operations in which each pair of ranks moves bytes of its own: gathering a number of each rank, and spreading a
+//! buffer from several holders at once.
 
 use std::time::Instant;
 
-use super::lane::{Interest, Kind, Lane, Operation};
+use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
 use super::{CollectiveError, Group};
 
 /// What goes to a peer, and what comes from it.
 struct Stream<'a> {
-    lane: Lane,
+    peer_stream: PeerStream,
     out: &'a [u8],
     sent: usize,
     into: &'a mut [u8],
@@ -91,26 +91,26 @@ fn run(group: &mut Group, mut streams: Vec<Stream<'_>>) -> Result<(), Collective
 }
 
 impl<'a> Stream<'a> {
-    fn new(peer: usize, operation: Operation, out: &'a [u8], into: &'a mut [u8]) -> Stream<'a> {
-        Stream { lane: Lane::new(peer, operation, 0), out, sent: 0, into, got: 0 }
+    fn new(peer: usize, operation: OperationHeader, out: &'a [u8], into: &'a mut [u8]) -> Stream<'a> {
+        Stream { peer_stream: PeerStream::new(peer, operation, 0), out, sent: 0, into, got: 0 }
     }
 
     fn interest(&self) -> Option<Interest> {
-        let send = !self.lane.opened() || self.sent < self.out.len();
-        let receive = !self.lane.heard() || self.got < self.into.len();
-        (send || receive).then_some(Interest { peer: self.lane.peer, send, receive })
+        let send = !self.peer_stream.opened() || self.sent < self.out.len();
+        let receive = !self.peer_stream.heard() || self.got < self.into.len();
+        (send || receive).then_some(Interest { peer: self.peer_stream.peer, send, receive })
     }
 
     /// Sends and receives what the socket takes and has. Whether anything moved.
     fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
         let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
-        let before = (self.lane.opened(), self.lane.heard(), self.sent + self.got);
+        let before = (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got);
         if send {
-            self.sent += self.lane.send(group, &self.out[self.sent..])?;
+            self.sent += self.peer_stream.send(group, &self.out[self.sent..])?;
         }
         if receive {
-            self.got += self.lane.receive(group, &mut self.into[self.got..])?;
+            self.got += self.peer_stream.receive(group, &mut self.into[self.got..])?;
         }
-        Ok(before != (self.lane.opened(), self.lane.heard(), self.sent + self.got))
+        Ok(before != (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got))
     }
 }

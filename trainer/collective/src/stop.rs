@@ -1,5 +1,4 @@
-//! The wish to stop, or to change over to a later round, seen by everything that waits. Not for deciding what happens
-//! then.
+//! The wish to stop, or to change over to a later round, seen by everything that waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

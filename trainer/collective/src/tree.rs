@@ -1,4 +1,4 @@
-//! The one order in which the gradients of logical shards are added, whoever computed them. Not for moving bytes.
+//! The one order in which the gradients of logical shards are added, whoever computed them.
 //!
 //! Floating-point addition depends on its order. So the order is fixed for the job: a binary tree over the shards. A
 //! rank owns neighbouring shards and adds what lies under the tree nodes that it owns whole; the rest of the tree is

@@ -1,4 +1,4 @@
-//! Attention's kernels as functions: shapes are checked here. Not for the projections before and behind it.
+//! Attention's kernels as functions: shapes are checked here.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};

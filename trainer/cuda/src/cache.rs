@@ -1,5 +1,4 @@
-//! Compiled kernels on disk, so that only the first start on a machine compiles. Not for trusting what is there: an
-//! entry that is damaged, or is another key's, is no entry.
+//! Compiled kernels on disk, so that only the first start on a machine compiles.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! NVRTC: CUDA C++ to code for one kind of GPU. Not for loading that code, nor for keeping it.
+//! NVRTC: CUDA C++ to code for one kind of GPU.
 //!
 //! It is called without `cudarc`, which would take whatever the loader finds as `libnvrtc.so`: on machines with a CUDA
 //! toolkit that is often another version than the one that was chosen.

@@ -1,4 +1,4 @@
-//! cuBLASLt: products by NVIDIA's library. Not for what is multiplied, nor for what becomes of it.
+//! cuBLASLt: products by NVIDIA's library.
 //!
 //! It is called without `cudarc`, whose products of f32 would be rounded to TF32, and which panics where it is missing.
 #![allow(unsafe_code)]

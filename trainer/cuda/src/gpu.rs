@@ -1,4 +1,4 @@
-//! A GPU with the kernels on it, its memory and the stream that computes. Not for what a kernel is called with.
+//! A GPU with the kernels on it, its memory and the stream that computes.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -297,18 +297,18 @@ pub struct Mark(CudaEvent);
 
 /// A buffer that is kept from call to call, so that a step needs no fresh memory.
 #[derive(Debug)]
-pub struct Room<T> {
+pub struct Buffer<T> {
     buffer: Option<CudaSlice<T>>,
     count: usize,
 }
 
-impl<T> Default for Room<T> {
-    fn default() -> Room<T> {
-        Room { buffer: None, count: 0 }
+impl<T> Default for Buffer<T> {
+    fn default() -> Buffer<T> {
+        Buffer { buffer: None, count: 0 }
     }
 }
 
-impl<T: DeviceRepr + ValidAsZeroBits> Room<T> {
+impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
     /// Makes room for so many numbers, which then are anything.
     pub fn fit(&mut self, gpu: &Gpu, count: usize) -> Result<CudaViewMut<'_, T>, CudaError> {
         let buffer = match self.buffer.take() {

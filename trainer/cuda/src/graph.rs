@@ -1,5 +1,5 @@
 //! Launches that are asked for once and replayed as CUDA graphs, since a step of small kernels takes longer to ask for
-//! than to compute. Not for what is launched.
+//! than to compute.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Memory of the host that a GPU copies to and from by itself. Not for when it does.
+//! Memory of the host that a GPU copies to and from by itself.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};

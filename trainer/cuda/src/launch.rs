@@ -1,5 +1,4 @@
-//! Each kernel but the products' as a function: shapes are checked here, since a kernel checks nothing. Not for what to
-//! compute when.
+//! Each kernel but the products' as a function: shapes are checked here, since a kernel checks nothing.
 //!
 //! A launch returns before its work is done. What goes wrong in it is told by a later call.
 #![allow(unsafe_code)]
@@ -9,7 +8,7 @@ use std::ops::Range;
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
-use super::gpu::{Gpu, Room};
+use super::gpu::{Buffer, Gpu};
 
 /// Threads of a block: as in the kernels.
 pub(super) const THREADS: usize = 256;
@@ -69,7 +68,7 @@ impl Gpu {
     }
 
     /// The Euclidean norm, once all work is done. `room` is kept from call to call.
-    pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Room<f64>) -> Result<f64, CudaError> {
+    pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<f64>) -> Result<f64, CudaError> {
         let mut sums = room.fit(self, SQUARE_BLOCKS)?;
         let count = numbers.len() as i64;
         let mut launch = self.stream().launch_builder(&self.functions.sum_squares);
@@ -154,14 +153,14 @@ pub struct AdamwStep {
 /// Classes on the GPU, each below their number.
 #[derive(Debug)]
 pub struct Labels {
-    numbers: Room<u32>,
+    numbers: Buffer<u32>,
     classes: usize,
 }
 
 impl Labels {
     /// None yet, of so many classes.
     pub fn new(classes: usize) -> Labels {
-        Labels { numbers: Room::default(), classes }
+        Labels { numbers: Buffer::default(), classes }
     }
 
     /// Copies labels there, in the place of those that were.

@@ -1,5 +1,5 @@
-//! NVIDIA GPUs: their libraries, found when the program runs; the kernels of `trainer/cuda/kernels`, compiled for the GPU at
-//! hand; memory and launches. Not for what is trained, nor for other ranks.
+//! NVIDIA GPUs: their libraries, found when the program runs; the kernels of `trainer/cuda/kernels`, compiled for the
+//! GPU at hand; memory and launches.
 //!
 //! ```text
 //! libraries   the driver, NVRTC and cuBLASLt: loaded, if they will do   surroundings  where they, and NCCL, may lie
@@ -38,7 +38,7 @@ pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use error::CudaError;
-pub use gpu::{Gpu, Mark, Room};
+pub use gpu::{Buffer, Gpu, Mark};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
 pub use launch::{AdamwStep, Labelled, Labels};
@@ -112,7 +112,7 @@ pub trait Pass<B> {
     /// into the one more number at its end.
     ///
     /// It launches kernels and nothing else: no copies from or to the host, no waiting, and nothing in the launches that
-    /// depends on the batch's numbers. Memory comes from [`Room`]s, which stay where they are while shapes do not grow.
+    /// depends on the batch's numbers. Memory comes from [`Buffer`]s, which stay where they are while shapes do not grow.
     ///
     /// It may tell on the way how much of the gradient is final: `done` takes it from some place on to its end, more each
     /// time, and never all of it. The launches so far write that part, and those to come leave it alone.

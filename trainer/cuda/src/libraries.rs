@@ -1,5 +1,5 @@
 //! The NVIDIA driver, NVRTC and cuBLASLt: found, loaded and looked at before anyone calls into them, since `cudarc`
-//! panics where a library or a function is missing. Not for calling them.
+//! panics where a library or a function is missing.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};

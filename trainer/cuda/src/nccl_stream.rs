@@ -1,5 +1,4 @@
-//! A stream of a GPU for NCCL alone, and sums over ranks of buffers on that GPU. Not for when there is one, nor for
-//! NCCL's own calls.
+//! A stream of a GPU for NCCL alone, and sums over ranks of buffers on that GPU.
 //!
 //! The stream has no order with the one that everything else goes to. None is needed: what one works on is asked for when
 //! the other is seen to be done with it. So nobody ever waits blindly for a stream on which a dead peer's operation may be.

@@ -1,4 +1,4 @@
-//! Products of matrices. Not for what a model multiplies.
+//! Products of matrices.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -9,7 +9,7 @@ use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, LaunchConfi
 use tracing::warn;
 
 use super::cublaslt::{CublasLt, Lines};
-use super::gpu::{Gpu, Room};
+use super::gpu::{Buffer, Gpu};
 use super::launch::{THREADS, whole};
 use super::libraries::Driver;
 use super::{CudaError, Surroundings};
@@ -42,7 +42,7 @@ pub(super) struct Products {
     /// The GPU's processors, on which the library's choice depends.
     processors: i32,
     /// Operands that were rounded for the library.
-    rounded: Mutex<[Room<u16>; 2]>,
+    rounded: Mutex<[Buffer<u16>; 2]>,
 }
 
 impl Products {
@@ -209,7 +209,7 @@ impl Gpu {
     }
 
     /// Rounds a matrix, which lies in `lines`, to bf16.
-    fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Room<u16>) -> Result<Lines, CudaError> {
+    fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Buffer<u16>) -> Result<Lines, CudaError> {
         let stride = lines.length.next_multiple_of(BF16_STRIDE);
         let mut rounded = room.fit(self, lines.lines * stride)?;
         let (columns, from_stride, to_stride) = (whole(lines.length), lines.stride as i64, stride as i64);

@@ -1,10 +1,10 @@
-//! The kernels of `rows.cu` as functions: shapes are checked here. Not for products nor for attention.
+//! The kernels of `rows.cu` as functions: shapes are checked here.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
-use super::gpu::{Gpu, Room};
+use super::gpu::{Buffer, Gpu};
 use super::launch::{Labelled, whole};
 
 /// Threads of a block, and its rows where a warp has one: as in `rows.cu`.
@@ -38,8 +38,8 @@ pub struct Stream<'a> {
 /// Room for sums over chunks of rows.
 #[derive(Debug, Default)]
 pub struct Chunks {
-    weights: Room<f32>,
-    biases: Room<f32>,
+    weights: Buffer<f32>,
+    biases: Buffer<f32>,
 }
 
 /// Where each token stands in a batch.
@@ -47,7 +47,7 @@ pub struct Chunks {
 pub struct Occurrences {
     order: Vec<u32>,
     ends: Vec<u32>,
-    on_gpu: [Room<u32>; 2],
+    on_gpu: [Buffer<u32>; 2],
 }
 
 impl Occurrences {
@@ -237,7 +237,7 @@ impl Gpu {
         assert!(rows > 0 && slopes.len().is_multiple_of(rows), "a row for each token");
         assert_eq!(gradient.len(), numbers.classes * (slopes.len() / rows), "a row for each of the vocabulary");
         let width = whole(slopes.len() / rows);
-        let [order, ends] = occurrences.on_gpu.each_ref().map(Room::view);
+        let [order, ends] = occurrences.on_gpu.each_ref().map(Buffer::view);
         let mut launch = self.stream().launch_builder(&self.functions.embed_slope);
         launch.arg(gradient).arg(slopes).arg(&numbers.numbers).arg(&order).arg(&ends).arg(&width);
         // SAFETY: the arguments are the kernel's; places are those of rows, and `Labels` are below the number of rows.

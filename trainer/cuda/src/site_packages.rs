@@ -1,4 +1,4 @@
-//! Where a Python environment keeps its packages: NVIDIA's libraries come as such, too. Not for which of them is wanted.
+//! Where a Python environment keeps its packages: NVIDIA's libraries come as such, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! The state of training on a GPU, and copies of it for the host that are made while the next step is computed. Not for
-//! what a step does to it, nor for what a copy is good for.
+//! The state of training on a GPU, and copies of it for the host that are made while the next step is computed.
 //!
 //! ```text
 //! the GPU's stream    … step n ──┬── gradient of step n + 1 ───────────┬── step n + 1 …

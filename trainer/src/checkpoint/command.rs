@@ -1,5 +1,4 @@
-//! `elastic-trainer checkpoint`: a folder of checkpoints, as people look at it and tidy it up. Not for training, which
-//! has its own ways to the same folder.
+//! `elastic-trainer checkpoint`: a folder of checkpoints, as people look at it and tidy it up.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -12,8 +11,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::disk::{Disk, Host};
+use super::final_save::{self, FinalSaveError};
 use super::manifest::{Entry, Manifest};
-use super::rescue::{self, RescueError};
 use super::retention::{Name, Retention};
 use super::{Checkpoints, Loaded, MANIFEST, tensors};
 
@@ -160,7 +159,7 @@ pub enum CommandError {
     },
     /// What is in memory cannot be saved.
     #[error(transparent)]
-    Rescue(#[from] RescueError),
+    Rescue(#[from] FinalSaveError),
     /// Nobody reads what is printed.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
@@ -185,7 +184,7 @@ fn carry_out(command: &Command, out: &mut dyn Write) -> Result<(), CommandError>
             prune(Folder::open(dir)?, &retention, *dry_run, out)
         }
         Command::Rescue { dir, after } => {
-            let Some(saved) = rescue::save(io::stdin(), *after, dir)? else { return Ok(()) };
+            let Some(saved) = final_save::save(io::stdin(), *after, dir)? else { return Ok(()) };
             serde_json::to_writer(&mut *out, &saved).map_err(io::Error::from)?;
             Ok(writeln!(out)?)
         }

@@ -378,7 +378,7 @@ fn a_round_cannot_overwrite_another_rounds_checkpoint() {
 
 /// A job's way to a folder: with an agent, unless it saves beside others.
 fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host>, impl Fn(u64) -> Slot + 'a) {
-    let checkpoints = Checkpoints::new(Host, folder).owned_by(Owner { job: job.to_owned(), beside_others });
+    let checkpoints = Checkpoints::new(Host, folder).owned_by(SavingJob { job: job.to_owned(), beside_others });
     (checkpoints, move |step| frame_of(job, step, 1))
 }
 

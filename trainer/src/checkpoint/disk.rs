@@ -215,7 +215,7 @@ fn close(file: File) -> io::Result<()> {
 mod tests {
     use std::cell::{Cell, RefCell};
 
-    use super::super::memory::Pages;
+    use super::super::pages::Pages;
     use super::*;
 
     /// A file that takes as many bytes as it likes, and direct writes only up to a point.

@@ -1,4 +1,4 @@
-//! What a checkpoint's manifest says, and how a flipped bit in it is found. Not for reading or writing files.
+//! What a checkpoint's manifest says, and how a flipped bit in it is found.
 
 use serde::{Deserialize, Serialize};
 

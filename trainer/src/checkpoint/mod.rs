@@ -18,10 +18,10 @@ mod crash_test;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty;
+pub mod final_save;
 pub mod manifest;
-mod memory;
+mod pages;
 mod reading;
-pub mod rescue;
 pub mod retention;
 pub mod sharded_write;
 pub mod snapshot;
@@ -191,12 +191,12 @@ impl fmt::Display for Flaw {
 pub struct Checkpoints<D> {
     disk: D,
     folder: PathBuf,
-    owner: Option<Owner>,
+    owner: Option<SavingJob>,
 }
 
 /// Who saves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct SavingJob {
     /// The job: what another one wrote is not overwritten or removed.
     pub job: String,
     /// It saves beside another job's checkpoints too: it has no agent that tells what it has committed, so that it
@@ -212,7 +212,7 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// The same, for a job that saves there. (Without one all in it may be removed: that is for people.)
-    pub fn owned_by(self, owner: Owner) -> Checkpoints<D> {
+    pub fn owned_by(self, owner: SavingJob) -> Checkpoints<D> {
         Checkpoints { owner: Some(owner), ..self }
     }
 
@@ -236,7 +236,7 @@ impl<D: Disk> Checkpoints<D> {
         let claimed = result.and_then(|()| self.claim());
         let theirs = claimed.map_err(|cause| CheckpointError::NotWritable { folder: folder.clone(), cause })?;
         match (theirs, &self.owner) {
-            (Some(theirs), Some(Owner { job, beside_others: false })) => {
+            (Some(theirs), Some(SavingJob { job, beside_others: false })) => {
                 Err(CheckpointError::Anothers { folder, theirs, job: job.clone() })
             }
             _ => Ok(()),
@@ -245,7 +245,7 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Makes the folder its job's, or says whose it is. Folders of earlier versions are theirs whose checkpoints they hold.
     fn claim(&mut self) -> io::Result<Option<String>> {
-        let Some(Owner { job, .. }) = self.owner.clone() else { return Ok(None) };
+        let Some(SavingJob { job, .. }) = self.owner.clone() else { return Ok(None) };
         let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);
         if let Some(claimed) = self.claimed() {
             return Ok(another(Some(claimed)));
@@ -282,7 +282,7 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Whether its job may remove what a folder holds: another's checkpoint it may not, nor what may become one.
     fn may_discard(&self, folder: &Path) -> bool {
-        let Some(Owner { job, .. }) = &self.owner else { return true };
+        let Some(SavingJob { job, .. }) = &self.owner else { return true };
         self.job_of(folder).or_else(|| self.claimed()).is_none_or(|theirs| theirs == *job)
     }
 
@@ -336,7 +336,7 @@ impl<D: Disk> Checkpoints<D> {
 
     /// Fails where another job has a checkpoint.
     fn check_own(&self, folder: &Path) -> io::Result<()> {
-        let (Some(Owner { job, .. }), Some(theirs)) = (&self.owner, self.job_of(folder)) else { return Ok(()) };
+        let (Some(SavingJob { job, .. }), Some(theirs)) = (&self.owner, self.job_of(folder)) else { return Ok(()) };
         if theirs == *job {
             return Ok(());
         }
@@ -403,7 +403,7 @@ impl<D: Disk> Checkpoints<D> {
             let manifest = self.manifest(path, expected)?;
             let mut state = room(manifest.state_bytes)?;
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
-            memory::in_large_pages(bytes);
+            pages::in_large_pages(bytes);
             let flaws = self.check(path, &manifest, |place, piece| {
                 bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
                 on_read(piece.len() as u64);

@@ -1,5 +1,5 @@
-//! Reading what a manifest lists, and comparing every checksum: one thread reads, another checks what was read, so that a
-//! disk need not wait for either. Not for what a manifest says.
+//! Reading what a manifest lists, and comparing every checksum: one thread reads, another checks what was read, so that
+//! a disk need not wait for either.
 
 use std::io;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::thread;
 
 use super::disk::Disk;
 use super::manifest::{Extent, Manifest, hex};
-use super::memory::Pages;
+use super::pages::Pages;
 use super::{CheckpointError, Checkpoints, Flaw};
 
 /// One is read while the other is checked.

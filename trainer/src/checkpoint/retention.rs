@@ -1,4 +1,4 @@
-//! Which checkpoints stay. Not for removing any.
+//! Which checkpoints stay.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Copies of the state that training leaves behind when it goes on, and how one lies in memory that outlives the worker.
-//! Not for when to take one, for whose turn it is to be overwritten, nor for writing it to disk.
+//! Copies of the state that training leaves behind when it goes on, and how one lies in memory that outlives the
+//! worker.
 //!
 //! ```text
 //! a slot    head: mark, how the last step was done, manifest     (in memory that outlives the worker)
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread;
 
 use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
-use super::memory::{Mapping, Pages};
+use super::pages::{Mapping, Pages};
 use super::{CHUNK, DATA, are_finite, disk::ALIGNMENT, tensors};
 
 /// What is to be saved: the flat state, its names, and where training stands.
@@ -30,7 +30,7 @@ pub struct Snapshot<'a> {
     /// Optimizer steps in the state.
     pub step: u64,
     /// How the last of them was done, if that is known.
-    pub done: Option<Done>,
+    pub done: Option<LastStep>,
     /// What a step computes, in words.
     pub settings: &'a str,
     /// Where the data stands.
@@ -43,7 +43,7 @@ pub struct Snapshot<'a> {
 
 /// How a step was done.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Done {
+pub struct LastStep {
     /// In which round.
     pub round: u64,
     /// By how many ranks.
@@ -228,7 +228,7 @@ impl Slot {
         };
         let manifest = self.about.encode();
         let head = self.head.bytes_mut();
-        let done = snapshot.done.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
+        let done = snapshot.done.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
         put(head, LENGTH, manifest.len() as u64);
         put(head, ROUND, done.round);
         put(head, WORLD_SIZE, u64::from(done.world_size));
@@ -254,7 +254,7 @@ impl Slot {
 
     /// Takes up what an earlier process left here, if that is whole and of the run that the layout is for. Reads all of
     /// it. How its last step was done.
-    pub(super) fn take_up(&mut self) -> Result<Option<Done>, Unfit> {
+    pub(super) fn take_up(&mut self) -> Result<Option<LastStep>, Unfit> {
         if self.mark().load(Ordering::Acquire) != WHOLE {
             return Err(Unfit::Torn);
         }
@@ -319,7 +319,7 @@ fn chunk_of(about: &Manifest) -> usize {
 }
 
 /// What a slot's head says: the manifest, how the last step was done, and the manifest's length.
-fn said(head: &[u8]) -> Result<(Manifest, Option<Done>, usize), Unfit> {
+fn said(head: &[u8]) -> Result<(Manifest, Option<LastStep>, usize), Unfit> {
     let flawed = || Unfit::Flawed("its head's checksum does not match".to_owned());
     let before = head.get(..MANIFEST).ok_or_else(flawed)?;
     let number =
@@ -331,7 +331,7 @@ fn said(head: &[u8]) -> Result<(Manifest, Option<Done>, usize), Unfit> {
     let manifest = MANIFEST.checked_add(length).and_then(|end| head.get(MANIFEST..end)).ok_or_else(flawed)?;
     let about = Manifest::decode(manifest).map_err(Unfit::Flawed)?;
     let (world_size, loss) = (number(WORLD_SIZE) as u32, f32::from_bits(number(LOSS) as u32));
-    let done = Done { round: number(ROUND), world_size, loss };
+    let done = LastStep { round: number(ROUND), world_size, loss };
     Ok((about, Some(done).filter(|done| done.world_size > 0), length))
 }
 

@@ -1,5 +1,5 @@
 //! The two slots that snapshots are copied to, and whose turn it is: the older one's, so that the newest whole snapshot
-//! is never the one that is overwritten. Not for how a slot lies in memory, nor for writing one to disk.
+//! is never the one that is overwritten.
 //!
 //! In memory of the agent's they outlive this process: one that takes its place on the node goes on from there.
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::memory::Mapping;
-use super::snapshot::{Done, Layout, Slot, Unfit};
+use super::pages::Mapping;
+use super::snapshot::{LastStep, Layout, Slot, Unfit};
 
 /// One is written to disk, or is the newest whole one, while the other is filled.
 pub(super) const SLOTS: usize = 2;
@@ -44,7 +44,7 @@ pub struct Rescued {
     /// The flat state.
     pub state: Vec<f32>,
     /// How its last step was done, if that is known.
-    pub done: Option<Done>,
+    pub done: Option<LastStep>,
 }
 
 impl Layout {
@@ -170,7 +170,7 @@ mod tests {
 
     fn keep(slots: &SnapshotSlots, step: u64) {
         let (tensors, state, data) = (tensors("a"), vec![step as f32; NUMBERS], Position::default());
-        let done = Some(Done { round: 3, world_size: 2, loss: 0.1 + step as f32 }).filter(|_| step != 5);
+        let done = Some(LastStep { round: 3, world_size: 2, loss: 0.1 + step as f32 }).filter(|_| step != 5);
         let (tensors, state) = (&tensors, &state);
         let snapshot =
             Snapshot { job: "job", round: 4, world_size: 2, step, done, settings: "--flags", data, tensors, state };
@@ -191,7 +191,7 @@ mod tests {
         let (_, rescued) = SnapshotSlots::kept(layout, memory).unwrap();
         rescued.map(|rescued| {
             assert!(rescued.state == vec![rescued.step as f32; NUMBERS], "step {}", rescued.step);
-            let done = Done { round: 3, world_size: 2, loss: 0.1 + rescued.step as f32 };
+            let done = LastStep { round: 3, world_size: 2, loss: 0.1 + rescued.step as f32 };
             assert_eq!(rescued.done, Some(done).filter(|_| rescued.step != 5));
             rescued.step
         })

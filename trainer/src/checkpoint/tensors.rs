@@ -1,4 +1,4 @@
-//! The safetensors layout of a checkpoint's data. Not for what the tensors mean.
+//! The safetensors layout of a checkpoint's data.
 //!
 //! Written here, since the data must start at a multiple of 4 KiB and must not be copied together first.
 

@@ -1,5 +1,5 @@
 //! A thread that writes checkpoints while training goes on, and all that touches their folder on the way. Not for what a
-//! durable checkpoint is good for: that is [`crate::saving`]'s.
+//! durable checkpoint is good for: that is [`crate::train::saving`]'s.
 //!
 //! ```text
 //!    training                  two slots                       the thread

@@ -1,4 +1,4 @@
-//! The UCI digits: 8×8 images, cut into a training and a test part. Not for their order.
+//! The UCI digits: 8×8 images, cut into a training and a test part.
 //!
 //! Data: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository,
 //! doi 10.24432/C50P49, CC BY 4.0. See `data/README.md`.

@@ -1,5 +1,4 @@
 //! Training data: what the samples are, in which order they are visited, and how a step's batch is cut into shards.
-//! Not for the model, and not for who computes which shard.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -11,7 +10,7 @@ pub mod schedule;
 pub use digits::{Digits, Images};
 pub use markov::Markov;
 pub use order::Order;
-pub use schedule::{Batch, Schedule};
+pub use schedule::{Schedule, StepSamples};
 
 /// What the trainer needs to know of the samples of an epoch. Any rank may ask for any of them, so all ranks must have
 /// the same.

@@ -1,4 +1,4 @@
-//! Which samples a step trains on: pure arithmetic on the step's number. Not for who computes them.
+//! Which samples a step trains on: pure arithmetic on the step's number.
 //!
 //! The number of committed steps is the data's only state. So each sample of an epoch is in exactly one committed step,
 //! whatever the ranks did in between.
@@ -18,7 +18,7 @@ pub struct Schedule {
 
 /// A step's samples: places `first..end` of `epoch` in the epoch's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
+pub struct StepSamples {
     /// The epoch, counted from 0.
     pub epoch: u64,
     /// The first place.
@@ -39,13 +39,13 @@ impl Schedule {
     }
 
     /// The batch of the step that follows `done` steps.
-    pub fn batch_after(&self, done: u64) -> Batch {
+    pub fn batch_after(&self, done: u64) -> StepSamples {
         let first = done % self.steps_per_epoch() * self.batch;
-        Batch { epoch: done / self.steps_per_epoch(), first, end: self.samples.min(first + self.batch) }
+        StepSamples { epoch: done / self.steps_per_epoch(), first, end: self.samples.min(first + self.batch) }
     }
 }
 
-impl Batch {
+impl StepSamples {
     /// Samples in the batch.
     pub fn samples(&self) -> u64 {
         self.end - self.first
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         #[test]
         fn shards_tile_the_batch(first in 0u64..1000, samples in 0u64..300, shards in 1u32..40) {
-            let batch = Batch { epoch: 0, first, end: first + samples };
+            let batch = StepSamples { epoch: 0, first, end: first + samples };
             let places: Vec<u64> = (0..shards).flat_map(|shard| batch.shard(shard, shards)).collect();
             prop_assert_eq!(places, (first..first + samples).collect::<Vec<_>>());
         }

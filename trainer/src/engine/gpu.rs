@@ -5,17 +5,17 @@ mod overlap;
 
 use elastic_collective::tree::Node;
 use elastic_collective::{Group, SumOrder};
-use elastic_cuda::{CudaError, CudaSlice, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass, Room};
+use elastic_cuda::{Buffer, CudaError, CudaSlice, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass};
 use tracing::info;
 
+use super::gradient::GradientTask;
 use super::nccl::Nccl;
+use super::state::State;
 use super::{DeviceError, Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::device::Precision;
-use crate::gradient::Task;
 use crate::model::Model;
 use crate::model::clip::bounded;
+use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
-use crate::state::State;
 use overlap::Bucket;
 
 /// The engine on the GPU that the settings ask for.
@@ -57,7 +57,7 @@ struct OnGpu<'a, M: Model> {
     /// The same on the host, for TCP: the first becomes the sum.
     partials: Vec<HostMemory>,
     order: SumOrder,
-    norm: Room<f64>,
+    norm: Buffer<f64>,
 }
 
 /// What computes gradients.
@@ -88,7 +88,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
     }
 
     /// Sums over ranks on hosts.
-    fn sum_over_tcp(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+    fn sum_over_tcp(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
         self.partials.resize_with(nodes.len().max(1), || self.gpu.host_memory(self.sum.len()));
         for (number, &node) in nodes.iter().enumerate() {
@@ -106,15 +106,15 @@ impl<'a, M: Model> OnGpu<'a, M> {
     }
 
     /// The sum of all shards, which are this rank's.
-    fn sum_alone(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+    fn sum_alone(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let sum = self.sum_under(task, Node::root(task.shards))?;
         self.gpu.copy(&sum.as_view(), &mut self.sum.as_view_mut())?;
         self.spare.push(sum);
         Ok((ranks.vote)())
     }
 
-    /// As [`Task::sum_under`], in the same order.
-    fn sum_under(&mut self, task: &Task<'_, M>, node: Node) -> Result<CudaSlice<f32>, CudaError> {
+    /// As [`GradientTask::sum_under`], in the same order.
+    fn sum_under(&mut self, task: &GradientTask<'_, M>, node: Node) -> Result<CudaSlice<f32>, CudaError> {
         let Some((left, right)) = node.children() else { return self.leaf(task, node.first) };
         let mut sum = self.sum_under(task, left)?;
         let more = self.sum_under(task, right)?;
@@ -123,7 +123,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
         Ok(sum)
     }
 
-    fn leaf(&mut self, task: &Task<'_, M>, shard: u32) -> Result<CudaSlice<f32>, CudaError> {
+    fn leaf(&mut self, task: &GradientTask<'_, M>, shard: u32) -> Result<CudaSlice<f32>, CudaError> {
         let mut samples = std::mem::take(&mut self.samples);
         task.samples_of(shard, &mut samples);
         let gradient = self.sum_of(task, &samples)?;
@@ -132,7 +132,7 @@ impl<'a, M: Model> OnGpu<'a, M> {
     }
 
     /// The sum of samples that are computed a piece at a time.
-    fn sum_of(&mut self, task: &Task<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
+    fn sum_of(&mut self, task: &GradientTask<'_, M>, samples: &[u64]) -> Result<CudaSlice<f32>, CudaError> {
         let mut sum = self.room()?;
         if samples.is_empty() {
             self.gpu.clear(&mut sum)?;
@@ -171,7 +171,7 @@ impl<M: Model> Passes<'_, M> {
         &mut self,
         gpu: &Gpu,
         parameters: &CudaSlice<f32>,
-        (task, samples): (&Task<'_, M>, &[u64]),
+        (task, samples): (&GradientTask<'_, M>, &[u64]),
         gradient: &mut CudaSlice<f32>,
         told: Option<(usize, &mut Done<'_>)>,
     ) -> Result<(), CudaError> {
@@ -221,7 +221,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         Ok(())
     }
 
-    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+    fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
         let votes = match ranks.group.world_size() {
             1 => self.sum_alone(task, ranks)?,
             _ if self.nccl.is_joined() => self.sum_over_nccl(task, ranks)?,

@@ -1,19 +1,19 @@
-//! Steps on this machine's CPUs, on as many threads as are asked for. Not for GPUs.
+//! Steps on this machine's CPUs, on as many threads as are asked for.
 
 mod overlap;
 
 use elastic_collective::SumOrder;
 
+use super::gradient::{GradientTask, GradientThreads};
+use super::state::State;
 use super::{Engine, EngineError, Ranks, Reduced, Step};
-use crate::gradient::{Crew, Task};
 use crate::model::Model;
 use crate::model::clip::clipped;
 use crate::settings::Settings;
-use crate::state::State;
 
 /// It works on the loop's state.
 pub(super) struct OnHost<M: Model> {
-    crew: Crew<M::Batch>,
+    threads: GradientThreads<M::Batch>,
     /// The loss's and the gradient's sum over all ranks.
     sum: Vec<f32>,
     /// Numbers that are summed over the ranks at once.
@@ -29,7 +29,7 @@ impl<M: Model> OnHost<M> {
         let (bucket, order) = (settings.bucket(), settings.sum_order);
         let sum = vec![0.0; count + 1];
         let bucket = if bucket == 0 { sum.len() } else { bucket };
-        OnHost { crew: Crew::new(settings.threads), sum, bucket, order, outboxes: Vec::new() }
+        OnHost { threads: GradientThreads::new(settings.threads), sum, bucket, order, outboxes: Vec::new() }
     }
 }
 
@@ -42,24 +42,24 @@ impl<M: Model> Engine<M> for OnHost<M> {
         Ok(())
     }
 
-    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+    fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
         let votes = match (ranks.group.world_size(), ranks.nodes) {
             (1, &[root]) => {
-                let sum = task.sum_under(root, &mut self.crew);
-                self.crew.recycle(std::mem::replace(&mut self.sum, sum));
+                let sum = task.sum_under(root, &mut self.threads);
+                self.threads.recycle(std::mem::replace(&mut self.sum, sum));
                 (ranks.vote)()
             }
             _ if self.bucket < self.sum.len() => self.sum_in_buckets(task, ranks)?,
             _ => {
                 let Ranks { group, nodes, vote } = ranks;
                 let mut sums =
-                    nodes.iter().map(|&node| task.sum_under(node, &mut self.crew)).collect::<Vec<_>>().into_iter();
+                    nodes.iter().map(|&node| task.sum_under(node, &mut self.threads)).collect::<Vec<_>>().into_iter();
                 if let Some(first) = sums.next() {
-                    self.crew.recycle(std::mem::replace(&mut self.sum, first));
+                    self.threads.recycle(std::mem::replace(&mut self.sum, first));
                 }
                 let rest: Vec<&[f32]> = sums.as_slice().iter().map(Vec::as_slice).collect();
                 let votes = group.sum(self.order, task.shards, &rest, &mut self.sum, Some(vote()))?;
-                sums.for_each(|sum| self.crew.recycle(sum));
+                sums.for_each(|sum| self.threads.recycle(sum));
                 votes
             }
         };
@@ -70,7 +70,7 @@ impl<M: Model> Engine<M> for OnHost<M> {
         let &Step { ref rule, tensors, scale, clip } = step;
         let gradient = &self.sum[1..];
         let scale = clip.map_or(scale, |most| clipped(gradient, scale, most));
-        state.advance(&mut self.crew.team, rule, tensors, gradient, scale);
+        state.advance(&mut self.threads.pool, rule, tensors, gradient, scale);
         Ok(())
     }
 

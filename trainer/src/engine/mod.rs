@@ -1,5 +1,4 @@
-//! What computes a step: CPUs, or a GPU; and has its gradient summed over the ranks, where that is. Not for which steps
-//! there are, nor for how ranks find each other.
+//! What computes a step: CPUs, or a GPU; and has its gradient summed over the ranks, where that is.
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one from
 //! elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be taken of that
@@ -10,9 +9,12 @@ mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 mod gpu;
+pub mod gradient;
 mod host;
 #[cfg(feature = "cuda")]
 mod nccl;
+pub mod state;
+pub mod thread_pool;
 
 use std::io;
 
@@ -22,12 +24,12 @@ use elastic_collective::{CollectiveError, Group};
 use elastic_cuda::CudaError;
 use tracing::{info, warn};
 
-use crate::device::{Device, Precision};
-use crate::gradient::Task;
 use crate::model::{AdamW, Model, OnCpusAlone, Tensor};
+use crate::settings::device::{Device, Precision};
 use crate::settings::{Environment, Settings};
-use crate::state::State;
+use gradient::GradientTask;
 use host::OnHost;
+use state::State;
 
 #[cfg(feature = "cuda")]
 pub(crate) use elastic_cuda::HostCopy;
@@ -68,7 +70,7 @@ pub(crate) trait Engine<M: Model> {
 
     /// Sums the gradient of a step over all its shards, in the order of the tree, and keeps the sum for
     /// [`advance`](Self::advance).
-    fn reduce(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
+    fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError>;
 
     /// Does the step whose gradient was summed.
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError>;

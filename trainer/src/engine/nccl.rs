@@ -1,5 +1,5 @@
-//! Whether the GPUs of a round sum over NCCL, and how it goes on when that fails: in the same round, over TCP if need be.
-//! Not for how NCCL is called.
+//! Whether the GPUs of a round sum over NCCL, and how it goes on when that fails: in the same round, over TCP if need
+//! be.
 //!
 //! Which way a sum takes changes no bit of it, so ranks may change over between two steps. They do it together: each
 //! step begins with a small exchange over TCP, in which a rank also tells that NCCL failed it in the step before. The

@@ -1,4 +1,4 @@
-//! AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019). Not for schedules of its rate.
+//! AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019).
 
 #[cfg(feature = "cuda")]
 use elastic_cuda::{AdamwStep, CudaError, CudaSlice, Gpu};

@@ -1,5 +1,4 @@
 //! Tensors in the flat parameters, and the linear layer that a weight and its bias make: forward, and the derivatives.
-//! Not for what comes after it.
 
 use std::ops::Range;
 

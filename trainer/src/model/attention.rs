@@ -1,5 +1,5 @@
 //! Causal attention of several heads, forward and backward, without a matrix of all pairs: a tile of queries at a time,
-//! whose weights are computed again on the way back (Dao et al., "FlashAttention", 2022). Not for its projections.
+//! whose weights are computed again on the way back (Dao et al., "FlashAttention", 2022).
 
 use std::ops::Range;
 

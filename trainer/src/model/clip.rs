@@ -1,4 +1,4 @@
-//! A bound for the gradient's length. Not for what made it long.
+//! A bound for the gradient's length.
 
 use pulp::Arch;
 

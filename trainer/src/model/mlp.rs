@@ -1,5 +1,5 @@
 //! A multi-layer perceptron with ReLU between its layers and a softmax cross-entropy loss; forward and backward by
-//! hand. Not for choosing samples, and not for summing the gradients of several shards.
+//! hand.
 
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -1,4 +1,4 @@
-//! What is trained: the network, its gradient, and the rule that moves its parameters. Not for data or peers.
+//! What is trained: the network, its gradient, and the rule that moves its parameters.
 //!
 //! Parameters, gradients and the optimizer's state are flat `f32` slices, so that they can be summed, sent and saved
 //! without knowing the model.

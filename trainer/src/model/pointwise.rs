@@ -1,4 +1,4 @@
-//! Functions of single numbers and of rows, on the widest vectors that the processor has. Not for products.
+//! Functions of single numbers and of rows, on the widest vectors that the processor has.
 //!
 //! The loops are written so that the compiler turns them into vector code; `pulp` picks the processor's widest at run
 //! time. So results are equal, bit for bit, between processors of one kind only, as with the products.

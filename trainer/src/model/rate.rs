@@ -1,5 +1,4 @@
-//! The learning rate of a step: a function of its number, so that no history can change it. Not for what a step does
-//! with it.
+//! The learning rate of a step: a function of its number, so that no history can change it.
 
 /// How the rate goes on once it has risen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

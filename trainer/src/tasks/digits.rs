@@ -1,4 +1,4 @@
-//! A perceptron that reads hand-written digits. Not for the images themselves.
+//! A perceptron that reads hand-written digits.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A GPT that learns generated text. Not for the text itself.
+//! A GPT that learns generated text.
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Why training ends early, and whose fault it is. Not for what follows.
+//! Why training ends early, and whose fault it is.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use elastic_collective::CollectiveError;
 use elastic_cuda::CudaError;
 use elastic_proto::worker::FailureClass;
 
+use super::trace::TraceError;
 use crate::agent::AgentError;
 use crate::checkpoint::CheckpointError;
-use crate::device::{Device, Precision};
 use crate::engine::{DeviceError, EngineError};
-use crate::trace::TraceError;
+use crate::settings::device::{Device, Precision};
 
 /// Why training ended early.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,4 @@
-//! The first state of a run that nobody holds: from disk, or the model's own. Not for reading files, nor for when nobody
-//! holds one.
+//! The first state of a run that nobody holds: from disk, or the model's own.
 //!
 //! Every rank that reaches the committed checkpoint reads its share of it, and all have the rest from one another. Reading
 //! may take longer than peers are waited for: while a thread reads, the ranks tell each other that they still do.
@@ -20,8 +19,8 @@ use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints, Loaded};
+use crate::engine::state::State;
 use crate::model::Model;
-use crate::state::State;
 
 /// How often ranks tell each other that they still read: fractions of the time that peers are waited for.
 const TELLS: u32 = 8;

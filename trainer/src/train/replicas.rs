@@ -1,4 +1,4 @@
-//! Whether ranks that hold a step hold the same numbers, and whose count where they do not. Not for moving them.
+//! Whether ranks that hold a step hold the same numbers, and whose count where they do not.
 //!
 //! All replicas of a step are equal bit by bit, since each does the same with the same sum. Where they are not, a
 //! machine, its memory or a build is faulty. What most of them hold is then taken to be right.

@@ -1,4 +1,4 @@
-//! The lines for people. Not for the agent, which is told of each step, nor for the trace.
+//! The lines for people.
 
 use std::fmt;
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! From one round to the next in the same process: leaving the peers, waiting for a place, agreeing with new peers on the
-//! state to go on from. Not for steps.
+//! From one round to the next in the same process: leaving the peers, waiting for a place, agreeing with new peers on
+//! the state to go on from.
 //!
 //! Whoever survives keeps its state in memory. Ranks may differ by one step: a rank has its step as soon as its own sum
 //! is whole, and a peer may have died before another's was. So on every change the ranks compare the steps that they
@@ -14,15 +14,15 @@ use elastic_collective::{Group, Place, SumOrder, list_ranks};
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
+use super::program;
 use super::replicas::{self, Verdict};
+use super::saving::Saving;
+use super::trace::Trace;
 use super::{TrainError, Trainer};
-use crate::checkpoint::snapshot::Done;
+use crate::checkpoint::snapshot::LastStep;
 use crate::checkpoint::writer::WriteMode;
+use crate::engine::state::State;
 use crate::model::Model;
-use crate::program;
-use crate::saving::Saving;
-use crate::state::State;
-use crate::trace::Trace;
 
 /// How long rank 0 waits for a write and for commits under way before it quiesces: another may be rank 0 then. A write
 /// that takes longer goes on, in a folder of its round's own, and is committed later if this is rank 0 still.
@@ -219,7 +219,7 @@ impl<M: Model> Trainer<'_, M> {
         let checksum = |state: &State| u64::from(crc32c::crc32c(bytemuck::cast_slice(&state.flat)));
         let own = if holder { checksum(&self.state) } else { 0 };
         // A round of 0 ranks: the step was done by nobody here, but loaded.
-        let done = self.last.unwrap_or(Done { round: 0, world_size: 0, loss: 0.0 });
+        let done = self.last.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
         let all = group.gather(told)?;
         let sums: Vec<Option<u64>> = all.iter().zip(holds).map(|([sum, ..], holds)| holds.then_some(*sum)).collect();
@@ -260,7 +260,7 @@ impl<M: Model> Trainer<'_, M> {
             self.engine.take(&self.state)?;
         }
         self.held = true;
-        let done = Done { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
+        let done = LastStep { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
         self.last = Some(done).filter(|done| done.world_size > 0);
         Ok(lacking)
     }

@@ -1,7 +1,7 @@
 //! Launches that are captured and replayed, beside the same launched one by one. On the double of the driver, or, by
 //! `make gpu`, on a real GPU.
 
-use elastic_cuda::{CudaSlice, CudaViewMut, Done, Gpu, Graphs, Room};
+use elastic_cuda::{Buffer, CudaSlice, CudaViewMut, Done, Gpu, Graphs};
 use elastic_trainer::model::{Mlp, Model, Workspace};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
@@ -123,7 +123,7 @@ fn more_shapes_than_are_kept_begin_anew() {
 fn launches_that_cannot_be_captured_are_made_one_by_one() {
     let gpu = gpu();
     warnings::are_expected();
-    let (mut graphs, mut room, mut asked) = (Graphs::default(), Room::default(), 0);
+    let (mut graphs, mut room, mut asked) = (Graphs::default(), Buffer::default(), 0);
     let mut result = gpu.zeros(1).unwrap();
     for salt in 0..5 {
         // A copy from the host is no launch.

@@ -1,4 +1,4 @@
-//! An agent that is a thread of the test. Not for workers.
+//! An agent that is a thread of the test.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, IoSlice, Write};

@@ -1,10 +1,10 @@
-//! `elastic-trainer checkpoint` on what real training has left. Not for what training itself does with a folder.
+//! `elastic-trainer checkpoint` on what real training has left.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use elastic_trainer::engine::state::State;
 use elastic_trainer::model::{Mlp, Model};
-use elastic_trainer::state::State;
 use serde_json::Value;
 
 use crate::worker::train;

@@ -1,4 +1,4 @@
-//! The example of a model of one's own, in groups. Not for the models that come with the trainer.
+//! The example of a model of one's own, in groups.
 
 use std::thread;
 
@@ -66,7 +66,7 @@ impl Model for Faulty {
 }
 
 /// Trains with three ranks, of which one is faulty.
-fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::state::State {
+fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::engine::state::State {
     together(3, 0, |environment| {
         let faulty = environment.rank == rank;
         let model = Faulty::new(if faulty { first } else { 0.0 }, faulty && decays);

@@ -1,4 +1,4 @@
-//! The GPT as a command: what it learns, and the promises that hold for it as for the digits. Not for its gradient.
+//! The GPT as a command: what it learns, and the promises that hold for it as for the digits.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;

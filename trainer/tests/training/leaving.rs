@@ -1,4 +1,4 @@
-//! How a worker ends before the last step: a lost peer, a stop signal, a drain. Not for going on in another round.
+//! How a worker ends before the last step: a lost peer, a stop signal, a drain.
 
 use std::time::{Duration, Instant};
 

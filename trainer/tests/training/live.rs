@@ -1,5 +1,4 @@
-//! Workers that go from round to round in the same process: what they hold in memory, and what they give to others. Not
-//! for agents, which are threads of the test here.
+//! Workers that go from round to round in the same process: what they hold in memory, and what they give to others.
 
 use std::path::Path;
 use std::time::Duration;

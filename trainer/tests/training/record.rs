@@ -1,4 +1,4 @@
-//! The flight recorder's file, as it is found after a worker was lost. Not for what the group does then.
+//! The flight recorder's file, as it is found after a worker was lost.
 
 use rustix::process::Signal;
 use serde_json::Value;

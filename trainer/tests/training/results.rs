@@ -1,4 +1,4 @@
-//! The same bits for every history of workers, and each sample once. Not for what is saved.
+//! The same bits for every history of workers, and each sample once.
 
 use std::collections::BTreeMap;
 

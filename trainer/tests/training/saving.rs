@@ -1,4 +1,4 @@
-//! Checkpoints: which one counts, and what happens when one cannot be saved or committed. Not for how they are written.
+//! Checkpoints: which one counts, and what happens when one cannot be saved or committed.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Workers: as threads of the test, or as processes of their own. Not for their agents.
+//! Workers: as threads of the test, or as processes of their own.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use elastic_trainer::state::State;
+use elastic_trainer::engine::state::State;
 use elastic_trainer::tasks::{digits, gpt};
 use elastic_trainer::{Elastic, Environment, Outcome, TrainError};
 use serde_json::Value;

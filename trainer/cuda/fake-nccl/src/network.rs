@@ -1,5 +1,5 @@
 //! How the stand-in's processes find each other and exchange bytes: sockets on loopback, each with each. Everything can
-//! be cancelled at any time. Not for what the bytes mean.
+//! be cancelled at any time.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};

@@ -1,4 +1,4 @@
-//! What ranks do together on the stand-in: sums and copies. Not for how their bytes travel.
+//! What ranks do together on the stand-in: sums and copies.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};

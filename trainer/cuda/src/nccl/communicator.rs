@@ -1,4 +1,4 @@
-//! The front: a rank's communicator from round to round. Not for the calls that it takes.
+//! The front: a rank's communicator from round to round.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use tracing::{info, warn};
 
 use super::handle::{Failure, Handle, Operation, Remains};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
+use super::nccl_thread::{Answer, NcclThread};
 use super::ordered::{self, Moves};
-use super::owner::{Answer, Owner};
-use super::recovery::{Held, Standing, Way, decide, unlike};
+use super::recovery::{Held, RankState, Way, decide, unlike};
 use super::{Device, Span};
 
 /// Time between two looks at the round and its peers while NCCL works.
@@ -53,7 +53,7 @@ pub enum Joined {
 #[derive(Debug)]
 pub struct Communicator {
     library: Arc<Library>,
-    owner: Owner,
+    thread: NcclThread,
     held: Option<Held>,
     /// NCCL did not come back: nothing in this process can mend that.
     stuck: bool,
@@ -65,7 +65,7 @@ impl Communicator {
     /// # Errors
     /// There can be no thread for it.
     pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
-        Ok(Communicator { owner: Owner::start(library.clone(), device)?, library, held: None, stuck: false })
+        Ok(Communicator { thread: NcclThread::start(library.clone(), device)?, library, held: None, stuck: false })
     }
 
     /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow. All
@@ -74,8 +74,8 @@ impl Communicator {
     /// # Errors
     /// A peer is gone or late, or a later round forms.
     pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
-        let own = Standing { held: self.held, can: self.library.capabilities(), version: self.library.version() };
-        let all: Vec<Standing> = group.gather(own.to_words())?.into_iter().map(Standing::from_words).collect();
+        let own = RankState { held: self.held, can: self.library.capabilities(), version: self.library.version() };
+        let all: Vec<RankState> = group.gather(own.to_words())?.into_iter().map(RankState::from_words).collect();
         if let Some(versions) = unlike(&all) {
             self.end();
             return Ok(Joined::Unlike { versions });
@@ -123,7 +123,7 @@ impl Communicator {
             handle.abort();
             Ok(())
         };
-        if !self.stuck && self.owner.ask(abort).wait(STUCK_TIME).is_none() {
+        if !self.stuck && self.thread.ask(abort).wait(STUCK_TIME).is_none() {
             self.give_up();
         }
     }
@@ -136,7 +136,7 @@ impl Communicator {
     /// NCCL does not come back.
     fn give_up(&mut self) {
         self.stuck = true;
-        self.owner.give_up();
+        self.thread.give_up();
     }
 
     /// Goes on with the survivors' communicator.
@@ -312,7 +312,7 @@ impl Communicator {
     /// Ends what is under way, and keeps of the communicator what the next round can use.
     fn calm(&mut self) {
         let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
-        match self.owner.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
+        match self.thread.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
             Some(Ok(Remains::Revoked)) => self.held = Some(Held { revoked: true, ..held }),
             Some(Ok(Remains::Busy)) | None => self.give_up(),
             Some(_) => {}
@@ -351,7 +351,7 @@ impl Communicator {
             return Err(CollectiveError::Stuck { what: "an earlier call" });
         }
         let deadline = started + time;
-        let answer: Answer<T> = self.owner.ask(move |handle| work(handle, deadline));
+        let answer: Answer<T> = self.thread.ask(move |handle| work(handle, deadline));
         let (mut cause, mut behind) = (None, None);
         loop {
             match answer.wait(LOOK) {
@@ -371,7 +371,7 @@ impl Communicator {
                         cause = Some(CollectiveError::Nccl { cause: cause_here, remote: true });
                     }
                     if cause.is_some() {
-                        self.owner.interrupt();
+                        self.thread.interrupt();
                     }
                 }
                 None => {}

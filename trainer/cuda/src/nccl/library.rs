@@ -1,4 +1,4 @@
-//! NCCL's shared library: where it lies, whether it will do, and its functions. Not for calling them in the right order.
+//! NCCL's shared library: where it lies, whether it will do, and its functions.
 //!
 //! Types and names are those of `nccl.h`. Result codes are plain numbers: a newer library has codes that no list of ours
 //! knows.

@@ -6,7 +6,7 @@
 //! ordered        the sum in the order of the shards, as steps
 //! recovery       from the old members to the new ones: shrink, grow, or anew. Decides, calls nothing
 //! retry          when it is tried again after a failure. Decides, calls nothing
-//! handle         one communicator: every call of NCCL, in one thread        owner   that thread
+//! handle         one communicator: every call of NCCL, in one thread        nccl_thread   that thread
 //! communicator   the front: joins each round's group, runs operations, gives up on them
 //! ```
 //!
@@ -21,8 +21,8 @@
 mod communicator;
 mod handle;
 mod library;
+mod nccl_thread;
 mod ordered;
-mod owner;
 pub mod recovery;
 pub mod retry;
 

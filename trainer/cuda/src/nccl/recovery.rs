@@ -38,7 +38,7 @@ pub struct Held {
 
 /// What a rank of the new round comes with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct RankState {
     /// Its communicator, if it has one that is of use.
     pub held: Option<Held>,
     /// Its library.
@@ -63,7 +63,7 @@ pub enum Way {
     Renew,
 }
 
-impl Standing {
+impl RankState {
     /// As numbers that ranks can exchange.
     pub fn to_words(self) -> [u64; 5] {
         let Capabilities { shrink, revoke, grow } = self.can;
@@ -74,20 +74,20 @@ impl Standing {
     }
 
     /// From such numbers.
-    pub fn from_words([flags, round, rank, world_size, version]: [u64; 5]) -> Standing {
+    pub fn from_words([flags, round, rank, world_size, version]: [u64; 5]) -> RankState {
         let bit = |place: u32| flags >> place & 1 == 1;
         let held = Held { round, rank: rank as u32, world_size: world_size as u32, revoked: bit(3) };
         let can = Capabilities { shrink: bit(0), revoke: bit(1), grow: bit(2) };
-        Standing { held: bit(4).then_some(held), can, version: version as i32 }
+        RankState { held: bit(4).then_some(held), can, version: version as i32 }
     }
 }
 
 /// Who has which version, in words, where not all have the same: such ranks cannot make a communicator. NCCL's versions
 /// do not understand each other, and need not notice it.
-pub fn unlike(ranks: &[Standing]) -> Option<String> {
+pub fn unlike(ranks: &[RankState]) -> Option<String> {
     let mut by_version: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
-    for (rank, standing) in ranks.iter().enumerate() {
-        by_version.entry(standing.version).or_default().push(rank);
+    for (rank, state) in ranks.iter().enumerate() {
+        by_version.entry(state.version).or_default().push(rank);
     }
     let words = by_version.iter().map(|(version, ranks)| match &ranks[..] {
         [rank] => format!("{} on rank {rank}", version_text(*version)),
@@ -102,14 +102,14 @@ pub(super) fn version_text(version: i32) -> String {
 }
 
 /// The way to the round of these ranks, in their new order.
-pub fn decide(ranks: &[Standing]) -> Way {
-    let all_can = |what: fn(Capabilities) -> bool| ranks.iter().all(|standing| what(standing.can));
-    let Some(newest) = ranks.iter().filter_map(|standing| standing.held).max_by_key(|held| held.round) else {
+pub fn decide(ranks: &[RankState]) -> Way {
+    let all_can = |what: fn(Capabilities) -> bool| ranks.iter().all(|state| what(state.can));
+    let Some(newest) = ranks.iter().filter_map(|state| state.held).max_by_key(|held| held.round) else {
         return Way::Renew;
     };
-    let of_it = |standing: &Standing| {
+    let of_it = |state: &RankState| {
         let same = |held: &Held| (held.round, held.world_size) == (newest.round, newest.world_size);
-        standing.held.filter(same)
+        state.held.filter(same)
     };
     let stayed: Vec<Held> = ranks.iter().map_while(of_it).collect();
     let revoke = stayed.iter().any(|held| held.revoked);
@@ -138,30 +138,30 @@ mod tests {
     const ALL: Capabilities = Capabilities { shrink: true, revoke: true, grow: true };
 
     /// Of a communicator of three, made in round 7.
-    fn was(rank: u32) -> Standing {
-        Standing { held: Some(Held { round: 7, rank, world_size: 3, revoked: false }), ..NEW }
+    fn was(rank: u32) -> RankState {
+        RankState { held: Some(Held { round: 7, rank, world_size: 3, revoked: false }), ..NEW }
     }
 
-    fn broken(rank: u32) -> Standing {
-        Standing { held: Some(Held { revoked: true, ..was(rank).held.unwrap() }), ..NEW }
+    fn broken(rank: u32) -> RankState {
+        RankState { held: Some(Held { revoked: true, ..was(rank).held.unwrap() }), ..NEW }
     }
 
-    fn of_round(round: u64, rank: u32) -> Standing {
-        Standing { held: Some(Held { round, ..was(rank).held.unwrap() }), ..NEW }
+    fn of_round(round: u64, rank: u32) -> RankState {
+        RankState { held: Some(Held { round, ..was(rank).held.unwrap() }), ..NEW }
     }
 
-    fn with(can: Capabilities, standing: Standing) -> Standing {
-        Standing { can, ..standing }
+    fn with(can: Capabilities, state: RankState) -> RankState {
+        RankState { can, ..state }
     }
 
-    const NEW: Standing = Standing { held: None, can: ALL, version: 22_809 };
+    const NEW: RankState = RankState { held: None, can: ALL, version: 22_809 };
 
     #[test]
     fn each_change_has_its_way() {
         let shrink = |without: &[u32], revoke| Way::Shrink { without: without.to_vec(), revoke };
         let (no_shrink, no_revoke) = (Capabilities { shrink: false, ..ALL }, Capabilities { revoke: false, ..ALL });
         let no_grow = Capabilities { grow: false, ..ALL };
-        let cases: [(&str, &[Standing], Way); 18] = [
+        let cases: [(&str, &[RankState], Way); 18] = [
             ("a first round", &[NEW, NEW], Way::Renew),
             ("one left in good order", &[was(0), was(2)], shrink(&[1], false)),
             ("two left", &[was(1)], shrink(&[0, 2], false)),
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn versions_that_differ_are_told_by_rank() {
-        let of = |version| Standing { version, ..NEW };
+        let of = |version| RankState { version, ..NEW };
         assert_eq!(unlike(&[]), None);
         assert_eq!(unlike(&[of(22_809), was(1), broken(2)]), None);
         let told = |versions: &[i32]| unlike(&versions.iter().map(|&version| of(version)).collect::<Vec<_>>());
@@ -198,11 +198,11 @@ mod tests {
     }
 
     #[test]
-    fn standings_travel() {
-        let some = |can| Standing { can, ..broken(2) };
+    fn rank_states_travel() {
+        let some = |can| RankState { can, ..broken(2) };
         for can in (0..8).map(|bits| Capabilities { shrink: bits & 1 > 0, revoke: bits & 2 > 0, grow: bits & 4 > 0 }) {
-            for standing in [some(can), with(can, NEW), with(can, was(1))] {
-                assert_eq!(Standing::from_words(standing.to_words()), standing);
+            for state in [some(can), with(can, NEW), with(can, was(1))] {
+                assert_eq!(RankState::from_words(state.to_words()), state);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! A GPU for a test, its double or a real one, and numbers on it.
 
-use elastic_cuda::{Gpu, Room};
+use elastic_cuda::{Buffer, Gpu};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -22,13 +22,13 @@ pub(crate) fn numbers(count: usize, salt: u64) -> Vec<f32> {
     (0..count).map(|_| random.random::<f32>() - 0.5).collect()
 }
 
-pub(crate) fn on(gpu: &Gpu, numbers: &[f32]) -> Room<f32> {
-    let mut room = Room::default();
+pub(crate) fn on(gpu: &Gpu, numbers: &[f32]) -> Buffer<f32> {
+    let mut room = Buffer::default();
     gpu.upload(numbers, &mut room.fit(gpu, numbers.len()).unwrap()).unwrap();
     room
 }
 
-pub(crate) fn back(gpu: &Gpu, room: &Room<f32>) -> Vec<f32> {
+pub(crate) fn back(gpu: &Gpu, room: &Buffer<f32>) -> Vec<f32> {
     let view = room.view();
     let mut numbers = vec![f32::NAN; view.len()];
     gpu.download(&view, &mut numbers).unwrap();

@@ -4,7 +4,7 @@ mod attention;
 mod rows;
 mod sizes;
 
-use elastic_cuda::{After, Gpu, Labels, Matrix, Room};
+use elastic_cuda::{After, Buffer, Gpu, Labels, Matrix};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::{and_on_a_gpu, surroundings};
@@ -50,7 +50,7 @@ fn products_match_the_definition() {
                     (After::BiasRelu(bias.view()), &positive),
                     (After::WherePositive(mask.view()), &masked),
                 ] {
-                    let mut out = Room::default();
+                    let mut out = Buffer::default();
                     gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
                     assert_near(
                         &back(&gpu, &out),
@@ -69,7 +69,7 @@ fn a_row_of_a_product_by_the_own_kernel_has_the_same_bits_among_any_number_of_ro
     let gpu = gpu().without_library();
     let (all, weight) = (numbers(70 * 33, 1), on(&gpu, &numbers(33 * 20, 2)));
     let product = |rows: usize| {
-        let (left, mut out) = (on(&gpu, &all[..rows * 33]), Room::default());
+        let (left, mut out) = (on(&gpu, &all[..rows * 33]), Buffer::default());
         let (left, right) = (Matrix::new(left.view(), rows, 33), Matrix::new(weight.view(), 33, 20));
         gpu.product(&mut out.fit(&gpu, rows * 20).unwrap(), &left, &right, &After::Plain).unwrap();
         back(&gpu, &out)
@@ -89,14 +89,14 @@ fn sums_and_norms_match_the_definition() {
         let sum_of = |from: &dyn Fn(usize) -> bool| -> f64 {
             given.iter().enumerate().filter(|(place, _)| from(*place)).map(|(_, &value)| f64::from(value)).sum()
         };
-        let mut sum = Room::default();
+        let mut sum = Buffer::default();
         gpu.sum_rows(&mut sum.fit(&gpu, columns).unwrap(), &room.view()).unwrap();
         let wanted: Vec<f64> = (0..columns).map(|column| sum_of(&|place| place % columns == column)).collect();
         assert_near(&back(&gpu, &sum), &wanted, 1e-4, "rows");
         gpu.sum_all(&mut sum.fit(&gpu, 1).unwrap(), &room.view()).unwrap();
         assert_near(&back(&gpu, &sum), &[sum_of(&|_| true)], 1e-4, "all");
 
-        let norm = gpu.norm(&room.view(), &mut Room::default()).unwrap();
+        let norm = gpu.norm(&room.view(), &mut Buffer::default()).unwrap();
         let wanted = given.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
         assert!((norm - wanted).abs() < 1e-12 * wanted, "{norm}, not {wanted}");
     }
@@ -122,7 +122,7 @@ fn losses_and_their_slopes_match_the_definition() {
         // Some far apart, where an exponential by itself would be too large.
         let scores: Vec<f32> = numbers(rows * classes, 8).iter().map(|score| score * 200.0).collect();
         let labels: Vec<u32> = (0..rows).map(|row| (row * 7 % classes) as u32).collect();
-        let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &scores), Labels::new(classes), Room::default());
+        let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &scores), Labels::new(classes), Buffer::default());
         uploaded.upload(&gpu, &labels).unwrap();
         gpu.cross_entropy(&mut slopes.view_mut(), &uploaded.all(), &mut losses.fit(&gpu, rows).unwrap()).unwrap();
         let (mut wanted_slopes, mut wanted_losses) = (Vec::new(), Vec::new());

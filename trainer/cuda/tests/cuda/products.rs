@@ -1,6 +1,6 @@
 //! Products of numbers that are rounded to bf16. On the double of the driver, or, by `make gpu`, on a real GPU.
 
-use elastic_cuda::{After, Gpu, Matrix, Precision, Room};
+use elastic_cuda::{After, Buffer, Gpu, Matrix, Precision};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 
@@ -54,7 +54,7 @@ fn numbers_are_rounded_to_the_nearest_and_ties_to_even() {
     given.extend(numbers(500, 30).iter().map(|number| number * 1e-3));
     given.extend(given.clone().iter().map(|number| -number));
     let (gpu, rows) = (in_bf16().without_library(), given.len());
-    let (left, one, mut out) = (on(&gpu, &given), on(&gpu, &[1.0]), Room::default());
+    let (left, one, mut out) = (on(&gpu, &given), on(&gpu, &[1.0]), Buffer::default());
     let (left, right) = (Matrix::new(left.view(), rows, 1), Matrix::new(one.view(), 1, 1));
     gpu.product(&mut out.fit(&gpu, rows).unwrap(), &left, &right, &After::Plain).unwrap();
     for (given, found) in given.iter().zip(back(&gpu, &out)) {
@@ -107,7 +107,7 @@ fn they_are_those_of_rounded_operands() {
                     (After::BiasRelu(bias.view()), &positive),
                     (After::WherePositive(mask.view()), &masked),
                 ] {
-                    let mut out = Room::default();
+                    let mut out = Buffer::default();
                     gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
                     // Where operands were not rounded, the difference would be a hundred times this.
                     assert_near(

@@ -1,4 +1,4 @@
-//! Ranks as processes: started, told what to do, and killed. Not for what they do.
+//! Ranks as processes: started, told what to do, and killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

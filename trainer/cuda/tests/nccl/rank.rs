@@ -1,4 +1,4 @@
-//! One rank: what it does in a process of its own. Not for who starts it, nor for what it should answer.
+//! One rank: what it does in a process of its own.
 
 use std::ffi::c_void;
 use std::io::BufRead;

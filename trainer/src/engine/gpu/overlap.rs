@@ -1,5 +1,4 @@
-//! NCCL's sum over the ranks while the pass back still goes on. Not for the order of additions, which is the tree's for
-//! every cut.
+//! NCCL's sum over the ranks while the pass back still goes on.
 //!
 //! ```text
 //! the GPU's stream   … last shard's pass: │ forward │ back: last layer │ … │ first layer │
@@ -17,8 +16,8 @@ use elastic_collective::tree::Node;
 use elastic_cuda::{CudaError, CudaSlice, CudaViewMut, Gpu, Mark};
 
 use super::OnGpu;
+use crate::engine::gradient::GradientTask;
 use crate::engine::{EngineError, Ranks};
-use crate::gradient::Task;
 use crate::model::Model;
 
 /// A part of the gradient that is summed over the ranks at once.
@@ -38,7 +37,7 @@ pub(super) fn cut(gpu: &Gpu, numbers: usize, size: usize) -> Result<Vec<Bucket>,
 impl<M: Model> OnGpu<'_, M> {
     /// Sums over ranks on GPUs. Where this fails the GPU may still be at the gradient; what is asked of it afterwards waits
     /// for that by itself.
-    pub(super) fn sum_over_nccl(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+    pub(super) fn sum_over_nccl(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
         // Those of the sum before.
         self.spare.append(&mut self.sums);
@@ -64,7 +63,7 @@ impl<M: Model> OnGpu<'_, M> {
     }
 
     /// Asks for the sums of this rank's nodes, and sets the marks.
-    fn ask_for(&mut self, task: &Task<'_, M>, nodes: &[Node]) -> Result<(), CudaError> {
+    fn ask_for(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) -> Result<(), CudaError> {
         let Some((&last, before)) = nodes.split_last() else {
             let OnGpu { gpu, sum, buckets, .. } = self;
             gpu.clear(sum)?;

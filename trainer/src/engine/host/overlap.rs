@@ -1,5 +1,4 @@
-//! The sum over the ranks while the pass back still goes on. Not for the order of additions, which is the tree's for
-//! every cut.
+//! The sum over the ranks while the pass back still goes on.
 //!
 //! ```text
 //! computing threads   … last shard's pass: │ forward │ back: last layer … first layer │
@@ -17,8 +16,8 @@ use elastic_collective::tree::Node;
 use elastic_collective::{CollectiveError, Group, SumOrder};
 
 use super::OnHost;
+use crate::engine::gradient::{GradientTask, add_parts, parts_of};
 use crate::engine::{EngineError, Ranks};
-use crate::gradient::{Task, add_parts, parts_of};
 use crate::model::Model;
 
 /// What is summed over the ranks, a bucket at a time.
@@ -42,18 +41,18 @@ struct Sums<'a, 'o> {
 
 impl<M: Model> OnHost<M> {
     /// Sums the gradient of `task` over the ranks. Returns the votes.
-    pub(super) fn sum_in_buckets(&mut self, task: &Task<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
+    pub(super) fn sum_in_buckets(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
-        let OnHost { crew, sum, bucket, order, outboxes } = self;
+        let OnHost { threads, sum, bucket, order, outboxes } = self;
         let (last, before) = nodes.split_last().map_or((None, nodes), |(&last, before)| (Some(last), before));
-        let mut done = before.iter().map(|&node| task.sum_under(node, crew)).collect::<Vec<_>>().into_iter();
-        let parts = last.map_or(Vec::new(), |last| parts_of(last, crew.team.threads()));
+        let mut done = before.iter().map(|&node| task.sum_under(node, threads)).collect::<Vec<_>>().into_iter();
+        let parts = last.map_or(Vec::new(), |last| parts_of(last, threads.pool.threads()));
         outboxes.resize_with(parts.len(), Vec::new);
         let in_outbox = last.is_some() && before.is_empty();
         if in_outbox {
             std::mem::swap(sum, &mut outboxes[0]);
         } else if let Some(first) = done.next() {
-            crew.recycle(std::mem::replace(sum, first));
+            threads.recycle(std::mem::replace(sum, first));
         }
 
         let (bucket, order, length) = (*bucket, *order, task.model.parameters() + 1);
@@ -66,7 +65,7 @@ impl<M: Model> OnHost<M> {
             let sums = Sums { group, shards, order, first, done, last, parts, inboxes, ask, vote: answers };
             let summing = thread::Builder::new().name("sums".into());
             let summing = summing.spawn_scoped(scope, move || sums.run(length, bucket)).map_err(EngineError::Thread)?;
-            task.sum_from_back(parts, crew, outboxes, bucket, |part, numbers| {
+            task.sum_from_back(parts, threads, outboxes, bucket, |part, numbers| {
                 // Nobody takes it where a sum has failed.
                 let _ = senders[part].send(numbers);
             });
@@ -79,7 +78,7 @@ impl<M: Model> OnHost<M> {
         if in_outbox {
             std::mem::swap(sum, &mut outboxes[0]);
         }
-        done.for_each(|sum| crew.recycle(sum));
+        done.for_each(|sum| threads.recycle(sum));
         votes
     }
 }
@@ -124,7 +123,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::data::{Batch, Data, Order};
+    use crate::data::{Data, Order, StepSamples};
     use crate::engine::{Engine, Reduced};
     use crate::model::Tensor;
     use crate::random::{mix, unit};
@@ -243,9 +242,9 @@ mod tests {
         engine.bucket = if bucket == 0 { engine.sum.len() } else { bucket };
         let order = Order::new(7, Numbers.samples());
         let step = |step: u64| {
-            let batch = Batch { epoch: 0, first: step * samples, end: (step + 1) * samples };
+            let batch = StepSamples { epoch: 0, first: step * samples, end: (step + 1) * samples };
             let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
-            let task = Task { model, parameters: &[], data, order: &order, batch, shards, micro_batch };
+            let task = GradientTask { model, parameters: &[], data, order: &order, batch, shards, micro_batch };
             let vote = 1 << group.rank();
             let Reduced { votes, .. } = engine.reduce(&task, Ranks { group, nodes: &nodes, vote: &mut || vote })?;
             Ok((engine.sum.iter().map(|number| number.to_bits()).collect(), votes))

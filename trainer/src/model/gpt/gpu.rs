@@ -1,4 +1,4 @@
-//! The GPT's pass on a GPU: the steps of `pass`, by kernels. Not for what a kernel does.
+//! The GPT's pass on a GPU: the steps of `pass`, by kernels.
 //!
 //! What the way back needs stays there, in f32, in room that is kept from call to call: for each token and block sixteen
 //! times the width, a number for each head and four more; for each token eleven times the width, once; and the scores of
@@ -6,8 +6,8 @@
 //! 1024 takes 640 MB for a sample, and 410 MB for the scores.
 
 use elastic_cuda::{
-    After, Attended, Attention, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm, Occurrences,
-    Room, Stream,
+    After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm,
+    Occurrences, Stream,
 };
 
 use super::{Affine, Block, Gpt, Places, Tokens};
@@ -34,41 +34,41 @@ pub(super) struct Pass<'a> {
 struct Kept {
     layers: Vec<Layer>,
     /// The residual stream behind the last block, its norm, and the norm's means and scales.
-    last: Room<f32>,
-    normed: Room<f32>,
-    stats: Room<f32>,
+    last: Buffer<f32>,
+    normed: Buffer<f32>,
+    stats: Buffer<f32>,
 }
 
 /// What a block's way back needs.
 #[derive(Default)]
 struct Layer {
     /// The residual stream before the block, and between its halves.
-    before: Room<f32>,
-    between: Room<f32>,
-    stats_1: Room<f32>,
-    normed_1: Room<f32>,
-    triples: Room<f32>,
-    logs: Room<f32>,
-    attended: Room<f32>,
-    stats_2: Room<f32>,
-    normed_2: Room<f32>,
-    up: Room<f32>,
-    active: Room<f32>,
+    before: Buffer<f32>,
+    between: Buffer<f32>,
+    stats_1: Buffer<f32>,
+    normed_1: Buffer<f32>,
+    triples: Buffer<f32>,
+    logs: Buffer<f32>,
+    attended: Buffer<f32>,
+    stats_2: Buffer<f32>,
+    normed_2: Buffer<f32>,
+    up: Buffer<f32>,
+    active: Buffer<f32>,
 }
 
 /// Derivatives by what lies in rows of one, three and four widths, and what they are made from.
 #[derive(Default)]
 struct Slopes {
-    scores: Room<f32>,
-    losses: Room<f32>,
+    scores: Buffer<f32>,
+    losses: Buffer<f32>,
     /// By the tokens' weights, from a part of the scores.
-    part: Room<f32>,
-    stream: Room<f32>,
-    single: Room<f32>,
-    triple: Room<f32>,
-    four: Room<f32>,
+    part: Buffer<f32>,
+    stream: Buffer<f32>,
+    single: Buffer<f32>,
+    triple: Buffer<f32>,
+    four: Buffer<f32>,
     /// Attention's own.
-    means: Room<f32>,
+    means: Buffer<f32>,
 }
 
 /// What all parts of one pass share.
@@ -141,20 +141,20 @@ impl Here<'_> {
     }
 
     /// Rows of the batch.
-    fn matrix<'b>(&self, room: &'b Room<f32>) -> Matrix<'b> {
+    fn matrix<'b>(&self, room: &'b Buffer<f32>) -> Matrix<'b> {
         let view = room.view();
         let columns = view.len() / self.rows;
         Matrix::new(view, self.rows, columns)
     }
 
-    fn linear(&self, linear: &Affine, inputs: &Room<f32>, out: &mut Room<f32>) -> Result<(), CudaError> {
+    fn linear(&self, linear: &Affine, inputs: &Buffer<f32>, out: &mut Buffer<f32>) -> Result<(), CudaError> {
         let bias = After::Bias(self.parameters.slice(linear.bias.clone()));
         let mut out = out.fit(self.gpu, self.rows * linear.bias.len())?;
         self.gpu.product(&mut out, &self.matrix(inputs), &self.weight(linear).transposed(), &bias)
     }
 
     /// The derivative by a linear layer's inputs.
-    fn back(&self, linear: &Affine, slope: &Room<f32>, slope_in: &mut Room<f32>) -> Result<(), CudaError> {
+    fn back(&self, linear: &Affine, slope: &Buffer<f32>, slope_in: &mut Buffer<f32>) -> Result<(), CudaError> {
         let inputs = linear.weight.len() / linear.bias.len();
         let mut out = slope_in.fit(self.gpu, self.rows * inputs)?;
         self.gpu.product(&mut out, &self.matrix(slope), &self.weight(linear), &After::Plain)
@@ -164,7 +164,7 @@ impl Here<'_> {
     fn parameters(
         &self,
         linear: &Affine,
-        (inputs, slope): (&Room<f32>, &Room<f32>),
+        (inputs, slope): (&Buffer<f32>, &Buffer<f32>),
         gradient: &mut CudaSlice<f32>,
         chunks: &mut Chunks,
     ) -> Result<(), CudaError> {
@@ -177,12 +177,12 @@ impl Here<'_> {
     fn norm(
         &self,
         norm: &Affine,
-        (stream, more): (&mut Room<f32>, Option<&Room<f32>>),
-        out: &mut Room<f32>,
-        stats: &mut Room<f32>,
+        (stream, more): (&mut Buffer<f32>, Option<&Buffer<f32>>),
+        out: &mut Buffer<f32>,
+        stats: &mut Buffer<f32>,
     ) -> Result<(), CudaError> {
         let (weight, bias) = (self.parameters.slice(norm.weight.clone()), self.parameters.slice(norm.bias.clone()));
-        let stream = Stream { rows: stream.view_mut(), more: more.map(Room::view) };
+        let stream = Stream { rows: stream.view_mut(), more: more.map(Buffer::view) };
         let mut stats = stats.fit(self.gpu, 2 * self.rows)?;
         self.gpu.layer_norm(&Norm { weight, bias }, stream, &mut out.fit(self.gpu, self.rows * self.width)?, &mut stats)
     }
@@ -191,7 +191,7 @@ impl Here<'_> {
     fn norm_back(
         &self,
         norm: &Affine,
-        (stream, stats): (&Room<f32>, &Room<f32>),
+        (stream, stats): (&Buffer<f32>, &Buffer<f32>),
         slopes: &mut Slopes,
         gradient: &mut CudaSlice<f32>,
         chunks: &mut Chunks,
@@ -244,7 +244,7 @@ impl Slopes {
     fn head(
         &mut self,
         here: &Here<'_>,
-        normed: &Room<f32>,
+        normed: &Buffer<f32>,
         (targets, vocabulary): (&Labelled<'_>, usize),
         gradient: &mut CudaSlice<f32>,
     ) -> Result<(), CudaError> {

@@ -1,5 +1,5 @@
 //! GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): its shape, its parameters and
-//! their first values. The pass through it is in `pass`, and on a GPU in `gpu`. Not for text and tokens.
+//! their first values. The pass through it is in `pass`, and on a GPU in `gpu`.
 
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -1,6 +1,6 @@
-//! The perceptron's pass on a GPU: the same products and the same loss as on the host. Not for what a kernel does.
+//! The perceptron's pass on a GPU: the same products and the same loss as on the host.
 
-use elastic_cuda::{After, CudaError, CudaSlice, Done, Gpu, Labels, Matrix, Room};
+use elastic_cuda::{After, Buffer, CudaError, CudaSlice, Done, Gpu, Labels, Matrix};
 
 use super::{Mlp, Workspace};
 
@@ -8,19 +8,19 @@ use super::{Mlp, Workspace};
 pub(super) struct Pass<'a> {
     model: &'a Mlp,
     rows: usize,
-    inputs: Room<f32>,
+    inputs: Buffer<f32>,
     labels: Labels,
     /// Of the batch, on the host.
     classes: Vec<u32>,
-    outputs: Vec<Room<f32>>,
-    losses: Room<f32>,
-    slope: Room<f32>,
-    slope_before: Room<f32>,
+    outputs: Vec<Buffer<f32>>,
+    losses: Buffer<f32>,
+    slope: Buffer<f32>,
+    slope_before: Buffer<f32>,
 }
 
 impl<'a> Pass<'a> {
     pub(super) fn new(model: &'a Mlp) -> Pass<'a> {
-        let outputs = model.layers.iter().map(|_| Room::default()).collect();
+        let outputs = model.layers.iter().map(|_| Buffer::default()).collect();
         let labels = Labels::new(model.sizes[model.layers.len()]);
         let (inputs, losses, slope, slope_before) = Default::default();
         Pass { model, rows: 0, inputs, labels, classes: Vec::new(), outputs, losses, slope, slope_before }

@@ -1,6 +1,6 @@
 //! Attention beside its definition in f64.
 
-use elastic_cuda::{Attended, Attention, Gpu, Room};
+use elastic_cuda::{Attended, Attention, Buffer, Gpu};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
@@ -25,17 +25,17 @@ fn shapes() -> Vec<Attention> {
 }
 
 /// What the GPU makes of these triples.
-fn seen(gpu: &Gpu, shape: Attention, triples: &Room<f32>) -> (Room<f32>, Room<f32>) {
-    let (mut outputs, mut logs) = (Room::default(), Room::default());
+fn seen(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>) -> (Buffer<f32>, Buffer<f32>) {
+    let (mut outputs, mut logs) = (Buffer::default(), Buffer::default());
     let (mut seen, mut kept) = (outputs.fit(gpu, shape.outputs()).unwrap(), logs.fit(gpu, shape.logs()).unwrap());
     gpu.attention(shape, &triples.view(), &mut seen, &mut kept).unwrap();
     (outputs, logs)
 }
 
-fn slope(gpu: &Gpu, shape: Attention, triples: &Room<f32>, above: &Room<f32>) -> Vec<f32> {
+fn slope(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>, above: &Buffer<f32>) -> Vec<f32> {
     let (outputs, logs) = seen(gpu, shape, triples);
     let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
-    let (mut means, mut slope) = (Room::default(), on(gpu, &vec![f32::NAN; 3 * shape.outputs()]));
+    let (mut means, mut slope) = (Buffer::default(), on(gpu, &vec![f32::NAN; 3 * shape.outputs()]));
     let mut room = means.fit(gpu, shape.logs()).unwrap();
     gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     back(gpu, &slope)

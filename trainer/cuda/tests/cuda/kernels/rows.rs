@@ -1,6 +1,6 @@
 //! Layer norm, GELU, embeddings and sums over many rows beside their definitions in f64.
 
-use elastic_cuda::{Chunks, Gpu, Labels, Norm, Occurrences, Room, Stream};
+use elastic_cuda::{Buffer, Chunks, Gpu, Labels, Norm, Occurrences, Stream};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
@@ -13,7 +13,7 @@ fn wide(numbers: &[f32]) -> Vec<f64> {
 }
 
 /// A room for so many numbers, which are none yet.
-fn blank(gpu: &Gpu, count: usize) -> Room<f32> {
+fn blank(gpu: &Gpu, count: usize) -> Buffer<f32> {
     on(gpu, &vec![f32::NAN; count])
 }
 

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use elastic_cuda::Precision;
-use elastic_cuda::{After, Attended, Attention, Gpu, Matrix, Room};
+use elastic_cuda::{After, Attended, Attention, Buffer, Gpu, Matrix};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::is_whole;
@@ -26,8 +26,8 @@ fn products_of_gpt2_match_the_definition() {
     for gpu in [gpu(), gpu().without_library()] {
         for (rows, columns, inner) in PRODUCTS {
             let (lefts, rights) = (numbers(rows * inner, 41), numbers(inner * columns, 42));
-            let (left, right, mut out) = (on(&gpu, &lefts), on(&gpu, &rights), Room::default());
-            let product = |out: &mut Room<f32>| {
+            let (left, right, mut out) = (on(&gpu, &lefts), on(&gpu, &rights), Buffer::default());
+            let product = |out: &mut Buffer<f32>| {
                 let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
                 gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
                 back(&gpu, out)
@@ -68,7 +68,7 @@ fn kernels_are_timed_if_this_is_a_gpu() {
         let gpu = gpu().multiplying_in(precision);
         for (rows, columns, inner) in PRODUCTS {
             let (left, right) = (on(&gpu, &numbers(rows * inner, 43)), on(&gpu, &numbers(inner * columns, 44)));
-            let mut out = Room::default();
+            let mut out = Buffer::default();
             let took = timed(&gpu, || {
                 let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
                 gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
@@ -80,7 +80,7 @@ fn kernels_are_timed_if_this_is_a_gpu() {
     let (gpu, shape) = (gpu(), Attention { sequences: 32, time: 1024, heads: 12, columns: 64 });
     let triples = on(&gpu, &numbers(3 * shape.outputs(), 45));
     let above = on(&gpu, &numbers(shape.outputs(), 46));
-    let (mut outputs, mut logs, mut means) = (Room::default(), Room::default(), Room::default());
+    let (mut outputs, mut logs, mut means) = (Buffer::default(), Buffer::default(), Buffer::default());
     let mut slope = on(&gpu, &vec![0.0; 3 * shape.outputs()]);
     let took = timed(&gpu, || {
         let mut outputs = outputs.fit(&gpu, shape.outputs()).unwrap();

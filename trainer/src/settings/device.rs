@@ -1,4 +1,4 @@
-//! What `--device` and `--precision` say: where a step is computed, and in what. Not for finding out what there is.
+//! What `--device` and `--precision` say: where a step is computed, and in what.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -1,5 +1,5 @@
 //! Saving what an ended worker has left in memory, by a process that knows nothing of its run but what lies there. Not for
-//! going on from it: that is a worker's, with [`super::slots`].
+//! going on from it: that is a worker's, with [`super::snapshot_slots`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,14 +10,14 @@ use elastic_proto::worker::Checkpoint;
 use tracing::warn;
 
 use super::disk::{ALIGNMENT, Host};
-use super::memory::Mapping;
+use super::pages::Mapping;
 use super::snapshot::{Layout, Slot, Unfit};
 use super::snapshot_slots::SLOTS;
-use super::{CheckpointError, Checkpoints, Owner};
+use super::{CheckpointError, Checkpoints, SavingJob};
 
 /// Why nothing is saved.
 #[derive(Debug, thiserror::Error)]
-pub enum RescueError {
+pub enum FinalSaveError {
     /// It is no memory that a worker kept snapshots in.
     #[error(
         "standard input is no memory for snapshots ({0}): agents give it to this command, people have no use for it"
@@ -30,21 +30,21 @@ pub enum RescueError {
 
 /// Saves the newest whole snapshot in `memory`, if it is newer than step `after`, to a folder. When this returns it is
 /// durable.
-pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, RescueError> {
+pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, FinalSaveError> {
     let Some(slot) = newest(memory, after)? else { return Ok(None) };
-    let owner = Owner { job: slot.about.job.clone(), beside_others: false };
+    let owner = SavingJob { job: slot.about.job.clone(), beside_others: false };
     let mut checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
     checkpoints.prepare()?;
     Ok(Some(checkpoints.save(&slot)?))
 }
 
 /// The newest whole slot of a step after `after`.
-fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, RescueError> {
-    let none = |error: io::Error| RescueError::NoMemory(error.to_string());
+fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, FinalSaveError> {
+    let none = |error: io::Error| FinalSaveError::NoMemory(error.to_string());
     let len = rustix::fs::fstat(&memory).map_err(|error| none(error.into()))?.st_size as usize;
     let slot = len / SLOTS;
     if len == 0 || slot * SLOTS != len || !slot.is_multiple_of(ALIGNMENT) {
-        return Err(RescueError::NoMemory(format!("{len} bytes are not those of {SLOTS} slots")));
+        return Err(FinalSaveError::NoMemory(format!("{len} bytes are not those of {SLOTS} slots")));
     }
     let mapping = Arc::new(Mapping::of(memory.as_fd(), len).map_err(none)?);
     let mut found = Vec::new();

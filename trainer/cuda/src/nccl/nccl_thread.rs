@@ -1,4 +1,4 @@
-//! The one thread that calls NCCL. Others hand it work and wait for the answer. Not for what the work is.
+//! The one thread that calls NCCL. Others hand it work and wait for the answer.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The thread. It ends when this is dropped, which waits for it, unless it is known to be lost; its communicator is
 /// aborted then.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct NcclThread {
     works: Option<Sender<Work>>,
     interrupted: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -28,8 +28,8 @@ pub(super) struct Owner {
     lost: bool,
 }
 
-impl Owner {
-    pub(super) fn start(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Owner> {
+impl NcclThread {
+    pub(super) fn start(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<NcclThread> {
         let (works, inbox) = channel::<Work>();
         let interrupted = Arc::new(AtomicBool::new(false));
         let flag = interrupted.clone();
@@ -39,7 +39,7 @@ impl Owner {
                 work(&mut handle);
             }
         })?;
-        Ok(Owner { works: Some(works), interrupted, thread, lost: false })
+        Ok(NcclThread { works: Some(works), interrupted, thread, lost: false })
     }
 
     /// Has the thread do `work`. The answer comes when it is done.
@@ -66,7 +66,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for NcclThread {
     fn drop(&mut self) {
         self.works = None;
         let begun = Instant::now();

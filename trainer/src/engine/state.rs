@@ -1,9 +1,8 @@
-//! All that training changes: parameters, the optimizer's two numbers for each, and the steps done. Not for how they
-//! change.
+//! All that training changes: parameters, the optimizer's two numbers for each, and the steps done.
 
+use super::thread_pool::ThreadPool;
 use crate::checkpoint::manifest::Entry;
 use crate::model::{AdamW, Moved, Tensor};
-use crate::team::Team;
 
 /// The flat state: parameters, then AdamW's means, then its squares.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,19 +40,19 @@ impl State {
         crc32c::crc32c(bytemuck::cast_slice(self.parameters()))
     }
 
-    /// Does one step along `scale * gradient`, all of the team sharing the work.
-    pub fn advance(&mut self, team: &mut Team, rule: &AdamW, tensors: &[Tensor], gradient: &[f32], scale: f32) {
+    /// Does one step along `scale * gradient`, all of the pool sharing the work.
+    pub fn advance(&mut self, pool: &mut ThreadPool, rule: &AdamW, tensors: &[Tensor], gradient: &[f32], scale: f32) {
         self.step += 1;
         let count = self.flat.len() / 3;
         let (parameters, rest) = self.flat.split_at_mut(count);
         let (mean, square) = rest.split_at_mut(count);
-        let piece = team.piece(count);
+        let piece = pool.piece(count);
         let numbers = parameters.chunks_mut(piece).zip(mean.chunks_mut(piece));
         let others = square.chunks_mut(piece).zip(gradient.chunks(piece));
         let pieces = numbers.zip(others).zip((0..).step_by(piece));
         let moved =
             |(((parameters, mean), (square, gradient)), first)| Moved { first, parameters, mean, square, gradient };
-        team.each(pieces.map(moved).collect(), |moved| rule.step(self.step, tensors, moved, scale));
+        pool.each(pieces.map(moved).collect(), |moved| rule.step(self.step, tensors, moved, scale));
     }
 
     /// Names for the pieces of the flat state.

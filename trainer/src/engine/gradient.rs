@@ -1,4 +1,4 @@
-//! A rank's share of a step: the gradients of its shards, added as far as it owns the tree. Not for its peers' shares.
+//! A rank's share of a step: the gradients of its shards, added as far as it owns the tree.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -6,12 +6,12 @@ use std::num::NonZeroUsize;
 
 use elastic_collective::tree::Node;
 
-use crate::data::{Batch, Data, Order};
+use super::thread_pool::ThreadPool;
+use crate::data::{Data, Order, StepSamples};
 use crate::model::{Model, add};
-use crate::team::Team;
 
 /// What the gradient of a step depends on.
-pub struct Task<'a, M: Model> {
+pub struct GradientTask<'a, M: Model> {
     /// The model.
     pub model: &'a M,
     /// Its parameters.
@@ -21,71 +21,74 @@ pub struct Task<'a, M: Model> {
     /// Their order.
     pub order: &'a Order,
     /// The step's samples.
-    pub batch: Batch,
+    pub batch: StepSamples,
     /// Logical shards in the step.
     pub shards: u32,
     /// Samples that the model sees at once, at most; all of a shard's if there is no bound.
     pub micro_batch: Option<NonZeroUsize>,
 }
 
-/// The threads that compute, each at its desk.
+/// The threads that compute, each with buffers of its own.
 #[derive(Debug)]
-pub struct Crew<B> {
+pub struct GradientThreads<B> {
     /// The threads.
-    pub team: Team,
-    desks: Vec<Desk<B>>,
+    pub pool: ThreadPool,
+    all_buffers: Vec<ThreadBuffers<B>>,
 }
 
 /// A thread's room for work, kept from step to step.
 #[derive(Debug, Default)]
-struct Desk<B> {
+struct ThreadBuffers<B> {
     batch: B,
     samples: Vec<u64>,
     spare: Vec<Vec<f32>>,
 }
 
-impl<B: Default> Crew<B> {
+impl<B: Default> GradientThreads<B> {
     /// So many threads, the caller's among them.
-    pub fn new(threads: NonZeroUsize) -> Crew<B> {
-        Crew { team: Team::new(threads), desks: (0..threads.get()).map(|_| Desk::default()).collect() }
+    pub fn new(threads: NonZeroUsize) -> GradientThreads<B> {
+        GradientThreads {
+            pool: ThreadPool::new(threads),
+            all_buffers: (0..threads.get()).map(|_| ThreadBuffers::default()).collect(),
+        }
     }
 
     /// Takes a sum back for later use.
     pub fn recycle(&mut self, sum: Vec<f32>) {
-        self.desks[0].spare.push(sum);
+        self.all_buffers[0].spare.push(sum);
     }
 }
 
-impl<M: Model> Task<'_, M> {
+impl<M: Model> GradientTask<'_, M> {
     /// The summed loss of the shards under `node`, and after it their summed gradient. Each thread takes a part of the
     /// tree: who computes a shard does not change its bits.
-    pub fn sum_under(&self, node: Node, crew: &mut Crew<M::Batch>) -> Vec<f32> {
-        let Crew { team, desks } = crew;
-        let parts = parts_of(node, desks.len());
+    pub fn sum_under(&self, node: Node, threads: &mut GradientThreads<M::Batch>) -> Vec<f32> {
+        let GradientThreads { pool, all_buffers } = threads;
+        let parts = parts_of(node, all_buffers.len());
         let mut sums = vec![Vec::new(); parts.len()];
-        let shares = parts.iter().zip(&mut *desks).zip(&mut sums).collect();
-        team.each(shares, |((&part, desk), sum)| *sum = self.sum_of(part, desk));
+        let shares = parts.iter().zip(&mut *all_buffers).zip(&mut sums).collect();
+        pool.each(shares, |((&part, buffers), sum)| *sum = self.sum_of(part, buffers));
 
         if parts.len() > 1 {
-            let piece = team.piece(self.model.parameters() + 1);
+            let piece = pool.piece(self.model.parameters() + 1);
             let mut cut: Vec<_> = sums.iter_mut().map(|sum| sum.chunks_mut(piece)).collect();
             let mut next = || -> Vec<&mut [f32]> { cut.iter_mut().filter_map(Iterator::next).collect() };
             let pieces = std::iter::from_fn(|| Some(next()).filter(|sums| !sums.is_empty())).collect();
-            team.each(pieces, |mut sums| add_parts(node, &parts, &mut sums));
+            pool.each(pieces, |mut sums| add_parts(node, &parts, &mut sums));
         }
-        // Whence they came: else one desk's buffers would pile up while another makes new ones.
+        // Whence they came: else those of one thread would pile up while another makes new ones.
         let others = sums.split_off(1);
-        desks[1..].iter_mut().zip(others).for_each(|(desk, sum)| desk.spare.push(sum));
+        all_buffers[1..].iter_mut().zip(others).for_each(|(buffers, sum)| buffers.spare.push(sum));
         sums.swap_remove(0)
     }
 
     /// As [`sum_under`](Self::sum_under), by one thread.
-    fn sum_of(&self, node: Node, desk: &mut Desk<M::Batch>) -> Vec<f32> {
-        let Some((left, right)) = node.children() else { return self.leaf(node.first, desk) };
-        let mut sum = self.sum_of(left, desk);
-        let more = self.sum_of(right, desk);
+    fn sum_of(&self, node: Node, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+        let Some((left, right)) = node.children() else { return self.leaf(node.first, buffers) };
+        let mut sum = self.sum_of(left, buffers);
+        let more = self.sum_of(right, buffers);
         add(&mut sum, &more);
-        desk.spare.push(more);
+        buffers.spare.push(more);
         sum
     }
 
@@ -101,36 +104,36 @@ impl<M: Model> Task<'_, M> {
         self.micro_batch.map_or(usize::MAX, NonZeroUsize::get)
     }
 
-    fn leaf(&self, shard: u32, desk: &mut Desk<M::Batch>) -> Vec<f32> {
-        self.samples_of(shard, &mut desk.samples);
-        let samples = std::mem::take(&mut desk.samples);
-        let mut sum = self.room(desk);
+    fn leaf(&self, shard: u32, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+        self.samples_of(shard, &mut buffers.samples);
+        let samples = std::mem::take(&mut buffers.samples);
+        let mut sum = self.room(buffers);
         if samples.is_empty() {
             sum.fill(0.0);
         }
-        self.pieces_of(&samples, desk, &mut sum);
-        desk.samples = samples;
+        self.pieces_of(&samples, buffers, &mut sum);
+        buffers.samples = samples;
         sum
     }
 
     /// Writes the sum of samples that are computed a piece at a time; nothing where there are none.
-    fn pieces_of(&self, samples: &[u64], desk: &mut Desk<M::Batch>, sum: &mut [f32]) {
+    fn pieces_of(&self, samples: &[u64], buffers: &mut ThreadBuffers<M::Batch>, sum: &mut [f32]) {
         for (number, samples) in samples.chunks(self.largest_piece()).enumerate() {
-            self.data.read(samples, &mut desk.batch);
+            self.data.read(samples, &mut buffers.batch);
             if number == 0 {
-                sum[0] = self.model.gradient(self.parameters, &mut desk.batch, &mut sum[1..]);
+                sum[0] = self.model.gradient(self.parameters, &mut buffers.batch, &mut sum[1..]);
                 continue;
             }
-            let mut more = self.room(desk);
-            more[0] = self.model.gradient(self.parameters, &mut desk.batch, &mut more[1..]);
+            let mut more = self.room(buffers);
+            more[0] = self.model.gradient(self.parameters, &mut buffers.batch, &mut more[1..]);
             add(sum, &more);
-            desk.spare.push(more);
+            buffers.spare.push(more);
         }
     }
 
     /// For a loss and a gradient.
-    fn room(&self, desk: &mut Desk<M::Batch>) -> Vec<f32> {
-        let mut room = desk.spare.pop().unwrap_or_default();
+    fn room(&self, buffers: &mut ThreadBuffers<M::Batch>) -> Vec<f32> {
+        let mut room = buffers.spare.pop().unwrap_or_default();
         room.resize(self.model.parameters() + 1, 0.0);
         room
     }
@@ -144,23 +147,23 @@ impl<M: Model> Task<'_, M> {
     pub(crate) fn sum_from_back<'o>(
         &self,
         parts: &[Node],
-        crew: &mut Crew<M::Batch>,
+        threads: &mut GradientThreads<M::Batch>,
         outboxes: &'o mut [Vec<f32>],
         size: usize,
         give: impl Fn(usize, &'o mut [f32]) + Sync,
     ) {
         assert_eq!(parts.len(), outboxes.len(), "an outbox for each part");
-        let Crew { team, desks } = crew;
-        let shares = parts.iter().zip(desks).zip(outboxes).enumerate().collect();
-        team.each(shares, |(number, ((&part, desk), outbox))| {
-            self.part_from_back(part, desk, outbox, size, |numbers| give(number, numbers));
+        let GradientThreads { pool, all_buffers } = threads;
+        let shares = parts.iter().zip(all_buffers).zip(outboxes).enumerate().collect();
+        pool.each(shares, |(number, ((&part, buffers), outbox))| {
+            self.part_from_back(part, buffers, outbox, size, |numbers| give(number, numbers));
         });
     }
 
     fn part_from_back<'o>(
         &self,
         mut node: Node,
-        desk: &mut Desk<M::Batch>,
+        buffers: &mut ThreadBuffers<M::Batch>,
         outbox: &'o mut Vec<f32>,
         size: usize,
         give: impl FnMut(&'o mut [f32]),
@@ -168,37 +171,37 @@ impl<M: Model> Task<'_, M> {
         // All but the last of its last shard's pieces. What is added to that one, outermost first.
         let mut sums = Vec::new();
         while let Some((left, right)) = node.children() {
-            sums.push(self.sum_of(left, desk));
+            sums.push(self.sum_of(left, buffers));
             node = right;
         }
-        self.samples_of(node.first, &mut desk.samples);
-        let samples = std::mem::take(&mut desk.samples);
+        self.samples_of(node.first, &mut buffers.samples);
+        let samples = std::mem::take(&mut buffers.samples);
         let last = samples.chunks(self.largest_piece()).next_back().unwrap_or_default();
         let before = &samples[..samples.len() - last.len()];
         if !before.is_empty() {
-            let mut sum = self.room(desk);
-            self.pieces_of(before, desk, &mut sum);
+            let mut sum = self.room(buffers);
+            self.pieces_of(before, buffers, &mut sum);
             sums.push(sum);
         }
 
-        let mut gradient = self.room(desk);
+        let mut gradient = self.room(buffers);
         let adds = !sums.is_empty();
         if let Some(innermost) = sums.pop() {
-            desk.spare.push(std::mem::replace(outbox, innermost));
+            buffers.spare.push(std::mem::replace(outbox, innermost));
         }
         outbox.resize(gradient.len(), 0.0);
         let mut handed = HandOut { whole: gradient.len(), size, left: outbox, adds, sums: &sums, give };
         if last.is_empty() {
             gradient.fill(0.0);
         } else {
-            self.data.read(last, &mut desk.batch);
+            self.data.read(last, &mut buffers.batch);
             let done = &mut |end: &[f32]| handed.reached(end);
-            gradient[0] = self.model.gradient_from_back(self.parameters, &mut desk.batch, &mut gradient[1..], done);
+            gradient[0] = self.model.gradient_from_back(self.parameters, &mut buffers.batch, &mut gradient[1..], done);
         }
         handed.reached(&gradient);
-        desk.samples = samples;
-        desk.spare.push(gradient);
-        desk.spare.append(&mut sums);
+        buffers.samples = samples;
+        buffers.spare.push(gradient);
+        buffers.spare.append(&mut sums);
     }
 }
 
@@ -305,27 +308,27 @@ mod tests {
         for (micro, threads, largest) in
             [(None, 1, 13), (Some(1), 1, 1), (Some(4), 3, 4), (Some(5), 2, 5), (Some(50), 1, 13)]
         {
-            let mut crew: Crew<Numbers> = Crew::new(NonZeroUsize::new(threads).unwrap());
-            let task = Task {
+            let mut threads: GradientThreads<Numbers> = GradientThreads::new(NonZeroUsize::new(threads).unwrap());
+            let task = GradientTask {
                 model: &model,
                 parameters: &[],
                 data: &Samples,
                 order: &order,
-                batch: Batch { epoch: 2, first: 0, end: 39 },
+                batch: StepSamples { epoch: 2, first: 0, end: 39 },
                 shards: 3,
                 micro_batch: micro.and_then(NonZeroUsize::new),
             };
             // Again: then there are buffers with something in them, and no more are made.
             let mut buffers = None;
             for _ in 0..3 {
-                let sum = task.sum_under(Node::root(3), &mut crew);
+                let sum = task.sum_under(Node::root(3), &mut threads);
                 let expected: u64 = (0..39).map(|place| order.sample(2, place)).sum();
                 assert_eq!(sum, [expected as f32 / 2.0, expected as f32, 39.0], "{micro:?}");
-                crew.recycle(sum);
-                let now: Vec<usize> = crew.desks.iter().map(|desk| desk.spare.len()).collect();
+                threads.recycle(sum);
+                let now: Vec<usize> = threads.all_buffers.iter().map(|buffers| buffers.spare.len()).collect();
                 assert_eq!(*buffers.get_or_insert_with(|| now.clone()), now, "{micro:?}");
             }
-            assert_eq!(crew.desks.iter().map(|desk| desk.batch.1).max(), Some(largest), "{micro:?}");
+            assert_eq!(threads.all_buffers.iter().map(|buffers| buffers.batch.1).max(), Some(largest), "{micro:?}");
         }
     }
 }

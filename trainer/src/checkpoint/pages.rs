@@ -1,4 +1,4 @@
-//! Pages of memory for copies of the state: this process's own, or of a file that outlives it. Not for what lies in them.
+//! Pages of memory for copies of the state: this process's own, or of a file that outlives it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

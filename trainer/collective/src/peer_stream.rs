@@ -1,5 +1,4 @@
 //! One operation's bytes to and from one peer over a socket that never blocks, and waiting for many of them at once.
-//! Not for what the bytes mean.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -30,13 +29,13 @@ pub(super) enum Kind {
 
 /// An operation as its header names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Operation {
+pub(super) struct OperationHeader {
     number: u64,
     kind: u32,
     bytes: u64,
 }
 
-impl Operation {
+impl OperationHeader {
     fn header(self, word: u32) -> [u8; HEADER] {
         let mut header = [0; HEADER];
         header[..8].copy_from_slice(&self.number.to_le_bytes());
@@ -46,14 +45,14 @@ impl Operation {
         header
     }
 
-    fn parse(header: &[u8; HEADER]) -> (Operation, u32) {
+    fn parse(header: &[u8; HEADER]) -> (OperationHeader, u32) {
         let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
         let short = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-        (Operation { number: long(0), bytes: long(8), kind: short(16) }, short(20))
+        (OperationHeader { number: long(0), bytes: long(8), kind: short(16) }, short(20))
     }
 }
 
-impl std::fmt::Display for Operation {
+impl std::fmt::Display for OperationHeader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.kind {
             FAREWELL => write!(f, "its end"),
@@ -76,14 +75,14 @@ fn name(kind: u32) -> &'static str {
 
 /// Says that this process leaves as planned.
 pub(super) fn send_farewell(mut link: &TcpStream) -> io::Result<()> {
-    link.write_all(&Operation { number: 0, kind: FAREWELL, bytes: 0 }.header(0))
+    link.write_all(&OperationHeader { number: 0, kind: FAREWELL, bytes: 0 }.header(0))
 }
 
 /// Both directions of one operation with one peer. Each direction starts with a header that names the operation.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct PeerStream {
     pub(super) peer: usize,
-    operation: Operation,
+    operation: OperationHeader,
     header_out: [u8; HEADER],
     header_sent: usize,
     header_in: [u8; HEADER],
@@ -92,10 +91,10 @@ pub(super) struct Lane {
     pub(super) word: u32,
 }
 
-impl Lane {
-    pub(super) fn new(peer: usize, operation: Operation, word: u32) -> Lane {
+impl PeerStream {
+    pub(super) fn new(peer: usize, operation: OperationHeader, word: u32) -> PeerStream {
         let header_out = operation.header(word);
-        Lane { peer, operation, header_out, header_sent: 0, header_in: [0; HEADER], header_got: 0, word: 0 }
+        PeerStream { peer, operation, header_out, header_sent: 0, header_in: [0; HEADER], header_got: 0, word: 0 }
     }
 
     /// Whether the header is on its way.
@@ -144,7 +143,7 @@ impl Lane {
         let received = &group.traffic[peer].received;
         received.set(received.get() + got as u64);
         if of_header > 0 && self.heard() {
-            let (theirs, word) = Operation::parse(&self.header_in);
+            let (theirs, word) = OperationHeader::parse(&self.header_in);
             if theirs.kind == FAREWELL {
                 return Err(CollectiveError::PeerLeft { rank: peer });
             }
@@ -181,10 +180,10 @@ pub(super) struct Interest {
 impl Group {
     /// Numbers the next operation, and records it. Only what goes over these links counts: where NCCL fails one rank in
     /// one of a step's sums, that rank says so in its next operation here, and others have begun more sums by then.
-    pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (Operation, Instant) {
+    pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (OperationHeader, Instant) {
         let now = self.note("tcp", name(kind as u32), bytes as u64);
         self.exchanges += 1;
-        (Operation { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
+        (OperationHeader { number: self.exchanges, kind: kind as u32, bytes: bytes as u64 }, now)
     }
 
     /// Numbers and records an operation.
@@ -288,7 +287,7 @@ impl Group {
     fn judge_end(&mut self, peer: usize) -> Result<(), CollectiveError> {
         let mut last = [0u8; HEADER + 1];
         let got = rustix::net::recv(self.link(peer)?, &mut last[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        let farewell = Operation { number: 0, kind: FAREWELL, bytes: 0 }.header(0);
+        let farewell = OperationHeader { number: 0, kind: FAREWELL, bytes: 0 }.header(0);
         match got {
             Ok((_, HEADER)) if last[..HEADER] == farewell => {
                 self.departed[peer] = true;

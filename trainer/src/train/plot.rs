@@ -1,5 +1,4 @@
-//! The loss of a run as a picture, with the changes of its group: SVG, drawn without help. Not for collecting it, nor for
-//! writing the file.
+//! The loss of a run as a picture, with the changes of its group: SVG, drawn without help.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -1,4 +1,4 @@
-//! The program that this process runs, so that ranks can tell whether all run the same. Not for what it does.
+//! The program that this process runs, so that ranks can tell whether all run the same.
 
 use std::fs::File;
 use std::io::{self, Read};

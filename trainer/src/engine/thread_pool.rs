@@ -1,11 +1,11 @@
-//! Threads that wait between steps, to compute beside the one that has the work. Not for what is computed.
+//! Threads that wait between steps, to compute beside the one that has the work.
 //!
 //! A step of a small model takes a few milliseconds, and a new thread a tenth of one. Products also keep their room for
 //! work by thread.
 
 use std::num::NonZeroUsize;
 
-use rayon_core::{ThreadPool, ThreadPoolBuilder};
+use rayon_core::ThreadPoolBuilder;
 use tracing::warn;
 
 /// The fewest numbers for which another thread is woken.
@@ -13,21 +13,21 @@ const SMALLEST_PIECE: usize = 16 * 1024;
 
 /// The thread that calls it, and others.
 #[derive(Debug)]
-pub struct Team {
+pub struct ThreadPool {
     threads: NonZeroUsize,
-    others: Option<ThreadPool>,
+    others: Option<rayon_core::ThreadPool>,
 }
 
-impl Team {
-    /// A team of so many, the caller's thread among them. Where the system gives no more, that one does all the work.
-    pub fn new(threads: NonZeroUsize) -> Team {
+impl ThreadPool {
+    /// A pool of so many, the caller's thread among them. Where the system gives no more, that one does all the work.
+    pub fn new(threads: NonZeroUsize) -> ThreadPool {
         let pool = |others: usize| {
             let builder =
                 ThreadPoolBuilder::new().num_threads(others).thread_name(|number| format!("compute-{number}"));
             let built = builder.build();
             built.inspect_err(|cause| warn!(%cause, "one thread computes in place of {threads}")).ok()
         };
-        Team { threads, others: Some(threads.get() - 1).filter(|others| *others > 0).and_then(pool) }
+        ThreadPool { threads, others: Some(threads.get() - 1).filter(|others| *others > 0).and_then(pool) }
     }
 
     /// How many were asked for: work is cut for these.
@@ -66,8 +66,8 @@ mod tests {
     use std::sync::Barrier;
     use std::thread::ThreadId;
 
-    fn team(threads: usize) -> Team {
-        Team::new(NonZeroUsize::new(threads).unwrap())
+    fn team(threads: usize) -> ThreadPool {
+        ThreadPool::new(NonZeroUsize::new(threads).unwrap())
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Copies of the state: to the agent's memory, which outlives this worker, and from there to disk. Not for when a
-//! checkpoint counts: that is [`crate::saving`]'s.
+//! checkpoint counts: that is [`crate::train::saving`]'s.
 //!
 //! A copy is made while the next step's gradient is computed: the state stands still until the optimizer changes it,
 //! which waits for what is not copied yet. From a GPU the numbers come to memory of their own meanwhile, and that is all
@@ -19,38 +19,38 @@ use elastic_collective::stop::Stop;
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
+use super::saving::Saving;
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::sharded_write::{self, Next, ShardedWrite, Share};
-use crate::checkpoint::snapshot::{Done, Layout, Snapshot};
+use crate::checkpoint::snapshot::{LastStep, Layout, Snapshot};
 use crate::checkpoint::snapshot_slots::{Rescued, SnapshotSlots};
 use crate::checkpoint::writer::{ReservedSlot, WriteMode, Writer};
-use crate::checkpoint::{CheckpointError, Checkpoints, Owner};
+use crate::checkpoint::{CheckpointError, Checkpoints, SavingJob};
+use crate::engine::state::State;
 use crate::engine::{EngineError, HostCopy};
 use crate::model::Model;
-use crate::saving::Saving;
-use crate::state::State;
 
 /// A copy of the loop's own numbers, on its way.
 pub(super) struct Copying {
     reserved: ReservedSlot,
-    about: About,
+    about: SnapshotHeader,
 }
 
 /// A copy of numbers that stay as they are, on its way beside steps.
-pub(super) struct CopyingBeside {
+pub(super) struct BackgroundCopy {
     thread: JoinHandle<Result<ReservedSlot, EngineError>>,
 }
 
-impl CopyingBeside {
-    fn start(mut reserved: ReservedSlot, about: About, numbers: HostCopy) -> io::Result<CopyingBeside> {
+impl BackgroundCopy {
+    fn start(mut reserved: ReservedSlot, about: SnapshotHeader, numbers: HostCopy) -> io::Result<BackgroundCopy> {
         let work = move || {
             // Where they do not come, what is in the slot stays.
             reserved.slot.fill(&about.of(numbers.numbers()?));
             Ok(reserved)
         };
-        Ok(CopyingBeside { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
+        Ok(BackgroundCopy { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
     }
 
     fn end(self) -> Result<ReservedSlot, EngineError> {
@@ -59,20 +59,20 @@ impl CopyingBeside {
 }
 
 /// What a snapshot says of a state.
-struct About {
+struct SnapshotHeader {
     job: String,
     round: u64,
     world_size: u32,
     step: u64,
-    done: Option<Done>,
+    done: Option<LastStep>,
     settings: String,
     data: Position,
     tensors: Vec<Entry>,
 }
 
-impl About {
+impl SnapshotHeader {
     fn of<'a>(&'a self, state: &'a [f32]) -> Snapshot<'a> {
-        let About { job, round, world_size, step, done, settings, data, tensors } = self;
+        let SnapshotHeader { job, round, world_size, step, done, settings, data, tensors } = self;
         let (round, world_size, step, done, data) = (*round, *world_size, *step, *done, *data);
         Snapshot { job, round, world_size, step, done, settings, data, tensors, state }
     }
@@ -156,7 +156,7 @@ impl<M: Model> Trainer<'_, M> {
                 self.slots.insert(SnapshotSlots::own(&layout).map_err(CheckpointError::Memory)?).clone()
             }
         };
-        let owner = Owner { job: self.place.job.clone(), beside_others: self.agent.is_none() };
+        let owner = SavingJob { job: self.place.job.clone(), beside_others: self.agent.is_none() };
         let checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
         self.saving = Some(Saving::start(checkpoints, self.settings.retention(), slots, committed)?);
         Ok(())
@@ -172,8 +172,8 @@ impl<M: Model> Trainer<'_, M> {
     /// [`during`] the next gradient, unless it is made beside steps. What is to be on disk is on rank 0 alone; a disk that
     /// fails is warned of, no error.
     pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
-        if self.beside.as_ref().is_some_and(|beside| beside.thread.is_finished()) {
-            self.end_copy_beside()?;
+        if self.background_copy.as_ref().is_some_and(|beside| beside.thread.is_finished()) {
+            self.end_background_copy()?;
         }
         let (step, every) = (self.state.step, self.settings.snapshot_every);
         if let Some(share) = self.sharded.as_mut().and_then(ShardedWrite::begins) {
@@ -188,7 +188,7 @@ impl<M: Model> Trainer<'_, M> {
             return Ok(None);
         }
         // Two at once would leave none that is whole to whoever comes after a kill.
-        if self.beside.is_some() {
+        if self.background_copy.is_some() {
             (self.copy_soon, self.save_soon) = (true, write);
             return Ok(None);
         }
@@ -212,7 +212,7 @@ impl<M: Model> Trainer<'_, M> {
         self.copied = self.state.step;
         let about = self.about();
         let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, about })) };
-        self.beside = Some(CopyingBeside::start(reserved, about, numbers).map_err(CheckpointError::Thread)?);
+        self.background_copy = Some(BackgroundCopy::start(reserved, about, numbers).map_err(CheckpointError::Thread)?);
         Ok(None)
     }
 
@@ -220,7 +220,7 @@ impl<M: Model> Trainer<'_, M> {
     fn begin_share(&mut self, share: Share) -> Result<Option<Copying>, TrainError> {
         let step = self.state.step;
         let reserved = match &mut self.saving {
-            _ if self.beside.is_some() => None,
+            _ if self.background_copy.is_some() => None,
             Some(saving) => saving.reserve_for_share(step, share),
             None => {
                 let slot = self.slots.as_ref().and_then(SnapshotSlots::take);
@@ -242,8 +242,8 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     /// Waits for a copy that is made beside steps, if one is, and takes it in.
-    pub(super) fn end_copy_beside(&mut self) -> Result<(), TrainError> {
-        let Some(beside) = self.beside.take() else { return Ok(()) };
+    pub(super) fn end_background_copy(&mut self) -> Result<(), TrainError> {
+        let Some(beside) = self.background_copy.take() else { return Ok(()) };
         let reserved = beside.end()?;
         self.take_in(reserved);
         Ok(())
@@ -337,7 +337,7 @@ impl<M: Model> Trainer<'_, M> {
             Next::Alone if sharded.had_no_room() => self.save_soon |= sharded.want(),
             Next::Alone => {
                 // What is decided is for the slot.
-                self.end_copy_beside()?;
+                self.end_background_copy()?;
                 self.decide(WriteMode::Whole);
             }
         }
@@ -352,9 +352,9 @@ impl<M: Model> Trainer<'_, M> {
         Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()))
     }
 
-    fn about(&self) -> About {
+    fn about(&self) -> SnapshotHeader {
         let next = self.schedule.batch_after(self.state.step);
-        About {
+        SnapshotHeader {
             job: self.place.job.clone(),
             round: self.place.round,
             world_size: self.place.world_size,
