@@ -11,6 +11,7 @@ mod error;
 mod loading;
 pub mod plot;
 mod program;
+mod ready;
 mod replicas;
 mod report;
 mod rounds;
@@ -26,6 +27,7 @@ use elastic_proto::worker::{Assignment, Checkpoint, ToWorker};
 use tracing::{info, warn};
 
 pub use error::TrainError;
+pub(crate) use ready::Ready;
 
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
@@ -41,9 +43,9 @@ use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::elastic::Outcome;
 use crate::engine::gradient::GradientTask;
 use crate::engine::state::State;
-use crate::engine::{self, Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::model::{AdamW, Model, Tensor};
-use crate::settings::{Collectives, Environment, Settings};
+use crate::engine::{Engine, EngineError, Ranks, Reduced, Step, Transport};
+use crate::model::{AdamW, Model};
+use crate::settings::{Environment, Settings};
 use account::Account;
 use plot::Point;
 use report::{Output, Report};
@@ -123,35 +125,6 @@ pub(crate) struct Trainer<'a, M: Model> {
     seen: Vec<Point>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
-}
-
-/// What a worker needs whatever its place, and takes long to make.
-pub(crate) struct Ready<'a, M: Model> {
-    model: &'a M,
-    data: &'a dyn Data<Batch = M::Batch>,
-    engine: Box<dyn Engine<M> + 'a>,
-}
-
-impl<'a, M: Model> Ready<'a, M> {
-    /// Opens the GPU, with its kernels and NCCL, if there is to be one.
-    pub(crate) fn make(
-        settings: &Settings,
-        environment: &Environment,
-        model: &'a M,
-        data: &'a dyn Data<Batch = M::Batch>,
-    ) -> Result<Ready<'a, M>, TrainError> {
-        check(model, data).map_err(TrainError::Unusable)?;
-        let (device, precision) = (settings.device, settings.precision);
-        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
-            device,
-            precision,
-            cause,
-        })?;
-        if settings.collectives == Collectives::Nccl {
-            engine.nccl().map_err(TrainError::NoNccl)?;
-        }
-        Ok(Ready { model, data, engine })
-    }
 }
 
 /// How a worker's part in a round ends well.
@@ -500,23 +473,5 @@ fn place(environment: &Environment, assignment: Option<&Assignment>, settings: S
             let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
             Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
         }
-    }
-}
-
-/// What is wrong with a model or its data.
-fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
-    let mut end = 0;
-    for Tensor { name, shape, range, .. } in model.tensors() {
-        if range.start != end || range.len() != shape.iter().product::<usize>() {
-            return Err(format!("tensor {name} of shape {shape:?} lies at {range:?}, after {end} parameters"));
-        }
-        end = range.end;
-    }
-    if end != model.parameters() || end == 0 {
-        return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
-    }
-    match data.samples() {
-        0 => Err("there are no samples".to_owned()),
-        _ => Ok(()),
     }
 }

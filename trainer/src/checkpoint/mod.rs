@@ -16,6 +16,7 @@ pub mod command;
 #[cfg(test)]
 mod crash_test;
 pub mod disk;
+mod error;
 #[cfg(test)]
 pub(crate) mod faulty;
 pub mod final_save;
@@ -33,12 +34,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
 use disk::Disk;
+pub use error::CheckpointError;
 use manifest::{Extent, Manifest, digest};
 use retention::{Name, Retention};
 use snapshot::Slot;
@@ -77,84 +78,6 @@ fn removed(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
     }
-}
-
-/// Why a checkpoint cannot be saved or loaded.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckpointError {
-    /// The folder's parent is missing.
-    #[error("checkpoint folder {} cannot be created: its parent does not exist; create it, or choose another \
-        --checkpoint-dir", folder.display())]
-    NoParent {
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// The folder does not take files.
-    #[error("checkpoint folder {} cannot be written: {cause}; make it writable, or choose another --checkpoint-dir",
-        folder.display())]
-    NotWritable {
-        /// The folder.
-        folder: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
-    /// Another job saves there.
-    #[error("checkpoint folder {} is that of job {theirs}, not of job {job}, which would overwrite its checkpoints; \
-        choose another --checkpoint-dir, or, where job {theirs} needs them no more, move them away with the file \
-        {OWNER} beside them", folder.display())]
-    Anothers {
-        /// The folder.
-        folder: PathBuf,
-        /// Whose it is.
-        theirs: String,
-        /// Who was to save there.
-        job: String,
-    },
-    /// The folder's file system says nothing.
-    #[error("checkpoint folder {} has not answered for {} s; does its file system hang? Repair it, or choose another \
-        --checkpoint-dir", folder.display(), waited.as_secs())]
-    Silent {
-        /// The folder.
-        folder: PathBuf,
-        /// For how long it was waited for.
-        waited: Duration,
-    },
-    /// There is no memory for copies of the state.
-    #[error("cannot get memory for snapshots: {0}; a checkpoint takes twice the state's size")]
-    Memory(io::Error),
-    /// There is no thread to write with.
-    #[error("cannot start the thread that writes checkpoints: {0}")]
-    Thread(io::Error),
-    /// A save failed on its way; earlier checkpoints are untouched.
-    #[error("cannot save the checkpoint of step {step} in {}: {cause}", folder.display())]
-    Save {
-        /// Its step.
-        step: u64,
-        /// Where.
-        folder: PathBuf,
-        /// Why.
-        cause: io::Error,
-    },
-    /// A share was not written since all of its checkpoint was to be.
-    #[error("the share of step {step} is not written: rank 0 writes all of it")]
-    GivenUp {
-        /// Its step.
-        step: u64,
-    },
-    /// Nothing comes of a checkpoint that is being read.
-    #[error("nothing of the checkpoint has been read for {:.1} s; does its file system hang?", waited.as_secs_f64())]
-    Unread {
-        /// For how long.
-        waited: Duration,
-    },
-    /// A checkpoint is missing, incomplete or damaged.
-    #[error("cannot load checkpoint {}: {cause}", path.display())]
-    Load {
-        /// Its manifest.
-        path: PathBuf,
-        /// What is wrong.
-        cause: String,
-    },
 }
 
 /// A checkpoint that was read and found whole.

@@ -40,18 +40,18 @@
 // A test's stand-in may panic as tests may.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
+mod communicator;
+mod faults;
 mod network;
 pub mod operations;
 
-use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, ThreadId};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use network::{Id, Mesh};
+use communicator::{COMMUNICATORS_TAKE, Comm, Shared, only_beside};
+use faults::{Fault, enter, take_a_while};
+use network::Id;
 
 const SUCCESS: c_int = 0;
 const SYSTEM_ERROR: c_int = 2;
@@ -67,216 +67,6 @@ const IN_PROGRESS: c_int = 7;
 pub struct Stream {
     pub enqueued: AtomicU64,
     pub ended: AtomicU64,
-}
-
-type Job = Box<dyn FnOnce(&Shared) + Send>;
-
-/// What a communicator's callers and its thread share.
-struct Shared {
-    cancel: AtomicBool,
-    result: AtomicI32,
-    under_way: AtomicUsize,
-    mesh: Mutex<Option<Arc<Mesh>>>,
-}
-
-pub struct Comm {
-    shared: Arc<Shared>,
-    jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-    caller: ThreadId,
-    revoked: bool,
-    shrunk: bool,
-}
-
-impl Comm {
-    /// For its caller's thread.
-    fn start() -> Comm {
-        Comm::start_for(std::thread::current().id())
-    }
-
-    fn start_for(caller: ThreadId) -> Comm {
-        LIVE.fetch_add(1, Ordering::SeqCst);
-        let shared = Arc::new(Shared {
-            cancel: AtomicBool::new(false),
-            result: AtomicI32::new(SUCCESS),
-            under_way: AtomicUsize::new(0),
-            mesh: Mutex::new(None),
-        });
-        let (jobs, inbox) = channel::<Job>();
-        let of_thread = shared.clone();
-        let thread = std::thread::spawn(move || {
-            for job in inbox {
-                job(&of_thread);
-                of_thread.under_way.fetch_sub(1, Ordering::SeqCst);
-            }
-        });
-        Comm { shared, jobs: Some(jobs), thread: Some(thread), caller, revoked: false, shrunk: false }
-    }
-
-    fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
-        self.shared.under_way.fetch_add(1, Ordering::SeqCst);
-        self.jobs.as_ref().unwrap().send(Box::new(job)).unwrap();
-    }
-
-    /// As `submit`; the communicator is busy until it ends with a code.
-    fn submit_long(&self, name: &'static str, job: impl FnOnce(&Shared) -> Result<(), c_int> + Send + 'static) {
-        self.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
-        let fault = Fault::of(name);
-        self.submit(move |shared| {
-            let begun = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(shared));
-            let result = begun.and_then(|()| job(shared));
-            shared.result.store(result.err().unwrap_or(SUCCESS), Ordering::SeqCst);
-        });
-    }
-
-    /// Has the thread give up what it is at, and waits until it has.
-    fn cancel(&self) {
-        self.shared.cancel.store(true, Ordering::SeqCst);
-        while self.shared.under_way.load(Ordering::SeqCst) > 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn mesh(&self) -> Option<Arc<Mesh>> {
-        self.shared.mesh.lock().unwrap().clone()
-    }
-
-    /// As NCCL's own check at the head of most functions.
-    fn ready(&self) -> Result<(), c_int> {
-        match self.shared.result.load(Ordering::SeqCst) {
-            SUCCESS => Ok(()),
-            IN_PROGRESS => Err(INVALID_ARGUMENT),
-            code => Err(code),
-        }
-    }
-}
-
-/// Communicators that were neither aborted nor destroyed.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-/// What makes or ends a communicator is slow in NCCL, too.
-const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
-
-/// Waits for as long as the environment says, or so long; not after a cancel.
-fn take_a_while(otherwise: Duration, cancel: &AtomicBool) -> Result<(), c_int> {
-    let asked = std::env::var("FAKE_NCCL_SLOW").ok().and_then(|time| time.parse().ok()).map(Duration::from_millis);
-    let begun = Instant::now();
-    while begun.elapsed() < asked.unwrap_or(otherwise) {
-        if cancel.load(Ordering::SeqCst) {
-            return Err(REMOTE_ERROR);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
-}
-
-/// A new communicator replaces its parent, and no other: who has one more has forgotten it.
-fn only_beside(name: &str, parents: usize) {
-    let live = LIVE.load(Ordering::SeqCst);
-    if live != parents {
-        eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
-        std::process::abort();
-    }
-}
-
-impl Drop for Comm {
-    fn drop(&mut self) {
-        self.cancel();
-        self.jobs = None;
-        let _ = self.thread.take().unwrap().join();
-        LIVE.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// How often each function was called.
-static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
-
-/// A call that is to be disturbed or not.
-struct Fault {
-    name: &'static str,
-    /// Which of its function's calls it is, from 1 on.
-    number: u64,
-}
-
-impl Fault {
-    /// That of a function's last call.
-    fn of(name: &'static str) -> Fault {
-        Fault { name, number: CALLS.lock().unwrap().get(name).copied().unwrap_or(0) }
-    }
-
-    /// Whether it is what `text` names.
-    fn is(&self, text: &str) -> bool {
-        let (name, number) = text.split_once('#').unwrap_or((text, ""));
-        name == self.name && (number.is_empty() || number.parse() == Ok(self.number))
-    }
-
-    /// Whether the environment's `variable` lists it.
-    fn asked(&self, variable: &str) -> bool {
-        std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| self.is(listed)))
-    }
-
-    /// Waits for ever, but for a cancel, if this is to hang.
-    fn hang(&self, shared: &Shared) -> Result<(), c_int> {
-        let once = once("FAKE_NCCL_HANG", |fault| self.is(fault).then_some(())).is_some();
-        if (once || self.asked("FAKE_NCCL_HANG")) && std::env::var_os("FAKE_NCCL_TELLS").is_some() {
-            eprintln!("fake-nccl: hangs in call {} of {}", self.number, self.name);
-        }
-        while once || self.asked("FAKE_NCCL_HANG") {
-            if shared.cancel.load(Ordering::SeqCst) {
-                return Err(REMOTE_ERROR);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    /// Stays in progress until a cancel, if it is to.
-    fn stall(&self, shared: &Shared) -> Result<(), c_int> {
-        while self.asked("FAKE_NCCL_STALL") {
-            if shared.cancel.load(Ordering::SeqCst) {
-                return Err(REMOTE_ERROR);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    /// Does not return, or fails with a code, if it is to.
-    fn enter(&self) -> Result<(), c_int> {
-        while self.asked("FAKE_NCCL_BLOCK") {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        self.code("FAKE_NCCL_FAIL").map_or(Ok(()), Err)
-    }
-
-    /// With what it fails once it has done all that was asked of it.
-    fn late(&self) -> Option<c_int> {
-        self.code("FAKE_NCCL_LATE")
-    }
-
-    fn code(&self, variable: &str) -> Option<c_int> {
-        let failures = std::env::var(variable).unwrap_or_default();
-        let code = |failure: &str| {
-            let (named, code) = failure.split_once(':')?;
-            self.is(named).then(|| code.parse().ok()).flatten()
-        };
-        failures.split(',').find_map(code).or_else(|| once(variable, code))
-    }
-}
-
-/// What `fits` makes of a fault of this kind that is for this process, once.
-fn once<T>(variable: &str, fits: impl Fn(&str) -> Option<T>) -> Option<T> {
-    let path = std::env::var_os("FAKE_NCCL_FAULT")?;
-    let text = std::fs::read_to_string(&path).ok()?;
-    let fault = text.trim().strip_prefix(&format!("{} {variable}=", std::process::id()))?;
-    let found = fits(fault)?;
-    std::fs::remove_file(path).ok().map(|()| found)
-}
-
-/// A call begins; it may have to fail.
-fn enter(name: &'static str) -> Result<(), c_int> {
-    *CALLS.lock().unwrap().entry(name).or_default() += 1;
-    Fault::of(name).enter()
 }
 
 /// A communicator, in the thread that it belongs to.
@@ -405,7 +195,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let fault = Fault::of("ncclCommShrink");
         parent.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
         parent.submit(move |shared| {
-            let waited = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(shared));
+            let waited = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(&shared.cancel));
             let smaller = waited.and_then(|()| mesh.shrink(&without, &shared.cancel).ok_or(REMOTE_ERROR));
             let result = smaller.as_ref().map_or_else(|code| *code, |_| SUCCESS);
             // NCCL hands out the child in any case, and its caller has to end it.

@@ -5,9 +5,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::communicator::Comm;
+use super::faults::{Fault, enter, take_a_while};
 use super::network::Frame;
-use super::{Comm, Fault, IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream};
-use super::{code, enter, open, take_a_while};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream};
+use super::{code, open};
 
 /// What an operation sends, read when the stream has come to it; what it receives, and where that goes.
 struct Transfer {
@@ -24,7 +26,7 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
     let fault = Fault::of(name);
     comm.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
     comm.submit(move |shared| {
-        if let Err(code) = take_a_while(Duration::ZERO, &shared.cancel).and_then(|()| fault.stall(shared)) {
+        if let Err(code) = take_a_while(Duration::ZERO, &shared.cancel).and_then(|()| fault.stall(&shared.cancel)) {
             shared.result.store(code, Ordering::SeqCst);
             return;
         }
@@ -37,7 +39,7 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
         }
         // As a kernel that waits for a peer: a death alone does not end it.
         let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
-        let received = fault.hang(shared).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
+        let received = fault.hang(&shared.cancel).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
         match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
             Some(received) => {
                 place(received);

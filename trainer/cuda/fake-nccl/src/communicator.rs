@@ -1,0 +1,123 @@
+//! A communicator: a thread of its own that does what is submitted to it, one after the other.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Duration;
+
+use crate::faults::{Fault, take_a_while};
+use crate::network::Mesh;
+use crate::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS};
+
+type Job = Box<dyn FnOnce(&Shared) + Send>;
+
+/// What a communicator's callers and its thread share.
+pub(crate) struct Shared {
+    pub(crate) cancel: AtomicBool,
+    pub(crate) result: AtomicI32,
+    pub(crate) under_way: AtomicUsize,
+    pub(crate) mesh: Mutex<Option<Arc<Mesh>>>,
+}
+
+/// What callers hold a pointer to.
+pub struct Comm {
+    pub(crate) shared: Arc<Shared>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    pub(crate) caller: ThreadId,
+    pub(crate) revoked: bool,
+    pub(crate) shrunk: bool,
+}
+
+impl Comm {
+    /// For its caller's thread.
+    pub(crate) fn start() -> Comm {
+        Comm::start_for(std::thread::current().id())
+    }
+
+    pub(crate) fn start_for(caller: ThreadId) -> Comm {
+        LIVE.fetch_add(1, Ordering::SeqCst);
+        let shared = Arc::new(Shared {
+            cancel: AtomicBool::new(false),
+            result: AtomicI32::new(SUCCESS),
+            under_way: AtomicUsize::new(0),
+            mesh: Mutex::new(None),
+        });
+        let (jobs, inbox) = channel::<Job>();
+        let of_thread = shared.clone();
+        let thread = std::thread::spawn(move || {
+            for job in inbox {
+                job(&of_thread);
+                of_thread.under_way.fetch_sub(1, Ordering::SeqCst);
+            }
+        });
+        Comm { shared, jobs: Some(jobs), thread: Some(thread), caller, revoked: false, shrunk: false }
+    }
+
+    pub(crate) fn submit(&self, job: impl FnOnce(&Shared) + Send + 'static) {
+        self.shared.under_way.fetch_add(1, Ordering::SeqCst);
+        self.jobs.as_ref().unwrap().send(Box::new(job)).unwrap();
+    }
+
+    /// As `submit`; the communicator is busy until it ends with a code.
+    pub(crate) fn submit_long(
+        &self,
+        name: &'static str,
+        job: impl FnOnce(&Shared) -> Result<(), c_int> + Send + 'static,
+    ) {
+        self.shared.result.store(IN_PROGRESS, Ordering::SeqCst);
+        let fault = Fault::of(name);
+        self.submit(move |shared| {
+            let begun = take_a_while(COMMUNICATORS_TAKE, &shared.cancel).and_then(|()| fault.hang(&shared.cancel));
+            let result = begun.and_then(|()| job(shared));
+            shared.result.store(result.err().unwrap_or(SUCCESS), Ordering::SeqCst);
+        });
+    }
+
+    /// Has the thread give up what it is at, and waits until it has.
+    pub(crate) fn cancel(&self) {
+        self.shared.cancel.store(true, Ordering::SeqCst);
+        while self.shared.under_way.load(Ordering::SeqCst) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn mesh(&self) -> Option<Arc<Mesh>> {
+        self.shared.mesh.lock().unwrap().clone()
+    }
+
+    /// As NCCL's own check at the head of most functions.
+    pub(crate) fn ready(&self) -> Result<(), c_int> {
+        match self.shared.result.load(Ordering::SeqCst) {
+            SUCCESS => Ok(()),
+            IN_PROGRESS => Err(INVALID_ARGUMENT),
+            code => Err(code),
+        }
+    }
+}
+
+/// Communicators that were neither aborted nor destroyed.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// What makes or ends a communicator is slow in NCCL, too.
+pub(crate) const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
+
+/// A new communicator replaces its parent, and no other: who has one more has forgotten it.
+pub(crate) fn only_beside(name: &str, parents: usize) {
+    let live = LIVE.load(Ordering::SeqCst);
+    if live != parents {
+        eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
+        std::process::abort();
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.cancel();
+        self.jobs = None;
+        let _ = self.thread.take().unwrap().join();
+        LIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}

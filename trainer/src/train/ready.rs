@@ -1,0 +1,54 @@
+//! What a worker makes before it has a place: the GPU opened, its kernels and NCCL loaded. It takes long.
+
+use super::TrainError;
+use crate::data::Data;
+use crate::engine::{self, Engine};
+use crate::model::{Model, Tensor};
+use crate::settings::{Collectives, Environment, Settings};
+
+/// What a worker needs whatever its place, and takes long to make.
+pub(crate) struct Ready<'a, M: Model> {
+    pub(super) model: &'a M,
+    pub(super) data: &'a dyn Data<Batch = M::Batch>,
+    pub(super) engine: Box<dyn Engine<M> + 'a>,
+}
+
+impl<'a, M: Model> Ready<'a, M> {
+    /// Opens the GPU, with its kernels and NCCL, if there is to be one.
+    pub(crate) fn make(
+        settings: &Settings,
+        environment: &Environment,
+        model: &'a M,
+        data: &'a dyn Data<Batch = M::Batch>,
+    ) -> Result<Ready<'a, M>, TrainError> {
+        check(model, data).map_err(TrainError::Unusable)?;
+        let (device, precision) = (settings.device, settings.precision);
+        let engine = engine::choose(settings, environment, model).map_err(|cause| TrainError::Device {
+            device,
+            precision,
+            cause,
+        })?;
+        if settings.collectives == Collectives::Nccl {
+            engine.nccl().map_err(TrainError::NoNccl)?;
+        }
+        Ok(Ready { model, data, engine })
+    }
+}
+
+/// What is wrong with a model or its data.
+fn check<M: Model>(model: &M, data: &dyn Data<Batch = M::Batch>) -> Result<(), String> {
+    let mut end = 0;
+    for Tensor { name, shape, range, .. } in model.tensors() {
+        if range.start != end || range.len() != shape.iter().product::<usize>() {
+            return Err(format!("tensor {name} of shape {shape:?} lies at {range:?}, after {end} parameters"));
+        }
+        end = range.end;
+    }
+    if end != model.parameters() || end == 0 {
+        return Err(format!("its tensors hold {end} numbers, and it has {} parameters", model.parameters()));
+    }
+    match data.samples() {
+        0 => Err("there are no samples".to_owned()),
+        _ => Ok(()),
+    }
+}
