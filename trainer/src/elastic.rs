@@ -7,10 +7,9 @@ use elastic_collective::stop::Stop;
 
 use crate::agent::Agent;
 use crate::data::Data;
-use crate::engine::state::State;
 use crate::model::Model;
 use crate::settings::{Environment, Settings};
-use crate::train::{Ready, TrainError, Trainer};
+use crate::train::{Outcome, Ready, TrainError, Trainer};
 
 /// Trains a model, elastically: in a group of workers that may grow, shrink and lose members, with the same result, bit
 /// for bit, as if nothing had happened.
@@ -99,15 +98,6 @@ pub struct Elastic<'a> {
     stop: Stop,
     rescue: Vec<String>,
     out: Option<&'a mut dyn Write>,
-}
-
-/// What a finished run has reached.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// This worker's rank at the end. What is to be told once, rank 0 tells.
-    pub rank: u32,
-    /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
-    pub state: State,
 }
 
 impl<'a> Elastic<'a> {

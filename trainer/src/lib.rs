@@ -37,7 +37,7 @@ pub mod tasks;
 pub mod train;
 
 pub use data::Data;
-pub use elastic::{Elastic, Outcome};
+pub use elastic::Elastic;
 pub use elastic_collective as collective;
 pub use elastic_collective::stop::Stop;
 #[cfg(feature = "cuda")]
@@ -46,4 +46,4 @@ pub use engine::DeviceError;
 pub use model::{Model, Tensor};
 pub use settings::device::Device;
 pub use settings::{Environment, Settings};
-pub use train::TrainError;
+pub use train::{Outcome, TrainError};

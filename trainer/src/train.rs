@@ -40,7 +40,6 @@ use crate::checkpoint::snapshot::LastStep;
 use crate::checkpoint::snapshot_slots::SnapshotSlots;
 use crate::checkpoint::writer::Writer;
 use crate::data::{Data, Order, Schedule, StepSamples};
-use crate::elastic::Outcome;
 use crate::engine::gradient::GradientTask;
 use crate::engine::state::State;
 use crate::engine::{Engine, EngineError, Ranks, Reduced, Step, Transport};
@@ -125,6 +124,15 @@ pub(crate) struct Trainer<'a, M: Model> {
     seen: Vec<Point>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
+}
+
+/// What a finished run has reached.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// This worker's rank at the end. What is to be told once, rank 0 tells.
+    pub rank: u32,
+    /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
+    pub state: State,
 }
 
 /// How a worker's part in a round ends well.

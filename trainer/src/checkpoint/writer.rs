@@ -24,7 +24,7 @@ use tracing::info;
 
 use super::disk::Disk;
 use super::retention::Retention;
-use super::sharded_write::Share;
+use super::sharded_write::{EndedShare, Share};
 use super::snapshot::{Slot, Snapshot};
 use super::snapshot_slots::SnapshotSlots;
 use super::{CheckpointError, Checkpoints};
@@ -53,17 +53,6 @@ pub enum WriteMode {
     Complete(Share),
     /// It is given up.
     Cancel,
-}
-
-/// A share that was written, or was not.
-#[derive(Debug)]
-pub struct EndedShare {
-    /// Of which step.
-    pub step: u64,
-    /// Which one.
-    pub share: Share,
-    /// It is durable, or why not.
-    pub result: Result<(), CheckpointError>,
 }
 
 /// What the thread and its owner share.

@@ -7,10 +7,10 @@ use clap::Args;
 
 use crate::data::digits::{CLASSES, DataError, PIXELS};
 use crate::data::{Data, Digits};
-use crate::elastic::{Elastic, Outcome};
+use crate::elastic::Elastic;
 use crate::model::{Mlp, Workspace};
 use crate::settings::Settings;
-use crate::train::TrainError;
+use crate::train::{Outcome, TrainError};
 
 /// What to train, and how.
 #[derive(Debug, Clone, Args)]

@@ -8,11 +8,11 @@ use tracing::info;
 
 use crate::data::Data;
 use crate::data::markov::{FOLLOWERS, Markov};
-use crate::elastic::{Elastic, Outcome};
+use crate::elastic::Elastic;
 use crate::model::Gpt;
 use crate::model::gpt::{Size, Tokens};
 use crate::settings::Settings;
-use crate::train::TrainError;
+use crate::train::{Outcome, TrainError};
 
 /// Tokens that the result is judged by, about.
 const HELD_OUT: usize = 1 << 15;

@@ -315,7 +315,8 @@ impl<M: Model> Trainer<'_, M> {
     /// What is to be said of checkpoints in the next step's sum.
     pub(super) fn share_vote(&mut self) -> u32 {
         let Some(sharded) = &mut self.sharded else { return 0 };
-        sharded.look_at(self.saving.as_ref().map(Saving::writer).or(self.helper.as_ref()));
+        let writer = self.saving.as_ref().map(Saving::writer).or(self.helper.as_ref());
+        sharded.take_in(writer.and_then(Writer::ended_share));
         let next = self.state.step + 1;
         let due = next.is_multiple_of(self.settings.checkpoint_every.get()) && next < self.schedule.total_steps();
         if self.place.rank == 0 && due && sharded.want() {

@@ -30,8 +30,7 @@ use tracing::{info, warn};
 
 use super::Checkpoints;
 use super::disk::Host;
-use super::writer::Writer;
-pub use share::Share;
+pub use share::{EndedShare, Share};
 pub use votes::Next;
 use votes::ShareVotes;
 
@@ -134,9 +133,8 @@ impl ShardedWrite {
     }
 
     /// Takes in what has become of the share.
-    pub fn look_at(&mut self, writer: Option<&Writer>) {
+    pub fn take_in(&mut self, ended: Option<EndedShare>) {
         // One of another round may have taken as long as that.
-        let ended = writer.and_then(Writer::ended_share);
         let Some(ended) = ended.filter(|ended| (ended.step, ended.share) == (self.step, self.share)) else { return };
         self.votes.wrote(ended.result.is_ok());
         if let Err(error) = ended.result {

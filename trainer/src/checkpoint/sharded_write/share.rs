@@ -27,6 +27,17 @@ pub struct Share {
     pub count: usize,
 }
 
+/// A share that was written, or was not.
+#[derive(Debug)]
+pub struct EndedShare {
+    /// Of which step.
+    pub step: u64,
+    /// Which one.
+    pub share: Share,
+    /// It is durable, or why not.
+    pub result: Result<(), CheckpointError>,
+}
+
 impl Share {
     /// The chunks that are this share's, of a file of so many bytes in chunks of so many.
     pub fn chunks(&self, len: usize, chunk: usize) -> Range<usize> {

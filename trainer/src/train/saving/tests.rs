@@ -7,8 +7,8 @@ use crate::checkpoint::disk::Host;
 use crate::checkpoint::faulty::{Fault, FaultyDisk, Gate, Gated};
 use crate::checkpoint::manifest::{Entry, Position};
 use crate::checkpoint::retention::Name;
+use crate::checkpoint::sharded_write::EndedShare;
 use crate::checkpoint::snapshot::Layout;
-use crate::checkpoint::writer::EndedShare;
 
 const NUMBERS: usize = 5000;
 /// Nothing here takes this long.
