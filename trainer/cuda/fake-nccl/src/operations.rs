@@ -106,39 +106,6 @@ pub unsafe extern "C" fn ncclAllReduce(
     }))
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclAllGather(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    _kind: c_int,
-    comm: *mut Comm,
-    stream: *const Stream,
-) -> c_int {
-    code(open("ncclAllGather", comm).and_then(|comm| {
-        let to = to as usize;
-        let transfer = with_all(comm, (from, count), move |all| write(to, &all.concat()))?;
-        launch("ncclAllGather", comm, stream, transfer)
-    }))
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclBroadcast(
-    from: *const c_void,
-    to: *mut c_void,
-    count: usize,
-    _kind: c_int,
-    root: c_int,
-    comm: *mut Comm,
-    stream: *const Stream,
-) -> c_int {
-    code(open("ncclBroadcast", comm).and_then(|comm| {
-        let to = to as usize;
-        let transfer = with_all(comm, (from, count), move |all| write(to, &all[root as usize]))?;
-        launch("ncclBroadcast", comm, stream, transfer)
-    }))
-}
-
 /// Sends and receives between a group's start and its end.
 #[derive(Default)]
 struct Pending {

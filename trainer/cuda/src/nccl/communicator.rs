@@ -10,7 +10,7 @@ use tracing::{info, warn};
 use super::handle::{Failure, Handle, Operation, Remains};
 use super::library::{Library, REMOTE_ERROR, UniqueId};
 use super::nccl_thread::{Answer, NcclThread};
-use super::ordered::{self, Moves};
+use super::ordered;
 use super::recovery::{Held, RankState, Way, decide, unlike};
 use super::{Device, Span};
 
@@ -213,40 +213,6 @@ impl Communicator {
     /// A peer is gone or late, a later round forms, or NCCL fails.
     pub fn all_reduce(&mut self, group: &mut Group, data: Span) -> Result<(), CollectiveError> {
         self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
-    }
-
-    /// Copies the `data` of rank `root` to all ranks.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    pub fn broadcast(&mut self, group: &mut Group, data: Span, root: u32) -> Result<(), CollectiveError> {
-        self.run(group, "broadcast", data.bytes(), Operation::Broadcast { data, root })
-    }
-
-    /// Copies each rank's `own` to all ranks, into `all`, by rank.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    ///
-    /// # Panics
-    /// Where `all` is not as long as everyone's `own`.
-    pub fn all_gather(&mut self, group: &mut Group, own: Span, all: Span) -> Result<(), CollectiveError> {
-        assert_eq!(own.elements * group.world_size() as usize, all.elements, "room for everyone's numbers");
-        self.run(group, "gathering", all.bytes(), Operation::AllGather { own, all })
-    }
-
-    /// Sends to some ranks and receives from some, all at once: to each there is a receive of that length there.
-    ///
-    /// # Errors
-    /// As [`all_reduce`](Self::all_reduce).
-    pub fn exchange(
-        &mut self,
-        group: &mut Group,
-        sends: Vec<(u32, Span)>,
-        receives: Vec<(u32, Span)>,
-    ) -> Result<(), CollectiveError> {
-        let bytes = sends.iter().chain(&receives).map(|(_, data)| data.bytes()).sum();
-        self.run(group, "exchange", bytes, Operation::Exchange(Moves { sends, receives }))
     }
 
     /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the same bits

@@ -50,8 +50,6 @@ pub(super) enum Remains {
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
     AllReduce { data: Span },
-    Broadcast { data: Span, root: u32 },
-    AllGather { own: Span, all: Span },
     Exchange(Moves),
     OrderedSum(Plan),
 }
@@ -238,14 +236,6 @@ impl Handle {
                 Operation::AllReduce { data } => {
                     let (place, count) = (data.pointer(), data.elements);
                     ("ncclAllReduce", (functions.all_reduce)(place, place, count, FLOAT32, SUM, comm, stream))
-                }
-                Operation::Broadcast { data, root } => {
-                    let (place, count, root) = (data.pointer(), data.elements, *root as c_int);
-                    ("ncclBroadcast", (functions.broadcast)(place, place, count, FLOAT32, root, comm, stream))
-                }
-                Operation::AllGather { own, all } => {
-                    let (from, to, count) = (own.pointer(), all.pointer(), own.elements);
-                    ("ncclAllGather", (functions.all_gather)(from, to, count, FLOAT32, comm, stream))
                 }
                 Operation::Exchange(Moves { sends, receives }) => {
                     let mut codes = vec![(functions.group_start)()];

@@ -127,9 +127,6 @@ pub(super) struct Functions {
     pub(super) last_error: unsafe extern "C" fn(RawComm) -> *const c_char,
     pub(super) all_reduce:
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
-    pub(super) broadcast:
-        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
-    pub(super) all_gather: unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, RawComm, RawStream) -> c_int,
     pub(super) send: unsafe extern "C" fn(*const c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) recv: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, RawComm, RawStream) -> c_int,
     pub(super) group_start: unsafe extern "C" fn() -> c_int,
@@ -160,8 +157,6 @@ impl Functions {
                 error_string: need(library, "ncclGetErrorString")?,
                 last_error: need(library, "ncclGetLastError")?,
                 all_reduce: need(library, "ncclAllReduce")?,
-                broadcast: need(library, "ncclBroadcast")?,
-                all_gather: need(library, "ncclAllGather")?,
                 send: need(library, "ncclSend")?,
                 recv: need(library, "ncclRecv")?,
                 group_start: need(library, "ncclGroupStart")?,

@@ -1,4 +1,4 @@
-//! NCCL, for sums and copies between GPUs: loaded when the program runs, and recovered in the same process when the group
+//! NCCL, for sums between GPUs: loaded when the program runs, and recovered in the same process when the group
 //! changes. Not for what is summed, nor for the GPU itself: that is behind [`Device`].
 //!
 //! ```text

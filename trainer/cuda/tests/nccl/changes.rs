@@ -7,14 +7,13 @@ use crate::libraries::{fake, without};
 use crate::process::{LONG, Process, all, every, join, start};
 
 #[test]
-fn groups_of_every_size_sum_and_copy() {
+fn groups_of_every_size_sum() {
     let mut processes: [Process; 4] = start(&fake());
     for ranks in 1..=4 {
         let mut present: Vec<&mut Process> = processes[..ranks].iter_mut().collect();
         let way = if ranks == 1 { "Renew" } else { "Grow" };
         every(&join(&mut present, ranks as u64, LONG), way);
         every(&all(&mut present, "sum"), "right");
-        every(&all(&mut present, "others"), "right");
         every(&all(&mut present, "ordered"), "right");
     }
     every(&all(&mut processes.each_mut(), "leave"), "left");
@@ -82,7 +81,7 @@ fn a_slow_nccl_changes_nothing_but_the_time() {
     let [a, b, c] = &mut processes;
     every(&join(&mut [&mut *a, &mut *b], 1, LONG), "Renew");
     every(&join(&mut [&mut *a, &mut *b, &mut *c], 2, LONG), "Grow");
-    for task in ["sum", "others", "ordered"] {
+    for task in ["sum", "ordered"] {
         every(&all(&mut [&mut *a, &mut *b, &mut *c], task), "right");
     }
     every(&join(&mut [&mut *a, &mut *c], 3, LONG), "Shrink { without: [1], revoke: false }");

@@ -127,7 +127,6 @@ impl Rank {
                 result.map_err(|error| error.to_string())?;
                 if data.iter().enumerate().all(right) { Ok("right".to_owned()) } else { Err("wrong sums".to_owned()) }
             }
-            "others" => self.other_operations().map(|()| "right".to_owned()),
             "ordered" => self.ordered_sums().map(|()| "right".to_owned()),
             "leave" => {
                 let mut group = self.group.take().unwrap();
@@ -171,31 +170,6 @@ impl Rank {
             }
         }
         Ok(())
-    }
-
-    fn other_operations(&mut self) -> Result<(), String> {
-        let group = self.group.as_mut().unwrap();
-        let (rank, ranks) = (group.rank(), group.world_size());
-        // SAFETY: the numbers outlive the calls that they are given to.
-        let span = |data: &mut [f32]| unsafe { Span::new(data.as_mut_ptr() as usize, data.len()) };
-        let text = |error: elastic_collective::CollectiveError| error.to_string();
-
-        let mut told = vec![rank as f32; 1000];
-        self.communicator.broadcast(group, span(&mut told), ranks - 1).map_err(text)?;
-        let (mut own, mut all) = (vec![rank as f32; 10], vec![0.0; 10 * ranks as usize]);
-        self.communicator.all_gather(group, span(&mut own), span(&mut all)).map_err(text)?;
-        // To each peer a number of one's own and the peer's.
-        let peers: Vec<u32> = (0..ranks).filter(|&peer| peer != rank).collect();
-        let mut out: Vec<[f32; 1]> = peers.iter().map(|&peer| [(10 * rank + peer) as f32]).collect();
-        let mut into = vec![[0.0; 1]; peers.len()];
-        let sends = peers.iter().zip(&mut out).map(|(&peer, data)| (peer, span(data))).collect();
-        let receives = peers.iter().zip(&mut into).map(|(&peer, data)| (peer, span(data))).collect();
-        self.communicator.exchange(group, sends, receives).map_err(text)?;
-
-        let gathered = all.iter().enumerate().all(|(i, &value)| value == (i / 10) as f32);
-        let exchanged = peers.iter().zip(&into).all(|(peer, &[value])| value == (10 * peer + rank) as f32);
-        let told = told.iter().all(|&value| value == (ranks - 1) as f32);
-        (gathered && exchanged && told).then_some(()).ok_or_else(|| format!("{gathered} {exchanged} {told}"))
     }
 }
 
