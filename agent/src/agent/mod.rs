@@ -41,7 +41,7 @@ use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::final_save;
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{Group, GroupSetup, Moved};
-use crate::workers::local_workers::{self, Local, lost};
+use crate::workers::local_workers::{Local, lost, wait};
 use crate::workers::signals::{self, Handled, Signals};
 use crate::workers::slots;
 use crate::workers::socket::WorkerSocket;
@@ -213,19 +213,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let (every, lease_ttl, start_timeout) =
         (spec.timings.renewal(), spec.timings.lease_ttl, spec.timings.start_timeout);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, start_timeout);
-    let mut local = Local {
-        group,
-        socket,
-        watchdog,
-        gpus,
-        pending: None,
-        quiesce_timeout: options.quiesce_timeout,
-        forming: false,
-        resting: None,
-        seat: None,
-        rescuing: None,
-        hurried: false,
-    };
+    let mut local = Local::new(group, socket, watchdog, gpus, options.quiesce_timeout);
     let end = tokio::select! {
         end = async {
             if let Some(limit) = options.warm_up
@@ -305,7 +293,7 @@ async fn take_part(
         }
     });
 
-    let mut leaving = false;
+    let mut leaving = Leaving::No;
     // Why nothing can be started here any more.
     let mut unfit: Option<String> = None;
     loop {
@@ -340,7 +328,9 @@ async fn take_part(
                     tracing::info!("{line}");
                     None
                 }
-                Command::Conclude(node, end) => local.conclude(store, keys, node, &end),
+                Command::Conclude(node, end) => {
+                    local.conclude(store, keys, node, &end, leaving == Leaving::AtOnce)
+                }
             },
             moved = local.group.next() => {
                 let lost = matches!(moved, Moved::Workers(Event::GuardLost { .. }));
@@ -352,22 +342,15 @@ async fn take_part(
                 report
             }
             verdict = local.watchdog.verdict() => local.group.condemn(verdict),
-            () = local_workers::free(&mut local.pending) => local.start_pending(),
-            () = local_workers::rest_moves(local.resting.as_ref(), &local.socket) => None,
-            () = final_save::done(&mut local.rescuing) => {
-                local.rescuing = None;
-                Some(Report::Concluded)
-            }
+            waited = wait(&mut local.phase, local.forming, &local.socket) => local.waited(waited),
             caught = signals.next() => {
-                if leaving {
+                leaving = leaving.told_again();
+                if leaving == Leaving::AtOnce {
                     tracing::warn!("{caught} again: killing the workers and leaving at once");
-                    if local.rescuing.take().is_some() {
-                        tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
-                        reports.send(Report::Concluded).ok();
+                    if let Some(concluded) = local.give_up_saving() {
+                        reports.send(concluded).ok();
                     }
-                    local.hurried = true;
                 } else {
-                    leaving = true;
                     tracing::warn!("{caught}: leaving the job; once more kills the workers and leaves at once");
                     local.group.leave(caught.0);
                 }
@@ -382,6 +365,25 @@ async fn take_part(
         for report in report.into_iter().chain(local.settle()) {
             // The driver is gone only after it sent its parting, which is read above.
             reports.send(report).ok();
+        }
+    }
+}
+
+/// Whether a signal told this node to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// As planned: the workers may save.
+    AsPlanned,
+    /// Told again: nothing is waited for.
+    AtOnce,
+}
+
+impl Leaving {
+    fn told_again(self) -> Leaving {
+        match self {
+            Leaving::No => Leaving::AsPlanned,
+            Leaving::AsPlanned | Leaving::AtOnce => Leaving::AtOnce,
         }
     }
 }

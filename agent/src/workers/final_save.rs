@@ -25,7 +25,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 const PRINTED: u64 = 64 * 1024;
 
 /// What there is to save, and where it is to count.
-pub struct Rescue {
+pub struct FinalSave {
     /// The job's store.
     pub store: Arc<dyn Store>,
     /// Its keys.
@@ -56,9 +56,9 @@ enum RescueError {
 }
 
 /// A rescue under way; dropped, it is given up, and the program that saves is ended.
-pub struct Rescuing(JoinHandle<()>);
+pub struct Saving(JoinHandle<()>);
 
-impl Drop for Rescuing {
+impl Drop for Saving {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -69,19 +69,16 @@ pub fn may_matter(end: &End) -> bool {
     matches!(end, End::Failed(..) | End::Drained)
 }
 
-/// Waits until nothing is left to be done; for ever if nothing is under way. May be cancelled.
-pub async fn done(rescuing: &mut Option<Rescuing>) {
-    match rescuing {
-        // Whatever came of it was said.
-        Some(Rescuing(task)) => drop(task.await),
-        None => std::future::pending().await,
-    }
+/// Waits until nothing is left to be done. May be cancelled.
+pub async fn done(Saving(task): &mut Saving) {
+    // Whatever came of it was said.
+    drop(task.await);
 }
 
-impl Rescue {
+impl FinalSave {
     /// Begins, and says what comes of it.
-    pub fn begin(self) -> Rescuing {
-        Rescuing(tokio::spawn(async move {
+    pub fn begin(self) -> Saving {
+        Saving(tokio::spawn(async move {
             let word = checkpoint::last_word(&*self.store, &self.keys, &self.node, self.seat).await;
             let committed = match word {
                 Ok(LastWord::After(committed)) => committed,

@@ -1,5 +1,7 @@
 //! The local worker group: starting it in a round, judging its end, stopping it. Not for deciding when.
 
+mod ends;
+mod phase;
 mod spawn;
 mod state;
 
@@ -13,7 +15,6 @@ use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
 use elastic_coordinator::node::Report;
 use elastic_coordinator::rendezvous::{Outcome, Start};
 use elastic_coordinator::time::Time;
-use elastic_coordinator::time::date;
 use elastic_proto::worker::Assignment;
 use rustix::process::Signal;
 use tokio::sync::watch;
@@ -25,14 +26,13 @@ use crate::machine::shortage::Shortage;
 use crate::meeting::rendezvous_port::{Master, StoreHost};
 use crate::output::events::{self, Events};
 use crate::output::logs::{Logs, WorkerLogs};
-use crate::output::outcome::judge::{Evidence, judge};
-use crate::output::outcome::recorded::Recorded;
 use crate::workers::command::WorkerCommand;
-use crate::workers::signals::{self, Handled};
+use crate::workers::signals::Handled;
 use crate::workers::socket::WorkerSocket;
-use crate::workers::supervisor::{Event, Exited, Refused, SpawnError, Supervisor, SupervisorError};
+use crate::workers::supervisor::{Event, Refused, SpawnError, Supervisor, SupervisorError};
 use crate::workers::watchdog::{Verdict, Watched};
 
+use phase::{Input, Phase};
 pub use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
 pub use state::{GroupState, WorkerState};
@@ -83,8 +83,6 @@ struct Running {
     role_world_size: u32,
     logs: WorkerLogs,
     exit: Option<Exit>,
-    /// It has a place: it was not started ahead of its round, or that round has come.
-    placed: bool,
 }
 
 impl Running {
@@ -117,10 +115,7 @@ pub struct Group {
     shortage: Shortage,
     held: Option<Held>,
     starved: Option<String>,
-    /// They were told to stop, and the stop is not yet reported.
-    stopping: bool,
-    /// Their end was reported.
-    judged: bool,
+    phase: Phase,
     /// Where the ranks find each other, if rank 0 is here.
     master: Master,
     /// The signal that told this node to leave.
@@ -150,8 +145,7 @@ impl Group {
             shortage: Shortage::default(),
             held: None,
             starved: None,
-            stopping: false,
-            judged: false,
+            phase: Phase::default(),
             master,
             leaving: None,
             counters: Counters::find(),
@@ -207,10 +201,10 @@ impl Group {
     /// Ends a worker that hangs. Its failure is reported at once: one that the kernel holds dies of no signal.
     pub fn condemn(&mut self, verdict: Verdict) -> Option<Report> {
         let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
-        if self.stopping || self.judged || verdict.round != self.round {
+        if !self.phase.is_running() || verdict.round != self.round {
             return None;
         }
-        self.judged = true;
+        self.phase = self.phase.step(Input::Report);
         let message = format!("the worker hangs: {}", verdict.message);
         tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
         let failure = Failure {
@@ -243,7 +237,11 @@ impl Group {
 
     /// The workers are to come to rest: from now on an exit is no failure.
     pub fn rest(&mut self) {
-        self.judged = true;
+        self.step(Input::Report);
+    }
+
+    fn step(&mut self, input: Input) {
+        self.phase = self.phase.step(input);
     }
 
     /// Begins to start the workers of a place; those that have quiesced, or were started ahead, take theirs as they are.
@@ -253,15 +251,16 @@ impl Group {
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
         let any_stayed = !self.workers.is_empty();
-        self.judged = false;
         if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
-            self.judged = true;
+            self.step(Input::Report);
             if error.is_shortage() {
                 return self.short(&error.to_string());
             }
             let failure = Failure::new(FailureClass::Own, error.to_string());
             return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
         }
+        let ahead = !self.phase.has_places();
+        self.step(Input::Start);
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
         socket.of_generation(start.round.generation);
         socket.begin(places.clone());
@@ -279,13 +278,13 @@ impl Group {
                     // What the dead one left in its process group; a full stop would have ended it with the rest.
                     tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
                 }
-                planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size, placed: true });
+                planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size });
                 continue;
             };
             tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
             worker.rank = assignment.rank;
             (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
-            if !std::mem::replace(&mut worker.placed, true) {
+            if ahead {
                 self.events.worker(events::State::Start, &worker.subject(local_rank, None));
             }
         }
@@ -301,7 +300,7 @@ impl Group {
         if shortage {
             return self.short(&message);
         }
-        self.judged = true;
+        self.step(Input::Report);
         let failure =
             Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
         Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
@@ -341,7 +340,7 @@ impl Group {
 
     /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::moved`] when nothing is left.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
-        self.stopping = true;
+        self.step(Input::Stop);
         (self.opening, self.held) = (None, None);
         let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
         self.supervisor.begin_stop(signal, grace)
@@ -372,8 +371,8 @@ impl Group {
             Event::Started { local_rank, pid } => self.started(local_rank, pid),
             Event::NotStarted { local_rank, refused } => self.not_started(local_rank, refused).await,
             Event::Exited(exited) => self.exited(exited, socket).await,
-            Event::Stopped if self.stopping => {
-                self.stopping = false;
+            Event::Stopped if self.phase.is_stopping() => {
+                self.step(Input::Gone);
                 self.events.seeking();
                 self.workers.clear();
                 self.starting.clear();
@@ -387,8 +386,9 @@ impl Group {
                 tracing::error!("{message}");
                 self.opening = None;
                 // Their exits say nothing about the workers themselves.
-                let judged = std::mem::replace(&mut self.judged, true);
-                (!judged).then(|| self.lost(message.to_owned()))
+                let unreported = self.phase.is_unreported();
+                self.step(Input::Report);
+                unreported.then(|| self.lost(message.to_owned()))
             }
             Event::Survivors { processes } => {
                 tracing::error!("still there after SIGKILL, so this node cannot go on: {}", processes.join(", "));
@@ -396,111 +396,11 @@ impl Group {
             }
             Event::GuardLost { cause, survivors } => {
                 tracing::error!(?survivors, "the guard process has ended ({cause}), and with it the workers");
-                (self.judged, self.opening) = (true, None);
+                self.step(Input::Report);
+                self.opening = None;
                 self.starting.clear();
                 Some(self.lost(format!("the guard process of this node has ended: {cause}")))
             }
         }
-    }
-
-    /// The node lost its workers: a membership change, not a failure of theirs.
-    fn lost(&self, message: String) -> Report {
-        let failure = self.failure(FailureClass::Lost, message).bounded();
-        Report::Ended { round: self.round, outcome: Outcome::Failed(failure) }
-    }
-
-    fn failure(&self, class: FailureClass, message: String) -> Failure {
-        let (host, at_ms) = (Some(self.setup.host.clone()), Some(date::now_ms()));
-        Failure { host, at_ms, ..Failure::new(class, message) }
-    }
-
-    async fn exited(&mut self, exited: Exited, socket: &WorkerSocket) -> Option<Report> {
-        let subject = self.note(exited)?.subject(exited.local_rank, None);
-        let (rank, pid) = (subject.rank, subject.pid);
-        if self.stopping || self.judged {
-            if self.workers.get(&exited.local_rank).is_some_and(|worker| worker.placed) {
-                self.events.worker(events::State::Terminated, &subject);
-            }
-            return None;
-        }
-        let round = self.round;
-        if exited.exit.success() {
-            self.events.worker(events::State::Succeeded, &subject);
-            tracing::info!(round, rank, pid, "worker done");
-            let all_done = self.workers.len() == self.setup.slots as usize
-                && self.workers.values().all(|worker| worker.exit.is_some_and(Exit::success));
-            self.judged = all_done;
-            return all_done.then_some(Report::Ended { round, outcome: Outcome::Done });
-        }
-        self.judged = true;
-        if self.leaving.is_some() {
-            // Whoever signalled the agent has perhaps signalled its workers, too.
-            self.events.worker(events::State::Terminated, &subject);
-            tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
-            let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
-            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
-        }
-        let mut failure = self.explain(exited, socket).await?;
-        // It was heard of first, perhaps by chance: who broke by itself goes before who was told to stop or left alone.
-        let others = self.supervisor.exited_meanwhile().await;
-        for other in &others {
-            self.note(*other);
-        }
-        if failure.class < FailureClass::Own {
-            // All at once: each may take [`LAST_LINES`], and this task renews the node's lease.
-            let failed = others.into_iter().filter(|other| !other.exit.success());
-            let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
-            for other in explained.into_iter().flatten() {
-                failure = if other.class > failure.class { other } else { failure };
-            }
-        }
-        tracing::warn!(round, rank = failure.rank, pid = failure.pid, "worker failed: {}", failure.message);
-        if let Some(worker) = failure.local_rank.and_then(|local_rank| self.workers.get(&local_rank)) {
-            let how = failure.exit_code.map(|code| (code, failure.message.as_str()));
-            let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
-            self.events.worker(events::State::Failed, &failed);
-        }
-        Some(Report::Ended { round, outcome: Outcome::Failed(failure) })
-    }
-
-    /// Takes down how a worker ended, if it is one of this round.
-    fn note(&mut self, exited: Exited) -> Option<&Running> {
-        let worker = self.workers.get_mut(&exited.local_rank).filter(|worker| worker.pid == exited.pid)?;
-        worker.exit = Some(exited.exit);
-        self.publish();
-        self.workers.get(&exited.local_rank)
-    }
-
-    /// Gathers what a dead worker left behind, and judges it.
-    async fn explain(&self, exited: Exited, socket: &WorkerSocket) -> Option<Failure> {
-        let Exited { local_rank, exit, at, .. } = exited;
-        let at_ms = date::now_ms().saturating_sub(u64::try_from(Time::now().since(at).as_millis()).unwrap_or(0));
-        let worker = self.workers.get(&local_rank)?;
-        tokio::join!(worker.logs.settled(LAST_LINES), socket.heard_out(local_rank, LAST_LINES));
-        let (stderr, error_file) = (worker.logs.stderr(), worker.logs.error_file().map(Path::to_owned));
-        // Files may lie where reading takes long, and this task renews the node's lease.
-        let reading = tokio::task::spawn_blocking(move || {
-            let recorded = error_file.and_then(|path| Recorded::read(&path));
-            (recorded, stderr.read())
-        });
-        let read = tokio::time::timeout(LAST_LINES, reading).await;
-        let (recorded, stderr) = read.ok().and_then(Result::ok).unwrap_or_default();
-        let evidence = Evidence {
-            exit,
-            told: socket.failing(local_rank),
-            recorded,
-            stderr,
-            before: self.victims.clone(),
-            after: self.counters.read(),
-            asked_to_stop: signals::asks_to_stop(exit, &self.setup.signals),
-        };
-        Some(Failure {
-            rank: Some(worker.rank),
-            local_rank: Some(local_rank),
-            pid: u32::try_from(worker.pid).ok(),
-            at_ms: Some(at_ms),
-            host: Some(self.setup.host.clone()),
-            ..judge(&evidence)
-        })
     }
 }

@@ -15,7 +15,7 @@ use elastic_coordinator::store::Store;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::workers::final_save::{self, Rescue, Rescuing};
+use crate::workers::final_save::{self, FinalSave, Saving};
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{Group, Moved};
 use crate::workers::socket::{Awareness, WorkerSocket};
@@ -32,34 +32,56 @@ pub struct Local {
     pub watchdog: Watchdog,
     /// What they compute on.
     pub gpus: GpuHolders,
-    /// A start that waits.
-    pub pending: Option<Pending>,
+    /// What the node waits for.
+    pub phase: Phase,
     /// How long workers that know about rounds have to quiesce.
-    pub quiesce_timeout: Duration,
-    /// They were told that a round is forming.
-    pub forming: bool,
-    /// They are on their way to rest.
-    pub resting: Option<Resting>,
+    quiesce_timeout: Duration,
+    /// Since when they know that a round is forming.
+    pub forming: Option<Instant>,
     /// The last round that they were started in.
-    pub seat: Option<Sealed>,
-    /// What they have left in memory is being saved.
-    pub rescuing: Option<Rescuing>,
-    /// The agent was told twice to leave: nothing is waited for.
-    pub hurried: bool,
+    seat: Option<Sealed>,
+}
+
+/// What the node waits for, beside what its workers do.
+///
+/// ```text
+///   Settled ── start, and GPUs are held ──▶ Pending ── they are free ──▶ Settled
+///   Settled, Pending ── quiesce ──▶ Resting ── all are at rest, or are stopped ──▶ Settled
+///   Settled ── conclude, with snapshots left ──▶ Saving ── saved, or given up ──▶ Settled
+/// ```
+pub enum Phase {
+    /// For nothing.
+    Settled,
+    /// For GPUs that an earlier round's processes still hold, to start workers.
+    Pending(Pending),
+    /// For workers to come to rest, or to be stopped.
+    Resting(Resting),
+    /// For the final save of what its workers left in memory.
+    Saving(Saving),
+}
+
+/// What has come of that wait.
+pub enum Waited {
+    /// The GPUs are free, or have been waited for long enough.
+    GpusFree,
+    /// A worker may have come nearer to rest, or is overdue.
+    RestMoved,
+    /// The final save is over.
+    Saved,
 }
 
 /// Workers on their way to rest.
 pub struct Resting {
     /// In which they must have quiesced, or be stopped.
     grace: Duration,
-    /// When it began to count: they were told that a round is forming.
-    since: Option<Instant>,
+    began: Instant,
     quiesce: Duration,
 }
 
 impl Resting {
-    fn overdue_at(&self) -> Option<Instant> {
-        self.since.map(|since| since + self.quiesce)
+    /// When both times began to count: they are to rest, and know that a round is forming.
+    fn since(&self, forming: Option<Instant>) -> Option<Instant> {
+        forming.map(|forming| forming.max(self.began))
     }
 }
 
@@ -106,9 +128,20 @@ impl Drop for Pending {
 }
 
 impl Local {
-    /// Starts the workers of a place, or lets the start wait for GPUs: see [`free`].
+    /// Of a node whose workers have not been started yet.
+    pub fn new(
+        group: Group,
+        socket: WorkerSocket,
+        watchdog: Watchdog,
+        gpus: GpuHolders,
+        quiesce_timeout: Duration,
+    ) -> Local {
+        Local { group, socket, watchdog, gpus, phase: Phase::Settled, quiesce_timeout, forming: None, seat: None }
+    }
+
+    /// Starts the workers of a place, or lets the start wait for GPUs: see [`wait`].
     pub fn start(&mut self, start: Box<Start>) -> Option<Report> {
-        self.forming = false;
+        self.forming = None;
         self.seat = start.round.sealed;
         // Workers that quiesced hold theirs, and are to.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
@@ -116,19 +149,34 @@ impl Local {
         }
         // Beside the agent, which sends the guard its deadlines meanwhile.
         let free = tokio::spawn(self.gpus.clone().free());
-        self.pending = Some(Pending { start, free });
+        self.phase = Phase::Pending(Pending { start, free });
         None
-    }
-
-    /// Starts what waited.
-    pub fn start_pending(&mut self) -> Option<Report> {
-        let pending = self.pending.take()?;
-        self.start_now(&pending.start)
     }
 
     fn start_now(&mut self, start: &Start) -> Option<Report> {
         let report = self.group.start(start, &self.socket);
         self.watch(report)
+    }
+
+    /// Goes on after a [`wait`]: the report of it, if there is one. What follows for workers on their way to rest is
+    /// [`Local::settle`]'s.
+    pub fn waited(&mut self, waited: Waited) -> Option<Report> {
+        match (waited, std::mem::replace(&mut self.phase, Phase::Settled)) {
+            (Waited::GpusFree, Phase::Pending(pending)) => self.start_now(&pending.start),
+            (Waited::Saved, Phase::Saving(_)) => Some(Report::Concluded),
+            (_, phase) => {
+                self.phase = phase;
+                None
+            }
+        }
+    }
+
+    /// The agent is told for the second time to leave: a final save under way is given up. Its report, if there was one.
+    pub fn give_up_saving(&mut self) -> Option<Report> {
+        let Phase::Saving(_) = self.phase else { return None };
+        self.phase = Phase::Settled;
+        tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
+        Some(Report::Concluded)
     }
 
     /// What has happened to the workers, and the report of it.
@@ -159,7 +207,7 @@ impl Local {
 
     /// A round is forming.
     pub fn forming(&mut self, round: u64, reason: &str) {
-        self.forming = true;
+        self.forming.get_or_insert_with(Instant::now);
         self.group.master().forming(round);
         self.socket.forming(round, reason, self.quiesce_timeout);
     }
@@ -167,32 +215,28 @@ impl Local {
     /// Lets workers quiesce once they have heard that a round is forming, or stops them, all within `grace`: see
     /// [`Local::settle`]. A start that waits is given up.
     pub fn quiesce(&mut self, grace: Duration) {
-        self.pending = None;
         self.watchdog.end();
         self.group.rest();
-        self.resting = Some(Resting { grace, since: None, quiesce: self.quiesce_timeout.min(grace) });
+        let quiesce = self.quiesce_timeout.min(grace);
+        self.phase = Phase::Resting(Resting { grace, began: Instant::now(), quiesce });
     }
 
     /// Looks whether workers on their way to rest have come there, or must be stopped. To be called after whatever
     /// happened.
     pub fn settle(&mut self) -> Option<Report> {
-        self.resting.as_ref()?;
+        let Phase::Resting(resting) = &self.phase else { return None };
         let living = self.awareness();
-        let resting = self.resting.as_mut()?;
-        let now = Instant::now();
-        if self.forming {
-            resting.since.get_or_insert(now);
-        }
-        let overdue = resting.quiesce.is_zero() || resting.overdue_at().is_some_and(|at| now >= at);
+        let waited = resting.since(self.forming).map(|since| since.elapsed());
+        let overdue = resting.quiesce.is_zero() || waited.is_some_and(|waited| waited >= resting.quiesce);
         match rest(&living, overdue) {
             Rest::Wait => None,
             Rest::Kept => {
-                self.resting = None;
+                self.phase = Phase::Settled;
                 tracing::info!(workers = living.len(), "the workers have quiesced");
                 Some(Report::Quiesced { master: self.group.master().offer() })
             }
             Rest::Stop => {
-                let left = resting.grace.saturating_sub(resting.since.map_or(Duration::ZERO, |since| now - since));
+                let left = resting.grace.saturating_sub(waited.unwrap_or_default());
                 if overdue && !resting.quiesce.is_zero() {
                     tracing::warn!("a worker did not quiesce within quiesce_timeout: all are stopped");
                 }
@@ -202,13 +246,20 @@ impl Local {
     }
 
     /// The node's part ends like this, and no worker is left: what they have left in memory is saved, if nobody goes on
-    /// with it. The report where there is nothing to wait for.
-    pub fn conclude(&mut self, store: Option<&Arc<dyn Store>>, keys: &Keys, node: NodeId, end: &End) -> Option<Report> {
-        let matters = final_save::may_matter(end) && !self.hurried;
+    /// with it and there is time for it. The report where there is nothing to wait for.
+    pub fn conclude(
+        &mut self,
+        store: Option<&Arc<dyn Store>>,
+        keys: &Keys,
+        node: NodeId,
+        end: &End,
+        in_haste: bool,
+    ) -> Option<Report> {
+        let matters = final_save::may_matter(end) && !in_haste;
         let left = self.socket.left().filter(|_| matters);
         let (Some(left), Some(store), Some(seat)) = (left, store, self.seat) else { return Some(Report::Concluded) };
         let (store, keys) = (Arc::clone(store), keys.clone());
-        self.rescuing = Some(Rescue { store, keys, node, seat, left }.begin());
+        self.phase = Phase::Saving(FinalSave { store, keys, node, seat, left }.begin());
         None
     }
 
@@ -217,32 +268,37 @@ impl Local {
     /// # Errors
     /// When the guard cannot be asked.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
-        self.pending = None;
-        self.resting = None;
+        if !matches!(self.phase, Phase::Saving(_)) {
+            self.phase = Phase::Settled;
+        }
         self.watchdog.end();
         self.group.stop(grace)
     }
 }
 
-/// Waits until a start that waits need wait no longer; for ever if there is none. May be cancelled.
-pub async fn free(pending: &mut Option<Pending>) {
-    match pending {
-        // Whatever came of it: it is no reason not to start.
-        Some(pending) => drop((&mut pending.free).await),
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits until workers on their way to rest may have come nearer to it, or are overdue; for ever if there are none. May
-/// be cancelled.
-pub async fn rest_moves(resting: Option<&Resting>, socket: &WorkerSocket) {
-    match resting.map(Resting::overdue_at) {
-        None => std::future::pending().await,
-        Some(None) => socket.awareness_changed().await,
-        Some(Some(at)) => tokio::select! {
-            () = socket.awareness_changed() => {}
-            () = tokio::time::sleep_until(at) => {}
-        },
+/// Waits for what the node waits for; for ever if that is nothing. May be cancelled.
+pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
+    match phase {
+        Phase::Settled => std::future::pending().await,
+        Phase::Pending(pending) => {
+            // Whatever came of it: it is no reason not to start.
+            drop((&mut pending.free).await);
+            Waited::GpusFree
+        }
+        Phase::Resting(resting) => {
+            match resting.since(forming).map(|since| since + resting.quiesce) {
+                None => socket.awareness_changed().await,
+                Some(overdue) => tokio::select! {
+                    () = socket.awareness_changed() => {}
+                    () = tokio::time::sleep_until(overdue) => {}
+                },
+            }
+            Waited::RestMoved
+        }
+        Phase::Saving(saving) => {
+            final_save::done(saving).await;
+            Waited::Saved
+        }
     }
 }
 

@@ -15,6 +15,7 @@ use elastic_proto::worker::{Assignment, WARM_UP_ENV};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
+use super::phase::Input;
 use super::{Group, LAST_LINES, Refused, Running, SpawnError};
 use crate::machine::shortage::Next;
 use crate::output::events;
@@ -44,8 +45,6 @@ pub(super) struct Planned {
     pub(super) assignment: Assignment,
     pub(super) role_rank_base: u32,
     pub(super) role_world_size: u32,
-    /// It has a place: it is not started ahead of its round.
-    pub(super) placed: bool,
 }
 
 /// Why a worker was not started.
@@ -108,7 +107,7 @@ impl Group {
     /// The workers of this round cannot be started for want of what the host has too little of. Nobody failed; the
     /// report waits for the pause, and a node that stays short leaves: see [`Group::starved`].
     pub(super) fn short(&mut self, why: &str) -> Option<Report> {
-        self.judged = true;
+        self.step(Input::Report);
         let message = format!("this node is short of what starting workers takes: {why}");
         let report = self.lost(message.clone());
         match self.shortage.met(Time::now(), self.setup.shortage_patience) {
@@ -157,8 +156,8 @@ impl Group {
                 return self.unstarted(local_rank, rank, error);
             }
             let role_rank = planned.role_rank_base + local_rank;
-            let Planned { role_world_size, placed, .. } = planned;
-            let worker = Running { pid: 0, rank, role_rank, role_world_size, logs, exit: None, placed };
+            let role_world_size = planned.role_world_size;
+            let worker = Running { pid: 0, rank, role_rank, role_world_size, logs, exit: None };
             self.starting.insert(local_rank, worker);
         }
         None
@@ -183,7 +182,7 @@ impl Group {
         stdio: Stdio,
         socket: &WorkerSocket,
     ) -> Result<WorkerSpec, String> {
-        let Planned { local_rank, assignment, role_rank_base, role_world_size, placed } = planned;
+        let Planned { local_rank, assignment, role_rank_base, role_world_size } = planned;
         let place = LocalPlace {
             local_rank: *local_rank,
             local_world_size: self.setup.slots,
@@ -208,7 +207,7 @@ impl Group {
             env.extend(own_device(*local_rank, &lookup).map_err(|error| error.to_string())?);
         }
         env.extend(self.setup.env.iter().map(|(name, value)| ((*name).into(), value.clone())));
-        if !placed {
+        if !self.phase.has_places() {
             without_place(&mut env);
         }
         let mut argv = vec![self.setup.command.program.clone().into_os_string()];
@@ -220,7 +219,7 @@ impl Group {
     /// A worker's program runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<Report> {
         let worker = Running { pid, ..self.starting.remove(&local_rank)? };
-        if worker.placed {
+        if self.phase.has_places() {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
             self.events.worker(events::State::Start, &worker.subject(local_rank, None));
         } else {
@@ -236,7 +235,7 @@ impl Group {
             return None;
         }
         self.publish();
-        if self.judged || self.stopping {
+        if !self.phase.is_running() {
             return None;
         }
         self.shortage.is_over();
@@ -246,11 +245,11 @@ impl Group {
     /// A worker cannot be started, or may not be.
     pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<Report> {
         let worker = self.starting.remove(&local_rank)?;
-        if self.stopping || (self.judged && worker.placed) {
+        if !self.phase.reports_unstarted() {
             return None;
         }
         if refused.is_late() {
-            self.judged = true;
+            self.step(Input::Report);
             return Some(self.lost(SpawnError::DeadlinePassed.to_string()));
         }
         // Its reason may lie where looking takes long.
@@ -262,7 +261,7 @@ impl Group {
 
     /// Begins to start all workers before their places are known. How they end, until they have one, is no failure.
     pub fn start_ahead(&mut self, socket: &WorkerSocket) {
-        self.judged = true;
+        self.step(Input::StartAhead);
         socket.ahead();
         let slots = self.setup.slots;
         // What is not known yet is taken out of their environment again.
@@ -283,7 +282,6 @@ impl Group {
             assignment: nowhere(local_rank),
             role_rank_base: 0,
             role_world_size: slots,
-            placed: false,
         });
         let planned = planned.collect();
         // The first attempt.

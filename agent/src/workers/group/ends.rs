@@ -1,0 +1,126 @@
+//! Workers' ends: what they left behind is gathered and judged, and the group's end is reported.
+
+use std::path::Path;
+
+use elastic_coordinator::job::{Failure, FailureClass};
+use elastic_coordinator::node::Report;
+use elastic_coordinator::rendezvous::Outcome;
+use elastic_coordinator::time::Time;
+use elastic_coordinator::time::date;
+
+use super::phase::{ExitMeans, Input};
+use super::{Group, LAST_LINES, Running};
+use crate::guard::Exit;
+use crate::output::events;
+use crate::output::outcome::judge::{Evidence, judge};
+use crate::output::outcome::recorded::Recorded;
+use crate::workers::signals;
+use crate::workers::socket::WorkerSocket;
+use crate::workers::supervisor::Exited;
+
+impl Group {
+    /// The node lost its workers: a membership change, not a failure of theirs.
+    pub(super) fn lost(&self, message: String) -> Report {
+        let failure = self.failure(FailureClass::Lost, message).bounded();
+        Report::Ended { round: self.round, outcome: Outcome::Failed(failure) }
+    }
+
+    pub(super) fn failure(&self, class: FailureClass, message: String) -> Failure {
+        let (host, at_ms) = (Some(self.setup.host.clone()), Some(date::now_ms()));
+        Failure { host, at_ms, ..Failure::new(class, message) }
+    }
+
+    pub(super) async fn exited(&mut self, exited: Exited, socket: &WorkerSocket) -> Option<Report> {
+        let subject = self.note(exited)?.subject(exited.local_rank, None);
+        let (rank, pid) = (subject.rank, subject.pid);
+        match self.phase.exit() {
+            ExitMeans::News => {}
+            ExitMeans::Expected => {
+                self.events.worker(events::State::Terminated, &subject);
+                return None;
+            }
+            ExitMeans::Nothing => return None,
+        }
+        let round = self.round;
+        if exited.exit.success() {
+            self.events.worker(events::State::Succeeded, &subject);
+            tracing::info!(round, rank, pid, "worker done");
+            let all_done = self.workers.len() == self.setup.slots as usize
+                && self.workers.values().all(|worker| worker.exit.is_some_and(Exit::success));
+            if all_done {
+                self.step(Input::Report);
+            }
+            return all_done.then_some(Report::Ended { round, outcome: Outcome::Done });
+        }
+        self.step(Input::Report);
+        if self.leaving.is_some() {
+            // Whoever signalled the agent has perhaps signalled its workers, too.
+            self.events.worker(events::State::Terminated, &subject);
+            tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
+            let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
+            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
+        }
+        let mut failure = self.explain(exited, socket).await?;
+        // It was heard of first, perhaps by chance: who broke by itself goes before who was told to stop or left alone.
+        let others = self.supervisor.exited_meanwhile().await;
+        for other in &others {
+            self.note(*other);
+        }
+        if failure.class < FailureClass::Own {
+            // All at once: each may take [`LAST_LINES`], and this task renews the node's lease.
+            let failed = others.into_iter().filter(|other| !other.exit.success());
+            let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
+            for other in explained.into_iter().flatten() {
+                failure = if other.class > failure.class { other } else { failure };
+            }
+        }
+        tracing::warn!(round, rank = failure.rank, pid = failure.pid, "worker failed: {}", failure.message);
+        if let Some(worker) = failure.local_rank.and_then(|local_rank| self.workers.get(&local_rank)) {
+            let how = failure.exit_code.map(|code| (code, failure.message.as_str()));
+            let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
+            self.events.worker(events::State::Failed, &failed);
+        }
+        Some(Report::Ended { round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// Takes down how a worker ended, if it is one of this round.
+    fn note(&mut self, exited: Exited) -> Option<&Running> {
+        let worker = self.workers.get_mut(&exited.local_rank).filter(|worker| worker.pid == exited.pid)?;
+        worker.exit = Some(exited.exit);
+        self.publish();
+        self.workers.get(&exited.local_rank)
+    }
+
+    /// Gathers what a dead worker left behind, and judges it.
+    async fn explain(&self, exited: Exited, socket: &WorkerSocket) -> Option<Failure> {
+        let Exited { local_rank, exit, at, .. } = exited;
+        let at_ms = date::now_ms().saturating_sub(u64::try_from(Time::now().since(at).as_millis()).unwrap_or(0));
+        let worker = self.workers.get(&local_rank)?;
+        tokio::join!(worker.logs.settled(LAST_LINES), socket.heard_out(local_rank, LAST_LINES));
+        let (stderr, error_file) = (worker.logs.stderr(), worker.logs.error_file().map(Path::to_owned));
+        // Files may lie where reading takes long, and this task renews the node's lease.
+        let reading = tokio::task::spawn_blocking(move || {
+            let recorded = error_file.and_then(|path| Recorded::read(&path));
+            (recorded, stderr.read())
+        });
+        let read = tokio::time::timeout(LAST_LINES, reading).await;
+        let (recorded, stderr) = read.ok().and_then(Result::ok).unwrap_or_default();
+        let evidence = Evidence {
+            exit,
+            told: socket.failing(local_rank),
+            recorded,
+            stderr,
+            before: self.victims.clone(),
+            after: self.counters.read(),
+            asked_to_stop: signals::asks_to_stop(exit, &self.setup.signals),
+        };
+        Some(Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            at_ms: Some(at_ms),
+            host: Some(self.setup.host.clone()),
+            ..judge(&evidence)
+        })
+    }
+}
