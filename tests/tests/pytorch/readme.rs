@@ -53,8 +53,11 @@ async fn the_ddp_example_goes_on_from_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let train = r#"elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_ddp.py""#;
     let out = typed(&torch, folder.path(), &format!("{train} --epochs=2; {train} --epochs=4")).await;
-    let lines: Vec<&str> = out.lines().map(|line| line.split(": loss").next().unwrap()).collect();
-    assert_eq!(lines, ["epoch 0", "epoch 1", "goes on with epoch 2, 2 workers", "epoch 2", "epoch 3"], "{out}");
+    // PyTorch may abort a worker that has done all, which is then started again for nothing.
+    let (before, after) = out.split_once("goes on with epoch 2, 2 workers").expect("it goes on");
+    let epochs = |out: &str| out.lines().filter(|line| line.contains(": loss ")).count();
+    assert_eq!((epochs(before), epochs(after)), (2, 2), "{out}");
+    assert!(out.contains("epoch 3: loss "), "{out}");
 }
 
 #[tokio::test]
@@ -68,9 +71,8 @@ async fn the_imagenet_example_goes_on_after_a_kill() {
         kill -KILL "$(pgrep -n -f "train_imagenet.py.*$PWD")"
         wait %1"#;
     let out = typed(&torch, folder.path(), train).await;
-    let begun: Vec<&str> = out.lines().filter(|line| line.starts_with("goes on after step ")).collect();
-    assert!(begun.len() == 1 && begun[0].ends_with("2 workers"), "{out}");
-    assert!(out.lines().last().unwrap().starts_with("epoch 19, step 640: loss "), "{out}");
+    assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
+    assert!(out.contains("epoch 19, step 640: loss "), "{out}");
 }
 
 #[tokio::test]
