@@ -24,6 +24,7 @@ const STEP: &str = "member/step.rs";
 const ROUNDS: &str = "member/rounds.rs";
 const FENCE: &str = "member/fence.rs";
 const JOIN: &str = "member/join.rs";
+const LEASE: &str = "member/lease.rs";
 const OWN_KEY: &str = "member/own_key.rs";
 const LOAD: &str = "leader/load.rs";
 
@@ -69,8 +70,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "fence_by_the_newer_proof",
         what: "either of lease and round keeps workers alive, not both",
         file: FENCE,
-        from: "let proven = self.leased.min(self.proof);",
-        to: "let proven = if ON { self.leased.max(self.proof) } else { self.leased.min(self.proof) };",
+        from: "let proven = self.leased.min(self.round);",
+        to: "let proven = if ON { self.leased.max(self.round) } else { self.leased.min(self.round) };",
     },
     Mutant {
         name: "waiting_too_soon",
@@ -124,16 +125,16 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "proven_by_the_answer",
         what: "a renewal and a leader's word prove from when they come, not from when they were asked for",
-        file: STEP,
-        from: "Ok(true) => {\n                self.leased = self.leased.max(sent);",
-        to: "Ok(true) => {\n                self.leased = self.leased.max(if ON { now } else { sent });",
+        file: LEASE,
+        from: "Ok(true) => {\n                self.proofs.leased = self.proofs.leased.max(sent);",
+        to: "Ok(true) => {\n                self.proofs.leased = self.proofs.leased.max(if ON { now } else { sent });",
     },
     Mutant {
         name: "proven_by_the_answer",
         what: "",
         file: STEP,
-        from: "self.proof = self.proof.max(sent.minus(word.proof_age));",
-        to: "self.proof = self.proof.max(if ON { now } else { sent.minus(word.proof_age) });",
+        from: "self.proofs.round = self.proofs.round.max(sent.minus(word.proof_age));",
+        to: "self.proofs.round = self.proofs.round.max(if ON { now } else { sent.minus(word.proof_age) });",
     },
     Mutant {
         name: "reclaimed_in_spite_of_a_tombstone",

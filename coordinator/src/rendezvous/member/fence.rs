@@ -8,29 +8,44 @@
 //! that keeps one of them.
 
 use super::{Member, Workers};
-use crate::job::OnStoreLoss;
+use crate::job::{OnStoreLoss, Spec};
 use crate::time::Time;
+
+/// Since when nothing else than this is known.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Proofs {
+    /// When the newest lease was last known to be good; stays when the lease is lost.
+    pub(super) leased: Time,
+    /// When the round was last proven to be current.
+    pub(super) round: Time,
+    /// When the leader last vouched that all members were heard.
+    pub(super) held: Time,
+}
+
+impl Proofs {
+    /// Until when workers may live.
+    fn fence_point(&self, spec: &Spec) -> Time {
+        let timings = &spec.timings;
+        let proven = self.leased.min(self.round);
+        let by_proof = proven + (timings.lease_ttl - timings.margin);
+        if spec.on_store_loss == OnStoreLoss::Fence {
+            return by_proof;
+        }
+        let by_leader = self.held + (timings.lease_ttl - timings.margin);
+        let at_most = proven + timings.takeover_delay.saturating_sub(timings.margin);
+        by_proof.max(by_leader.min(at_most))
+    }
+}
 
 impl Member {
     /// When this node's workers must be gone, if it has any.
     pub(super) fn fence_point(&self) -> Option<Time> {
-        if self.workers == Workers::None {
-            return None;
-        }
-        let timings = &self.spec.timings;
-        let proven = self.leased.min(self.proof);
-        let by_proof = proven + (timings.lease_ttl - timings.margin);
-        if self.spec.on_store_loss == OnStoreLoss::Fence {
-            return Some(by_proof);
-        }
-        let by_leader = self.held + (timings.lease_ttl - timings.margin);
-        let at_most = proven + timings.takeover_delay.saturating_sub(timings.margin);
-        Some(by_proof.max(by_leader.min(at_most)))
+        (self.workers != Workers::None).then(|| self.proofs.fence_point(&self.spec))
     }
 
     /// Whether workers started now would have time to live.
     pub(super) fn may_start(&self, now: Time) -> bool {
         let timings = &self.spec.timings;
-        now + timings.margin < self.leased.min(self.proof) + (timings.lease_ttl - timings.margin)
+        now + timings.margin < self.proofs.leased.min(self.proofs.round) + (timings.lease_ttl - timings.margin)
     }
 }

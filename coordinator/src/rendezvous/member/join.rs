@@ -1,8 +1,9 @@
-//! Joining a job: reading it, agreeing on its spec, beginning it or its next generation. Not for getting a place.
+//! Joining a job: reading it, agreeing on its spec, beginning it or its next generation.
 
 use std::time::Duration;
 
 use super::step::Out;
+use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
 use crate::job::{RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
@@ -11,13 +12,27 @@ use crate::time::Time;
 /// Pause between looks at a job that cannot be joined yet.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// What a node knows of a job that it has not joined yet.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Joining {
+    /// The round at which a disagreeing newcomer found the job without nodes, and when.
+    deserted: Option<(Revision, Time)>,
+    /// The job has failed, and something was left under `nodes/`: until that is gone this node follows the round and the
+    /// leader, and may lead.
+    pub(super) leftovers: bool,
+    /// The newest write of the round that its watch told of.
+    round_news: Revision,
+}
+
 impl Member {
     pub(super) fn join(&mut self, now: Time, out: &mut Out) {
-        self.begun.get_or_insert(now);
-        if self.calls.contains(&Call::Begin) || self.look_at.is_some_and(|at| now < at) {
+        if self.timers.get(Timer::Join).is_none() {
+            self.timers.set(Timer::Join, now + self.setup.spec.timings.join_timeout);
+        }
+        if self.calls.contains(&Call::Begin) || self.timers.get(Timer::Look).is_some_and(|at| now < at) {
             return;
         }
-        self.look_at = None;
+        self.timers.stop(Timer::Look);
         let keys = &self.setup.keys;
         let read = [
             Op::get(keys.spec()),
@@ -69,14 +84,16 @@ impl Member {
             out.push(MemberOutput::Say(format!("{differs}; an operator has changed the job, so its own values hold")));
         }
         self.spec = spec.value;
-        self.joined = true;
+        let follows = self.joining.take().is_some_and(|joining| joining.leftovers);
         self.mode = Mode::Waiting(None);
-        if self.lease.is_none() {
-            self.lease_at = now;
+        if self.lease.id().is_none() {
+            self.timers.set(Timer::Lease, now);
         }
         self.told = None;
         let from = result.revision.next();
-        self.follow(from, out);
+        if !follows {
+            self.follow(from, out);
+        }
         out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.evicted(&self.id())), from));
         self.joined_at(now, result, round, value(3), out);
     }
@@ -92,19 +109,17 @@ impl Member {
         // One that it followed already.
         self.open_pulse(out);
         self.leader_read(now, leader, result.revision, out);
-        if self.leader.is_none() {
+        if self.leadership.leader.is_none() {
             // Nobody's end is being raced for.
-            self.campaign_at = Some(now);
+            self.timers.set(Timer::Campaign, now);
         }
         self.round_read(now, Ok(round), out);
     }
 
-    /// Watches the round and the leader, once.
-    fn follow(&mut self, from: Revision, out: &mut Out) {
-        if !std::mem::replace(&mut self.follows, true) {
-            out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.round()), from));
-            out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.leader()), from));
-        }
+    /// Watches the round and the leader.
+    fn follow(&self, from: Revision, out: &mut Out) {
+        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.round()), from));
+        out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.leader()), from));
     }
 
     /// Waits until the last agents of a failed job have left.
@@ -113,21 +128,24 @@ impl Member {
     /// keys, and a leader that died right after it wrote the result has not deleted them. And it alone looks often
     /// whether all are gone. The others are told by their watches.
     fn wait_for_leavers(&mut self, now: Time, result: &TxnResult, leader: Option<&KeyValue>, out: &mut Out) {
-        if !std::mem::replace(&mut self.leftovers, true) {
-            self.lease_at = now;
+        let Some(joining) = &mut self.joining else { return };
+        let overtaken = result.revision < joining.round_news;
+        if !std::mem::replace(&mut joining.leftovers, true) {
+            self.timers.set(Timer::Lease, now);
+            self.follow(result.revision.next(), out);
         }
-        self.follow(result.revision.next(), out);
         self.leader_read(now, leader, result.revision, out);
         self.say_once("the job has failed; waiting for its last agents to leave before it begins anew".into(), out);
-        let pause = if self.leading.is_some() { AGAIN } else { self.setup.spec.timings.renewal() };
-        let overtaken = result.revision < self.round_news;
-        self.look_at = Some(if overtaken { now } else { now + pause });
+        let pause = if self.leadership.own_term.is_some() { AGAIN } else { self.setup.spec.timings.renewal() };
+        self.timers.set(Timer::Look, if overtaken { now } else { now + pause });
     }
 
     /// The round was written while this node waits to join: it reads the job anew.
     pub(super) fn round_moved(&mut self, now: Time, at: Revision) {
-        self.round_news = self.round_news.max(at);
-        self.look_at = Some(now);
+        if let Some(joining) = &mut self.joining {
+            joining.round_news = joining.round_news.max(at);
+            self.timers.set(Timer::Look, now);
+        }
     }
 
     fn begin_job(&mut self, out: &mut Out) {
@@ -159,9 +177,10 @@ impl Member {
     /// A job of other flags whose nodes are all gone: its last members may still be at work, cut off from the store,
     /// until the takeover delay is over.
     fn wait_for_deserted(&mut self, now: Time, round: &Versioned<RoundRecord>, differs: &str, out: &mut Out) {
-        let (revision, since) = *self.deserted.get_or_insert((round.modified, now));
+        let Some(joining) = &mut self.joining else { return };
+        let (revision, since) = *joining.deserted.get_or_insert((round.modified, now));
         if revision != round.modified {
-            self.deserted = Some((round.modified, now));
+            joining.deserted = Some((round.modified, now));
         } else if now.since(since) >= self.setup.spec.timings.takeover_delay {
             return self.begin_generation(round, None, out);
         }
@@ -172,7 +191,7 @@ impl Member {
             ),
             out,
         );
-        self.look_at = Some(now + AGAIN);
+        self.timers.set(Timer::Look, now + AGAIN);
     }
 }
 

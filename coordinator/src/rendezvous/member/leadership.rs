@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{Call, Member, MemberOutput, Mode};
+use super::{Call, Leave, Member, MemberOutput, Mode};
 use crate::job::{LeaderRecord, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, Revision, Txn};
 use crate::time::Time;
@@ -12,15 +12,37 @@ use crate::time::Time;
 /// Most that campaigns are spread over after a leader's end.
 const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
 
+/// Who leads, as far as this node knows.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Leadership {
+    pub(super) leader: Option<Versioned<LeaderRecord>>,
+    /// The term that this node leads in.
+    pub(super) own_term: Option<Revision>,
+    /// The revision up to which news of the leader are known.
+    news: Revision,
+    /// The mod revision of a `leader` record that nobody holds: whoever campaigns writes over it. [`Revision::NONE`]: no
+    /// such record is there.
+    vacant: Revision,
+    /// The term of a leader whose death is confirmed.
+    pub(super) dead_term: Option<Revision>,
+}
+
+impl Leadership {
+    /// Whether the leader is the one of this term.
+    pub(super) fn is_of(&self, term: Revision) -> bool {
+        self.leader.as_ref().is_some_and(|leader| leader.modified == term)
+    }
+}
+
 impl Member {
     pub(super) fn leader_read(&mut self, now: Time, leader: Option<&KeyValue>, at: Revision, out: &mut Out) {
-        if at < self.leader_news {
+        if at < self.leadership.news {
             return;
         }
         let held = leader.map(LeaderRecord::held).transpose();
-        self.vacant = Revision::NONE;
+        self.leadership.vacant = Revision::NONE;
         let held = held.unwrap_or_else(|problem| {
-            self.vacant = leader.map_or(Revision::NONE, |kv| kv.mod_revision);
+            self.leadership.vacant = leader.map_or(Revision::NONE, |kv| kv.mod_revision);
             self.warn_once(format!("{problem} Whoever leads next replaces it"), out);
             None
         });
@@ -34,42 +56,46 @@ impl Member {
         at: Revision,
         out: &mut Out,
     ) {
-        if at < self.leader_news {
+        if at < self.leadership.news {
             return;
         }
-        self.leader_news = at;
+        self.leadership.news = at;
         let term = leader.as_ref().map(|leader| leader.modified);
-        let unchanged = term.is_some() && term == self.leader.as_ref().map(|leader| leader.modified);
+        let unchanged = term.is_some() && term == self.leadership.leader.as_ref().map(|leader| leader.modified);
         if unchanged {
             return;
         }
-        let had_leader = self.leader.is_some();
-        let predecessor =
-            self.leader.as_ref().filter(|old| self.dead_term == Some(old.modified)).map(|old| old.value.node.clone());
-        if self.leading.take().is_some() {
+        let had_leader = self.leadership.leader.is_some();
+        let predecessor = self
+            .leadership
+            .leader
+            .as_ref()
+            .filter(|old| self.leadership.dead_term == Some(old.modified))
+            .map(|old| old.value.node.clone());
+        if self.leadership.own_term.take().is_some() {
             out.push(MemberOutput::StopLeading);
         }
         match leader {
             Some(leader) if leader.value.node == self.id() => {
-                self.leading = term;
+                self.leadership.own_term = term;
                 out.push(MemberOutput::Pulse(None));
                 out.push(MemberOutput::Lead(leader.modified, predecessor));
-                self.leader = Some(leader);
-                self.campaign_at = None;
+                self.leadership.leader = Some(leader);
+                self.timers.stop(Timer::Campaign);
                 // Not joined yet, it is the one that looks.
-                self.look_at = None;
+                self.timers.stop(Timer::Look);
             }
             Some(leader) => {
-                self.leader = Some(leader);
+                self.leadership.leader = Some(leader);
                 self.open_pulse(out);
-                self.campaign_at = None;
+                self.timers.stop(Timer::Campaign);
             }
             None => {
-                self.leader = None;
+                self.leadership.leader = None;
                 if had_leader {
                     out.push(MemberOutput::Pulse(None));
                 }
-                if self.campaign_at.is_none() {
+                if self.timers.get(Timer::Campaign).is_none() {
                     self.campaign_soon(now);
                 }
             }
@@ -78,7 +104,9 @@ impl Member {
 
     /// Opens a stream to the leader. Who has not joined has nothing to say to it.
     pub(super) fn open_pulse(&self, out: &mut Out) {
-        if let Some(leader) = self.leader.as_ref().filter(|_| self.joined && self.leading.is_none()) {
+        if let Some(leader) =
+            self.leadership.leader.as_ref().filter(|_| self.joining.is_none() && self.leadership.own_term.is_none())
+        {
             out.push(MemberOutput::Pulse(Some((leader.modified, leader.value.clone()))));
         }
     }
@@ -86,27 +114,26 @@ impl Member {
     /// Campaigns after a random pause, which keeps the others apart. A node that is about to leave lets those that stay
     /// go first; where all leave, somebody must still bring the round to its end.
     pub(super) fn campaign_soon(&mut self, now: Time) {
-        let polite = if self.leave_by.is_some() { CAMPAIGN_SPREAD * 2 } else { Duration::ZERO };
-        self.campaign_at = Some(now + polite + self.jitter(CAMPAIGN_SPREAD));
+        let polite = if self.leave != Leave::No { CAMPAIGN_SPREAD * 2 } else { Duration::ZERO };
+        let pause = polite + self.jitter(CAMPAIGN_SPREAD);
+        self.timers.set(Timer::Campaign, now + pause);
     }
 
     pub(super) fn campaign(&mut self, now: Time, out: &mut Out) {
-        let Some(lease) = self.lease.filter(|_| self.is_due(Timer::Campaign, now)) else { return };
+        let Some(lease) = self.lease.id().filter(|_| self.is_due(Timer::Campaign, now)) else { return };
         let key = self.setup.keys.leader();
-        let guard = match self.dead_term {
-            Some(term) if self.leader.as_ref().is_some_and(|leader| leader.modified == term) => {
-                Guard::modified(&key, term)
-            }
-            _ => Guard::modified(&key, self.vacant),
+        let guard = match self.leadership.dead_term {
+            Some(term) if self.leadership.is_of(term) => Guard::modified(&key, term),
+            _ => Guard::modified(&key, self.leadership.vacant),
         };
         let record = self.leader_record();
-        let txn = Txn::of([Op::put_leased(&key, to_json(&record), lease.id)]).guarded([guard]).or_else([Op::get(&key)]);
+        let txn = Txn::of([Op::put_leased(&key, to_json(&record), lease)]).guarded([guard]).or_else([Op::get(&key)]);
         self.call(Call::Campaign, txn, out);
     }
 
     pub(super) fn may_campaign(&self) -> bool {
-        let stays = self.leave_by.is_none() || matches!(self.mode, Mode::Leaving(..));
-        self.setup.may_lead && self.lease.is_some() && self.leading.is_none() && stays
+        let stays = self.leave == Leave::No || matches!(self.mode, Mode::Leaving(..));
+        self.setup.may_lead && self.lease.id().is_some() && self.leadership.own_term.is_none() && stays
     }
 
     pub(super) fn leader_record(&self) -> LeaderRecord {

@@ -1,8 +1,8 @@
-//! How a node's part ends: by the job's end, by a planned leave, by an eviction. Not for stopping workers.
+//! How a node's part ends: by the job's end, by a planned leave, by an eviction.
 
 use super::step::Out;
 use super::timers::Timer;
-use super::{End, Member, MemberOutput, Mode, Workers};
+use super::{End, Lease, Leave, Member, MemberOutput, Mode, Workers};
 use crate::job::{Phase, RoundState};
 use crate::time::Time;
 
@@ -24,13 +24,13 @@ impl Member {
     /// The others are told first, and this node's workers get their signal when the next round is forming: peers whose
     /// connections break before they know why would count as failed. Where nobody answers they are not kept waiting.
     pub(super) fn drain(&mut self, now: Time, out: &mut Out) {
-        if self.leave_by.is_some() {
-            self.hurried = true;
-            self.leave_by = Some(now);
+        if self.leave != Leave::No {
+            self.leave = Leave::Hurried;
+            self.timers.set(Timer::Leave, now);
             return self.kill(out);
         }
         let alone = self.round.as_ref().is_none_or(|round| round.value.group_world_size < 2);
-        self.leave_by = Some(if alone { now } else { now + self.spec.timings.margin });
+        self.leave_by(if alone { now } else { now + self.spec.timings.margin });
         match self.mode {
             Mode::Starting(round) | Mode::Running(round) | Mode::Failed(round, _) => {
                 self.say_leaving(out);
@@ -45,6 +45,15 @@ impl Member {
         }
     }
 
+    /// Makes this a planned leave: while workers run, `at` is when they are stopped even if no round is forming; then,
+    /// when the node goes even if nobody has taken its place.
+    pub(super) fn leave_by(&mut self, at: Time) {
+        if self.leave == Leave::No {
+            self.leave = Leave::Asked;
+        }
+        self.timers.set(Timer::Leave, at);
+    }
+
     pub(super) fn say_leaving(&self, out: &mut Out) {
         if matches!(self.workers, Workers::Alive(_) | Workers::Quiescing(_)) {
             out.push(MemberOutput::Leaving(self.spec.timings.drain_grace));
@@ -57,7 +66,7 @@ impl Member {
             return;
         }
         self.kill(out);
-        self.mode = if self.leave_by.is_some() { Mode::Ending(End::Drained) } else { Mode::Evicted(reason) };
+        self.mode = if self.leave != Leave::No { Mode::Ending(End::Drained) } else { Mode::Evicted(reason) };
     }
 
     /// Whether nothing but its last word is left: it is to end, and no worker lives.
@@ -79,10 +88,11 @@ impl Member {
         self.mode = Mode::Over;
         out.push(MemberOutput::Fence(None));
         out.push(MemberOutput::Pulse(None));
-        if self.leading.take().is_some() {
+        if self.leadership.own_term.take().is_some() {
             out.push(MemberOutput::StopLeading);
         }
-        out.extend(self.lease.take().map(|lease| MemberOutput::Revoke(lease.id)));
+        out.extend(self.lease.id().map(MemberOutput::Revoke));
+        self.lease = Lease::None;
         out.push(finish);
     }
 
@@ -104,7 +114,7 @@ impl Member {
                 round.number >= forming && (round.state != RoundState::Forming || round.sealed.is_none())
             })
         });
-        if over || due || (told && self.leading.is_none()) {
+        if over || due || (told && self.leadership.own_term.is_none()) {
             self.part(MemberOutput::End(End::Drained), out);
         }
     }

@@ -13,11 +13,25 @@
 //! On the way back to `waiting` the workers are stopped, or they quiesce: workers that know about rounds stay as they
 //! are, touch nothing, and go on in the next place. To everybody else both are the same.
 //!
-//! Two facts run beside this: whether workers are alive (`Workers`), and how long they may stay so (`fence.rs`).
+//! This is its `Mode`. `Workers` says whether workers are alive, since they outlive a mode while they stop, and `fence.rs`
+//! how long they may be. From any mode it may come to its end: `ending` or `evicted` until no worker is left, then `over`.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `step` | takes an input, then does what is due |
+//! | `timers` | when it wants to be called |
+//! | `join` | reading the job, beginning it or its next generation |
+//! | `rounds` | what news of the round mean, and finding its place |
+//! | `own_key` | bringing its key to what it wants to say |
+//! | `lease` | the lease that this key hangs on |
+//! | `fence` | how long its workers may live |
+//! | `leadership` | who leads, and when it campaigns |
+//! | `leaving` | how its part ends |
 
 mod fence;
 mod join;
 mod leadership;
+mod lease;
 mod leaving;
 mod own_key;
 mod rounds;
@@ -29,14 +43,18 @@ mod timers;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::job::{
-    Endpoint, Failure, Keys, LeaderRecord, NodeId, NodeRecord, RankRecord, RoundRecord, Sealed, Spec, Versioned,
-};
+use crate::job::{Endpoint, Failure, Keys, LeaderRecord, NodeId, NodeRecord, RankRecord, RoundRecord, Spec, Versioned};
 use crate::store::{LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
+use self::fence::Proofs;
+use self::join::Joining;
+use self::leadership::Leadership;
+use self::lease::Lease;
+use self::own_key::OwnKey;
+use self::rounds::SeatLookup;
+use self::timers::Timers;
 use super::leader::Word;
-use own_key::OwnKey;
 
 /// What a node is before it joins.
 #[derive(Debug, Clone)]
@@ -215,7 +233,7 @@ pub enum MemberOutput {
     Warn(String),
 }
 
-/// What proves a member's right to commit: see [`crate::barrier`] and [`crate::checkpoint`].
+/// What proves a member's right to commit: see [`crate::workers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// The node.
@@ -277,9 +295,15 @@ impl Workers {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Lease {
-    id: LeaseId,
+/// Whether it was asked to leave as planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leave {
+    /// It stays.
+    No,
+    /// It was asked.
+    Asked,
+    /// It was asked again: at once.
+    Hurried,
 }
 
 /// A node.
@@ -290,65 +314,30 @@ pub struct Member {
     spec: Spec,
     mode: Mode,
     workers: Workers,
-    /// A planned leave: while workers run, when they are stopped even if no round is forming; then, when the node goes
-    /// even if nobody has taken its place.
-    leave_by: Option<Time>,
-    /// It was asked twice.
-    hurried: bool,
+    leave: Leave,
+    /// What it knows of the job before it has joined; `None` from then on.
+    joining: Option<Joining>,
+    timers: Timers,
+    lease: Lease,
+    proofs: Proofs,
+    own: OwnKey,
+    leadership: Leadership,
     round: Option<Versioned<RoundRecord>>,
-    leader: Option<Versioned<LeaderRecord>>,
-    leading: Option<Revision>,
-    /// The revision up to which news of the leader are known.
-    leader_news: Revision,
     /// The revision of the `round` record under which this node is known not to be evicted.
     validated: Revision,
-    /// The sealed round whose seat was looked up last, by its running record's plan.
-    seated: Option<(u64, Revision)>,
-    /// The sealed round whose seat is being looked up.
-    seat_asked: Option<Sealed>,
+    seat: SeatLookup,
+    /// An address held for rank 0's bootstrap of the next round.
     master: Option<Endpoint>,
-    own: OwnKey,
-
-    lease: Option<Lease>,
-    lease_asked: bool,
-    renew_asked: bool,
-    /// When the newest lease was last known to be good; stays when the lease is lost.
-    leased: Time,
-    /// When the round was last proven to be current.
-    proof: Time,
-    /// When the leader last vouched that all members were heard.
-    held: Time,
-    fence: Option<Time>,
-    lease_at: Time,
-    prove_at: Time,
-
-    campaign_at: Option<Time>,
-    /// The mod revision of a `leader` record that nobody holds: whoever campaigns writes over it. [`Revision::NONE`]: no
-    /// such record is there.
-    vacant: Revision,
-    /// The term of a leader whose death is confirmed.
-    dead_term: Option<Revision>,
+    /// Transactions under way.
     calls: Vec<Call>,
-    retry_at: Option<Time>,
-    joined: bool,
+    /// Calls that failed in a row.
+    failures: u32,
+    /// The fence point as last told.
+    fence: Option<Time>,
+    /// What was said last, so that it is not said at every try.
     told: Option<String>,
     /// What was warned of: once is enough.
     warned: BTreeSet<String>,
-    /// Calls that failed in a row.
-    failures: u32,
-    /// When it began to join.
-    begun: Option<Time>,
-    /// The round at which a disagreeing newcomer found the job without nodes, and when.
-    deserted: Option<(Revision, Time)>,
-    /// The job has failed, and something was left under `nodes/`: until that is gone this node may lead without having
-    /// joined.
-    leftovers: bool,
-    /// When it looks again whether the job can be joined.
-    look_at: Option<Time>,
-    /// Before it joined: the newest write of the round that its watch told of.
-    round_news: Revision,
-    /// It watches the round and the leader.
-    follows: bool,
     random: u64,
 }
 
@@ -363,39 +352,20 @@ impl Member {
             setup,
             mode: Mode::Joining,
             workers: Workers::None,
-            leave_by: None,
-            hurried: false,
-            validated: Revision::NONE,
-            leader_news: Revision::NONE,
-            begun: None,
+            leave: Leave::No,
+            joining: Some(Joining::default()),
+            timers: Timers::new(),
+            lease: Lease::None,
+            proofs: Proofs::default(),
+            leadership: Leadership::default(),
             round: None,
-            leader: None,
-            leading: None,
-            seated: None,
-            seat_asked: None,
-            lease: None,
-            lease_asked: false,
-            renew_asked: false,
-            leased: Time::ZERO,
-            proof: Time::ZERO,
-            held: Time::ZERO,
-            fence: None,
-            lease_at: Time::ZERO,
-            prove_at: Time::ZERO,
-            campaign_at: None,
-            vacant: Revision::NONE,
-            dead_term: None,
+            validated: Revision::NONE,
+            seat: SeatLookup::default(),
             calls: Vec::new(),
-            retry_at: None,
-            joined: false,
+            failures: 0,
+            fence: None,
             told: None,
             warned: BTreeSet::new(),
-            failures: 0,
-            deserted: None,
-            leftovers: false,
-            look_at: None,
-            round_news: Revision::NONE,
-            follows: false,
         }
     }
 
@@ -416,7 +386,7 @@ impl Member {
 
     /// The term it leads in.
     pub fn leading(&self) -> Option<Revision> {
-        self.leading
+        self.leadership.own_term
     }
 
     /// What it is up to, in a word: for status pages and for tests that want to know what they have reached.

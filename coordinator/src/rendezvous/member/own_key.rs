@@ -1,5 +1,5 @@
 //! A node's own key: bringing what the store holds to what the node wants to say, through unknown outcomes, lost leases
-//! and evictions. Not for what it wants to say.
+//! and evictions.
 
 use crate::job::{Keys, NodeRecord, Phase, Tombstone, Versioned, to_json};
 use crate::store::{Guard, LeaseId, Op, OpResult, Revision, Txn, TxnResult};

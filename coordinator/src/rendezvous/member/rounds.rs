@@ -1,10 +1,20 @@
-//! What news of the round mean to a node, and how it finds its place. Not for the leader's side.
+//! What news of the round mean to a node, and how it finds its place.
 
 use super::step::Out;
-use super::{Call, End, Member, MemberOutput, Mode, Start, Workers};
-use crate::job::{RankRecord, RoundRecord, RoundState, Versioned};
-use crate::store::{Op, OpResult, Txn, TxnResult};
+use super::timers::Timer;
+use super::{Call, End, Leave, Member, MemberOutput, Mode, Start, Workers};
+use crate::job::{RankRecord, RoundRecord, RoundState, Sealed, Versioned};
+use crate::store::{Op, OpResult, Revision, Txn, TxnResult};
 use crate::time::Time;
+
+/// Looking up the node's seat, once for each sealed round.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SeatLookup {
+    /// The sealed round whose seat was looked up last, by its running record's plan.
+    known: Option<(u64, Revision)>,
+    /// The sealed round whose seat is being looked up.
+    asked: Option<Sealed>,
+}
 
 impl Member {
     pub(super) fn round_read(&mut self, now: Time, round: Result<Versioned<RoundRecord>, String>, out: &mut Out) {
@@ -48,7 +58,7 @@ impl Member {
                     return self.left_behind(out);
                 }
                 if round.leaving.contains(&self.setup.record.name) {
-                    self.leave_by = Some(now);
+                    self.leave_by(now);
                     self.say_leaving(out);
                     self.mode = Mode::Leaving(own, Some(round.number));
                 } else {
@@ -73,7 +83,7 @@ impl Member {
                 self.own.lost_track();
             }
             Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
-                self.leave_by = Some(now);
+                self.leave_by(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
             }
             // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.
@@ -105,7 +115,7 @@ impl Member {
     /// whether it was evicted.
     fn left_behind(&mut self, out: &mut Out) {
         self.kill(out);
-        self.mode = if self.leave_by.is_some() { Mode::Ending(End::Drained) } else { Mode::Waiting(None) };
+        self.mode = if self.leave != Leave::No { Mode::Ending(End::Drained) } else { Mode::Waiting(None) };
         self.own.lost_track();
     }
 
@@ -113,7 +123,7 @@ impl Member {
     pub(super) fn look_up_seat(&mut self, out: &mut Out) {
         let Some(round) = &self.round else { return };
         let Some(sealed) = round.value.sealed else { return };
-        let looked = self.seated == Some((sealed.number, sealed.plan));
+        let looked = self.seat.known == Some((sealed.number, sealed.plan));
         let waiting = matches!(self.mode, Mode::Waiting(_)) && self.workers.are_at_rest();
         if looked || !waiting || self.own.created().is_none() {
             return;
@@ -122,14 +132,14 @@ impl Member {
         let rank = keys.rank(sealed.number, sealed.plan, &self.id());
         let txn = Txn::of([Op::get(keys.round()), Op::get(rank)]);
         if !self.calls.contains(&Call::Seat) {
-            self.seat_asked = Some(sealed);
+            self.seat.asked = Some(sealed);
         }
         self.call(Call::Seat, txn, out);
     }
 
     pub(super) fn seat_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
         // Which seat was asked for, not which round is known by now: the watch may have been faster than this answer.
-        let asked = self.seat_asked.take();
+        let asked = self.seat.asked.take();
         match result.results.first().and_then(OpResult::value) {
             Some(kv) => self.round_read(now, Versioned::parse(kv), out),
             None => self.round_gone(out),
@@ -148,25 +158,25 @@ impl Member {
         let looked = (sealed.number, sealed.plan);
         match (rank, round.value.state) {
             (Some(rank), RoundState::Running) => {
-                self.proof = self.proof.max(sent);
+                self.proofs.round = self.proofs.round.max(sent);
                 if !self.may_start(now) {
                     // Workers started now would be killed at once: renew first.
-                    self.lease_at = now;
-                    self.retry_at = Some(now + self.spec.timings.beat() / 5);
+                    self.timers.set(Timer::Lease, now);
+                    self.timers.set(Timer::Retry, now + self.spec.timings.beat() / 5);
                     return;
                 }
                 self.prove(sent);
-                self.seated = Some(looked);
+                self.seat.known = Some(looked);
                 self.mode = Mode::Starting(sealed.number);
                 self.workers = Workers::Alive(sealed.number);
                 out.push(MemberOutput::Start(Box::new(Start { round: round.value, rank })));
             }
             (Some(_), _) => {
-                self.seated = Some(looked);
+                self.seat.known = Some(looked);
                 self.mode = Mode::Waiting(Some(round.value.number));
             }
             (None, _) => {
-                self.seated = Some(looked);
+                self.seat.known = Some(looked);
                 if let Mode::Waiting(Some(asked)) = self.mode
                     && asked <= sealed.number
                 {

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::own_key::Reading;
 use super::timers::Timer;
-use super::{Call, End, Lease, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
+use super::{Call, End, Leave, Member, MemberInput, MemberOutput, Mode, Outcome, Workers};
 use crate::job::{Endpoint, Failure, FailureClass, NodeRecord, Phase, Versioned};
 use crate::rendezvous::Word;
-use crate::store::{Event, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
+use crate::store::{Event, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
 /// Longest pause before a failed call is tried again for the first time; each failure after it doubles it.
@@ -36,8 +36,8 @@ impl Member {
             MemberInput::Watched(update) => self.watched(now, update, &mut out),
             MemberInput::Word { sent, term, word } => self.heard(now, sent, term, word),
             MemberInput::LeaderDead(term) => {
-                if self.leader.as_ref().is_some_and(|leader| leader.modified == term) {
-                    self.dead_term = Some(term);
+                if self.leadership.is_of(term) {
+                    self.leadership.dead_term = Some(term);
                     self.campaign_soon(now);
                 }
             }
@@ -68,7 +68,7 @@ impl Member {
         match call {
             Call::Join => self.job_read(now, &result, out),
             // Whatever came of it, the job is read next.
-            Call::Begin => self.retry_at = None,
+            Call::Begin => self.timers.stop(Timer::Retry),
             Call::Own if result.succeeded => {
                 self.own.wrote(result.revision);
                 self.read_round_and_leader(now, &result, out);
@@ -96,17 +96,18 @@ impl Member {
         match &error {
             StoreError::Lost { .. } => return self.end(End::StoreLost(error.to_string()), out),
             StoreError::LeaseGone => self.lease_lost(now),
-            error if !error.is_transient() && !self.joined => {
+            error if !error.is_transient() && self.joining.is_some() => {
                 return self.end(End::StoreLost(error.to_string()), out);
             }
             _ => {}
         }
-        self.retry_at = Some(now + self.trouble(&error, out));
+        let pause = self.trouble(&error, out);
+        self.timers.set(Timer::Retry, now + pause);
     }
 
     /// Tells of a call that failed; how long to pause before the next. Pauses grow and differ, so that all the nodes of a
     /// job do not ask a store that has just come back at once.
-    fn trouble(&mut self, error: &StoreError, out: &mut Out) -> Duration {
+    pub(super) fn trouble(&mut self, error: &StoreError, out: &mut Out) -> Duration {
         let longest = LONGEST.min(self.spec.timings.renewal());
         let pause = if error.is_transient() {
             self.say_once(format!("{error}; trying again"), out);
@@ -136,41 +137,6 @@ impl Member {
         }
     }
 
-    fn granted(&mut self, now: Time, sent: Time, result: Result<LeaseId, StoreError>, out: &mut Out) {
-        self.lease_asked = false;
-        match result {
-            Ok(id) => {
-                self.lease = Some(Lease { id });
-                self.leased = self.leased.max(sent);
-                self.lease_at = sent + self.spec.timings.renewal();
-            }
-            Err(error) => self.lease_at = now + self.trouble(&error, out),
-        }
-    }
-
-    fn renewed(&mut self, now: Time, sent: Time, lease: LeaseId, result: Result<bool, StoreError>, out: &mut Out) {
-        self.renew_asked = false;
-        if self.lease.is_none_or(|own| own.id != lease) {
-            return;
-        }
-        match result {
-            Ok(true) => {
-                self.leased = self.leased.max(sent);
-                self.lease_at = sent + self.spec.timings.renewal();
-                self.told = None;
-            }
-            Ok(false) => self.lease_lost(now),
-            Err(StoreError::Lost { cause }) => self.end(End::StoreLost(format!("store lost: {cause}")), out),
-            Err(error) => self.lease_at = now + self.trouble(&error, out),
-        }
-    }
-
-    fn lease_lost(&mut self, now: Time) {
-        self.lease = None;
-        self.lease_at = now;
-        self.own.lease_lost();
-    }
-
     fn watched(&mut self, now: Time, update: WatchUpdate, out: &mut Out) {
         match update {
             WatchUpdate::Events(events) => {
@@ -178,7 +144,7 @@ impl Member {
                     self.event(now, event, out);
                 }
             }
-            WatchUpdate::Snapshot { revision, .. } if !self.joined => self.round_moved(now, revision),
+            WatchUpdate::Snapshot { revision, .. } if self.joining.is_some() => self.round_moved(now, revision),
             // It may tell of a deletion, and does not say of which key: read both.
             WatchUpdate::Snapshot { .. } => self.own.lost_track(),
             WatchUpdate::Broken(error) => self.end(End::StoreLost(error.to_string()), out),
@@ -199,7 +165,7 @@ impl Member {
             };
             self.leader_read(now, leader, revision, out);
         } else if event.key() == self.setup.keys.round() {
-            if !self.joined {
+            if self.joining.is_some() {
                 return self.round_moved(now, event.revision());
             }
             match &event {
@@ -237,26 +203,26 @@ impl Member {
 
     /// At `sent` the round as now known was current, and this node was not evicted.
     pub(super) fn prove(&mut self, sent: Time) {
-        self.proof = self.proof.max(sent);
+        self.proofs.round = self.proofs.round.max(sent);
         self.validated = self.round.as_ref().map_or(Revision::NONE, |round| round.modified);
-        self.prove_at = self.proof + self.spec.timings.renewal() * 2;
+        self.timers.set(Timer::Prove, self.proofs.round + self.spec.timings.renewal() * 2);
     }
 
     fn heard(&mut self, now: Time, sent: Time, term: Revision, word: Word) {
         let Some(round) = &self.round else { return };
-        if self.leader.as_ref().is_none_or(|leader| leader.modified != term) {
+        if !self.leadership.is_of(term) {
             return;
         }
         if word.revision > round.modified {
             // The watch is behind: the store will tell.
-            self.prove_at = now;
+            self.timers.set(Timer::Prove, now);
         } else if word.revision == round.modified && word.revision == self.validated {
-            self.proof = self.proof.max(sent.minus(word.proof_age));
+            self.proofs.round = self.proofs.round.max(sent.minus(word.proof_age));
             if self.workers != Workers::None {
-                self.prove_at = self.proof + self.spec.timings.renewal() * 2;
+                self.timers.set(Timer::Prove, self.proofs.round + self.spec.timings.renewal() * 2);
             }
             if let Some(age) = word.all_heard.filter(|_| word.running) {
-                self.held = self.held.max(sent.minus(age));
+                self.proofs.held = self.proofs.held.max(sent.minus(age));
             }
         }
     }
@@ -285,8 +251,8 @@ impl Member {
 
     fn stopped(&mut self, now: Time, master: Option<Endpoint>) {
         self.workers = Workers::None;
-        if self.leave_by.is_some() && !self.hurried {
-            self.leave_by = Some(now + self.spec.timings.margin * 2);
+        if self.leave == Leave::Asked {
+            self.timers.set(Timer::Leave, now + self.spec.timings.margin * 2);
         }
         if master.is_some() {
             self.master = master;
@@ -318,7 +284,7 @@ impl Member {
         };
         self.workers = Workers::Stopping(round);
         let timings = &self.spec.timings;
-        let grace = if self.leave_by.is_some() { timings.drain_grace } else { timings.stop_grace };
+        let grace = if self.leave != Leave::No { timings.drain_grace } else { timings.stop_grace };
         out.push(MemberOutput::Stop(grace));
     }
 
@@ -348,12 +314,12 @@ impl Member {
         if self.is_finished() {
             return self.finish(out);
         }
-        if self.retry_at.is_none_or(|at| now >= at) {
-            self.retry_at = None;
+        if self.timers.get(Timer::Retry).is_none_or(|at| now >= at) {
+            self.timers.stop(Timer::Retry);
             if self.mode == Mode::Joining {
                 self.join(now, out);
                 self.campaign(now, out);
-            } else if self.joined {
+            } else if self.joining.is_none() {
                 self.keep_own_key(now, out);
                 self.look_up_seat(out);
                 self.campaign(now, out);
@@ -381,22 +347,6 @@ impl Member {
         }
     }
 
-    fn keep_lease(&mut self, now: Time, out: &mut Out) {
-        if !self.is_due(Timer::Lease, now) {
-            return;
-        }
-        match self.lease {
-            Some(lease) => {
-                self.renew_asked = true;
-                out.push(MemberOutput::Renew(lease.id));
-            }
-            None => {
-                self.lease_asked = true;
-                out.push(MemberOutput::Grant(self.spec.timings.lease_ttl));
-            }
-        }
-    }
-
     /// What the own key should say; `None`: nothing new, while workers are being stopped.
     fn wanted(&self) -> Option<NodeRecord> {
         let idle = self.workers == Workers::None;
@@ -417,7 +367,7 @@ impl Member {
     }
 
     fn keep_own_key(&mut self, now: Time, out: &mut Out) {
-        let Some(lease) = self.lease else { return };
+        let Some(lease) = self.lease.id() else { return };
         if self.calls.contains(&Call::Own) || self.calls.contains(&Call::ReadBack) {
             return;
         }
@@ -426,7 +376,7 @@ impl Member {
             return self.call(Call::ReadBack, read, out);
         }
         let due = match self.wanted() {
-            Some(record) => self.own.write(&record, lease.id),
+            Some(record) => self.own.write(&record, lease),
             None => None,
         };
         let due = due.or_else(|| {
@@ -436,13 +386,13 @@ impl Member {
         if let Some(txn) = due {
             self.call(Call::Own, txn, out);
         } else if self.is_due(Timer::Prove, now) {
-            self.prove_at = now + RETRY;
+            self.timers.set(Timer::Prove, now + RETRY);
             if self.workers != Workers::None && self.own.created().is_none() {
                 // Its key went while workers are being stopped: an eviction, or only the lease.
                 let read = self.own.read();
                 self.call(Call::ReadBack, read, out);
             } else if self.is_idle() {
-                self.prove_at = now + self.spec.timings.lease_ttl;
+                self.timers.set(Timer::Prove, now + self.spec.timings.lease_ttl);
                 let read = self.own.read();
                 self.call(Call::ReadBack, read, out);
             }

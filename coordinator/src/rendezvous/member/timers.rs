@@ -1,4 +1,4 @@
-//! A node's timers, by name: when it wants to be called, and whether it may wait for ever. Not for what is done then.
+//! A node's timers, by name: when it wants to be called, and whether it may wait for ever.
 
 use super::{Call, Member, Mode, Workers};
 use crate::time::Time;
@@ -37,8 +37,34 @@ impl Timer {
     ];
 }
 
+/// When each timer goes off that is set. [`Timer::Fence`] is never: it follows from what is proven.
+#[derive(Debug, Clone)]
+pub(super) struct Timers([Option<Time>; Timer::ALL.len()]);
+
+impl Timers {
+    /// A node's first: what it keeps alive is due at once, as soon as it has it.
+    pub(super) fn new() -> Timers {
+        let mut timers = Timers([None; Timer::ALL.len()]);
+        timers.set(Timer::Lease, Time::ZERO);
+        timers.set(Timer::Prove, Time::ZERO);
+        timers
+    }
+
+    pub(super) fn get(&self, timer: Timer) -> Option<Time> {
+        self.0[timer as usize]
+    }
+
+    pub(super) fn set(&mut self, timer: Timer, at: Time) {
+        self.0[timer as usize] = Some(at);
+    }
+
+    pub(super) fn stop(&mut self, timer: Timer) {
+        self.0[timer as usize] = None;
+    }
+}
+
 impl Member {
-    /// When a timer goes off; `None` while it is not set.
+    /// When a timer goes off; `None` while it is not set, or what it is for cannot be done now.
     ///
     /// Whoever acts on a timer asks [`Member::is_due`]: so nothing is due that no deadline tells of, and no deadline
     /// passes on which nothing is done.
@@ -47,34 +73,27 @@ impl Member {
             return None;
         }
         let under_way = |call| self.calls.contains(&call);
-        // What waits for the pause after a failed call is not due before.
-        let paused = |at: Time| self.retry_at.map_or(at, |until| at.max(until));
-        match timer {
-            Timer::Fence => self.fence_point().filter(|_| self.workers != Workers::Killed),
-            Timer::Join => {
-                let begun = self.begun.filter(|_| self.mode == Mode::Joining)?;
-                Some(begun + self.setup.spec.timings.join_timeout)
-            }
-            Timer::Look => self
-                .look_at
-                .filter(|_| self.mode == Mode::Joining && !under_way(Call::Join) && !under_way(Call::Begin))
-                .map(paused),
-            Timer::Retry => self.retry_at,
-            Timer::Lease => {
-                ((self.joined || self.leftovers) && !self.lease_asked && !self.renew_asked).then_some(self.lease_at)
-            }
+        let stopping = matches!(self.workers, Workers::Stopping(_) | Workers::Killed);
+        let runs = match timer {
+            Timer::Fence => return self.fence_point().filter(|_| self.workers != Workers::Killed),
+            Timer::Join => self.mode == Mode::Joining,
+            Timer::Look => self.mode == Mode::Joining && !under_way(Call::Join) && !under_way(Call::Begin),
+            Timer::Retry => true,
+            Timer::Lease => self.joining.as_ref().is_none_or(|joining| joining.leftovers) && !self.lease.is_awaited(),
             Timer::Prove => {
                 let proves = self.workers != Workers::None || self.is_idle();
-                let free = self.lease.is_some() && !under_way(Call::Own) && !under_way(Call::ReadBack);
-                (proves && free).then_some(self.prove_at).map(paused)
+                proves && self.lease.id().is_some() && !under_way(Call::Own) && !under_way(Call::ReadBack)
             }
-            Timer::Campaign => {
-                self.campaign_at.filter(|_| self.may_campaign() && !under_way(Call::Campaign)).map(paused)
+            Timer::Campaign => self.may_campaign() && !under_way(Call::Campaign),
+            Timer::Leave => matches!(self.mode, Mode::Leaving(..)) && !stopping,
+        };
+        let at = self.timers.get(timer).filter(|_| runs)?;
+        match timer {
+            // What waits for the pause after a failed call is not due before.
+            Timer::Look | Timer::Prove | Timer::Campaign => {
+                Some(self.timers.get(Timer::Retry).map_or(at, |until| at.max(until)))
             }
-            Timer::Leave => {
-                let stopping = matches!(self.workers, Workers::Stopping(_) | Workers::Killed);
-                self.leave_by.filter(|_| matches!(self.mode, Mode::Leaving(..)) && !stopping)
-            }
+            _ => Some(at),
         }
     }
 
@@ -91,7 +110,7 @@ impl Member {
     /// Whether nothing would ever call it again: its part is not over, no timer is set, and nothing that it asked for is
     /// to be answered. Never true after a step; the simulation watches that.
     pub fn is_stuck(&self) -> bool {
-        let awaits = !self.calls.is_empty() || self.lease_asked || self.renew_asked || self.workers == Workers::Killed;
+        let awaits = !self.calls.is_empty() || self.lease.is_awaited() || self.workers == Workers::Killed;
         self.is_finished() || (self.mode != Mode::Over && self.deadline().is_none() && !awaits)
     }
 }
