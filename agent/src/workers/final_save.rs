@@ -40,7 +40,7 @@ pub struct FinalSave {
 
 /// Why it is not saved.
 #[derive(Debug, thiserror::Error)]
-enum RescueError {
+enum SaveError {
     #[error("{program} cannot be started: {cause}")]
     Start { program: String, cause: io::Error },
     #[error("{program} ended with {status}: {last}")]
@@ -55,7 +55,7 @@ enum RescueError {
     Commit(#[from] CommitError),
 }
 
-/// A rescue under way; dropped, it is given up, and the program that saves is ended.
+/// A final save under way; dropped, it is given up, and the program that saves is ended.
 pub struct Saving(JoinHandle<()>);
 
 impl Drop for Saving {
@@ -105,22 +105,22 @@ impl FinalSave {
     }
 
     /// Saves and commits what is newer than `step`.
-    async fn save(&self, step: u64) -> Result<Option<Checkpoint>, RescueError> {
+    async fn save(&self, step: u64) -> Result<Option<Checkpoint>, SaveError> {
         let program = self.left.command.first().cloned().unwrap_or_default();
-        let slow = |_| RescueError::Slow { program: program.clone() };
+        let slow = |_| SaveError::Slow { program: program.clone() };
         let printed = tokio::time::timeout(LIMIT, self.run(&program, step)).await.map_err(slow)??;
         if printed.trim().is_empty() {
             return Ok(None);
         }
         let Ok(saved) = serde_json::from_str::<Checkpoint>(printed.trim()) else {
-            return Err(RescueError::Printed { program, printed });
+            return Err(SaveError::Printed { program, printed });
         };
         checkpoint::commit_last(&*self.store, &self.keys, &self.node, self.seat, saved.clone()).await?;
         Ok(Some(saved))
     }
 
     /// Runs the program to its end: what it printed. What it writes to its standard error goes to the log.
-    async fn run(&self, program: &str, step: u64) -> Result<String, RescueError> {
+    async fn run(&self, program: &str, step: u64) -> Result<String, SaveError> {
         let start = || {
             let mut command = Command::new(program);
             command.args(self.left.command.iter().skip(1)).args(["--after", &step.to_string()]);
@@ -130,7 +130,7 @@ impl FinalSave {
             end_with(getpid(), &mut command);
             command.spawn()
         };
-        let mut child = start().map_err(|cause| RescueError::Start { program: program.to_owned(), cause })?;
+        let mut child = start().map_err(|cause| SaveError::Start { program: program.to_owned(), cause })?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let print = async {
             let mut printed = String::new();
@@ -153,7 +153,7 @@ impl FinalSave {
         if status.success() {
             return Ok(printed);
         }
-        Err(RescueError::Failed { program: program.to_owned(), status, last })
+        Err(SaveError::Failed { program: program.to_owned(), status, last })
     }
 }
 

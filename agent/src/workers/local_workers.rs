@@ -56,7 +56,7 @@ pub enum Phase {
     Pending(Pending),
     /// For workers to come to rest, or to be stopped.
     Resting(Resting),
-    /// For the final save of what its workers left in memory.
+    /// For the final save of what its workers left in memory. Nothing is asked of them after it but to stop.
     Saving(Saving),
 }
 

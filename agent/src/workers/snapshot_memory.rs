@@ -47,7 +47,7 @@ pub struct Memories {
     generation: u64,
     lent: BTreeMap<u32, Arc<OwnedFd>>,
     /// What saves it, where the worker knows of such a command.
-    rescues: BTreeMap<u32, Vec<String>>,
+    savers: BTreeMap<u32, Vec<String>>,
 }
 
 /// Memory that can be saved without the worker whose it is.
@@ -64,23 +64,23 @@ impl Memories {
     pub fn begin(&mut self, generation: u64) {
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.lent.clear();
-            self.rescues.clear();
+            self.savers.clear();
         }
     }
 
     /// A worker has said how what is in its memory is saved; nothing: it cannot be.
-    pub fn rescued_by(&mut self, local_rank: u32, command: Vec<String>) {
+    pub fn saved_by(&mut self, local_rank: u32, command: Vec<String>) {
         if command.is_empty() {
-            self.rescues.remove(&local_rank);
+            self.savers.remove(&local_rank);
         } else {
-            self.rescues.insert(local_rank, command);
+            self.savers.insert(local_rank, command);
         }
     }
 
     /// A worker gives its memory back.
     pub fn forget(&mut self, local_rank: u32) {
         self.lent.remove(&local_rank);
-        self.rescues.remove(&local_rank);
+        self.savers.remove(&local_rank);
     }
 
     /// What can be saved: data-parallel workers hold the same, so the first one's.
@@ -88,7 +88,7 @@ impl Memories {
         let both = |(rank, command): (&u32, &Vec<String>)| {
             Some(Left { file: Arc::clone(self.lent.get(rank)?), command: command.clone() })
         };
-        self.rescues.iter().find_map(both)
+        self.savers.iter().find_map(both)
     }
 
     /// A file in memory for a worker: the one that it had, if that has this size; else a fresh one in its place, whose size
@@ -203,18 +203,18 @@ mod tests {
         let mut memories = Memories::default();
         memories.begin(1);
         let words = |word: &str| vec![word.to_owned()];
-        memories.rescued_by(0, words("refused"));
+        memories.saved_by(0, words("refused"));
         assert!(memories.left().is_none(), "it has no memory");
         memories.lend(1, 4096, 1 << 20).unwrap();
-        memories.rescued_by(1, words("save"));
+        memories.saved_by(1, words("save"));
         assert_eq!(memories.left().unwrap().command, ["save"]);
-        memories.rescued_by(1, Vec::new());
+        memories.saved_by(1, Vec::new());
         assert!(memories.left().is_none());
-        memories.rescued_by(1, words("save"));
+        memories.saved_by(1, words("save"));
         memories.forget(1);
         assert!(memories.left().is_none(), "it was given back");
         memories.lend(1, 4096, 1 << 20).unwrap();
-        memories.rescued_by(1, words("save"));
+        memories.saved_by(1, words("save"));
         memories.begin(2);
         assert!(memories.left().is_none(), "another generation's is not this one's");
     }

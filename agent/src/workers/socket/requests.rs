@@ -152,7 +152,7 @@ pub(super) async fn answer(
             let lent = match local_rank() {
                 Some(rank) => {
                     let memories = &mut shared.state().memories;
-                    memories.rescued_by(rank, rescue);
+                    memories.saved_by(rank, rescue);
                     memories.lend(rank, bytes, spare).map_err(|error| error.to_string())
                 }
                 None => Err("only a worker that has registered can have memory".to_owned()),

@@ -1,0 +1,242 @@
+//! Makes what a node needs to take part, out of the command line and this machine. Nothing is joined here.
+
+use std::cell::LazyCell;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase};
+use elastic_coordinator::node::torchelastic::TorchElastic;
+use elastic_coordinator::node::{Node, Status};
+use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use uuid::Uuid;
+
+use super::health::Health;
+use crate::cli::Options;
+use crate::machine::address::{Advertised, advertised};
+use crate::machine::cpus::{self, CpuSet};
+use crate::machine::devices::{self, Gpus};
+use crate::machine::identity::{self, Claim, NodeIdentity};
+use crate::machine::{interfaces, numa};
+use crate::meeting::backend::Backend;
+use crate::meeting::participation::{JobPaths, Meeting, Participation};
+use crate::meeting::ports;
+use crate::meeting::rendezvous::Rendezvous;
+use crate::output::events::{self, EventHandler};
+use crate::output::logs::{Console, LogDir, LogSpec};
+use crate::workers::command::WorkerCommand;
+use crate::workers::environment::{own_device, threads_warning};
+use crate::workers::group::{GroupSetup, GroupState};
+use crate::workers::slots;
+use crate::workers::watchdog::Steps;
+
+/// Variables of the workers' environment, beyond those of their places.
+type Variables = Vec<(&'static str, OsString)>;
+
+/// What this node's workers run, how many they are, and on which CPUs.
+pub(super) struct Program {
+    command: WorkerCommand,
+    pub(super) slots: u32,
+    cpus: Vec<CpuSet>,
+}
+
+/// Finds the workers' program, and what of this machine they get.
+pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
+    let env = |name: &str| std::env::var_os(name);
+    let text = |name: &str| std::env::var(name).ok();
+    let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
+    tracing::info!("workers run {}", command.program.display());
+    let gpus = LazyCell::new(Gpus::detect);
+    let slots = slots::count(options.workers, || &*gpus, &text)?;
+    let cpus = bound_cpus(options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;
+    if options.virtual_local_rank {
+        // All of them, before anything is joined.
+        (0..slots).try_for_each(|local_rank| own_device(local_rank, &env).map(drop))?;
+    }
+    if let Some(warning) = threads_warning(slots, &env) {
+        tracing::warn!("{warning}");
+    }
+    Ok(Program { command, slots, cpus })
+}
+
+/// The CPUs of each worker, if they are to be bound.
+fn bound_cpus<'a>(
+    options: &Options,
+    slots: u32,
+    gpus: impl FnOnce() -> &'a Gpus,
+    list: Option<&str>,
+) -> anyhow::Result<Vec<CpuSet>> {
+    let Some(affinity) = options.numa else { return Ok(Vec::new()) };
+    let allowed = cpus::allowed().context("read which CPUs this process may use: is /proc mounted?")?;
+    let gpus = gpus();
+    let visible = devices::visible(list, gpus);
+    let cpus = numa::bind(affinity, slots, gpus, &visible, &allowed, Path::new("/sys"))?;
+    for (local_rank, cpus) in cpus.iter().enumerate() {
+        tracing::info!(local_rank, %cpus, "bound to CPUs");
+    }
+    Ok(cpus)
+}
+
+/// Whom torchrun's events are about.
+pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> events::Source {
+    events::Source {
+        console: (options.events == EventHandler::Console).then(|| console.clone()),
+        run_id: options.job.to_string(),
+        role: options.role.clone(),
+        hostname: hostname.to_owned(),
+        backend: match &options.rendezvous {
+            Rendezvous::Etcd { .. } => "etcd",
+            Rendezvous::Hosted { .. } if options.place.is_some() => "static",
+            Rendezvous::Hosted { .. } | Rendezvous::Standalone => "c10d",
+        },
+        entry_point: options.program.name.to_string_lossy().into_owned(),
+    }
+}
+
+/// Takes the node's name, which one agent at a time can have.
+pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity> {
+    let (job, node_name) = (options.job.clone(), options.node_name.clone());
+    let claim = tokio::task::spawn_blocking(move || {
+        NodeIdentity::claim(&Claim {
+            job: job.as_ref(),
+            node_name: node_name.as_deref(),
+            runtime: identity::process_runtime_dir(),
+            patience: identity::PATIENCE,
+        })
+    });
+    Ok(claim.await.context("claim a node name")??)
+}
+
+/// Where the job's records lie.
+pub(super) fn job_paths(options: &Options) -> JobPaths {
+    JobPaths {
+        keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &options.job),
+        paths: Paths::new(options.prefix.as_deref().unwrap_or(DEFAULT_PREFIX), options.job.as_ref()),
+    }
+}
+
+/// The address that other nodes are told, and what the workers are told of its interface.
+pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result<(Advertised, Variables)> {
+    let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.to_owned());
+    let pinned = options.pin_interface;
+    let found = tokio::task::spawn_blocking(move || {
+        let address = advertised(flag.as_deref(), rendezvous.endpoints(), &hostname);
+        let env = interfaces::variables(&address.address, &hostname, pinned, &|name| std::env::var_os(name));
+        (address, env)
+    });
+    found.await.context("find this node's address")
+}
+
+/// What is the same for every group of workers.
+pub(super) fn group(
+    options: &Options,
+    program: Program,
+    identity: &NodeIdentity,
+    address: String,
+    events: events::Source,
+    env: Variables,
+) -> anyhow::Result<GroupSetup> {
+    let Program { command, slots, cpus } = program;
+    Ok(GroupSetup {
+        job: options.job.to_string(),
+        node: identity.name.clone(),
+        host: identity.host.clone(),
+        slots,
+        role: options.role.clone(),
+        max_restarts: options.max_restarts,
+        command,
+        directory: std::env::current_dir().context("find the working directory")?,
+        address,
+        // The others wait for this node's workers no longer than that either.
+        shortage_patience: options.timings.start_timeout / 2,
+        store_host: options.store_host,
+        virtual_local_rank: options.virtual_local_rank,
+        cpus,
+        signals: options.signals.clone(),
+        events,
+        env,
+    })
+}
+
+/// Listens for other agents: on all interfaces, since which of them a peer comes in by is not known here, or on a
+/// loopback address alone.
+pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<TcpListener> {
+    let port = options.peer_port;
+    let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let hosts: &[&str] = if loopback { &[address] } else { &["::", "0.0.0.0"] };
+    ports::listen(hosts, port).await.map_err(|error| {
+        anyhow::anyhow!(
+            "cannot listen for other agents on port {port}: {error}; choose another with --peer-port, or 0 for any"
+        )
+    })
+}
+
+/// The node's part, by the protocol that the store speaks.
+pub(super) fn participation(backend: &Backend, paths: &JobPaths, job: JobId, listener: TcpListener) -> Participation {
+    match &backend.meeting {
+        Meeting::Store(store) => Participation::Own(Node::new(Arc::clone(store), job, listener).concluding()),
+        Meeting::TorchElastic(etcd) => {
+            let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
+            Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
+        }
+    }
+}
+
+/// A fresh name for the workers' socket.
+pub(super) fn socket_name() -> String {
+    format!("{}.sock", &Uuid::new_v4().simple().to_string()[..12])
+}
+
+/// What is told over HTTP of this agent.
+pub(super) fn health(
+    options: &Options,
+    identity: &NodeIdentity,
+    status: watch::Receiver<Status>,
+    group: watch::Receiver<GroupState>,
+    steps: Steps,
+) -> Health {
+    Health { job: options.job.to_string(), node: identity.name.clone(), status, group, steps }
+}
+
+/// The node's own record in the store, as it joins.
+pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint, slots: u32) -> NodeRecord {
+    NodeRecord {
+        name: identity.name.clone(),
+        incarnation: identity.incarnation.to_string(),
+        machine: identity.machine_id.clone(),
+        boot: identity.boot_id.clone(),
+        host: identity.host.clone(),
+        peer,
+        slots,
+        role: options.role.clone(),
+        phase: Phase::Waiting,
+        round: None,
+        failure: None,
+        master: None,
+        place: options.place,
+    }
+}
+
+/// Where the workers' output goes.
+pub(super) fn logs(options: &Options, hostname: &str) -> LogSpec {
+    LogSpec {
+        dir: match &options.logs.dir {
+            LogDir::Temporary => None,
+            LogDir::At(path) => Some(path.clone()),
+            LogDir::Disabled => Some("/dev/null".into()),
+        },
+        run_id: options.job.to_string(),
+        redirects: options.logs.redirects.clone(),
+        tee: options.logs.tee.clone(),
+        console_ranks: options.logs.console_ranks.clone(),
+        prefix: options.logs.prefix.clone(),
+        duplicate_stdout: options.logs.duplicate_stdout.clone(),
+        duplicate_stderr: options.logs.duplicate_stderr.clone(),
+        rotation: options.logs.rotation,
+        role: options.role.clone(),
+        hostname: hostname.to_owned(),
+    }
+}
