@@ -223,8 +223,12 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
         assert!(said.len() == 1 && said[0].ends_with(&format!("{LACKS}: {why}")), "{logged}");
     }
     let flags = format!("{} --collectives nccl", with_nccl(SHORT));
-    for (well, _, logged) in start(&flags, &[old, new, old]).into_iter().map(Worker::end) {
-        assert!(!well && logged.contains(&format!("--collectives nccl is not possible: {why}")), "{logged}");
+    let ended: Vec<_> = start(&flags, &[old, new, old]).into_iter().map(Worker::end).collect();
+    let refuses = |logged: &str| logged.contains(&format!("--collectives nccl is not possible: {why}"));
+    assert!(ended.iter().any(|(_, _, logged)| refuses(logged)), "{ended:?}");
+    for (well, _, logged) in ended {
+        // One that refuses ends at once; another may hear of that before it has all versions.
+        assert!(!well && (refuses(&logged) || logged.contains("ERROR lost rank")), "{logged}");
     }
 }
 
