@@ -1,5 +1,5 @@
 //! The kernel's counts of processes that its out-of-memory killer ended, in the agent's cgroup and on the whole host.
-//! Not for what they say about one worker: that is [`super::judge`].
+//! Not for what they say about one worker: that is [`crate::output::outcome::judge`].
 //!
 //! Workers live in the agent's cgroup. `memory.events` (cgroup v2) counts victims in it and below it,
 //! `memory.oom_control` (v1, from Linux 4.13) in it alone, whichever limit ran out; `/proc/vmstat` counts all victims

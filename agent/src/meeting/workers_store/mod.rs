@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`wire`] | requests out of bytes, in both of torch's dialects |
 //! | [`state`] | keys, queues, waits and barriers: a request in, answers out |
-//! | [`memory`] | the budget, and values that are charged to it |
+//! | [`budget`] | the budget, and values that are charged to it |
 //! | `output` | what is still to be sent on a connection |
 //! | [`server`] | the sockets and their thread |
 
