@@ -1,5 +1,5 @@
-//! Wire types of elastic training: what crosses hosts (gRPC) and what crosses the worker socket (JSON lines).
-//! Not for logic: no function here decides anything.
+//! Wire types of elastic training: messages between hosts (gRPC) and on the worker socket (JSON lines). There is no
+//! logic here: no function decides anything.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! The worker socket: JSON lines between an agent and the workers it started, over the Unix socket named in
 //! [`SOCKET_ENV`]. One object a line, UTF-8, at most [`MAX_LINE`] bytes.
 //!
-//! A worker that never connects gets torchrun's behaviour: it is stopped and started again. One that registers hears
-//! of rounds, and may commit checkpoints and meet barriers. Any language with a JSON parser can speak this:
+//! A worker that never connects gets torchrun's behaviour: it is stopped and started again. A worker that registers is
+//! told of rounds, and may commit checkpoints and meet barriers. Any language with a JSON parser can use this protocol:
 //!
 //! ```text
 //! worker → {"type":"register","local_rank":0,"pid":4711}
@@ -13,22 +13,22 @@
 //! agent  → {"type":"committed","id":7,"step":121}
 //! ```
 //!
-//! One that registers with `round_aware` keeps its process when the round changes: it answers `forming` by `quiesced`,
-//! and goes on when it gets its next `assignment`.
+//! A worker that registers with `round_aware` keeps its process when the round changes: it answers `forming` with
+//! `quiesced`, and continues when it gets its next `assignment`.
 
 use serde::{Deserialize, Serialize};
 
 /// Environment variable that names the socket's path.
 pub const SOCKET_ENV: &str = "ELASTIC_AGENT_SOCKET";
 
-/// Environment variable that is `1` for a worker which is started before its place is known. It registers once it is
-/// ready to work, and waits for its `welcome`, however long that takes.
+/// Environment variable that is `1` for a worker that is started before its place is known. The worker registers once
+/// it is ready to work, and waits for its `welcome`, however long that takes.
 pub const WARM_UP_ENV: &str = "ELASTIC_WARM_UP";
 
 /// Longest line either side may send, the newline included, in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
 
-/// Where a committed checkpoint lies. The pointer that the store's `checkpoint` key holds.
+/// Where a committed checkpoint lies. The store's `checkpoint` key holds this pointer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// Optimizer steps that the checkpoint contains; training goes on with `step + 1`.
@@ -42,33 +42,33 @@ pub struct Checkpoint {
     pub round: u64,
 }
 
-/// Why a worker fails, as far as it knows.
+/// Why a worker fails, as far as the worker knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureClass {
-    /// An error about a peer: a connection it lost, a collective that a peer left. Seldom the root cause.
+    /// An error about a peer: a lost connection, or a collective that a peer left. Seldom the root cause.
     Peer,
     /// The worker's own exception, exit or signal.
     Own,
 }
 
-/// What a worker says.
+/// Messages from a worker to its agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromWorker {
-    /// First on the connection.
+    /// First message on the connection.
     Register {
         /// The worker's `LOCAL_RANK`.
         local_rank: u32,
         /// Its process id, in the agent's pid namespace.
         pid: u32,
-        /// Whether it quiesces when a round is forming, takes a new rank in the same process, and agrees with its peers,
-        /// some of which may have just been started, on the state to go on from. Without it the worker is stopped and
-        /// started again on every change.
+        /// Whether the worker quiesces when a round is forming, takes a new rank in the same process, and agrees with
+        /// its peers, some of which may have just been started, on the state to continue from. Without this the worker
+        /// is stopped and started again on every change.
         #[serde(default)]
         round_aware: bool,
     },
-    /// How far it is. Sent as often as it likes: only the newest counts.
+    /// How far the worker is. May be sent at any time: only the newest counts.
     Progress {
         /// Optimizer steps done.
         step: u64,
@@ -82,38 +82,39 @@ pub enum FromWorker {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total_steps: Option<u64>,
     },
-    /// Meet the other members of this round at `name`. One worker of each node asks for its node.
+    /// Meet the other members of this round at `name`. One worker of each node asks on behalf of its node.
     Barrier {
-        /// Chosen by the worker; the answer carries it.
+        /// Chosen by the worker; the answer repeats it.
         id: u64,
-        /// Serves once in a round.
+        /// Can be used once in a round.
         name: String,
     },
-    /// Publish a checkpoint that lies complete and durable at its path.
+    /// Publish a checkpoint that is complete and durable at its path.
     Commit {
-        /// Chosen by the worker; the answer carries it.
+        /// Chosen by the worker; the answer repeats it.
         id: u64,
         /// What to publish.
         checkpoint: Checkpoint,
     },
-    /// Ask for memory of this node that outlives the worker. Whoever takes this worker's place on the node, in whatever
-    /// round of the job's generation, gets the same memory for the same size, with what was left in it.
+    /// Ask for memory of this node that outlives the worker. The worker that takes this worker's place on the node, in
+    /// any round of the job's generation, gets the same memory if it asks for the same size, with the contents that
+    /// were left in it.
     Memory {
-        /// Chosen by the worker; the answer carries it.
+        /// Chosen by the worker; the answer repeats it.
         id: u64,
-        /// How much.
+        /// Size in bytes.
         bytes: u64,
-        /// A command line that saves what is in the memory, for the agent to run where that would be lost: the job
-        /// ends, and no worker comes that could take it up. It gets the memory as its standard input and, as two more
-        /// words, `--after STEP`: what is committed. It prints a [`Checkpoint`] in one line of JSON once that is durable,
-        /// or nothing if there is nothing newer.
+        /// A command line that saves the contents of the memory. The agent runs it when they would otherwise be lost:
+        /// the job ends, and no worker will take them up. The command gets the memory as its standard input and two
+        /// more arguments, `--after STEP`, where STEP is the committed step. It prints a [`Checkpoint`] as one line of
+        /// JSON once that is durable, or nothing if the memory holds nothing newer.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         rescue: Vec<String>,
     },
-    /// Give that memory back: whoever comes next finds nothing.
+    /// Give that memory back: the next worker finds nothing.
     Forget,
-    /// The worker has stopped at a step boundary, or given up a step that a peer has left, and touches nothing until
-    /// it gets its next assignment.
+    /// The worker has stopped at a step boundary, or given up a step that a peer has left. It touches nothing until it
+    /// gets its next assignment.
     Quiesced {
         /// The round that is forming.
         round: u64,
@@ -122,7 +123,7 @@ pub enum FromWorker {
     },
     /// The worker is about to exit with an error, and knows why.
     Failing {
-        /// Its own fault or a peer's.
+        /// Whether the error is its own or about a peer.
         class: FailureClass,
         /// One line for people.
         message: String,
@@ -146,25 +147,25 @@ pub struct Assignment {
     pub group_world_size: u32,
     /// Host of rank 0, where the ranks find each other.
     pub master_addr: String,
-    /// Its port: fresh in every round. Rank 0's agent serves a TCPStore there, or holds it for rank 0 to listen on:
-    /// `TORCHELASTIC_USE_AGENT_STORE` says which.
+    /// Port on that host, fresh in every round. Rank 0's agent serves a TCPStore there, or reserves the port for rank 0
+    /// to listen on: `TORCHELASTIC_USE_AGENT_STORE` says which.
     pub master_port: u16,
     /// Restarts charged to the job so far.
     pub restart_count: u32,
-    /// The checkpoint every member of the round resumes from; none at the job's first start.
+    /// The checkpoint from which every member of the round resumes; none at the job's first start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// What an agent says.
+/// Messages from an agent to a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum ToWorker {
     /// Answer to `register`: the worker's place.
     Welcome(Assignment),
-    /// A later round: the place of a worker that quiesced.
+    /// The place of a worker that quiesced, in a later round.
     Assignment(Assignment),
-    /// A round is forming: a round-aware worker quiesces, any other will get the stop signal.
+    /// A round is forming: a round-aware worker quiesces, any other worker will get the stop signal.
     Forming {
         /// The round that is forming.
         round: u64,
@@ -174,7 +175,7 @@ pub enum ToWorker {
         #[serde(default)]
         quiesce_ms: u64,
     },
-    /// The node is leaving as planned. The stop signal follows, as soon as the others know.
+    /// The node is leaving as planned. The stop signal follows as soon as the other nodes know.
     Draining {
         /// Milliseconds from the stop signal to SIGKILL: time for a last checkpoint.
         grace_ms: u64,
@@ -191,7 +192,7 @@ pub enum ToWorker {
         /// Its step.
         step: u64,
     },
-    /// The memory that was asked for: a file of this size, whose descriptor comes beside this line (`SCM_RIGHTS`). Fresh
+    /// The memory that was asked for: a file of this size. Its descriptor comes with this line (`SCM_RIGHTS`). New
     /// memory is all zeros.
     Memory {
         /// The request's id.

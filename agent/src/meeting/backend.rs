@@ -1,5 +1,4 @@
-//! The store a job meets through: etcd, one that an agent serves, or one of this process alone. Not for what is kept in
-//! it.
+//! The store a job meets through: etcd, a store that one of the agents serves, or a store inside this process alone.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -22,61 +21,61 @@ use crate::machine::interfaces::{self, Interface};
 use crate::meeting::participation::{JobPaths, Meeting};
 use crate::meeting::rendezvous::Rendezvous;
 
-/// Where system certificates lie on Debian and its kin, for TLS without an own CA.
+/// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
 const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
 /// Pause between two attempts to reach a store that does not answer yet.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// How often a wait for the store is mentioned after the first time.
+/// How often the log mentions a wait for the store after the first time.
 const SELDOM: Duration = Duration::from_secs(30);
 
 /// Why there is no store.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// It never answered.
+    /// The store never answered.
     #[error(
         "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
     )]
     NeverAnswered {
         /// The last failure.
         last: Box<BackendError>,
-        /// How long it was tried.
+        /// How long we tried.
         within: Duration,
     },
-    /// It answered and refuses, or is no store.
+    /// The store answered and refuses, or it is no store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// This agent is to serve the store and cannot.
     #[error(transparent)]
     Serve(#[from] EmbeddedError),
-    /// Only the other API answers.
+    /// Only the other etcd API answers.
     #[error(
         "{what} offers etcd's v2 API and not v3: start all nodes of the job with --rdzv-conf api=v2 (or --rdzv-backend=etcd-v2), which torchrun's --rdzv-backend=etcd speaks too"
     )]
     OnlyV2 {
-        /// Which etcd.
+        /// Which etcd version.
         what: String,
     },
-    /// Others of this job's id meet elsewhere.
+    /// Other nodes with this job's id meet elsewhere.
     #[error("{0}")]
     Elsewhere(String),
-    /// The endpoint's name means nothing.
+    /// The endpoint's host name cannot be resolved.
     #[error("--rdzv-endpoint (or --master-addr): the name {host} cannot be resolved: {cause}")]
     Resolve {
         /// The name.
         host: String,
-        /// The resolver's words.
+        /// The resolver's error message.
         cause: String,
     },
 }
 
 impl BackendError {
-    /// Whether the same may go well a little later.
+    /// Whether the same attempt may succeed a little later.
     fn is_transient(&self) -> bool {
         match self {
             BackendError::Store(error) => error.is_transient(),
-            // A pod's own name, for one, comes to be a moment after its agent.
+            // For example, a pod's own name can be resolved only a moment after its agent starts.
             BackendError::Resolve { .. } => true,
             _ => false,
         }
@@ -87,24 +86,24 @@ impl BackendError {
 pub struct Backend {
     /// The store, and the protocol on it.
     pub meeting: Meeting,
-    /// Other nodes depend on this process: it leaves last.
+    /// Whether other nodes depend on this process; then it leaves last.
     pub serves: bool,
-    /// Where another agent serves it from its memory.
+    /// The store's endpoint, if another agent serves it from its memory.
     pub host: Option<Endpoint>,
-    /// For people.
+    /// Name of the store, for people.
     pub name: String,
 }
 
 impl Backend {
-    /// The store of our own protocol.
+    /// The store, if the nodes meet by our own protocol.
     pub fn store(&self) -> Option<&Arc<dyn Store>> {
         self.meeting.store()
     }
 
-    /// Waits until the agent that serves the store is gone for certain: looked at `every` so often, its port refuses for
-    /// `period`, and no connection that there was answers. What it held in memory is gone with it. A service in front of
-    /// it refuses, too, while its pod is not ready; then what is connected stays so. Never ends where the store is served
-    /// otherwise.
+    /// Waits until the agent that serves the store is certainly gone. Checked every `every`: its port refuses for
+    /// `period`, and no connection to it that was open before answers. What it held in memory is lost with it. A
+    /// service in front of the agent also refuses while its pod is not ready, but then open connections stay up. Never
+    /// returns if another kind of store is used.
     pub async fn host_gone(&self, every: Duration, period: Duration) {
         let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
         let mut gone_since: Option<Time> = None;
@@ -112,7 +111,7 @@ impl Backend {
             tokio::time::sleep(every).await;
             let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
             let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
-            // Any key does: that there is none is an answer.
+            // Any key will do: "no such key" is also an answer.
             let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
             let now = Time::now();
             gone_since = gone_since.or(Some(now)).filter(|_| gone);
@@ -123,7 +122,7 @@ impl Backend {
     }
 }
 
-/// Opens the store of the job at `place`. Waits for one that does not answer yet, for `patience`.
+/// Opens the store of the job at `place`. If it does not answer yet, waits for up to `patience`.
 ///
 /// # Errors
 /// [`BackendError`] says what is wrong and what to do.
@@ -183,7 +182,7 @@ async fn etcd_v2(
     let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
     let probe = until_it_answers(patience, || client.probe()).await?;
     tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers, over its v2 API");
-    // Nodes of ours that were started without api=v2 would be a second group.
+    // Nodes of ours that were started without api=v2 would form a second group.
     let nodes = EtcdStore::connect(config)?.range(&paths.keys.nodes()).await;
     if nodes.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
         return Err(BackendError::Elsewhere(format!(
@@ -210,7 +209,7 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
             Err(failure) => failure,
         };
         match v2.probe().await {
-            // It is up, then, and either was not a moment ago or will not do.
+            // The server is up: either it was not a moment ago, or it does not suit us.
             Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
             Err(_) => Err(failure),
         }
@@ -224,7 +223,7 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
     }
 }
 
-/// Asks again and again for what does not answer yet, for `patience`.
+/// Retries for up to `patience` while there is no answer.
 async fn until_it_answers<T, E: Into<BackendError>>(
     patience: Duration,
     ask: impl AsyncFn() -> Result<T, E>,
@@ -250,7 +249,8 @@ async fn until_it_answers<T, E: Into<BackendError>>(
     }
 }
 
-/// torchrun's rule: the agent whose machine the endpoint names serves the store, the first of several on one machine.
+/// torchrun's rule: the agent on the machine that the endpoint names serves the store; of several agents on that
+/// machine, the first one.
 async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
     let begun = Time::now();
     let own = match is_host {
@@ -289,8 +289,8 @@ async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) 
     Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
 }
 
-/// Listens on all interfaces, unless the user himself wrote a loopback address: what a host's name is to itself, often
-/// 127.0.1.1, says nothing about how others reach it.
+/// Listens on all interfaces, unless the user wrote a loopback address. The address that a host's name has on the host
+/// itself, often 127.0.1.1, says nothing about how other hosts reach it.
 async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer, BackendError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
     let addresses = if names_loopback(&endpoint.host) {
@@ -300,11 +300,11 @@ async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer
     };
     let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
     for address in addresses {
-        // Named as the place to meet, it is meant to be reached.
+        // The address is named as the place to meet, so others must be able to reach it.
         match EmbeddedServer::bind(address, true).await {
             Ok(server) => return Ok(server),
             Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
-            // A host without IPv6.
+            // This host has no IPv6.
             Err(error) => last = error.into(),
         }
     }
@@ -322,8 +322,8 @@ async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
     }
 }
 
-/// Whether these lead to this machine. The interfaces are asked, since `net.ipv4.ip_nonlocal_bind` lets a process bind
-/// addresses that are others'.
+/// Whether these addresses lead to this machine. Asks for the interfaces, because `net.ipv4.ip_nonlocal_bind` lets a
+/// process bind addresses of other machines.
 fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
     let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
     addresses.iter().any(|address| own(address.ip()))

@@ -1,4 +1,4 @@
-//! A node's part in a job, by one protocol or the other. Not for what either decides.
+//! A node's part in a job, by our own protocol or by TorchElastic's. Decides nothing itself.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use elastic_coordinator::store::Store;
 use elastic_coordinator::torchelastic::Paths;
 use tokio::sync::{mpsc, watch};
 
-/// How nodes meet there.
+/// The store, and the protocol by which nodes meet on it.
 #[derive(Clone)]
 pub enum Meeting {
     /// By our own protocol.
@@ -30,16 +30,16 @@ impl Meeting {
     }
 }
 
-/// Where one job's records lie.
+/// Where one job's records lie in the store.
 #[derive(Clone)]
 pub struct JobPaths {
-    /// Of our own protocol.
+    /// Keys of our own protocol.
     pub keys: Keys,
-    /// Of TorchElastic's.
+    /// Paths of TorchElastic's protocol.
     pub paths: Paths,
 }
 
-/// What carries the node's part. To the agent both are the same.
+/// The protocol that carries the node's part. The agent treats both alike.
 pub enum Participation {
     /// Our own protocol.
     Own(Node),
@@ -48,7 +48,7 @@ pub enum Participation {
 }
 
 impl Participation {
-    /// How the node stands, as it changes.
+    /// The node's status, as it changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         match self {
             Participation::Own(node) => node.status(),

@@ -1,4 +1,4 @@
-//! The ports that this node listens on for other nodes, and those that it holds for rank 0.
+//! The ports that this node listens on for other nodes, and the ports that it holds for rank 0.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -12,14 +12,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 pub struct ReserveError {
     /// Address that was tried.
     pub ip: IpAddr,
-    /// The kernel's answer.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
 /// Listens on the first of these addresses that the machine has.
 ///
 /// # Errors
-/// The last one's.
+/// The error for the last address.
 pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpListener> {
     let mut last = io::Error::other("no address");
     for host in hosts {
@@ -33,11 +33,11 @@ pub async fn listen(hosts: &[&str], port: u16) -> io::Result<tokio::net::TcpList
     Err(last)
 }
 
-/// A TCP port that is this agent's until dropped, and that one process which sets SO_REUSEADDR may listen on.
+/// A TCP port that stays reserved for this agent until dropped. One process that sets SO_REUSEADDR may listen on it.
 ///
-/// The socket is bound but does not listen, which Linux lets a second socket share if both have SO_REUSEADDR; torch's
-/// TCPStore has. So rank 0's port is known before rank 0 runs, and no other process can get it in between: neither by
-/// asking for any port nor for an outgoing connection.
+/// The socket is bound but does not listen. Linux lets a second socket share the port if both have SO_REUSEADDR, which
+/// torch's TCPStore sets. So rank 0's port is known before rank 0 runs, and no other process can get it in between:
+/// neither by asking for any free port nor for an outgoing connection.
 #[derive(Debug)]
 pub struct Reservation {
     _socket: OwnedFd,
@@ -45,7 +45,7 @@ pub struct Reservation {
     port: u16,
 }
 
-/// Connections that may wait to be accepted; the kernel makes of it what `net.core.somaxconn` allows.
+/// Connections that may wait to be accepted; the kernel caps this at `net.core.somaxconn`.
 const BACKLOG: i32 = 1 << 14;
 
 impl Reservation {
@@ -54,10 +54,10 @@ impl Reservation {
         self.port
     }
 
-    /// Listens on it, in this process.
+    /// Listens on the port, in this process.
     ///
     /// # Errors
-    /// Another one listens there already, or no descriptor is left.
+    /// Another process listens there already, or no descriptor is left.
     pub fn listen(&self) -> Result<TcpListener, ReserveError> {
         let listen = || {
             let socket = shared_socket(self.ip, self.port)?;
@@ -68,7 +68,7 @@ impl Reservation {
     }
 }
 
-/// Reserves a port that the kernel picks, on one address of this machine or on an unspecified one for all.
+/// Reserves a port that the kernel picks, on one address of this machine, or on all if the address is unspecified.
 ///
 /// # Errors
 /// The address is not this machine's, or no port or descriptor is left.
@@ -76,7 +76,7 @@ pub fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
     reserve(ip).map_err(|source| ReserveError { ip, source })
 }
 
-/// Reserves a port on all addresses, IPv6 and IPv4 at once where the machine has IPv6, as TCPStore will want it.
+/// Reserves a port on all addresses: IPv6 and IPv4 at once if the machine has IPv6, as TCPStore needs it.
 ///
 /// # Errors
 /// No port or descriptor is left.

@@ -7,7 +7,7 @@ use elastic_coordinator::job::Endpoint;
 /// What nodes meet through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// One node: a store inside this agent that nobody else sees.
+    /// One node: the store is inside this agent and nobody else sees it.
     Standalone,
     /// A store served by one of the agents.
     Hosted {
@@ -24,7 +24,7 @@ pub enum Rendezvous {
         tls: Option<Tls>,
         /// Whom to log in as.
         credentials: Option<Credentials>,
-        /// By TorchElastic's own rendezvous over the v2 API, where torchrun's `etcd` nodes are.
+        /// Whether to use TorchElastic's own rendezvous over the v2 API, where nodes of torchrun's `etcd` backend are.
         v2: bool,
     },
 }
@@ -43,7 +43,7 @@ impl Rendezvous {
 /// TLS towards etcd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tls {
-    /// Certificates to trust, PEM; none: the system's.
+    /// Certificates to trust, PEM; `None` for the system's.
     pub ca: Option<PathBuf>,
     /// This client's certificate and its key, PEM.
     pub client: Option<(PathBuf, PathBuf)>,
@@ -54,6 +54,6 @@ pub struct Tls {
 pub struct Credentials {
     /// Name.
     pub user: String,
-    /// File whose first line is the password: a command line can be read by everyone on the host.
+    /// File whose first line is the password. Not an argument, because everyone on the host can read a command line.
     pub password_file: PathBuf,
 }

@@ -1,5 +1,5 @@
-//! Where the ranks of a round find each other: the port that becomes `MASTER_PORT` where this node holds rank 0. Not
-//! for what is served there, which is [`crate::meeting::workers_store`]'s.
+//! Where the ranks of a round find each other: the port that becomes `MASTER_PORT` if this node holds rank 0. The store
+//! that is served there is [`crate::meeting::workers_store`].
 //!
 //! ```text
 //!  offer ──▶ offered: listens, serves nothing ──▶ begin: serves round n ──▶ past: held, refuses
@@ -7,9 +7,9 @@
 //!               └────┘
 //! ```
 //!
-//! A port is told to others before this node knows whether its round will run, and clients may come before this node
-//! has begun it. They wait, unserved: if the round is formed anew instead, they are of a round that never was here, and
-//! must leave nothing behind.
+//! Other nodes learn of a port before this node knows whether its round will run, and clients may connect before this
+//! node has begun the round. They wait without being served. If the round is formed anew instead, they belong to a
+//! round that never ran here, and must leave nothing behind.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,31 +22,32 @@ use crate::machine::shortage::is_shortage;
 use crate::meeting::ports::{Reservation, ReserveError, reserve_any_port, reserve_port};
 use crate::meeting::workers_store::{Limits, TcpStore};
 
-/// Ports of past rounds that stay closed to everybody, so that a client which outlived its round meets a refusal.
+/// Ports of past rounds that stay held but refuse connections, so that a client which outlived its round is refused.
 const PAST: usize = 64;
 
 /// Who serves the store that workers find each other through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreHost {
-    /// The agent of rank 0's node: torchrun's way with its `c10d` backend.
+    /// The agent of rank 0's node, as torchrun does with its `c10d` backend.
     Agent(Limits),
-    /// Worker rank 0, on the port that its agent reserves: torchrun's way with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
+    /// Worker rank 0, on the port that its agent reserves, as torchrun does with
+    /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
     Workers,
 }
 
 /// Why a round's store cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The system's word.
+    /// The system's error.
     #[error("the workers' store cannot be served: {0}; are there descriptors and threads left?")]
     System(#[from] io::Error),
-    /// The log said why when it was to be offered.
+    /// No port could be offered for this round; the log said why at that time.
     #[error("this node has rank 0, and had no port to offer for it; are there descriptors left?")]
     NoPort,
 }
 
 impl ServeError {
-    /// Whether the host has no room for now.
+    /// Whether the host is short of resources for now.
     pub fn is_shortage(&self) -> bool {
         match self {
             ServeError::System(error) => is_shortage(error.raw_os_error()),
@@ -58,7 +59,7 @@ impl ServeError {
 #[derive(Debug)]
 struct Offered {
     reservation: Reservation,
-    /// None where workers listen themselves.
+    /// `None` if workers listen themselves.
     listener: Option<TcpListener>,
 }
 
@@ -69,7 +70,7 @@ struct Serving {
     _store: Option<TcpStore>,
 }
 
-/// This node's port for the next round, and for the one at hand if rank 0 is here.
+/// This node's port for the next round, and for the current round if rank 0 is here.
 #[derive(Debug)]
 pub struct Master {
     host: StoreHost,
@@ -92,12 +93,12 @@ impl Master {
         matches!(self.host, StoreHost::Agent(_))
     }
 
-    /// What was offered last.
+    /// The port offered last.
     pub fn latest(&self) -> watch::Receiver<Option<Endpoint>> {
         self.endpoint.subscribe()
     }
 
-    /// A fresh port for the next round, bound, and listening where the agent is to serve it.
+    /// A fresh port for the next round: bound, and listening if the agent is to serve it.
     pub fn offer(&mut self) -> Option<Endpoint> {
         let (offered, endpoint) = match self.open() {
             Ok(offered) => {
@@ -115,17 +116,18 @@ impl Master {
     }
 
     fn open(&self) -> Result<Offered, ReserveError> {
-        // A job that is this machine's alone is nobody else's to talk to: the protocol knows no passwords.
+        // A job on a loopback address runs on this machine alone. Nobody else may talk to it: the protocol knows no
+        // passwords.
         let own = self.address.parse::<IpAddr>().ok().filter(IpAddr::is_loopback);
         let reservation = own.map_or_else(reserve_any_port, reserve_port)?;
         let listener = self.is_agent().then(|| reservation.listen()).transpose()?;
         Ok(Offered { reservation, listener })
     }
 
-    /// A round begins; the one before is over everywhere. Serves its store if `rank_0` is on this node.
+    /// A round begins; the previous one is over on all nodes. Serves the round's store if `rank_0` is on this node.
     ///
     /// # Errors
-    /// There is nothing left to serve with.
+    /// There are no descriptors or threads left to serve with, or no port was offered.
     pub fn begin(&mut self, round: u64, rank_0: bool) -> Result<(), ServeError> {
         self.end();
         let offered = self.offered.take();
@@ -143,7 +145,8 @@ impl Master {
 
     /// A round is forming.
     pub fn forming(&mut self, round: u64) {
-        // Once it has formed, all members of the one before it have stopped. That it is forming says so of those before.
+        // Once a round has formed, all members of the previous round have stopped. So a forming round means that all
+        // rounds before the previous one are over.
         if self.serving.as_ref().is_some_and(|serving| serving.round + 1 < round) {
             self.end();
         }
@@ -211,11 +214,12 @@ mod tests {
     fn a_round_that_is_formed_anew_finds_nothing_of_the_try_before_it() {
         let mut master = master();
         let endpoint = master.offer().unwrap();
-        // Round 1 ran elsewhere, and its worker set a key; then round 2 forms before this node began round 1.
+        // Round 1 ran on another node, and its worker set a key here; then round 2 forms before this node began round
+        // 1.
         let mut old = connect(&endpoint).unwrap();
         old.write_all(SET).unwrap();
         master.forming(2);
-        // Another of round 1 sets one before it is stopped.
+        // Another worker of round 1 sets a key before it is stopped.
         let mut late = connect(&endpoint).unwrap();
         late.write_all(SET).unwrap();
         drop(late);
@@ -248,11 +252,11 @@ mod tests {
         let mut master = master();
         let endpoint = master.offer().unwrap();
         master.begin(1, true).unwrap();
-        // This node's workers are done, and the next round forms: others may still stop.
+        // This node's workers are done, and the next round forms; workers of other nodes may still be stopping.
         master.offer().unwrap();
         master.forming(2);
         assert!(connect(&endpoint).is_ok());
-        // Round 3 forms, so 2 has run, so nobody is left in 1.
+        // Round 3 forms, so round 2 has run, and nobody is left in round 1.
         master.forming(3);
         assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }

@@ -1,5 +1,5 @@
-//! The workers' command line: which interpreter or program, and each worker's arguments. Checked before the node
-//! joins anything, so that a typing error costs one node a second and not a job its round. Not for starting it.
+//! The workers' command line: which interpreter or program, and each worker's arguments. It is checked before the node
+//! joins, so that a typing error costs one node a second and does not cost the job a round.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +16,7 @@ pub enum ProgramKind {
     Script,
     /// `python -u -m PROGRAM`.
     Module,
-    /// As it is.
+    /// The program itself.
     Executable,
     /// By Python's `runpy.run_path`, as `__main__`.
     RunPath,
@@ -29,7 +29,7 @@ pub struct Program {
     pub kind: ProgramKind,
     /// PROGRAM.
     pub name: OsString,
-    /// All that follows it, and what a launcher puts before that.
+    /// All arguments that follow it, and those that a launcher puts before them.
     pub args: Vec<OsString>,
 }
 
@@ -66,17 +66,17 @@ pub enum CommandError {
     /// The program of `--no-python` is missing or cannot be run.
     #[error("program {name:?} {problem}; check its path, PATH and its execute permission")]
     Program {
-        /// As written.
+        /// The program's name, as written.
         name: OsString,
         /// What is wrong with it.
         problem: &'static str,
     },
 }
 
-/// A command that every worker of this node runs, its arguments still with macros.
+/// The command that every worker of this node runs; macros in its arguments are not expanded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerCommand {
-    /// What is executed.
+    /// The program to execute.
     pub program: PathBuf,
     args: Vec<OsString>,
 }
@@ -157,11 +157,11 @@ fn python(
         .ok_or_else(|| CommandError::NoPython { script: script.to_owned() })
 }
 
-/// What marks the directory of an environment: venv's file, and conda's folder.
+/// What marks the directory of a Python environment: venv's file, or conda's folder.
 const ENVIRONMENT: [&str; 2] = ["pyvenv.cfg", "conda-meta"];
 
-/// The Python of the environment that the agent is installed in. Its packages are what the user has chosen for the job,
-/// whether or not the environment is activated.
+/// The Python of the environment that the agent is installed in. The user has chosen that environment's packages for
+/// the job, whether or not it is activated.
 fn beside(agent: &Path) -> Option<PathBuf> {
     let bin = agent.parent()?;
     let python = bin.join("python");
@@ -173,17 +173,18 @@ fn executable(name: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<Pa
     find(name, env("PATH").as_deref()).map_err(|problem| CommandError::Program { name: name.to_owned(), problem })
 }
 
-/// A script whose name holds a macro differs by worker: Python itself will have to say if it is missing.
+/// Checks that the script exists. If its name holds a macro, it differs by worker; then Python itself reports a missing
+/// script.
 fn check_script(name: &OsStr) -> Result<(), CommandError> {
     let path = Path::new(name);
-    // A directory or archive with a `__main__` runs too.
+    // Python also runs a directory or archive that has a `__main__`.
     if name.as_bytes().contains(&b'$') || path.exists() {
         return Ok(());
     }
     Err(CommandError::Script { path: path.into(), problem: "does not exist" })
 }
 
-/// As execvp searches: a name with a slash is a path, any other is looked for on PATH.
+/// Finds a program as execvp does: a name with a slash is a path, any other name is looked up on PATH.
 fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, &'static str> {
     if name.as_bytes().contains(&b'/') {
         return runnable(Path::new(name)).map(|()| PathBuf::from(name));

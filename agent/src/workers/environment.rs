@@ -1,5 +1,5 @@
-//! The workers' environment: torchrun's variables (torch 2.15, and the names older ones read) and ours. Not for the
-//! agent's own variables, which every worker inherits beneath these.
+//! The workers' environment: torchrun's variables (torch 2.15's, and the names that older versions read) and ours.
+//! Workers also inherit the agent's own variables; these override them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,12 +9,13 @@ use elastic_proto::worker::{Assignment, SOCKET_ENV, WARM_UP_ENV};
 
 /// Number of the round that a worker was started in.
 pub const ROUND_ENV: &str = "ELASTIC_ROUND";
-/// A worker's position on its node, also where `--virtual-local-rank` makes every `LOCAL_RANK` 0.
+/// A worker's position on its node. It stays correct with `--virtual-local-rank`, which sets every `LOCAL_RANK` to 0.
 pub const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
 /// Name of the node that a worker runs on.
 pub const NODE_ENV: &str = "ELASTIC_NODE";
 
-/// Whether workers are only clients of the store at `MASTER_PORT`: `True` or `False`, as Python spells them.
+/// Whether the store at `MASTER_PORT` is served by an agent, so that workers are only its clients: `True` or `False`,
+/// as Python spells them.
 const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
 /// A worker's place on its node and in its role; the rest is in its [`Assignment`].
@@ -32,7 +33,7 @@ pub struct LocalPlace<'a> {
     pub role_world_size: u32,
 }
 
-/// What is the same for every worker of this agent.
+/// Settings that are the same for every worker of this agent.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeFacts<'a> {
     /// The node's name.
@@ -41,14 +42,14 @@ pub struct NodeFacts<'a> {
     pub socket: &'a Path,
     /// `--max-restarts`.
     pub max_restarts: u32,
-    /// The agent of rank 0's node serves the store at `MASTER_PORT`; else worker rank 0 is to do it.
+    /// Whether the agent of rank 0's node serves the store at `MASTER_PORT`; else worker rank 0 serves it.
     pub agent_store: bool,
-    /// `--signals-to-handle`: names with commas.
+    /// `--signals-to-handle`: signal names, separated by commas.
     pub signals: &'a str,
 }
 
-/// What is added to the agent's environment for one worker. `assignment` is this worker's; `error_file` is where it may
-/// leave its exception, if files are wanted; `inherited` looks up the agent's environment.
+/// Variables added to the agent's environment for one worker. `assignment` is this worker's place; `error_file` is
+/// where it may write its exception, if files are wanted; `inherited` looks up the agent's environment.
 pub fn worker_env(
     assignment: &Assignment,
     place: &LocalPlace<'_>,
@@ -90,7 +91,7 @@ pub fn worker_env(
     env.into_iter().map(|(name, value)| (name.into(), value)).collect()
 }
 
-/// Variables that tell a place in a round.
+/// Variables that describe a place in a round.
 const PLACE: [&str; 10] = [
     "RANK",
     "GROUP_RANK",
@@ -104,7 +105,7 @@ const PLACE: [&str; 10] = [
     ROUND_ENV,
 ];
 
-/// Makes an environment one of a worker that has no place yet, and hears of it from the agent.
+/// Changes an environment into that of a worker without a place. The agent tells the worker its place later.
 pub fn without_place(env: &mut BTreeMap<OsString, OsString>) {
     env.retain(|name, _| !PLACE.iter().any(|known| name == known));
     env.insert(WARM_UP_ENV.into(), "1".into());
@@ -112,7 +113,7 @@ pub fn without_place(env: &mut BTreeMap<OsString, OsString>) {
 
 const OMP: &str = "OMP_NUM_THREADS";
 
-/// Fewer devices are visible than workers are to have one each.
+/// There are fewer visible devices than workers, and each worker needs its own.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "--virtual-local-rank: worker {local_rank} has no device of its own: {variable}={list} names {named}; start fewer \
@@ -129,11 +130,12 @@ pub struct NoDevice {
     pub named: usize,
 }
 
-/// What `--virtual-local-rank` sets above all else: a worker sees its own device alone, as number 0 (torch 2.15's
-/// rules: `HIP_VISIBLE_DEVICES` goes before `CUDA_VISIBLE_DEVICES` if it is not empty, and both are then set).
+/// Variables that `--virtual-local-rank` sets with the highest priority: a worker sees only its own device, as device
+/// number 0. As in torch 2.15, a `HIP_VISIBLE_DEVICES` that is not empty takes precedence over `CUDA_VISIBLE_DEVICES`,
+/// and then both are set.
 ///
 /// # Errors
-/// The list that the agent inherited is shorter than that.
+/// The device list that the agent inherited has no entry for this worker.
 pub fn own_device(
     local_rank: u32,
     inherited: &dyn Fn(&str) -> Option<OsString>,
@@ -163,12 +165,12 @@ pub fn own_device(
     Ok(env)
 }
 
-/// torchrun's rule: several workers on a machine, each with a thread for every CPU, would crowd one another out.
+/// torchrun's rule: several workers on a machine, each with a thread for every CPU, would slow one another down.
 fn limits_threads(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> bool {
     local_world_size > 1 && inherited(OMP).is_none()
 }
 
-/// What to tell the user, once, if workers get `OMP_NUM_THREADS=1` without having asked for it.
+/// A warning, to be shown once, if workers get `OMP_NUM_THREADS=1` without the user having asked for it.
 pub fn threads_warning(local_world_size: u32, inherited: &dyn Fn(&str) -> Option<OsString>) -> Option<String> {
     limits_threads(local_world_size, inherited).then(|| {
         format!(

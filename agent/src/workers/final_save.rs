@@ -1,6 +1,6 @@
-//! The last word of a node in its job: what its workers have left in memory is saved, and committed, where nobody goes on
-//! with it. Not for what lies in the memory, which the workers' own program alone can read, nor for who may commit:
-//! that is [`elastic_coordinator::workers::checkpoint`].
+//! The final save: when a node's part in its job ends and no other node continues, the snapshots that its workers left
+//! in memory are saved and committed. Only the workers' own program can read that memory. The rules for who may commit
+//! are in [`elastic_coordinator::workers::checkpoint`].
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -18,13 +18,13 @@ use tokio::task::JoinHandle;
 
 use crate::workers::snapshot_memory::Left;
 
-/// How long the workers' program may take to save it. What is larger than a disk takes in that time is lost.
+/// How long the workers' program may take to save the snapshots. If the disk is too slow for that, they are lost.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Most bytes of what it prints.
+/// Most bytes read of what the program prints.
 const PRINTED: u64 = 64 * 1024;
 
-/// What there is to save, and where it is to count.
+/// What to save, and the job that it belongs to.
 pub struct FinalSave {
     /// The job's store.
     pub store: Arc<dyn Store>,
@@ -32,13 +32,13 @@ pub struct FinalSave {
     pub keys: Keys,
     /// This node.
     pub node: NodeId,
-    /// The last round that it had a place in.
+    /// The last round in which this node had a place.
     pub seat: Sealed,
-    /// What is in memory.
+    /// The snapshots in memory.
     pub left: Left,
 }
 
-/// Why it is not saved.
+/// Why the snapshots were not saved.
 #[derive(Debug, thiserror::Error)]
 enum SaveError {
     #[error("{program} cannot be started: {cause}")]
@@ -55,7 +55,7 @@ enum SaveError {
     Commit(#[from] CommitError),
 }
 
-/// A final save under way; dropped, it is given up, and the program that saves is ended.
+/// A final save under way. Dropping it gives the save up and ends the program that saves.
 pub struct Saving(JoinHandle<()>);
 
 impl Drop for Saving {
@@ -64,19 +64,19 @@ impl Drop for Saving {
     }
 }
 
-/// Whether a part in a job that ends like this may leave something that is nowhere else.
+/// Whether a node whose part ends like this may hold snapshots that exist nowhere else.
 pub fn may_matter(end: &End) -> bool {
     matches!(end, End::Failed(..) | End::Drained)
 }
 
-/// Waits until nothing is left to be done. May be cancelled.
+/// Waits until the final save is over. May be cancelled.
 pub async fn done(Saving(task): &mut Saving) {
-    // Whatever came of it was said.
+    // The result has been logged.
     drop(task.await);
 }
 
 impl FinalSave {
-    /// Begins, and says what comes of it.
+    /// Begins the final save, and logs its result.
     pub fn begin(self) -> Saving {
         Saving(tokio::spawn(async move {
             let word = checkpoint::last_word(&*self.store, &self.keys, &self.node, self.seat).await;
@@ -104,7 +104,7 @@ impl FinalSave {
         }))
     }
 
-    /// Saves and commits what is newer than `step`.
+    /// Saves and commits the snapshot if it is newer than `step`.
     async fn save(&self, step: u64) -> Result<Option<Checkpoint>, SaveError> {
         let program = self.left.command.first().cloned().unwrap_or_default();
         let slow = |_| SaveError::Slow { program: program.clone() };
@@ -119,13 +119,14 @@ impl FinalSave {
         Ok(Some(saved))
     }
 
-    /// Runs the program to its end: what it printed. What it writes to its standard error goes to the log.
+    /// Runs the program to its end and returns what it printed. Its standard error goes to the log.
     async fn run(&self, program: &str, step: u64) -> Result<String, SaveError> {
         let start = || {
             let mut command = Command::new(program);
             command.args(self.left.command.iter().skip(1)).args(["--after", &step.to_string()]);
             command.stdin(Stdio::from(self.left.file.try_clone()?)).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // Away from the terminal's Ctrl-C, which is for the agent to act on; and that file is the agent's own.
+            // In its own process group, so that the terminal's Ctrl-C reaches only the agent. The error file belongs to
+            // the agent.
             command.process_group(0).kill_on_drop(true).env_remove("TORCHELASTIC_ERROR_FILE");
             end_with(getpid(), &mut command);
             command.spawn()
@@ -157,14 +158,14 @@ impl FinalSave {
     }
 }
 
-/// Has the program die with its agent, however that dies: what it saves later nobody commits, and the next agent of this
-/// node may save the same. (The signal comes when the *thread* ends that started it. All of an agent's programs are
-/// started by its main thread, see decision 0013.)
+/// Makes the program die with its agent, however the agent dies: nobody would commit what the program saves afterwards,
+/// and the next agent of this node may save the same. (The kernel sends the signal when the *thread* that started the
+/// program ends. The agent starts all programs from its main thread, see decision 0013.)
 #[allow(unsafe_code)]
 fn end_with(agent: Pid, command: &mut Command) {
     let bond = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // It may have died before the line above; then no signal will ever come.
+        // The agent may have died before the line above; then the signal will never come.
         if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     };
     // SAFETY: two system calls and no allocation between fork and execute.

@@ -1,9 +1,9 @@
-//! Whether this node's GPUs are free of an earlier round's processes, before the next one's workers want their memory.
-//! Not for choosing GPUs, nor for processes of others.
+//! Checks that no process of an earlier round still holds this node's GPUs, before the next round's workers need their
+//! memory. Does not choose GPUs, and ignores processes of other jobs.
 //!
-//! The guard ends a round's process tree before the next starts, and a process gives up its GPUs before it can be
-//! waited for. What may still hold one: a process that left the tree when agent and guard were killed at once, or one
-//! that the driver is still taking apart.
+//! The guard ends a round's process tree before the next round starts, and a process releases its GPUs before it can be
+//! waited for. Two kinds of process may still hold a GPU: one that left the tree when agent and guard were killed at
+//! once, and one that the driver is still cleaning up.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -14,26 +14,26 @@ use tokio::time::timeout;
 use crate::machine::nvml::{Nvml, NvmlError};
 use crate::workers::environment::NODE_ENV;
 
-/// How often the driver is asked while one waits.
+/// How often the driver is asked during the wait.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Longest wait, whatever else there is time for.
+/// Longest wait, even if the start timeout would allow more.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is known of a process that computes on a GPU.
+/// A process that computes on a GPU, as listed by the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listed {
     /// The GPU, by NVML's index.
     pub gpu: u32,
-    /// Its id.
+    /// The process id.
     pub pid: u32,
-    /// It can be seen from here: not of another process id namespace, not gone.
+    /// Whether the process is visible here: not in another pid namespace, and not gone.
     pub exists: bool,
-    /// Its environment is that of a worker of this node and job.
+    /// Whether its environment is that of a worker of this node and job.
     pub marked: bool,
 }
 
-/// A process that holds a GPU.
+/// A process of an earlier round that holds a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// The GPU.
@@ -42,8 +42,8 @@ pub struct Holder {
     pub pid: u32,
 }
 
-/// Which of the listed processes are an earlier round's. While no worker runs here, each that is marked is one; and one
-/// that was marked before stays one until it is gone, since a dying process has no environment any more.
+/// The listed processes that belong to an earlier round. While no worker runs here, every marked process does. A
+/// process that was marked before counts until it is gone, because a dying process has no environment any more.
 pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
     known.retain(|pid| listed.iter().any(|process| process.pid == *pid && process.exists));
     known.extend(listed.iter().filter(|process| process.exists && process.marked).map(|process| process.pid));
@@ -51,23 +51,23 @@ pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
     held.map(|process| Holder { gpu: process.gpu, pid: process.pid }).collect()
 }
 
-/// Asks the driver. Without one there is nothing to ask, and nothing to wait for.
+/// Asks the driver which processes hold GPUs. Without a driver there is nothing to wait for.
 #[derive(Clone)]
 pub struct GpuHolders {
     asked: Arc<Asked>,
 }
 
 struct Asked {
-    /// None within: there is no driver. Loaded when first needed, since the driver may have to wake.
+    /// `Some(None)` if there is no driver. Loaded when first needed, because waking the driver may take long.
     nvml: OnceLock<Option<Nvml>>,
-    /// What a worker's environment of this job and node holds.
+    /// Variables in the environment of every worker of this job and node.
     marks: [Vec<u8>; 2],
     patience: Duration,
 }
 
 impl GpuHolders {
     /// For the workers of this job on this node. `start_timeout` is what a member may take from the seal to running
-    /// workers: half of it at most goes into waiting, and never more than 20 s.
+    /// workers. The wait takes at most half of it, and never more than 20 s.
     pub fn of(job: &str, node: &str, start_timeout: Duration) -> GpuHolders {
         let mark = |name: &str, value: &str| format!("{name}={value}").into_bytes();
         let marks = [mark("TORCHELASTIC_RUN_ID", job), mark(NODE_ENV, node)];
@@ -76,13 +76,13 @@ impl GpuHolders {
         }
     }
 
-    /// Whether it is known that there is no driver to ask.
+    /// Whether it is already known that there is no driver.
     pub fn are_absent(&self) -> bool {
         self.asked.nvml.get().is_some_and(Option::is_none)
     }
 
-    /// Waits until no worker of an earlier round holds a GPU of this machine, but not for ever; says so if one still does
-    /// then.
+    /// Waits until no worker of an earlier round holds a GPU of this machine, up to the limit. Logs a warning if one
+    /// still does then.
     pub async fn free(self) {
         let mut held = Vec::new();
         let patience = self.asked.patience;
@@ -96,7 +96,7 @@ impl GpuHolders {
         let mut known = BTreeSet::new();
         loop {
             let asked = Arc::clone(&self.asked);
-            // The driver may take its time.
+            // The driver may answer slowly.
             let listed = tokio::task::spawn_blocking(move || asked.list()).await.unwrap_or_default();
             let first = held.is_empty();
             *held = holders(&listed, &mut known);
@@ -131,7 +131,7 @@ impl Asked {
             for gpu in 0..nvml.device_count()? {
                 for process in nvml.compute_processes(gpu)? {
                     let (pid, folder) = (process.pid, format!("/proc/{}", process.pid));
-                    // Another user's cannot be read: not ours.
+                    // Another user's process cannot be read, and so is not ours.
                     let environ = std::fs::read(format!("{folder}/environ")).unwrap_or_default();
                     let has = |mark: &Vec<u8>| environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_slice());
                     let exists = std::path::Path::new(&folder).exists();
@@ -175,7 +175,7 @@ mod tests {
         // It has exited: no environment, but the driver is not done with it.
         assert_eq!(holders(&[process(101, true, false)], &mut known).len(), 1);
         assert_eq!(holders(&[process(101, false, false)], &mut known), []);
-        // Its number may be another's by now.
+        // The pid may have been reused by now.
         assert_eq!(holders(&[process(101, true, false)], &mut known), []);
     }
 

@@ -1,4 +1,4 @@
-//! The local worker group: starting it in a round, judging its end, stopping it. Not for deciding when.
+//! The local worker group: starts it in a round, judges its end, stops it. When to do so is decided elsewhere.
 
 mod ends;
 mod phase;
@@ -37,10 +37,11 @@ pub use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
 pub use state::{GroupState, WorkerState};
 
-/// How long what a dead worker left is waited for: its last lines, its last words on the socket, its error file.
+/// How long to wait for what a dead worker left behind: its last output lines, its last messages on the socket, its
+/// error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// What is the same for every group of this agent.
+/// Settings that are the same for every group of this agent.
 pub struct GroupSetup {
     /// The job's id.
     pub job: String,
@@ -48,31 +49,31 @@ pub struct GroupSetup {
     pub node: String,
     /// The host's name, for people.
     pub host: String,
-    /// Workers of a group.
+    /// Number of workers in the group.
     pub slots: u32,
     /// The workers' role.
     pub role: String,
     /// `--max-restarts`.
     pub max_restarts: u32,
-    /// What they run.
+    /// What the workers run.
     pub command: WorkerCommand,
-    /// Where they run.
+    /// The workers' working directory.
     pub directory: PathBuf,
     /// The address peers reach this node at.
     pub address: String,
-    /// How long the host may be short of what starting workers takes before the node leaves.
+    /// How long the host may be short of the resources for starting workers before the node leaves.
     pub shortage_patience: Duration,
     /// Who serves the store that workers find each other through.
     pub store_host: StoreHost,
-    /// Show each worker its own device alone.
+    /// Whether each worker sees only its own device.
     pub virtual_local_rank: bool,
-    /// The CPUs of each worker; empty: all of the agent's.
+    /// The CPUs of each worker; if empty, each may use all of the agent's.
     pub cpus: Vec<CpuSet>,
     /// `--signals-to-handle`.
     pub signals: Vec<Handled>,
-    /// Who torchrun's events are about.
+    /// The job, role and host that torchrun's events name, and where the events go.
     pub events: events::Source,
-    /// Variables of their environment beyond those of their places.
+    /// Further environment variables for the workers, in addition to those of their places.
     pub env: Vec<(&'static str, OsString)>,
 }
 
@@ -104,24 +105,24 @@ pub struct Group {
     supervisor: Supervisor,
     logs: Arc<Logs>,
     events: Events,
-    /// The round of the workers that were started last.
+    /// The round of the most recently started workers.
     round: u64,
     workers: BTreeMap<u32, Running>,
-    /// Workers that are to be started, once their files are open.
+    /// Workers to be started once their files are open.
     opening: Option<Opening>,
-    /// Workers that the guard was asked for, and whose programs do not run yet.
+    /// Workers that the guard was asked to start, and whose programs do not run yet.
     starting: BTreeMap<u32, Running>,
-    /// This host's shortage of what starting them takes, and what it lets wait.
+    /// This host's shortage of resources for starting workers, and the report that it delays.
     shortage: Shortage,
     held: Option<Held>,
     starved: Option<String>,
     phase: Phase,
-    /// Where the ranks find each other, if rank 0 is here.
+    /// Where the ranks find each other, if rank 0 is on this node.
     master: Master,
     /// The signal that told this node to leave.
     leaving: Option<Signal>,
     counters: Counters,
-    /// What they said when the round began.
+    /// The counters' values when the round began.
     victims: Victims,
     state: watch::Sender<GroupState>,
 }
@@ -159,7 +160,7 @@ impl Group {
         &mut self.supervisor
     }
 
-    /// How its workers stand, as it changes.
+    /// The workers' state, as it changes.
     pub fn state(&self) -> watch::Receiver<GroupState> {
         self.state.subscribe()
     }
@@ -181,7 +182,7 @@ impl Group {
         running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
     }
 
-    /// Whether it is known of this worker that its program runs, or ran.
+    /// Whether this worker's program is known to run or to have run.
     pub fn has_started(&self, local_rank: u32) -> bool {
         self.workers.contains_key(&local_rank)
     }
@@ -198,7 +199,8 @@ impl Group {
             .collect()
     }
 
-    /// Ends a worker that hangs. Its failure is reported at once: one that the kernel holds dies of no signal.
+    /// Ends a worker that hangs. Reports its failure at once, because a worker stuck in the kernel does not die of any
+    /// signal.
     pub fn condemn(&mut self, verdict: Verdict) -> Option<Report> {
         let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
         if !self.phase.is_running() || verdict.round != self.round {
@@ -219,13 +221,13 @@ impl Group {
         Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure) })
     }
 
-    /// Where logs go, if they do.
+    /// The log directory, if logs go to files.
     pub fn log_directory(&self) -> Option<&Path> {
         self.logs.directory()
     }
 
-    /// This node leaves: workers are stopped with the signal that the agent itself got, and what ends them from now on
-    /// is no failure.
+    /// This node leaves: workers are stopped with the signal that the agent itself got. A failing exit from now on is
+    /// of class [`FailureClass::Signalled`], since whoever signalled the agent may have signalled its workers, too.
     pub fn leave(&mut self, signal: Signal) {
         self.leaving = Some(signal);
     }
@@ -235,7 +237,7 @@ impl Group {
         &mut self.master
     }
 
-    /// The workers are to come to rest: from now on an exit is no failure.
+    /// The workers are about to quiesce or stop: from now on an exit is not a failure.
     pub fn rest(&mut self) {
         self.step(Input::Report);
     }
@@ -244,8 +246,8 @@ impl Group {
         self.phase = self.phase.step(input);
     }
 
-    /// Begins to start the workers of a place; those that have quiesced, or were started ahead, take theirs as they are.
-    /// The report, that all run or how one failed, comes at once or out of [`Group::moved`].
+    /// Begins to start the workers of a place. Workers that have quiesced, or were started ahead, take their places in
+    /// the same processes. Reports either that all run or how one failed, at once or later from [`Group::moved`].
     pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<Report> {
         let round = start.round.number;
         self.round = round;
@@ -275,7 +277,8 @@ impl Group {
         for (local_rank, assignment) in (0u32..).zip(places) {
             let Some(worker) = self.workers.get_mut(&local_rank) else {
                 if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
-                    // What the dead one left in its process group; a full stop would have ended it with the rest.
+                    // Processes that the dead worker left in its process group. A full stop would have ended them with
+                    // the rest.
                     tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
                 }
                 planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size });
@@ -306,7 +309,7 @@ impl Group {
         Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
     }
 
-    /// Tells torchrun's events how the node's part ended: well, or for this reason.
+    /// Records in torchrun's events how the node's part ended: successfully, or with this error.
     pub fn conclude(&self, error: Option<&str>) {
         let state = if error.is_none() { events::State::Succeeded } else { events::State::Failed };
         self.events.agent(state, error);
@@ -329,8 +332,8 @@ impl Group {
         }
     }
 
-    /// Ends whatever is left, and the guard; then waits until all that workers wrote is in its files and queued for the
-    /// console, unless nothing of it moves for `patience`.
+    /// Ends whatever is left, and the guard. Then waits until all output of the workers is in its files and queued for
+    /// the console, or until no output has moved for `patience`.
     pub async fn close(self, patience: Duration) {
         self.supervisor.close().await;
         if !self.logs.finish(patience).await {
@@ -338,7 +341,7 @@ impl Group {
         }
     }
 
-    /// Begins to stop all workers; [`Report::Stopped`] comes out of [`Group::moved`] when nothing is left.
+    /// Begins to stop all workers. [`Report::Stopped`] comes from [`Group::moved`] when no process is left.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
         self.step(Input::Stop);
         (self.opening, self.held) = (None, None);
@@ -346,12 +349,12 @@ impl Group {
         self.supervisor.begin_stop(signal, grace)
     }
 
-    /// Workers must not outlive this time.
+    /// Sets the time after which the guard kills the workers.
     pub fn fence(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
         self.supervisor.set_deadline(until)
     }
 
-    /// What has happened to the workers. Never ends; may be cancelled.
+    /// Waits for the next event of the workers. Never ends; may be cancelled.
     pub async fn next(&mut self) -> Moved {
         tokio::select! {
             files = spawn::files(&mut self.opening) => Moved::Opened(files),
@@ -360,7 +363,7 @@ impl Group {
         }
     }
 
-    /// What that means to the protocol.
+    /// Handles an event, and returns the report that it means for the protocol.
     pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<Report> {
         let event = match moved {
             Moved::Opened(files) => return self.opened(files, socket),
@@ -385,7 +388,7 @@ impl Group {
                 let message = "its workers were killed at the fence point: the round could not be proven in time";
                 tracing::error!("{message}");
                 self.opening = None;
-                // Their exits say nothing about the workers themselves.
+                // The deadline killed the workers, so their exits say nothing about the workers themselves.
                 let unreported = self.phase.is_unreported();
                 self.step(Input::Report);
                 unreported.then(|| self.lost(message.to_owned()))

@@ -1,9 +1,9 @@
-//! What a node has of its workers: their group, their socket, what watches them, a start that waits for GPUs, and
-//! workers on their way to rest. Not for when to start or stop them.
+//! Everything a node has for its workers: their group, their socket, the watchdog, a start that waits for GPUs, and the
+//! wait for workers to quiesce. When to start or stop them is decided elsewhere.
 //!
-//! A node keeps its workers from one round to the next if each one that lives has registered as round-aware and
-//! quiesces in time. Else it stops all of them. What other nodes' workers are plays no part: to a worker that goes on,
-//! a peer that was stopped and started again is a newcomer like any other.
+//! A node keeps its workers from one round to the next if every living worker has registered as round-aware and
+//! quiesces in time. Otherwise it stops all of them. Other nodes' workers do not matter: to a worker that continues, a
+//! peer that was stopped and started again is a newcomer like any other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,25 +24,25 @@ use crate::workers::watchdog::Watchdog;
 
 /// This node's workers.
 pub struct Local {
-    /// They themselves.
+    /// The workers' processes.
     pub group: Group,
-    /// Where they speak to the agent.
+    /// The socket on which they talk to the agent.
     pub socket: WorkerSocket,
-    /// What watches them for hangs.
+    /// Watches the workers for hangs.
     pub watchdog: Watchdog,
-    /// What they compute on.
+    /// The GPUs that the workers compute on.
     pub gpus: GpuHolders,
-    /// What the node waits for.
+    /// What the node waits for now.
     pub phase: Phase,
-    /// How long workers that know about rounds have to quiesce.
+    /// How long round-aware workers have to quiesce.
     quiesce_timeout: Duration,
-    /// Since when they know that a round is forming.
+    /// Since when the workers know that a round is forming.
     pub forming: Option<Instant>,
-    /// The last round that they were started in.
+    /// The last round in which they were started.
     seat: Option<Sealed>,
 }
 
-/// What the node waits for, beside what its workers do.
+/// What the node waits for, apart from its workers' own events.
 ///
 /// ```text
 ///   Settled ── start, and GPUs are held ──▶ Pending ── they are free ──▶ Settled
@@ -50,54 +50,54 @@ pub struct Local {
 ///   Settled ── conclude, with snapshots left ──▶ Saving ── saved, or given up ──▶ Settled
 /// ```
 pub enum Phase {
-    /// For nothing.
+    /// Nothing.
     Settled,
-    /// For GPUs that an earlier round's processes still hold, to start workers.
+    /// GPUs that processes of an earlier round still hold; then workers are started.
     Pending(Pending),
-    /// For workers to come to rest, or to be stopped.
+    /// Workers that must quiesce or be stopped.
     Resting(Resting),
-    /// For the final save of what its workers left in memory. Nothing is asked of them after it but to stop.
+    /// The final save of the snapshots that the workers left in memory. After it the workers can only be stopped.
     Saving(Saving),
 }
 
-/// What has come of that wait.
+/// How the wait ended.
 pub enum Waited {
     /// The GPUs are free, or have been waited for long enough.
     GpusFree,
-    /// A worker may have come nearer to rest, or is overdue.
+    /// A worker may have quiesced, or is overdue.
     RestMoved,
     /// The final save is over.
     Saved,
 }
 
-/// Workers on their way to rest.
+/// Workers that are asked to quiesce.
 pub struct Resting {
-    /// In which they must have quiesced, or be stopped.
+    /// Time within which they must have quiesced, or be stopped.
     grace: Duration,
     began: Instant,
     quiesce: Duration,
 }
 
 impl Resting {
-    /// When both times began to count: they are to rest, and know that a round is forming.
+    /// When both times began to count: when the workers were asked to quiesce and knew that a round is forming.
     fn since(&self, forming: Option<Instant>) -> Option<Instant> {
         forming.map(|forming| forming.max(self.began))
     }
 }
 
-/// What becomes of workers on their way to rest.
+/// What to do with workers that were asked to quiesce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rest {
     /// Some have not quiesced yet.
     Wait,
-    /// All that live have quiesced.
+    /// All living workers have quiesced.
     Kept,
     /// They must be stopped.
     Stop,
 }
 
-/// Judges by what each living worker can do. One that has not registered yet is waited for beside one that is aware:
-/// it was started a moment ago, to be the same.
+/// Decides by what each living worker can do. A worker that has not registered yet is waited for if another is
+/// round-aware: it was just started and probably runs the same program.
 fn rest(living: &[Awareness], overdue: bool) -> Rest {
     let any_aware = living.iter().any(|awareness| *awareness >= Awareness::Aware);
     let any_unaware = living.contains(&Awareness::Unaware);
@@ -109,13 +109,13 @@ fn rest(living: &[Awareness], overdue: bool) -> Rest {
     }
 }
 
-/// Without a guard there are no workers.
+/// The guard is lost, and with it all workers.
 pub fn lost(error: SupervisorError) -> Report {
     tracing::error!(%error, "the workers cannot be reached");
     Report::Stopped { master: None }
 }
 
-/// A start that waits until GPUs are free; dropped, it is given up.
+/// A start that waits until GPUs are free. Dropping it gives the start up.
 pub struct Pending {
     start: Box<Start>,
     free: JoinHandle<()>,
@@ -128,7 +128,7 @@ impl Drop for Pending {
 }
 
 impl Local {
-    /// Of a node whose workers have not been started yet.
+    /// For a node whose workers have not been started yet.
     pub fn new(
         group: Group,
         socket: WorkerSocket,
@@ -139,15 +139,15 @@ impl Local {
         Local { group, socket, watchdog, gpus, phase: Phase::Settled, quiesce_timeout, forming: None, seat: None }
     }
 
-    /// Starts the workers of a place, or lets the start wait for GPUs: see [`wait`].
+    /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
     pub fn start(&mut self, start: Box<Start>) -> Option<Report> {
         self.forming = None;
         self.seat = start.round.sealed;
-        // Workers that quiesced hold theirs, and are to.
+        // Workers that quiesced still hold their GPUs, as they should.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
             return self.start_now(&start);
         }
-        // Beside the agent, which sends the guard its deadlines meanwhile.
+        // In its own task, because the agent must send the guard its deadlines meanwhile.
         let free = tokio::spawn(self.gpus.clone().free());
         self.phase = Phase::Pending(Pending { start, free });
         None
@@ -158,8 +158,8 @@ impl Local {
         self.watch(report)
     }
 
-    /// Goes on after a [`wait`]: the report of it, if there is one. What follows for workers on their way to rest is
-    /// [`Local::settle`]'s.
+    /// Continues after a [`wait`], and returns the report if there is one. For workers that were asked to quiesce,
+    /// [`Local::settle`] decides what follows.
     pub fn waited(&mut self, waited: Waited) -> Option<Report> {
         match (waited, std::mem::replace(&mut self.phase, Phase::Settled)) {
             (Waited::GpusFree, Phase::Pending(pending)) => self.start_now(&pending.start),
@@ -171,7 +171,8 @@ impl Local {
         }
     }
 
-    /// The agent is told for the second time to leave: a final save under way is given up. Its report, if there was one.
+    /// The agent was told for the second time to leave: gives up a final save under way. Returns the report of the
+    /// save, if there was one.
     pub fn give_up_saving(&mut self) -> Option<Report> {
         let Phase::Saving(_) = self.phase else { return None };
         self.phase = Phase::Settled;
@@ -179,7 +180,7 @@ impl Local {
         Some(Report::Concluded)
     }
 
-    /// What has happened to the workers, and the report of it.
+    /// Handles an event of the workers, and returns the report of it.
     pub async fn moved(&mut self, moved: Moved) -> Option<Report> {
         if let Moved::Workers(Event::Exited(exited)) = &moved {
             self.watchdog.ended(exited.local_rank);
@@ -188,7 +189,7 @@ impl Local {
         self.watch(report)
     }
 
-    /// Workers are watched from when all of them run.
+    /// Lets the watchdog begin once all workers run.
     fn watch(&self, report: Option<Report>) -> Option<Report> {
         if let Some(Report::Started(round)) = &report {
             self.watchdog.begin(*round, self.group.watched());
@@ -196,7 +197,7 @@ impl Local {
         report
     }
 
-    /// What each worker that lives, or is being started, can do.
+    /// What each worker can do that lives or is being started.
     pub fn awareness(&self) -> Vec<Awareness> {
         let of = |local_rank| match self.group.has_started(local_rank) {
             true => self.socket.awareness(local_rank),
@@ -205,15 +206,15 @@ impl Local {
         self.group.living().into_iter().map(of).collect()
     }
 
-    /// A round is forming.
+    /// Tells the workers that a round is forming.
     pub fn forming(&mut self, round: u64, reason: &str) {
         self.forming.get_or_insert_with(Instant::now);
         self.group.master().forming(round);
         self.socket.forming(round, reason, self.quiesce_timeout);
     }
 
-    /// Lets workers quiesce once they have heard that a round is forming, or stops them, all within `grace`: see
-    /// [`Local::settle`]. A start that waits is given up.
+    /// Asks the workers to quiesce once they have heard that a round is forming, or stops them, all within `grace`: see
+    /// [`Local::settle`]. Gives up a start that waits.
     pub fn quiesce(&mut self, grace: Duration) {
         self.watchdog.end();
         self.group.rest();
@@ -221,8 +222,7 @@ impl Local {
         self.phase = Phase::Resting(Resting { grace, began: Instant::now(), quiesce });
     }
 
-    /// Looks whether workers on their way to rest have come there, or must be stopped. To be called after whatever
-    /// happened.
+    /// Checks whether workers that were asked to quiesce have done so, or must be stopped. Call this after every event.
     pub fn settle(&mut self) -> Option<Report> {
         let Phase::Resting(resting) = &self.phase else { return None };
         let living = self.awareness();
@@ -245,8 +245,8 @@ impl Local {
         }
     }
 
-    /// The node's part ends like this, and no worker is left: what they have left in memory is saved, if nobody goes on
-    /// with it and there is time for it. The report where there is nothing to wait for.
+    /// The node's part has ended with `end`, and no worker is left. Begins to save what the workers left in memory, if
+    /// no other node continues with it and there is time. Returns the report if there is nothing to wait for.
     pub fn conclude(
         &mut self,
         store: Option<&Arc<dyn Store>>,
@@ -276,12 +276,12 @@ impl Local {
     }
 }
 
-/// Waits for what the node waits for; for ever if that is nothing. May be cancelled.
+/// Waits for the phase's event; for ever if it waits for nothing. May be cancelled.
 pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
     match phase {
         Phase::Settled => std::future::pending().await,
         Phase::Pending(pending) => {
-            // Whatever came of it: it is no reason not to start.
+            // Whatever the result, the workers can be started.
             drop((&mut pending.free).await);
             Waited::GpusFree
         }

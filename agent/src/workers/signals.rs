@@ -1,4 +1,4 @@
-//! The signals that make an agent leave its job: `--signals-to-handle`. Not for what leaving means.
+//! The signals that make an agent leave its job: `--signals-to-handle`.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::guard::{Exit, signal_name};
 
-/// torchrun's, where none are named.
+/// torchrun's default.
 pub const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
-/// Named by people, and not for a process to handle: the kernel's own, a child's end, and errors of this very program.
+/// Signals with a name that a process must not handle: the kernel's own, a child's end, and this program's own errors.
 const NOT_TO_HANDLE: [i32; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -23,10 +23,11 @@ const NOT_TO_HANDLE: [i32; 8] = [
     libc::SIGSEGV,
 ];
 
-/// Ignored by `nohup`, and by shells for what they start with `&`, so that it outlives them.
+/// Signals that `nohup`, and shells for commands started with `&`, set to be ignored, so that the command survives
+/// them.
 const LEFT_ALONE: [i32; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
 
-/// A signal that makes the agent leave, and that its workers are stopped with.
+/// A signal that makes the agent leave; its workers are stopped with the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handled(pub Signal);
 
@@ -36,7 +37,8 @@ impl fmt::Display for Handled {
     }
 }
 
-/// Reads a list of names, `SIGTERM,SIGUSR1`. Like torchrun it passes over what it cannot handle, with a warning each.
+/// Parses a list of names, `SIGTERM,SIGUSR1`. Like torchrun it skips signals that it cannot handle, with a warning for
+/// each.
 pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     let (mut handled, mut warnings) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -54,9 +56,9 @@ pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     (handled, warnings)
 }
 
-/// What of `signals` to handle where nobody named them: all but those that this process was started to ignore.
+/// The signals to handle if the user named none: all of `signals` that this process was not started to ignore.
 pub fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
-    // Without /proc an agent ends a little later, and says so.
+    // Without /proc no signal counts as ignored. The agent then ends a little later, and says why.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = ignored(&status);
     signals.into_iter().filter(|signal| !ignored.contains(&signal.0.as_raw())).collect()
@@ -69,7 +71,7 @@ fn ignored(status: &str) -> Vec<i32> {
     LEFT_ALONE.into_iter().filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
-/// Whether a worker that the agent did not stop was asked to by somebody else: by a signal that would make the agent
+/// Whether somebody other than the agent asked a worker to stop: the worker ended by a signal that would make the agent
 /// leave, or that means the same to most programs.
 pub fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     let usual = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
@@ -77,13 +79,13 @@ pub fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     matches!(exit, Exit::Signal { signal, .. } if asks(signal))
 }
 
-/// Watches for signals, from its creation on.
+/// Watches for signals from its creation on.
 pub struct Signals {
     streams: Vec<(Handled, tokio::signal::unix::Signal)>,
 }
 
 impl Signals {
-    /// Takes these signals over from their default action. Must be called within a tokio runtime.
+    /// Replaces the default action of these signals. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// The system has no room for a handler.

@@ -1,11 +1,13 @@
-//! How many workers this node runs: `--nproc-per-node` and the machine make a number. Not for assigning devices.
+//! How many workers this node runs: turns `--nproc-per-node` and the machine's devices into a number. Does not assign
+//! devices.
 
 use std::path::Path;
 
 use crate::machine::cpus;
 use crate::machine::devices::{self, Gpus};
 
-/// How the number of workers on this node is given: `--nproc-per-node`. [`crate::workers::slots`] turns it into a number.
+/// How the number of workers on this node is given: `--nproc-per-node`. [`crate::workers::slots`] turns it into a
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerCount {
     /// This many, at least 1.
@@ -20,7 +22,7 @@ pub enum WorkerCount {
     Auto,
 }
 
-/// Why the number cannot be told.
+/// Why the number cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SlotsError {
     /// `gpu` on a machine without one.
@@ -34,7 +36,7 @@ pub enum SlotsError {
     NoXpu,
 }
 
-/// The number of workers. `env` looks up the agent's environment; the GPUs are asked for only where they matter.
+/// The number of workers. `env` looks up the agent's environment; GPUs are looked up only if they matter.
 ///
 /// # Errors
 /// Accelerators were asked for and none is there, or none is visible.

@@ -1,8 +1,8 @@
-//! Memory of this node that outlives its workers: each may have some, and whoever takes its place gets the same. Not for
-//! what workers keep there.
+//! Memory of this node that outlives its workers. Each worker may have some, and the worker that takes its place gets
+//! the same memory. What workers keep in it is their own business.
 //!
-//! The agent holds descriptors alone. It never maps the memory, whose pages come to be when a worker first touches them,
-//! and it goes with the agent.
+//! The agent only holds descriptors. It never maps the memory, whose pages are allocated when a worker first touches
+//! them. The memory is freed when the agent ends.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,24 +15,24 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 
 use crate::machine::out_of_memory::{Version, directories};
 
-/// Bytes of a block, as `fstat` counts them.
+/// Bytes of a block, in `fstat`'s block count.
 const BLOCK: u64 = 512;
 
-/// Why a worker gets none.
+/// Why a worker gets no memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// There is not so much.
+    /// The node cannot spare that much.
     #[error("{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free", mb(*wanted), mb(*spare))]
     TooMuch {
         /// What was asked for.
         wanted: u64,
-        /// What there is.
+        /// What the node can spare.
         spare: u64,
     },
     /// None was asked for.
     #[error("0 bytes of memory are none: ask for more, or do not ask")]
     Nothing,
-    /// The kernel gives none.
+    /// The kernel refuses.
     #[error("the kernel gives no memory that outlives a worker: {0}")]
     Kernel(#[from] io::Error),
 }
@@ -41,16 +41,16 @@ fn mb(bytes: u64) -> u64 {
     bytes.div_ceil(1_000_000)
 }
 
-/// What this node's workers have, by local rank.
+/// The memory of this node's workers, by local rank.
 #[derive(Debug, Default)]
 pub struct Memories {
     generation: u64,
     lent: BTreeMap<u32, Arc<OwnedFd>>,
-    /// What saves it, where the worker knows of such a command.
+    /// The command that saves it, if the worker named one.
     savers: BTreeMap<u32, Vec<String>>,
 }
 
-/// Memory that can be saved without the worker whose it is.
+/// Memory that can be saved after its worker has ended.
 #[derive(Debug, Clone)]
 pub struct Left {
     /// The memory.
@@ -60,7 +60,7 @@ pub struct Left {
 }
 
 impl Memories {
-    /// Workers of this generation of the job run from now on. What those of another have left is not theirs.
+    /// From now on, workers of this generation of the job run. Memory of another generation is dropped.
     pub fn begin(&mut self, generation: u64) {
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.lent.clear();
@@ -68,7 +68,7 @@ impl Memories {
         }
     }
 
-    /// A worker has said how what is in its memory is saved; nothing: it cannot be.
+    /// A worker has named the command that saves its memory. If `command` is empty, the memory cannot be saved.
     pub fn saved_by(&mut self, local_rank: u32, command: Vec<String>) {
         if command.is_empty() {
             self.savers.remove(&local_rank);
@@ -83,7 +83,7 @@ impl Memories {
         self.savers.remove(&local_rank);
     }
 
-    /// What can be saved: data-parallel workers hold the same, so the first one's.
+    /// Memory that can be saved. Data-parallel workers hold the same data, so this is the first worker's.
     pub fn left(&self) -> Option<Left> {
         let both = |(rank, command): (&u32, &Vec<String>)| {
             Some(Left { file: Arc::clone(self.lent.get(rank)?), command: command.clone() })
@@ -91,11 +91,11 @@ impl Memories {
         self.savers.iter().find_map(both)
     }
 
-    /// A file in memory for a worker: the one that it had, if that has this size; else a fresh one in its place, whose size
-    /// nobody can change. `spare` is what the node can spare.
+    /// A file in memory for a worker. If the worker's file has this size, returns it; otherwise replaces it by a new
+    /// one, whose size nobody can change. `spare` is how many bytes the node can spare.
     ///
     /// # Errors
-    /// There is not so much, or the kernel refuses.
+    /// The node cannot spare that much, or the kernel refuses.
     pub fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
         if bytes == 0 {
             return Err(MemoryError::Nothing);
@@ -114,7 +114,7 @@ impl Memories {
         Ok(fresh)
     }
 
-    /// Bytes that others were promised, and that the kernel still counts as free.
+    /// Bytes that were promised to other workers and that the kernel still counts as free.
     fn untouched(&self, local_rank: u32) -> u64 {
         let of_one = |file: &Arc<OwnedFd>| {
             fstat(file).map_or(0, |about| (about.st_size as u64).saturating_sub(about.st_blocks as u64 * BLOCK))
@@ -126,13 +126,13 @@ impl Memories {
 fn sealed(bytes: u64) -> io::Result<OwnedFd> {
     let file = memfd_create("elastic-worker", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, bytes)?;
-    // Who maps a file that another makes shorter dies of it.
+    // A process that maps a file dies if another process shortens it and it touches the missing part.
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }
 
-/// Bytes that this node can spare just now: half of what is free, of the host's memory and of each cgroup's that this
-/// process is in.
+/// Bytes that this node can spare now: half of what is free, of the host's memory and of every cgroup that this process
+/// is in.
 pub fn spare() -> u64 {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let host = available(&read("/proc/meminfo")).unwrap_or(0);
@@ -147,7 +147,8 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes up to a cgroup's limit, if it has one. Files in its cache are given back when memory is needed.
+/// Bytes left up to a cgroup's limit, if it has one. Cached files count as free, because the kernel gives them back
+/// when memory is needed.
 fn room(version: Version, directory: &Path) -> Option<u64> {
     let (limit, usage) = match version {
         Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -186,7 +187,7 @@ mod tests {
         again.read_exact_at(&mut left, 4000).unwrap();
         assert_eq!(&left, b"left");
         assert!(again.set_len(4096).is_err() && again.set_len(10000).is_err());
-        // Another worker's is another's, and so is one of another size or generation.
+        // A worker never gets the memory of another worker, nor memory of another size or generation.
         let mut blank = |memories: &mut Memories, local_rank, bytes| {
             file(&memories.lend(local_rank, bytes, 1 << 20).unwrap()).read_exact_at(&mut left, 4000).unwrap();
             left == [0; 4]
@@ -224,12 +225,12 @@ mod tests {
         let mut memories = Memories::default();
         let spare = 3 << 20;
         memories.lend(0, 2 << 20, spare).unwrap();
-        // Given that nobody has touched the first yet, the kernel still counts it as free.
+        // Nobody has touched the first memory yet, so the kernel still counts it as free.
         let error = memories.lend(1, 2 << 20, spare).unwrap_err().to_string();
         assert!(error.contains("3 MB") && error.contains("2 MB, half of what is free"), "{error}");
         file(&memories.lend(0, 2 << 20, 0).unwrap()).write_all_at(&vec![1; 2 << 20], 0).unwrap();
         memories.lend(1, 2 << 20, spare).unwrap();
-        // One that asks for another size has its first no more, unless it is refused.
+        // A worker that asks for another size loses its first memory, unless the request is refused.
         memories.lend(1, 1 << 20, 1 << 20).unwrap();
         assert!(memories.lend(0, u64::MAX, spare).is_err() && memories.lend(0, 0, spare).is_err());
         let mut left = [0];

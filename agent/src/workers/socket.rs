@@ -1,5 +1,5 @@
-//! The Unix socket that workers may speak to: JSON lines as in [`elastic_proto::worker`]. Not for starting or stopping
-//! workers.
+//! The Unix socket on which workers talk to the agent: JSON lines as in [`elastic_proto::worker`]. Starting and
+//! stopping workers is in `group.rs`.
 
 mod requests;
 
@@ -27,10 +27,10 @@ use crate::workers::snapshot_memory::{Left, Memories};
 use crate::workers::watchdog::Steps;
 use requests::{Requests, answer};
 
-/// Lines that may wait for a worker which does not read: more than that and it is let go.
+/// Most lines queued for a worker that does not read; beyond this its connection is dropped.
 const WAITING: usize = 256;
 
-/// The socket cannot be made.
+/// The socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the workers' socket at {}: {cause}", .path.display())]
 pub struct SocketError {
@@ -38,7 +38,7 @@ pub struct SocketError {
     cause: io::Error,
 }
 
-/// How far a worker says it is.
+/// How far a worker has come, as it reported.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Progress {
     /// Optimizer steps done.
@@ -47,29 +47,29 @@ pub struct Progress {
     pub loss: Option<f64>,
 }
 
-/// What a worker can do when a round forms, as far as it has said.
+/// What a worker can do when a round forms, as far as it has told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Awareness {
     /// It has not registered.
     Unknown,
-    /// It has to be stopped.
+    /// It must be stopped.
     Unaware,
     /// It can quiesce.
     Aware,
-    /// It has.
+    /// It has quiesced.
     Quiesced,
 }
 
-/// What workers of the current round have told.
+/// What the workers of the current round have reported.
 #[derive(Debug, Default)]
 struct Told {
     failing: BTreeMap<u32, (FailureClass, String)>,
     progress: BTreeMap<u32, Progress>,
-    /// When each told a step that it had not told before.
+    /// When each worker first reported its newest step.
     moved: BTreeMap<u32, Time>,
 }
 
-/// What every connection needs.
+/// State shared by all connections.
 struct Shared {
     meeting: Meeting,
     paths: JobPaths,
@@ -78,11 +78,11 @@ struct Shared {
     state: Mutex<State>,
     /// A connection was read to its end.
     ended: Notify,
-    /// What a worker can do when a round forms may have changed.
+    /// A worker's awareness may have changed.
     awareness: Notify,
 }
 
-/// What goes to a worker, and a file beside it.
+/// A message to a worker, and a file to send with it.
 #[derive(Clone)]
 struct Line {
     message: ToWorker,
@@ -99,7 +99,7 @@ impl From<ToWorker> for Line {
 struct Connection {
     line: mpsc::Sender<Line>,
     registered: Option<Registered>,
-    /// Who opened it.
+    /// Process id of the peer that opened it.
     pid: Option<i32>,
 }
 
@@ -108,33 +108,33 @@ struct Registered {
     local_rank: u32,
     aware: bool,
     quiesced: bool,
-    /// It has heard its first place.
+    /// The worker has been told its first place.
     welcomed: bool,
 }
 
 #[derive(Default)]
 struct State {
-    /// Places of this node's workers, by local rank; empty while none run.
+    /// Places of this node's workers, by local rank; empty while no workers run.
     places: Vec<Assignment>,
-    /// They were started before they had places.
+    /// The workers were started before they had places.
     ahead: bool,
     told: Told,
-    /// What they were told of the round that is forming.
+    /// What the workers were told about the round that is forming.
     forming: Option<ToWorker>,
-    /// What they have that outlives them.
+    /// The workers' memory that outlives them.
     memories: Memories,
     next: u64,
     connections: BTreeMap<u64, Connection>,
 }
 
 impl State {
-    /// Those that have registered, and where they are written to.
+    /// Connections that have registered, and the channels for writing to them.
     fn registered(&mut self) -> impl Iterator<Item = (&mut Registered, &mpsc::Sender<Line>)> {
         let all = self.connections.values_mut();
         all.filter_map(|connection| Some((connection.registered.as_mut()?, &connection.line)))
     }
 
-    /// A worker registers on a connection: what it is told.
+    /// A worker registers on a connection. Returns the messages to send it.
     fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
         let place = self.places.get(local_rank as usize).cloned();
         if place.is_none() && !self.ahead {
@@ -145,7 +145,7 @@ impl State {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.registered = Some(Registered { local_rank, aware, quiesced: aware && !welcomed, welcomed });
         }
-        // It may come too late for its round.
+        // The worker may register so late that the next round is already forming.
         let forming = self.forming.clone().filter(|_| welcomed);
         place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
     }
@@ -217,17 +217,18 @@ impl WorkerSocket {
         Ok(WorkerSocket { path: path.to_owned(), shared })
     }
 
-    /// Where it is.
+    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Workers are started that have no places yet: one that registers is at rest until it has.
+    /// Workers without places are being started: one that registers counts as quiesced until it has a place.
     pub fn ahead(&self) {
         self.shared.state().ahead = true;
     }
 
-    /// Workers run in these places from now on: those at rest are told theirs. What was told before is forgotten.
+    /// Workers run in these places from now on; those that have quiesced are told theirs. Earlier reports are
+    /// forgotten.
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
@@ -243,18 +244,18 @@ impl WorkerSocket {
         state.places = places;
     }
 
-    /// Workers that are started from now on are of this generation of the job: what others have left in memory is not
-    /// theirs.
+    /// Workers that are started from now on belong to this generation of the job; memory left by another generation is
+    /// dropped.
     pub fn of_generation(&self, generation: u64) {
         self.shared.state().memories.begin(generation);
     }
 
-    /// What is left in memory, and can be saved without a worker.
+    /// Memory that workers left and that can be saved without them.
     pub fn left(&self) -> Option<Left> {
         self.shared.state().memories.left()
     }
 
-    /// A round is forming; workers that know about rounds have this long to quiesce.
+    /// Tells the workers that a round is forming. Round-aware workers have `quiesce` to quiesce.
     pub fn forming(&self, round: u64, reason: &str, quiesce: Duration) {
         let quiesce_ms = quiesce.as_millis() as u64;
         let forming = ToWorker::Forming { round, reason: reason.to_owned(), quiesce_ms };
@@ -262,8 +263,8 @@ impl WorkerSocket {
         self.shared.state().forming = Some(forming);
     }
 
-    /// What a worker can do when a round forms. A script may have connections that do not know about rounds beside the
-    /// one that does.
+    /// What a worker can do when a round forms. If a script has several connections, the most capable counts: others
+    /// may not know about rounds.
     pub fn awareness(&self, local_rank: u32) -> Awareness {
         let mut state = self.shared.state();
         let all = state.registered().filter(|(registered, _)| registered.local_rank == local_rank);
@@ -275,24 +276,24 @@ impl WorkerSocket {
         all.max().unwrap_or(Awareness::Unknown)
     }
 
-    /// Waits until what a worker can do when a round forms may have changed since this was waited for last.
+    /// Waits until some worker's awareness may have changed since the last wait.
     pub async fn awareness_changed(&self) {
         self.shared.awareness.notified().await;
     }
 
-    /// The node is leaving.
+    /// Tells the workers that the node is leaving.
     pub fn draining(&self, grace: Duration) {
         self.tell_all(&ToWorker::Draining { grace_ms: grace.as_millis() as u64 });
     }
 
-    /// Waits until all that a worker, which has exited, said is read, for at most `limit`: its exit can be known before
-    /// its last words are.
+    /// Waits until everything that an exited worker sent has been read, for at most `limit`. A worker's exit can be
+    /// known before its last messages are read.
     pub async fn heard_out(&self, local_rank: u32, limit: Duration) {
         let heard_out = async {
             loop {
                 let mut ended = std::pin::pin!(self.shared.ended.notified());
                 ended.as_mut().enable();
-                // One that has not registered yet may be its connection too.
+                // A connection that has not registered yet may also be this worker's.
                 let is_its = |connection: &Connection| {
                     connection.registered.is_none_or(|registered| registered.local_rank == local_rank)
                 };
@@ -302,22 +303,22 @@ impl WorkerSocket {
                 ended.await;
             }
         };
-        // A connection that a child of the worker holds open has had its time.
+        // A child of the worker may hold a connection open; after `limit` it is not waited for any longer.
         let _ = timeout(limit, heard_out).await;
     }
 
-    /// Why a worker said it was failing.
+    /// The reason that a worker gave for failing.
     pub fn failing(&self, local_rank: u32) -> Option<(FailureClass, String)> {
         self.shared.state().told.failing.get(&local_rank).cloned()
     }
 
-    /// The furthest that any worker says it is.
+    /// The furthest progress that any worker has reported.
     pub fn progress(&self) -> Option<Progress> {
         let state = self.shared.state();
         state.told.progress.values().max_by_key(|progress| progress.step).copied()
     }
 
-    /// The workers' steps, for whoever wants to know later.
+    /// The workers' steps, for a reader that looks them up later.
     pub fn steps(&self) -> Steps {
         let shared = Arc::clone(&self.shared);
         Arc::new(move |local_rank| {
@@ -328,7 +329,7 @@ impl WorkerSocket {
 
     fn tell_all(&self, message: &ToWorker) {
         for connection in self.shared.state().connections.values() {
-            // A worker that does not read will be stopped like one that never connected.
+            // If a worker does not read, it will be stopped like one that never connected.
             let _ = connection.line.try_send(message.clone().into());
         }
     }
@@ -336,7 +337,7 @@ impl WorkerSocket {
 
 impl Drop for WorkerSocket {
     fn drop(&mut self) {
-        // Tidiness: the directory is this agent's, and a leftover socket harms nobody.
+        // Only for tidiness: the directory belongs to this agent, and a leftover socket harms nobody.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -363,7 +364,7 @@ async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Line>
     while let Some(Line { message, file }) = lines.recv().await {
         let Ok(mut line) = serde_json::to_vec(&message) else { continue };
         line.push(b'\n');
-        // A file travels with the line's first bytes.
+        // The kernel delivers a file with the line's first bytes.
         let stream: &UnixStream = writer.as_ref();
         let begun = match &file {
             Some(file) => stream.async_io(Interest::WRITABLE, || send_with(stream, &line, file)).await,
@@ -376,7 +377,7 @@ async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Line>
     }
 }
 
-/// Sends some of `bytes`, and the descriptor of `file` beside them.
+/// Sends some of `bytes`, together with the descriptor of `file`.
 fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<usize> {
     let descriptors = [file.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

@@ -1,7 +1,7 @@
-//! `--warm-up`: workers are started before the node joins, so that the others, who pause for it, need not wait for what
-//! its workers load. Not for what they load.
+//! `--warm-up`: starts workers before the node joins. The other nodes pause while a node joins, so they need not wait
+//! for what its workers load.
 //!
-//! To the rest of the agent, a worker that is ready is one that has quiesced: it waits for a place.
+//! To the rest of the agent, a worker that is ready looks like one that has quiesced: it waits for a place.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::workers::signals::{Handled, Signals};
 use crate::workers::socket::Awareness;
 use crate::workers::supervisor::Event;
 
-/// How the workers stand.
+/// Whether the workers are ready.
 #[derive(Debug, PartialEq, Eq)]
 enum Warmth {
     /// Some are not ready yet.
     Wait,
-    /// All are.
+    /// All are ready.
     Warm,
-    /// They cannot be had ahead, for this reason.
+    /// They cannot be started ahead, for this reason.
     Cold(&'static str),
 }
 
-/// Judges by what each of `slots` workers can do that live. All of a node's workers stay, or none.
+/// Decides by what each living worker of the `slots` workers can do. Either all of a node's workers stay, or none.
 fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
     if living.len() < slots {
         return Warmth::Cold("one has ended");
@@ -41,8 +41,9 @@ fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
     }
 }
 
-/// Starts the workers and waits until all are ready, for at most `limit`. Where they are not, they are stopped within
-/// `grace`, and will be started in their round as ever. Returns early with a signal that told the agent to leave.
+/// Starts the workers and waits until all are ready, for at most `limit`. If they are not ready by then, they are
+/// stopped within `grace`, and are later started in their round as usual. Returns early with a signal that told the
+/// agent to leave.
 ///
 /// # Errors
 /// The guard is lost: nothing can be started any more.
@@ -84,7 +85,7 @@ pub async fn warm_up(
                     anyhow::bail!("the guard process of this node has ended: {cause}");
                 }
                 let stopped = matches!(moved, Moved::Workers(Event::Stopped));
-                // Of the reports only this one matters: the node is in no round.
+                // No other report matters, because the node is in no round.
                 if let Some(Report::Ended { outcome: Outcome::Failed(failure), .. }) = local.moved(moved).await {
                     tracing::warn!("{}; the workers are started in their round", failure.message);
                     local.stop(grace)?;

@@ -1,4 +1,4 @@
-//! The ways an agent or its guard can end, and that nothing survives them.
+//! The ways in which an agent or its guard can end. Checks that no process survives them.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -46,12 +46,12 @@ async fn agent_with_strays_and_a_port(mut agent: Agent) {
         let pid = agent.spawn(rank, &format!("trap '' TERM; sleep 1000 & {strays}; echo up; wait")).await;
         println!("worker {pid}");
     }
-    // Only the loss of the guard is an event here, and it changes nothing.
+    // The only event here is the loss of the guard, and it changes nothing.
     while !matches!(agent.supervisor.next_event().await, Event::GuardLost { .. }) {}
     std::future::pending::<()>().await;
 }
 
-/// Reads what `agent_with_strays_and_a_port` prints, by kind.
+/// Parses the lines that `agent_with_strays_and_a_port` prints, by kind.
 fn read_tree(lines: &mut impl Iterator<Item = std::io::Result<String>>) -> BTreeMap<String, Vec<i32>> {
     let mut seen: BTreeMap<String, Vec<i32>> = BTreeMap::new();
     let mut up = 0;
@@ -76,7 +76,7 @@ fn ends_within_seconds(pid: i32) -> bool {
 }
 
 fn workers_die_with_the_guard() {
-    // Given a frozen agent, which can do nothing,
+    // Given an agent that is stopped and can do nothing,
     let (mut agent, mut lines) = scene::start("agent_with_strays_and_a_port");
     let tree = read_tree(&mut lines);
     let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
@@ -108,7 +108,7 @@ fn dies_and_leaves_nothing(signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(agent.id() as i32).unwrap(), signal).unwrap();
     agent.wait().unwrap();
 
-    // then the queued connection breaks only when the port closes; at that time every worker and stray is gone.
+    // then the queued connection breaks only when the port closes, and at that time every worker and stray is gone.
     let broken = queued.read(&mut [0]).unwrap_err();
     let took = start.elapsed();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
@@ -123,10 +123,10 @@ async fn agent_with_a_deadline(mut agent: Agent) {
     agent.supervisor.set_deadline(Some(deadline)).unwrap();
     let pid = agent.spawn(0, "exec sleep 1000 >/dev/null").await;
     println!("{pid}");
-    // The outer test freezes us here, and wakes us when the worker is gone.
+    // The outer test stops this process here, and continues it when the worker is gone.
     let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
     println!("{}", (at - deadline).as_micros());
-    // A renewal that comes too late brings nothing back, and lets the next round begin.
+    // A renewal that comes too late revives nothing, but lets the next round begin.
     assert_eq!(agent.exited().await.exit.number(), -9);
     assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
     println!("end");
@@ -139,12 +139,12 @@ fn a_frozen_agents_workers_end_at_the_deadline() {
     let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
     rustix::process::kill_process(agent_pid, Signal::STOP).unwrap();
 
-    // when the deadline passes, then the worker ends though the agent sleeps on,
+    // when the deadline passes, then the worker ends although the agent is stopped,
     assert!(ends_within_seconds(worker));
     let state = std::fs::read_to_string(format!("/proc/{}/stat", agent.id())).unwrap();
     assert!(state.contains(") T "), "the agent is frozen: {state}");
 
-    // and the agent, woken, hears what happened and when.
+    // and the agent, once continued, learns what happened and when.
     rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
     let late: u64 = lines.next().unwrap().unwrap().parse().unwrap();
     println!("killed {late} us after the deadline of a frozen agent");
@@ -182,7 +182,7 @@ async fn a_guard_that_is_frozen_is_an_error_and_blocks_nobody(mut agent: Agent) 
     rustix::process::kill_process(guard, Signal::STOP).unwrap();
     let error = (0..100_000).find_map(|_| agent.supervisor.set_deadline(None).err()).expect("a full socket");
     assert!(matches!(error, SupervisorError::GuardStuck { pid } if pid == guard.as_raw_pid()), "{error}");
-    // It goes on where it was.
+    // The guard continues where it was stopped.
     rustix::process::kill_process(guard, Signal::CONT).unwrap();
     while agent.supervisor.set_deadline(None).is_err() {
         tokio::task::yield_now().await;

@@ -1,5 +1,5 @@
-//! Worker supervision with real processes: what is started ends, in every way an agent can end.
-//! Not for rounds: nothing here knows of other nodes.
+//! Worker supervision with real processes: whatever was started ends, in every way that an agent can end. There are no
+//! rounds here, and no other nodes.
 //!
 //! Each test runs this binary again as a small agent that plays one scene; see [`scene`].
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -13,7 +13,7 @@ mod stops;
 use libtest_mimic::{Arguments, Trial};
 
 fn main() -> std::process::ExitCode {
-    // As an agent does: the guard before anything else.
+    // As in a real agent, the guard is forked before anything else.
     if let Some(name) = std::env::var_os(scene::NAME) {
         return scene::play(&name.to_string_lossy());
     }

@@ -1,4 +1,4 @@
-//! Output: files, console, both; nothing lost, nothing torn.
+//! The workers' output in files, on the console, and in both: nothing is lost, and no line is torn.
 
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub(crate) fn scenes() -> Vec<Scene> {
     ]
 }
 
-/// Logs under the agent's directory, with files for a console.
+/// Logs in the agent's directory, with files in place of a console.
 struct Setting {
     agent: Agent,
     console: Console,
@@ -175,7 +175,7 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
         (spec.stdio, _) = attempt.worker(rank, rank);
         agent.supervisor.spawn(spec).await.unwrap();
     }
-    // When one of eight that write as fast as they can is killed,
+    // When one of eight workers that write as fast as they can is killed,
     let log = |rank: u32| logs.directory().unwrap().join(format!("attempt_0/{rank}/stdout.log"));
     while fs::metadata(log(KILLED)).unwrap().len() < 5_000_000 {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -186,7 +186,8 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
     }
     assert!(logs.finish(PATIENCE).await && console.flush(PATIENCE));
 
-    // then each has all its lines, in order, in its file and on the console; the killed one's last may be half a line.
+    // then each worker has all its lines, in order, in its file and on the console. The killed worker's last line may
+    // be cut.
     let shown = String::from_utf8(fs::read(agent.directory.path().join("console.out")).unwrap()).unwrap();
     println!("eight workers, {} MB on the console: {:?}", shown.len() / 1_000_000, start.elapsed());
     let mut lines: Vec<Vec<&str>> = vec![Vec::new(); 8];
@@ -234,7 +235,7 @@ async fn a_stray_that_holds_the_stream_delays_nothing(agent: Agent) {
     assert!(output.settled(PATIENCE).await);
     assert_eq!(output.stderr().read(), ["last", "words"]);
     assert!(!logs.finish(Duration::from_millis(50)).await, "the streams are open still");
-    // When the stray is gone, they end.
+    // The streams end only when the stray is gone.
     agent.supervisor.stop_all(Signal::TERM, PATIENCE).await.unwrap();
     assert!(logs.finish(PATIENCE).await);
 }
@@ -247,7 +248,7 @@ async fn the_last_lines_of_stderr_are_known(agent: Agent) {
         assert_eq!(logs[rank].stderr().read(), expected, "{rank}");
     }
     assert!(logs[3].stderr().read().is_empty());
-    // What goes neither to a file nor past a prefix reaches the console as it is.
+    // Output that goes neither to a file nor through a prefix reaches the console unchanged.
     let passed = String::from_utf8(setting.console("console.err")).unwrap();
     let passed = passed.lines().filter(|line| !line.starts_with('['));
     assert!(passed.map(|line| line.parse::<u32>().unwrap()).eq(1..=30_000));

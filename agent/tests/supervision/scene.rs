@@ -1,5 +1,4 @@
-//! Scenes: what the small agent does, and how a test starts it.
-//! Not for assertions of its own.
+//! Scenes: what the small agent does, and how a test starts it. The assertions are in the tests.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -14,7 +13,7 @@ use elastic_agent::guard;
 use elastic_agent::workers::supervisor::{Event, Exited, Supervisor, WorkerSpec};
 use libtest_mimic::Trial;
 
-/// Names the scene to play, in the environment.
+/// Environment variable that names the scene to play.
 pub(crate) const NAME: &str = "SUPERVISION_SCENE";
 
 type Play = fn(Agent) -> Pin<Box<dyn Future<Output = ()>>>;
@@ -22,7 +21,7 @@ type Play = fn(Agent) -> Pin<Box<dyn Future<Output = ()>>>;
 pub(crate) struct Scene {
     name: &'static str,
     play: Play,
-    /// A test by itself, rather than a part that an outer test starts.
+    /// Whether it is a test of its own, and not a part that an outer test starts.
     pub(crate) alone: bool,
 }
 
@@ -58,7 +57,7 @@ pub(crate) fn all() -> Vec<Scene> {
         .collect()
 }
 
-/// What a scene has to work with.
+/// What a scene works with.
 pub(crate) struct Agent {
     pub(crate) supervisor: Supervisor,
     pub(crate) directory: tempfile::TempDir,
@@ -89,7 +88,7 @@ fn command(name: &str) -> Command {
     command
 }
 
-/// Starts a scene for an outer test, which reads its output.
+/// Starts a scene for an outer test, which reads the scene's output.
 pub(crate) fn start(name: &str) -> (Child, Lines<BufReader<ChildStdout>>) {
     let mut child = command(name).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -97,7 +96,7 @@ pub(crate) fn start(name: &str) -> (Child, Lines<BufReader<ChildStdout>>) {
 }
 
 impl Agent {
-    /// A shell script as a worker, with `$DIR` for its files.
+    /// A shell script as a worker; `$DIR` is the directory for its files.
     pub(crate) fn script(&self, local_rank: u32, script: &str) -> WorkerSpec {
         spec(local_rank, &["sh", "-c", script], self.directory.path())
     }
@@ -147,7 +146,7 @@ pub(crate) fn spec(local_rank: u32, argv: &[&str], directory: &Path) -> WorkerSp
     }
 }
 
-/// Whether no such process exists, not even as a zombie.
+/// Whether no process has this id, not even a zombie.
 pub(crate) fn gone(pid: i32) -> bool {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH)

@@ -1,4 +1,4 @@
-//! Starting: what a worker finds, what is refused, and how exits are told.
+//! Starting workers: their environment, which starts are refused, and how exits are reported.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -52,7 +52,7 @@ async fn exits_are_reported_within_milliseconds(mut agent: Agent) {
 }
 
 async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
-    // Given an agent with a descriptor that anyone may inherit,
+    // Given an agent with a descriptor that any child would inherit,
     let leak = std::fs::File::open("/dev/null").unwrap();
     rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
     agent.supervisor.hold(&leak).unwrap();
@@ -62,12 +62,12 @@ async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
     spec.env.insert("ODD".into(), OsString::from_vec(b"\xff\xfe=\nx".to_vec()));
     let pid = agent.supervisor.spawn(spec).await.unwrap();
     assert!(agent.exited().await.exit.success());
-    // then no signal is blocked or ignored, nothing but the standard streams is open (3 is `ls` reading), and
-    // environment and directory are what was asked for.
+    // then no signal is blocked or ignored, only the standard streams are open (3 is `ls` reading), and environment and
+    // directory are the requested ones.
     let status = agent.read("status");
     for mask in ["SigBlk", "SigIgn"] {
         let line = status.lines().find(|line| line.starts_with(mask)).unwrap();
-        // 32 and 33 are the C library's own, and left ignored by its posix_spawn.
+        // Signals 32 and 33 belong to the C library, whose posix_spawn leaves them ignored.
         let signals = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap() & !(0b11 << 31);
         assert_eq!(signals, 0, "{line}");
     }
@@ -87,7 +87,7 @@ async fn a_worker_runs_on_its_cpus_alone(mut agent: Agent) {
     agent.supervisor.spawn(spec).await.unwrap();
     assert_eq!(agent.exited().await.exit, Exit::Code(0));
     assert_eq!(agent.line_in("done").await.split_whitespace().last(), Some(one.to_string().as_str()));
-    // The next one, of which nothing is said, has the agent's.
+    // The next worker names no CPUs, and gets the agent's.
     agent.spawn(1, "grep Cpus_allowed_list /proc/self/status > all").await;
     assert_eq!(agent.line_in("all").await.split_whitespace().last(), Some(allowed.to_string().as_str()));
     agent.exited().await;
@@ -120,7 +120,7 @@ async fn what_cannot_start_is_explained(mut agent: Agent) {
     }
     let error = agent.supervisor.spawn(spec(0, &["true"], "/no/such/dir".as_ref())).await.unwrap_err();
     assert!(error.to_string().starts_with("cannot enter the working directory /no/such/dir: No such file"), "{error}");
-    // And no event tells of a worker that never was; the next one is this exit.
+    // No event follows for a worker that was not started; the next event is this exit.
     agent.spawn(5, "exit 5").await;
     assert_eq!(agent.exited().await.local_rank, 5);
 }
@@ -130,12 +130,12 @@ async fn what_is_too_large_is_explained_and_what_is_large_works(mut agent: Agent
         let variables = (0..count).map(move |n| (OsString::from(format!("V{n}")), OsString::from("x".repeat(length))));
         variables.collect::<Vec<_>>()
     };
-    // 1.5 MB of environment work, though no packet is that long;
+    // An environment of 1.5 MB works, although no single packet can be that long.
     let mut spec = agent.script(0, "[ ${#V14} = 100000 ]");
     spec.env.extend(large(15, 100_000));
     agent.supervisor.spawn(spec).await.unwrap();
     assert!(agent.exited().await.exit.success());
-    // more than the kernel takes is refused, in all or in one string, by name.
+    // An environment larger than the kernel takes is refused and named, whether in total or in one string.
     let mut spec = agent.script(0, "true");
     spec.env.extend(large(80, 100_000));
     let error = agent.supervisor.spawn(spec).await.unwrap_err();
@@ -156,10 +156,10 @@ async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent)
     assert_eq!(agent.exited().await.exit.number(), -9);
     assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
     assert!(gone(agent.pid_in("stray").await));
-    // Nothing starts past the deadline,
+    // After the deadline nothing starts,
     let spec = agent.script(0, "exit 0");
     assert!(matches!(agent.supervisor.spawn(spec).await, Err(SpawnError::DeadlinePassed)));
-    // and everything does under a new one.
+    // and with a new deadline everything does.
     agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());

@@ -1,5 +1,5 @@
-//! What a store's data may cost, and values that know what they cost. Not for kernel memory: sockets have their own
-//! limits.
+//! The memory budget of a store, and values that are charged to it. Kernel memory is not counted: sockets have their
+//! own limits.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ impl Account {
         Account { used: Rc::default(), limit }
     }
 
-    /// The same account with an eighth more to draw on: what is full of data still answers.
+    /// The same account with an eighth more to draw on, so that a store full of data still answers.
     pub fn with_reserve(&self) -> Account {
         Account { used: Rc::clone(&self.used), limit: self.limit.saturating_add(self.limit / 8) }
     }
@@ -35,10 +35,10 @@ impl Account {
         self.used.get()
     }
 
-    /// Takes so many bytes.
+    /// Takes this many bytes.
     ///
     /// # Errors
-    /// There are not so many left; none are taken.
+    /// There are not that many left; none are taken.
     pub fn take(&self, bytes: usize) -> Result<(), Full> {
         let after = self.used().saturating_add(bytes);
         if after > self.limit {
@@ -54,8 +54,8 @@ impl Account {
     }
 }
 
-/// A value: shared between the store and the answers that are still on their way, and charged once for all of them
-/// until the last lets go.
+/// A value, shared between the store and the answers not yet sent. It is charged once for all of them, until the last
+/// one is dropped.
 #[derive(Debug, Clone)]
 pub struct Value {
     data: Rc<Data>,
@@ -89,10 +89,10 @@ impl Value {
         &self.data.bytes
     }
 
-    /// Becomes a copy of `bytes`; answers on their way keep what they hold.
+    /// Becomes a copy of `bytes`; answers not yet sent keep the old value.
     ///
     /// # Errors
-    /// There is no room; it stays what it was.
+    /// There is no room; the value stays as it was.
     pub fn replace(&mut self, bytes: &[u8]) -> Result<(), Full> {
         match Rc::get_mut(&mut self.data) {
             // In place, and no larger than before.
@@ -105,10 +105,10 @@ impl Value {
         Ok(())
     }
 
-    /// Becomes longer by `bytes`; answers on their way keep what they hold.
+    /// Appends `bytes`; answers not yet sent keep the old value.
     ///
     /// # Errors
-    /// There is no room; it stays what it was.
+    /// There is no room; the value stays as it was.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let whole = self.data.bytes.len() + bytes.len();
         if Rc::get_mut(&mut self.data).is_none() {

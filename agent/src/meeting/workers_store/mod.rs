@@ -1,8 +1,9 @@
-//! A key-value store for workers, on the wire protocol of PyTorch's TCPStore. Not for the agents' own rendezvous.
+//! A key-value store for workers, on the wire protocol of PyTorch's TCPStore. The agents' own rendezvous does not use
+//! it.
 //!
-//! `torch.distributed` finds its peers through such a store. torchrun's agent keeps one for all restarts, so that keys
-//! of the last attempt meet the next; here each round gets a fresh one, which listens before anybody is told of it and
-//! lives as long as its agent wants it, whatever becomes of worker rank 0.
+//! `torch.distributed` finds its peers through such a store. torchrun's agent keeps one for all restarts, so keys of
+//! the last attempt get in the way of the next. Here each round gets a fresh store. It listens before anybody is told
+//! of it, and lives as long as its agent wants it, whatever becomes of worker rank 0.
 //!
 //! | module | home of |
 //! |---|---|

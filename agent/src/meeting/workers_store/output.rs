@@ -1,4 +1,4 @@
-//! What is still to be sent on a connection. Not for when.
+//! Data still to be sent on a connection.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Write};
@@ -6,9 +6,9 @@ use std::io::{self, IoSlice, Write};
 use super::budget::{Account, Full, Value};
 use super::state::Reply;
 
-/// A value from this size on is sent from where it lies; a smaller one is copied.
+/// A value of at least this size is sent without copying it; a smaller one is copied.
 const SHARED: usize = 512;
-/// Pieces of one system call.
+/// Most pieces passed to one system call.
 const PIECES: usize = 16;
 
 #[derive(Debug)]
@@ -30,10 +30,10 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Output {
     account: Account,
-    /// Charged for pieces, beside what shared values cost themselves.
+    /// Bytes charged for the pieces, apart from what shared values cost.
     charged: usize,
     pieces: VecDeque<Piece>,
-    /// How much of the first piece has gone.
+    /// Bytes of the first piece that were sent.
     sent: usize,
     /// Bytes of all pieces.
     length: usize,
@@ -92,7 +92,7 @@ impl Output {
         Ok(())
     }
 
-    /// Sends as much as the connection takes at once.
+    /// Sends as much as the connection takes at once, without waiting.
     pub(super) fn send(&mut self, mut to: impl Write) -> io::Result<()> {
         while !self.pieces.is_empty() {
             let sent = if let [Piece::Copied(only)] = self.pieces.make_contiguous() {

@@ -1,8 +1,8 @@
-//! The store's sockets: one thread that waits for all of them. Not for what requests mean.
+//! The store's sockets: one thread that waits for all of them. What requests mean is in `state.rs`.
 //!
-//! A thread of its own, so that no load on the store holds up the agent's leases and pulses, nor they the store. It
-//! holds nothing for an idle connection but its descriptor, reads no request of a client that does not take its
-//! answers, and closes whoever breaks the protocol or the budget.
+//! The store has a thread of its own, so that load on the store does not delay the agent's leases and pulses, and they
+//! do not delay the store. For an idle connection the server holds only its descriptor. It reads no request from a
+//! client that does not take its answers, and closes connections that break the protocol or the budget.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -24,15 +24,15 @@ use super::output::Output;
 use super::state::{Client, State, Violation};
 use super::wire::Decoder;
 
-/// What a store may cost this process.
+/// Limits on what a store may cost this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of keys, values, waits, half-read requests and unsent answers, with what their keeping costs.
+    /// Bytes of keys, values, waits, half-read requests and unsent answers, with their overhead.
     pub memory: usize,
-    /// Connections at once. Beyond it those that have never said anything make way, the oldest first.
+    /// Most connections at once. Beyond this, connections that have never sent anything are closed, the oldest first.
     pub connections: usize,
-    /// How long a client may take for its first request once it has begun it. One that says nothing at all may stay
-    /// while there is room: torch 1.13 opens a second connection that it hardly ever uses.
+    /// How long a client may take to complete its first request once it has begun it. A client that sends nothing at
+    /// all may stay while there is room: torch 1.13 opens a second connection that it hardly ever uses.
     pub first_request: Duration,
 }
 
@@ -43,25 +43,25 @@ impl Default for Limits {
     }
 }
 
-/// A connection's own cost in the budget.
+/// What a connection itself costs in the budget, in bytes.
 const CONNECTION: usize = 512;
-/// Most bytes held of a first request: more than torch's ever has, which waits for the others or pings.
+/// Most bytes held of a first request. torch's first request is always smaller: it waits for the others or pings.
 const FIRST_REQUEST: usize = 128 * 1024;
-/// Read at once, from one connection.
+/// Most bytes read at once from one connection.
 const CHUNK: usize = 64 * 1024;
-/// A client with this much to receive is not read from.
+/// A client with this many unsent bytes is not read from.
 const UNSENT: usize = 1 << 20;
-/// Events and new connections of one turn.
+/// Most events and new connections handled in one turn.
 const TURN: usize = 256;
-/// Pause after a lack of descriptors or memory.
+/// Pause after running out of descriptors or memory.
 const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// Offenders that are named in the log.
+/// How many offenders the log names.
 const NAMED: u32 = 8;
 
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
-/// A running store. Dropping it ends it: its port refuses, and its connections are closed.
+/// A running store. Dropping it ends it: its port refuses connections, and open connections are closed.
 #[derive(Debug)]
 pub struct TcpStore {
     stop: OwnedFd,
@@ -69,8 +69,8 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Serves an empty store on a socket that listens. Of the clients that have connected before, those that are gone
-    /// leave nothing behind.
+    /// Serves an empty store on a listening socket. Clients that connected before and are already gone leave nothing
+    /// behind.
     ///
     /// # Errors
     /// The kernel has no descriptor or thread left.
@@ -83,7 +83,7 @@ impl TcpStore {
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         let early = early(&listener);
         let connections = limits.connections.min(Share::Workers.connections());
-        // It needs little, and a node that only waits has one too.
+        // The thread needs little stack, and even a node that only waits has one.
         let builder = std::thread::Builder::new().name("elastic-store".into()).stack_size(256 * 1024);
         let thread = builder.spawn(move || {
             let account = Account::new(limits.memory);
@@ -114,13 +114,13 @@ impl Drop for TcpStore {
     fn drop(&mut self) {
         let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
-            // It ends at once; a panic in it has been reported.
+            // The thread ends at once; a panic in it has been reported.
             let _ = thread.join();
         }
     }
 }
 
-/// Those who came before the store was served, and are still there.
+/// Clients that connected before the store was served, and are still there.
 fn early(listener: &TcpListener) -> Vec<TcpStream> {
     let mut clients = Vec::new();
     while let Ok(client) = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
@@ -141,19 +141,19 @@ fn is(socket: impl AsFd, state: PollFlags) -> bool {
 struct Connection {
     socket: TcpStream,
     peer: Option<SocketAddr>,
-    /// Its place among those that have never said anything whole.
+    /// Its place among the connections that have not sent a complete request yet.
     stranger: Option<u64>,
-    /// When its first request, which has begun, must be whole.
+    /// When its first request, which has begun, must be complete.
     whole_by: Option<Time>,
     decoder: Decoder,
-    /// Charged for what the decoder holds, and for the connection.
+    /// Bytes charged for what the decoder holds, and for the connection.
     charged: usize,
     output: Output,
     interest: EventFlags,
 }
 
 impl Connection {
-    /// Charges what it holds now.
+    /// Charges what the connection holds now.
     fn charge(&mut self, account: &Account) -> Result<(), Full> {
         let now = CONNECTION + self.decoder.held();
         if now > self.charged {
@@ -166,7 +166,7 @@ impl Connection {
     }
 }
 
-/// All connections but the one at hand, and which of them got something to send.
+/// All connections except the current one, and which of them got something to send.
 struct Clients {
     slots: Vec<Option<Box<Connection>>>,
     woken: Vec<u32>,
@@ -181,9 +181,9 @@ struct Server {
     most: usize,
     clients: Clients,
     free: Vec<u32>,
-    /// Connections that have said nothing yet: when they came, and where they are.
+    /// Connections that have sent nothing yet: when they came, and their slots.
     strangers: BTreeSet<(u64, u32)>,
-    /// Connections that have begun their first request: when it must be whole, and where they are.
+    /// Connections that have begun their first request: when it must be complete, and their slots.
     begun: BTreeSet<(Time, u32)>,
     first_request: Duration,
     accepted: u64,
@@ -194,10 +194,10 @@ struct Server {
 
 /// Why a connection ends.
 enum Ending {
-    /// The client's wish, or the network's.
+    /// The client closed it, or the network failed.
     Gone,
     Broken(Violation),
-    /// It has said nothing whole yet, and this is too much of it.
+    /// It has sent no complete request yet, and has used up what is allowed before one.
     Stranger(&'static str),
 }
 
@@ -234,11 +234,11 @@ impl Server {
         }
     }
 
-    /// How long nothing need happen.
+    /// How long the thread may wait; `None` if without limit.
     fn timeout(&self) -> Option<Timespec> {
         let breath = (!self.accepting).then_some(BREATH);
         let whole = self.begun.first().map(|&(by, _)| by.since(Time::now()));
-        // A moment more than too little: who wakes early would wake again and again.
+        // Rounded up by a millisecond: a wait that is too short would wake the thread again and again.
         let whole = whole.and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         breath.into_iter().chain(whole).min()
     }
@@ -286,7 +286,7 @@ impl Server {
 
     fn enter(&mut self, socket: TcpStream) -> io::Result<()> {
         socket.set_nodelay(true)?;
-        // A worker may be silent for hours; a host that is gone must not be.
+        // A worker may be silent for hours, but a connection to a dead host must be noticed.
         keep_alive(&socket)?;
         self.account.take(CONNECTION).map_err(io::Error::other)?;
         let slot = self.free.pop().unwrap_or(self.clients.slots.len() as u32);
@@ -328,7 +328,7 @@ impl Server {
         true
     }
 
-    /// The listener would report the same again and again.
+    /// Pauses accepting, because the listener would report the same error again and again.
     fn pause(&mut self) {
         let none = EventFlags::empty();
         self.accepting = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), none).is_err();
@@ -340,7 +340,7 @@ impl Server {
     }
 
     fn serve(&mut self, slot: u32, flags: EventFlags, chunk: &mut [u8]) {
-        // Closed earlier in this turn.
+        // The connection was closed earlier in this turn.
         let Some(mut connection) = self.clients.slots[slot as usize].take() else { return };
         let read = if flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
             self.read(slot, &mut connection, chunk)
@@ -382,7 +382,7 @@ impl Server {
                 if client == own {
                     full = full.and_then(|()| output.push(reply));
                 } else if let Some(Some(other)) = clients.slots.get_mut(client.0 as usize) {
-                    // One byte, for which there was room when its wait was taken.
+                    // One byte: room for it was reserved when the wait was accepted.
                     let _ = other.output.push(reply);
                     clients.woken.push(client.0);
                 }
@@ -399,7 +399,7 @@ impl Server {
         Ok(connection.charge(&self.account)?)
     }
 
-    /// Sends what can be sent, and says what to wait for.
+    /// Sends what can be sent, and sets what to wait for.
     fn send(&mut self, slot: u32, connection: &mut Connection) -> Result<(), Ending> {
         connection.output.send(&connection.socket).map_err(|_| Ending::Gone)?;
         let mut interest = EventFlags::empty();
@@ -442,7 +442,7 @@ impl Server {
         }
     }
 
-    /// Whoever breaks the protocol may do so often: the log is spared.
+    /// Logs an offence. Limited, because a client that breaks the protocol may do so often.
     fn complain(&mut self, what: impl FnOnce() -> String) {
         self.complaints = self.complaints.saturating_add(1);
         if self.complaints <= NAMED {

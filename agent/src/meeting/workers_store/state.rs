@@ -1,23 +1,23 @@
-//! What the store holds and who waits for it: a machine that takes one request at a time and says what to answer whom.
-//! Not for connections.
+//! What the store holds and who waits for it: a state machine that takes one request at a time and returns the answers
+//! and their addressees. Connections are in `server.rs`.
 //!
-//! It answers as torch's server does (probed side by side, see `tests/tests/torch_store`), and differs where that one
-//! harms its clients: a compare-and-set that stored nothing wakes nobody; a wait for several keys takes a queue for
-//! present if it holds something; a push wakes the one who has waited longest.
+//! It answers as torch's server does (compared side by side, see `tests/tests/torch_store`), and differs where torch's
+//! server harms its clients: a compare-and-set that stored nothing wakes nobody; a wait for several keys counts a queue
+//! as present if it holds something; a push wakes the client that has waited longest.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::budget::{Account, Full, Value};
 use super::wire::{Malformed, Request, Strings};
 
-/// CHECK: all keys are there. WAIT and BARRIER: go on.
+/// Answer to CHECK: all keys exist. Answer to WAIT and BARRIER: go on.
 pub const READY: u8 = 0;
-/// CHECK: some key is not there.
+/// Answer to CHECK: some key does not exist.
 pub const NOT_READY: u8 = 1;
-/// CANCEL_WAIT.
+/// Answer to CANCEL_WAIT.
 pub const CANCELED: u8 = 1;
 
-/// What an entry costs beside its bytes: table, headers, allocator.
+/// What an entry costs in addition to its bytes: table, headers, allocator.
 const ENTRY: usize = 128;
 
 /// A connection.
@@ -33,13 +33,13 @@ pub enum Reply {
     U32(u32),
     /// A number of 8 bytes.
     I64(i64),
-    /// A length and as many bytes.
+    /// A length of 8 bytes and that many bytes.
     Value(Value),
-    /// The same, for a key.
+    /// As `Value`, for a key.
     Key(Box<[u8]>),
 }
 
-/// Why a request ends its connection, as it does on torch's server.
+/// Why a request ends its connection. torch's server ends it, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The bytes are no request.
@@ -48,7 +48,7 @@ pub enum Violation {
     /// There is no room.
     #[error(transparent)]
     Full(#[from] Full),
-    /// ADD or BARRIER on such a key.
+    /// ADD or BARRIER on a key whose value is not a number that can be added to.
     #[error("the key holds no number that this one can be added to")]
     NotANumber,
 }
@@ -57,11 +57,11 @@ type Key = Box<[u8]>;
 
 #[derive(Debug)]
 struct Wait {
-    /// Orders those who wait for one key.
+    /// Orders the clients that wait for one key.
     ticket: u64,
-    /// Those that were missing when it began.
+    /// Keys that were missing when the wait began.
     keys: Vec<Key>,
-    /// How many of them have not come since.
+    /// How many of them are still missing.
     missing: usize,
 }
 
@@ -89,10 +89,12 @@ impl State {
         }
     }
 
-    /// Carries out a request. `reply` gets the answers, those to other clients that it wakes included, in order.
+    /// Carries out a request. `reply` gets the answers in order, including those to other clients that the request
+    /// wakes.
     ///
     /// # Errors
-    /// The request cannot be carried out: its connection is to be closed. Of a MULTI_SET some pairs may be set.
+    /// The request cannot be carried out, and its connection must be closed. Some pairs of a MULTI_SET may have been
+    /// set.
     pub fn apply(
         &mut self,
         client: Client,
@@ -183,7 +185,7 @@ impl State {
         Ok(())
     }
 
-    /// The client is gone, or its wait is.
+    /// Ends the client's wait: the client is gone or has cancelled it.
     pub fn cancel(&mut self, client: Client) {
         let Some(wait) = self.waits.remove(&client) else { return };
         for key in &wait.keys {
@@ -202,7 +204,7 @@ impl State {
     }
 
     fn value(&self, key: &[u8]) -> Reply {
-        // An empty value is a length of 0 and no more.
+        // On the wire an empty value is just a length of 0.
         self.entries.get(key).map_or(Reply::I64(0), |value| Reply::Value(value.clone()))
     }
 
@@ -215,7 +217,7 @@ impl State {
         Ok(())
     }
 
-    /// A key that is not there yet.
+    /// Stores a key that does not exist yet.
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<(), Full> {
         let value = Value::new(value, &self.account)?;
         self.account.take(ENTRY + key.len())?;
@@ -247,7 +249,7 @@ impl State {
                 self.queues.insert(key.into(), VecDeque::from([value]));
             }
         }
-        // One of those who wait can have it: the first whom nothing else holds up.
+        // Only one waiting client can have it: the first that waits for nothing else.
         let waiting: Vec<Client> = self.waiters.get(key).into_iter().flat_map(BTreeMap::values).copied().collect();
         for client in waiting {
             if self.came(client, key, reply) {
@@ -264,14 +266,14 @@ impl State {
             self.account.give(ENTRY);
             reply(client, Reply::Value(value));
         }
-        // Only what holds something is kept, and so it is there.
+        // An empty queue is removed, so that a queue in the table always counts as present.
         if queue.is_empty() {
             self.queues.remove(key);
             self.account.give(ENTRY + key.len());
         }
     }
 
-    /// Whether the client has to wait.
+    /// Begins a wait if some key is missing; whether the client has to wait.
     fn wait(&mut self, client: Client, keys: Strings<'_>) -> Result<bool, Full> {
         let mut missing: Vec<Key> = keys.iter().filter(|key| !self.is_there(key)).map(Into::into).collect();
         missing.sort_unstable();
@@ -283,7 +285,7 @@ impl State {
         Ok(true)
     }
 
-    /// A client that gave up on a wait without a word, as torch 1.13 does, may begin another.
+    /// Begins a wait. It replaces an earlier wait of the client: torch 1.13 gives up on a wait without saying so.
     fn await_keys(&mut self, client: Client, keys: Vec<Key>) -> Result<(), Full> {
         self.cancel(client);
         self.account.take(keys.iter().map(|key| ENTRY + key.len()).sum())?;
@@ -296,7 +298,7 @@ impl State {
         Ok(())
     }
 
-    /// All who wait for the key hear of it.
+    /// Tells all clients that wait for the key.
     fn arrived(&mut self, key: &[u8], reply: &mut impl FnMut(Client, Reply)) {
         let Some(waiters) = self.waiters.remove(key) else { return };
         for client in waiters.into_values() {
@@ -304,7 +306,7 @@ impl State {
         }
     }
 
-    /// One of them does; whether it goes on.
+    /// Tells one client that the key exists; whether the client goes on.
     fn came(&mut self, client: Client, key: &[u8], reply: &mut impl FnMut(Client, Reply)) -> bool {
         let Some(wait) = self.waits.get_mut(&client) else { return false };
         wait.missing -= 1;
@@ -322,7 +324,7 @@ impl State {
     }
 }
 
-/// As C's `strtoll` and so torch reads a number: blanks, a sign, digits; what follows does not matter.
+/// Reads a number as C's `strtoll` does, and so torch: blanks, a sign, digits; the rest is ignored.
 fn leading_number(text: &[u8]) -> Option<i64> {
     let text = text.trim_ascii_start();
     let signed = usize::from(matches!(text.first(), Some(b'+' | b'-')));

@@ -1,13 +1,15 @@
-//! The store's requests out of a connection's bytes, in both of torch's dialects. Not for what a request does.
+//! Parses a connection's bytes into the store's requests, in both of torch's dialects. What a request does is in
+//! `state.rs`.
 //!
-//! A query is one byte for the operation and its fields, integers little-endian; a string is a `u64` of its length and
-//! its bytes; several keys follow a `u64` of their number. torch 2.1 and later open with VALIDATE; torch up to 2.0 does
-//! not, and numbers the operations from SET = 0. Nothing is reserved for a length before its bytes have come.
+//! A query is one byte for the operation, then its fields. Integers are little-endian. A string is a `u64` length and
+//! that many bytes; several keys are a `u64` count and the keys. torch 2.1 and later open with VALIDATE; torch up to
+//! 2.0 does not, and numbers the operations from SET = 0. No memory is reserved for an announced length before the
+//! bytes arrive.
 //!
 //! Source: the bytes that torch 1.13 and 2.15 send, and the limits of torch's server (`TCPStoreLibUvBackend.cpp`).
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-/// Follows a VALIDATE.
+/// The number that follows a VALIDATE.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
 /// Longest key, torch's own prefix included.
@@ -17,24 +19,24 @@ pub const MAX_VALUE: u64 = 8 * 1024 * 1024;
 /// Most keys of one request.
 pub const MAX_KEYS: u64 = 128 * 1024;
 
-/// Why a connection's bytes are no requests.
+/// Why a connection's bytes are not valid requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// No such operation in the client's dialect.
+    /// The client's dialect has no such operation.
     #[error("operation {0} is unknown")]
     Operation(u8),
-    /// Longer than torch's server takes.
+    /// A key longer than torch's server takes.
     #[error("a key of {0} bytes: {MAX_KEY} is the most")]
     Key(u64),
-    /// Longer than torch's server takes.
+    /// A value longer than torch's server takes.
     #[error("a value of {0} bytes: {MAX_VALUE} is the most")]
     Value(u64),
-    /// More than torch's server takes.
+    /// More keys than torch's server takes.
     #[error("a request of {0} keys: {MAX_KEYS} is the most")]
     Keys(u64),
 }
 
-/// A request; its bytes are the connection's.
+/// A request; it borrows the connection's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Request<'a> {
@@ -56,27 +58,27 @@ pub enum Request<'a> {
     CancelWait,
     /// Answered by a number.
     NumKeys,
-    /// Answered by how many there were.
+    /// Answered by the number of deleted keys.
     Delete { key: &'a [u8] },
     /// No answer.
     Append { key: &'a [u8], value: &'a [u8] },
     /// Answered by a value for each.
     MultiGet { keys: Strings<'a> },
-    /// No answer. Keys and values by turns.
+    /// No answer. Keys and values alternate.
     MultiSet { pairs: Strings<'a> },
     /// No answer.
     QueuePush { key: &'a [u8], value: &'a [u8] },
-    /// Answered by the length before, and the value if there was one.
+    /// Answered by the length before the pop, and the value if there was one.
     QueuePop { key: &'a [u8] },
     /// Answered by the length.
     QueueLen { key: &'a [u8] },
-    /// Answered by their number and all of them.
+    /// Answered by the number of keys and all keys.
     ListKeys,
     /// Answered once `world` clients have come.
     Barrier { key: &'a [u8], world: i64 },
 }
 
-/// Several strings, one after the other, still in their framing.
+/// Several strings, one after the other, with their length prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strings<'a> {
     framed: &'a [u8],
@@ -89,7 +91,7 @@ impl<'a> Strings<'a> {
         std::iter::from_fn(move || (!fields.rest.is_empty()).then(|| fields.string()))
     }
 
-    /// Bytes they take on the wire, lengths included: at least 8 for each.
+    /// Bytes they take on the wire, including the length prefixes: at least 8 for each.
     pub fn framed_len(self) -> usize {
         self.framed.len()
     }
@@ -129,7 +131,7 @@ enum Field {
 enum Dialect {
     /// torch 2.1 and later.
     Validated,
-    /// torch up to 2.0. Its WATCH_KEY (7) was never within reach of a script.
+    /// torch up to 2.0. No script could reach its WATCH_KEY (7).
     Old,
 }
 
@@ -158,7 +160,7 @@ impl Op {
         })
     }
 
-    /// Its fields; those of a counted operation come as often as the count says.
+    /// The operation's fields. For a counted operation they repeat as often as the count says.
     fn fields(self) -> &'static [Field] {
         use Field::{Int32, Int64, Key, Value};
         match self {
@@ -175,7 +177,7 @@ impl Op {
         matches!(self, Op::Check | Op::Wait | Op::MultiGet | Op::MultiSet)
     }
 
-    /// A whole message without its first byte.
+    /// Parses a whole message, given without its first byte.
     fn request(self, message: &[u8]) -> Request<'_> {
         let strings = || Strings { framed: message.get(8..).unwrap_or_default() };
         let mut fields = Fields { rest: message };
@@ -224,15 +226,15 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How far the message at hand was looked at, so that no byte of it is looked at twice however it arrives.
+/// How far the current message was scanned, so that no byte is scanned twice however the bytes arrive.
 #[derive(Debug, Clone, Copy)]
 struct Scan {
     op: Op,
     /// Where the next field begins.
     at: usize,
-    /// Which one it is.
+    /// Index of that field.
     field: usize,
-    /// How often the fields are still to come; not known before the count is there.
+    /// How often the fields still repeat; `None` until the count has arrived.
     groups: Option<u64>,
 }
 
@@ -241,7 +243,7 @@ impl Scan {
         Scan { op, at: 1, field: 0, groups: (!op.is_counted()).then_some(1) }
     }
 
-    /// The message's length once all of it is there.
+    /// The message's length, once the whole message has arrived.
     fn end(&mut self, bytes: &[u8]) -> Result<Option<usize>, Malformed> {
         let int64 = |at: usize| {
             let array = bytes.get(at..)?.first_chunk()?;
@@ -287,7 +289,7 @@ impl Scan {
     }
 }
 
-/// Cuts a connection's bytes into requests. Holds the beginning of the one that is not yet complete, nothing else.
+/// Cuts a connection's bytes into requests. Holds only the beginning of a request that is not complete yet.
 #[derive(Debug, Default)]
 pub struct Decoder {
     dialect: Option<Dialect>,
@@ -296,11 +298,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Takes the next bytes and hands every request that they complete to `each`. After an error the connection is of
-    /// no use.
+    /// Takes the next bytes and hands every request that they complete to `each`. After an error the connection cannot
+    /// be used any more.
     ///
     /// # Errors
-    /// The first of: bytes that are no request, and what `each` returns.
+    /// The first invalid request, or the first error of `each`.
     pub fn feed<E: From<Malformed>>(
         &mut self,
         bytes: &[u8],
@@ -360,8 +362,8 @@ impl Decoder {
     }
 }
 
-/// The dialect, and how many bytes said so; none if it takes more bytes to know. In the old one a 0 begins a SET, whose
-/// key would be a gigabyte long if VALIDATE's number followed.
+/// The dialect, and how many bytes told it; `None` if more bytes are needed. In the old dialect a 0 begins a SET; if
+/// VALIDATE's number followed it, the key would be a gigabyte long.
 fn sniff(bytes: &[u8]) -> Option<(Dialect, usize)> {
     match bytes {
         [] => None,

@@ -1,4 +1,4 @@
-//! The workers' command line, against real files and, where there is one, Python's own template.
+//! The workers' command line, tested with real files and, if it is installed, Python's own template.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -136,7 +136,7 @@ fn a_script_that_differs_by_worker_is_left_to_python() {
     assert_eq!(command.args(3, 7)[1], "train_3.py");
 }
 
-/// Arguments, and what worker 3 with rank 7 gets.
+/// Arguments, and what they become for worker 3 with rank 7.
 const MACROS: &[(&str, &str)] = &[
     ("${local_rank}", "3"),
     ("$local_rank", "3"),

@@ -1,4 +1,4 @@
-//! Workers' ends: what they left behind is gathered and judged, and the group's end is reported.
+//! Workers' ends: gathers and judges what they left behind, and reports the end of the group.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::Exited;
 
 impl Group {
-    /// The node lost its workers: a membership change, not a failure of theirs.
+    /// The node lost its workers: a membership change, not a failure of the workers.
     pub(super) fn lost(&self, message: String) -> Report {
         let failure = self.failure(FailureClass::Lost, message).bounded();
         Report::Ended { round: self.round, outcome: Outcome::Failed(failure) }
@@ -54,20 +54,21 @@ impl Group {
         }
         self.step(Input::Report);
         if self.leaving.is_some() {
-            // Whoever signalled the agent has perhaps signalled its workers, too.
+            // Whoever signalled the agent may have signalled its workers, too.
             self.events.worker(events::State::Terminated, &subject);
             tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
             let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
             return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
         }
         let mut failure = self.explain(exited, socket).await?;
-        // It was heard of first, perhaps by chance: who broke by itself goes before who was told to stop or left alone.
+        // It may be only by chance that this exit was seen first. A worker that failed by itself takes precedence over
+        // one that was told to stop or that lost its peers.
         let others = self.supervisor.exited_meanwhile().await;
         for other in &others {
             self.note(*other);
         }
         if failure.class < FailureClass::Own {
-            // All at once: each may take [`LAST_LINES`], and this task renews the node's lease.
+            // Explains all exits at once: each may take [`LAST_LINES`], and this task renews the node's lease.
             let failed = others.into_iter().filter(|other| !other.exit.success());
             let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
             for other in explained.into_iter().flatten() {
@@ -83,7 +84,7 @@ impl Group {
         Some(Report::Ended { round, outcome: Outcome::Failed(failure) })
     }
 
-    /// Takes down how a worker ended, if it is one of this round.
+    /// Records how a worker ended, if it belongs to this round.
     fn note(&mut self, exited: Exited) -> Option<&Running> {
         let worker = self.workers.get_mut(&exited.local_rank).filter(|worker| worker.pid == exited.pid)?;
         worker.exit = Some(exited.exit);
@@ -91,14 +92,14 @@ impl Group {
         self.workers.get(&exited.local_rank)
     }
 
-    /// Gathers what a dead worker left behind, and judges it.
+    /// Gathers what a dead worker left behind, and judges its end.
     async fn explain(&self, exited: Exited, socket: &WorkerSocket) -> Option<Failure> {
         let Exited { local_rank, exit, at, .. } = exited;
         let at_ms = date::now_ms().saturating_sub(u64::try_from(Time::now().since(at).as_millis()).unwrap_or(0));
         let worker = self.workers.get(&local_rank)?;
         tokio::join!(worker.logs.settled(LAST_LINES), socket.heard_out(local_rank, LAST_LINES));
         let (stderr, error_file) = (worker.logs.stderr(), worker.logs.error_file().map(Path::to_owned));
-        // Files may lie where reading takes long, and this task renews the node's lease.
+        // Reading may take long on some file systems, and this task renews the node's lease.
         let reading = tokio::task::spawn_blocking(move || {
             let recorded = error_file.and_then(|path| Recorded::read(&path));
             (recorded, stderr.read())

@@ -1,4 +1,4 @@
-//! What the group's workers are doing, which decides what their ends mean.
+//! What the group's workers are doing, which decides how their ends are judged.
 //!
 //! ```text
 //!   start ──────────▶ Running ── the end is reported, or they are to rest ──▶ Reported
@@ -8,50 +8,50 @@
 //!   any of these ── stop ──▶ Stopping ── nothing of them is left ──▶ as it was, without workers
 //! ```
 
-/// What they do while nobody has told them to stop.
+/// What the workers do while nobody has told them to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Life {
-    /// They have places in a round, and an end of theirs is news.
+    /// They have places in a round, and an end must be reported.
     #[default]
     Running,
-    /// Their end was reported, or they are to come to rest: another end of theirs is no news.
+    /// Their end was reported, or they are about to quiesce or stop: further ends are not reported.
     Reported,
-    /// They were started before their places are known: how they end is no failure.
+    /// They were started before their places are known: an end is not a failure.
     Ahead,
 }
 
-/// What they are doing.
+/// What the workers are doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Nobody has told them to stop.
     Up(Life),
-    /// They were told to stop, and that they have is not yet reported; inside is what they did before.
+    /// They were told to stop, and this is not yet reported as done. Holds what they did before.
     Stopping(Life),
 }
 
-/// What happens to them.
+/// What happens to the workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
-    /// They are started, or go on, in places of a round.
+    /// They are started in places of a round, or continue in new places.
     Start,
     /// They are started before their places are known.
     StartAhead,
-    /// Their end is reported.
+    /// Their end is reported, or further ends need no report.
     Report,
     /// They are to stop.
     Stop,
-    /// Nothing of them is left.
+    /// No process of theirs is left.
     Gone,
 }
 
 /// What follows a worker's exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExitMeans {
-    /// It is judged, and reported if it ends the group's part.
+    /// The exit is judged, and reported if it ends the group's part in the round.
     News,
-    /// It was expected of a worker with a place: torchrun's events tell of it.
+    /// The exit of a worker with a place was expected: only torchrun's events record it.
     Expected,
-    /// It was expected of a worker that never had a place: nothing follows.
+    /// The exit of a worker that never had a place was expected: nothing follows.
     Nothing,
 }
 
@@ -62,7 +62,7 @@ impl Default for Phase {
 }
 
 impl Phase {
-    /// What they do after this.
+    /// The phase after this input.
     #[must_use]
     pub(super) fn step(self, input: Input) -> Phase {
         let become_ = |life| match self {
@@ -84,12 +84,12 @@ impl Phase {
         }
     }
 
-    /// Whether an end of theirs is still to be reported, though they may have been told to stop.
+    /// Whether an end must still be reported, even if the workers were told to stop.
     pub(super) fn is_unreported(self) -> bool {
         self.life() == Life::Running
     }
 
-    /// Whether they run in places of a round, and nobody expects their end.
+    /// Whether the workers run in places of a round, and no end is expected.
     pub(super) fn is_running(self) -> bool {
         self == Phase::Up(Life::Running)
     }
@@ -113,8 +113,8 @@ impl Phase {
         }
     }
 
-    /// Whether that a worker could not be started is to be reported: of those started ahead it is, since they are then
-    /// started in their round.
+    /// Whether to report that a worker could not be started. For workers started ahead it is reported, because they are
+    /// then started in their round.
     pub(super) fn reports_unstarted(self) -> bool {
         matches!(self, Phase::Up(Life::Running | Life::Ahead))
     }

@@ -1,7 +1,6 @@
-//! Starting workers: what with, their files first, then all at once; also ahead of their round. Not for what they are
-//! to do, nor for their ends.
+//! Starting workers: builds their specs, opens their files, then starts all at once; also ahead of their round.
 //!
-//! A file system may take longer to open a file, or to read a program, than a lease lasts. So files are opened beside
+//! A file system may take longer to open a file, or to read a program, than a lease lasts. So files are opened outside
 //! the agent's task, which sends the guard its deadlines, and the guard's answers come as events.
 
 use std::collections::BTreeMap;
@@ -25,21 +24,21 @@ use crate::workers::environment::{LocalPlace, NodeFacts, own_device, without_pla
 use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::{Event, WorkerSpec};
 
-/// What a worker writes to, and what the agent keeps of that.
+/// What a worker writes to, and the agent's handles of that output.
 type Files = Vec<(Stdio, WorkerLogs)>;
 
-/// What has happened to a group's workers; [`Group::moved`] says what it means.
+/// An event of a group's workers; [`Group::moved`] handles it.
 #[derive(Debug)]
 pub enum Moved {
-    /// The files of those that are to be started are open.
+    /// The files of the workers to be started are open.
     Opened(Result<Files, JoinError>),
-    /// The pause after a shortage is over: this can be told now.
+    /// The pause after a shortage is over: this report can be sent now.
     Paused(Report),
-    /// The supervisor's word.
+    /// An event of the supervisor.
     Workers(Event),
 }
 
-/// A worker that is to be started.
+/// A worker that will be started.
 pub(super) struct Planned {
     pub(super) local_rank: u32,
     pub(super) assignment: Assignment,
@@ -51,7 +50,7 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) struct Unstarted {
     pub(super) why: String,
-    /// The host is short of what it takes: the worker is not to blame.
+    /// Whether the host is short of resources: then the worker is not to blame.
     pub(super) shortage: bool,
 }
 
@@ -67,7 +66,7 @@ impl From<SpawnError> for Unstarted {
     }
 }
 
-/// Workers whose files are being opened. Dropped, they are not started.
+/// Workers whose files are being opened. If dropped, the workers are not started.
 pub(super) struct Opening {
     planned: Vec<Planned>,
     files: JoinHandle<Files>,
@@ -79,7 +78,7 @@ impl Opening {
     }
 }
 
-/// Waits until the files are open; for ever if there are none to be. May be cancelled.
+/// Waits until the files are open; for ever if there are none to open. May be cancelled.
 pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinError> {
     match opening {
         Some(opening) => (&mut opening.files).await,
@@ -87,13 +86,13 @@ pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinEr
     }
 }
 
-/// A report that waits until the pause after a shortage is over.
+/// A report that is held back until the pause after a shortage is over.
 pub(super) struct Held {
     until: Instant,
     report: Report,
 }
 
-/// Waits until it can be told; for ever if there is none. May be cancelled.
+/// Waits until the report can be sent; for ever if there is none. May be cancelled.
 pub(super) async fn told(held: &mut Option<Held>) -> Report {
     let Some(until) = held.as_ref().map(|held| held.until) else { return std::future::pending().await };
     tokio::time::sleep_until(until).await;
@@ -104,8 +103,8 @@ pub(super) async fn told(held: &mut Option<Held>) -> Report {
 }
 
 impl Group {
-    /// The workers of this round cannot be started for want of what the host has too little of. Nobody failed; the
-    /// report waits for the pause, and a node that stays short leaves: see [`Group::starved`].
+    /// The workers of this round cannot be started because the host is short of some resource. Nobody failed. The
+    /// report is held back for a pause, and a node that stays short leaves: see [`Group::starved`].
     pub(super) fn short(&mut self, why: &str) -> Option<Report> {
         self.step(Input::Report);
         let message = format!("this node is short of what starting workers takes: {why}");
@@ -123,12 +122,12 @@ impl Group {
         }
     }
 
-    /// Why this node leaves, once it was short of what starting workers takes for too long.
+    /// Why this node leaves, once the host has been short of the resources for starting workers for too long.
     pub fn starved(&mut self) -> Option<String> {
         self.starved.take()
     }
 
-    /// Begins to start workers, with their files.
+    /// Begins to start workers: opens their files first.
     pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
         let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
         let logs = Arc::clone(&self.logs);
@@ -136,7 +135,7 @@ impl Group {
         self.opening = Some(Opening { planned, files });
     }
 
-    /// Asks the guard for the workers whose files are open, all at once.
+    /// Asks the guard to start all workers whose files are open, at once.
     pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<Report> {
         let planned = self.opening.take()?.planned;
         let files = match (files, planned.first()) {
@@ -174,7 +173,7 @@ impl Group {
         Ok(self.supervisor.begin_spawn(spec)?)
     }
 
-    /// What a worker is started with.
+    /// The spec that a worker is started with.
     fn spec(
         &self,
         planned: &Planned,
@@ -200,7 +199,7 @@ impl Group {
         };
         let lookup = |name: &str| std::env::var_os(name);
         let mut env: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
-        // Perhaps this agent is a worker itself.
+        // The agent itself may run as a worker and have inherited this variable.
         env.remove(OsStr::new(WARM_UP_ENV));
         env.extend(worker_env(assignment, &place, &facts, error_file, &lookup));
         if self.setup.virtual_local_rank {
@@ -216,7 +215,7 @@ impl Group {
         Ok(WorkerSpec { local_rank: *local_rank, argv, env, cwd: self.setup.directory.clone(), stdio, cpus })
     }
 
-    /// A worker's program runs.
+    /// A worker's program now runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<Report> {
         let worker = Running { pid, ..self.starting.remove(&local_rank)? };
         if self.phase.has_places() {
@@ -229,7 +228,7 @@ impl Group {
         self.all_started()
     }
 
-    /// The report once all workers of a place run, if nothing came between.
+    /// The report once all workers of a place run, unless something else happened meanwhile.
     pub(super) fn all_started(&mut self) -> Option<Report> {
         if self.opening.is_some() || !self.starting.is_empty() {
             return None;
@@ -242,7 +241,7 @@ impl Group {
         Some(Report::Started(self.round))
     }
 
-    /// A worker cannot be started, or may not be.
+    /// A worker could not be started, or must not be.
     pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<Report> {
         let worker = self.starting.remove(&local_rank)?;
         if !self.phase.reports_unstarted() {
@@ -252,19 +251,19 @@ impl Group {
             self.step(Input::Report);
             return Some(self.lost(SpawnError::DeadlinePassed.to_string()));
         }
-        // Its reason may lie where looking takes long.
+        // Finding the reason may take long on some file systems.
         let explaining = tokio::task::spawn_blocking(move || Unstarted::from(refused.explain()));
         let explained = tokio::time::timeout(LAST_LINES, explaining).await.ok().and_then(Result::ok);
         let silent = || Unstarted::of("the file system with its program does not answer".to_owned());
         self.unstarted(local_rank, worker.rank, explained.unwrap_or_else(silent))
     }
 
-    /// Begins to start all workers before their places are known. How they end, until they have one, is no failure.
+    /// Begins to start all workers before their places are known. Until they have places, their ends are not failures.
     pub fn start_ahead(&mut self, socket: &WorkerSocket) {
         self.step(Input::StartAhead);
         socket.ahead();
         let slots = self.setup.slots;
-        // What is not known yet is taken out of their environment again.
+        // Placeholders: the variables that are not known yet are removed from the environment again.
         let nowhere = |rank| Assignment {
             job: self.setup.job.clone(),
             round: 0,

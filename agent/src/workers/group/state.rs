@@ -1,4 +1,4 @@
-//! What the group tells of its workers.
+//! The group's state, as shown to others.
 
 use serde::Serialize;
 
@@ -7,11 +7,11 @@ use serde::Serialize;
 pub struct GroupState {
     /// The round they were started in; 0 before the first.
     pub round: u64,
-    /// None while none run.
+    /// Empty while no workers run.
     pub workers: Vec<WorkerState>,
 }
 
-/// One of them.
+/// One worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct WorkerState {
     /// `LOCAL_RANK`.

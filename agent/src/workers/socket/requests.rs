@@ -1,4 +1,4 @@
-//! What workers ask for over their socket, and what they are answered. Not for the connections themselves.
+//! What workers ask for on their socket, and the answers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -19,17 +19,18 @@ use crate::meeting::participation::Meeting;
 use crate::workers::snapshot_memory;
 use crate::workers::supervisor;
 
-/// Barriers and commits of one connection that may be under way: it is not read on before one of them is answered.
+/// Most barriers and commits that one connection may have under way. Beyond this the connection is not read until one
+/// of them is answered.
 const UNDER_WAY: usize = 16;
 
 /// Why commits are refused on etcd's v2 API.
 const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits take the v3 API (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
 
-/// Why commits are refused of connections that have not said whose they are.
+/// Why commits are refused on a connection that has not registered.
 const UNREGISTERED: &str = "only a worker that has registered can commit a checkpoint";
 
-/// What a connection has asked for and was not answered yet: it is given up with the connection. None once its other end
-/// is closed.
+/// Requests of a connection that are not answered yet. They are given up when the connection closes; `None` once its
+/// other end is closed.
 pub(super) struct Requests(Option<JoinSet<()>>);
 
 impl Default for Requests {
@@ -39,7 +40,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Begins another as soon as there is room for it.
+    /// Begins another request as soon as there is room for it.
     pub(super) async fn begin(&mut self, connection: &UnixStream, request: Request) {
         let Some(under_way) = &mut self.0 else { return };
         while under_way.try_join_next().is_some() {}
@@ -56,12 +57,12 @@ impl Requests {
     }
 }
 
-/// Waits until the other end of a connection is closed, whether or not there is something left to read.
+/// Waits until the other end of a connection is closed, even if there is still something left to read.
 async fn closed(connection: &UnixStream) {
-    // A registration of its own: what is cleared here is not waited for by who reads.
+    // Registers a copy of the descriptor: readiness cleared here must not be lost for the task that reads.
     let own = connection.as_fd().try_clone_to_owned();
     let Ok(own) = own.and_then(supervisor::readable) else {
-        // The requests end with the round, too.
+        // Then requests end when the round does.
         return std::future::pending().await;
     };
     while let Ok(mut ready) = own.readable().await {
@@ -72,10 +73,11 @@ async fn closed(connection: &UnixStream) {
     }
 }
 
-/// Something that takes other nodes, or the store, to answer.
+/// A request whose answer depends on other nodes or on the store.
 type Request = BoxFuture<'static, ()>;
 
-/// Takes in what a worker says, and answers unless that takes others: then returns what does.
+/// Handles a message of a worker. Answers it at once, unless the answer depends on others: then returns the work that
+/// gives it.
 pub(super) async fn answer(
     connection: u64,
     message: FromWorker,
@@ -111,7 +113,7 @@ pub(super) async fn answer(
         }
         FromWorker::Barrier { id, name } => {
             let (shared, line) = (Arc::clone(shared), line.clone());
-            // Others may arrive much later: the worker can go on talking meanwhile.
+            // Other nodes may arrive much later; the worker can send further messages meanwhile.
             return Some(Box::pin(async move {
                 let Shared { meeting, paths, status, barrier_timeout: within, .. } = &*shared;
                 let met = match meeting {
@@ -178,10 +180,10 @@ pub(super) async fn answer(
     None
 }
 
-/// Publishes a checkpoint that is there: its step.
+/// Publishes a checkpoint that exists, and returns its step.
 async fn commit(store: &dyn Store, shared: &Shared, checkpoint: Checkpoint, pid: Option<i32>) -> Result<u64, String> {
     let (step, path) = (checkpoint.step, checkpoint.path.clone());
-    // The file system may take long.
+    // The file system may be slow.
     if tokio::task::spawn_blocking(move || is_missing(&path, pid)).await.unwrap_or(false) {
         return Err(format!("step {step} is not published: there is nothing at {}", checkpoint.path));
     }
@@ -189,7 +191,8 @@ async fn commit(store: &dyn Store, shared: &Shared, checkpoint: Checkpoint, pid:
     committed.map(|()| step).map_err(|error| error.to_string())
 }
 
-/// Whether a file is known to be missing: here, and as the process that named it sees it, perhaps in a container.
+/// Whether a file is known to be missing, both here and as seen by the process that named it, which may run in a
+/// container.
 fn is_missing(path: &str, pid: Option<i32>) -> bool {
     let there = pid.map(|pid| format!("/proc/{pid}/root{path}"));
     [Some(path.to_owned()), there].into_iter().flatten().all(|path| {

@@ -1,5 +1,5 @@
-//! What can go wrong between the agent, its guard and a worker's start, said so that it can be acted on.
-//! Not for how workers end: that is an event, not an error.
+//! What can go wrong between the agent, its guard and a worker's start, with messages that say what to do. How a worker
+//! ends is an event, not an error.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,13 +11,13 @@ use crate::machine::shortage::is_shortage;
 
 use super::WorkerSpec;
 
-/// The guard cannot be asked.
+/// The guard cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// It ended; [`Event::GuardLost`](super::Event::GuardLost) tells how.
     #[error("the guard process is gone, and with it every worker; the agent has to be started again")]
     GuardLost,
-    /// It lives but does not read.
+    /// The guard lives but does not read.
     #[error("the guard process (pid {pid}) takes no requests: continue it if it was stopped, or end the agent")]
     GuardStuck {
         /// Its process id.
@@ -59,10 +59,10 @@ pub enum SpawnError {
         /// Why.
         cause: io::Error,
     },
-    /// Its CPUs are not ours to use, any more.
+    /// The worker may not use these CPUs, or no longer.
     #[error("cannot bind a worker to CPUs {cpus}: {cause}; was the agent's cpuset changed, or CPUs switched off?")]
     Cpus {
-        /// As asked for.
+        /// The CPUs that were asked for.
         cpus: CpuSet,
         /// Why.
         cause: io::Error,
@@ -107,16 +107,16 @@ pub enum SpawnError {
     /// The workers are being stopped.
     #[error("not started: the workers are being stopped")]
     Stopping,
-    /// The guard did not understand the request: a defect of ours.
+    /// The guard did not understand the request: a bug in this program.
     #[error("the guard refused a damaged request: {0}")]
     Damaged(String),
-    /// The guard cannot be asked.
+    /// The guard cannot be reached.
     #[error(transparent)]
     Supervisor(#[from] SupervisorError),
 }
 
 impl SpawnError {
-    /// Whether the host has no room for now: the same start may do a moment later.
+    /// Whether the host is short of resources for now: the same start may succeed a moment later.
     pub fn is_shortage(&self) -> bool {
         match self {
             SpawnError::NoRoom(_) => true,
@@ -127,7 +127,7 @@ impl SpawnError {
     }
 }
 
-/// What the guard, or the kernel, said to a worker's start.
+/// Why the guard or the kernel refused to start a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     asked: Asked,
@@ -144,13 +144,13 @@ impl Refused {
         self.refusal == Refusal::Deadline
     }
 
-    /// Says why, for people. May look at files, which can take long.
+    /// The reason, for people. May look at files, which can take long.
     pub fn explain(self) -> SpawnError {
         self.asked.explain(self.refusal)
     }
 }
 
-/// The parts of a spec that an error has to name, kept while the guard works on it.
+/// The parts of a spec that an error message names, kept while the guard works on the spec.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asked {
     program: OsString,
@@ -210,13 +210,14 @@ impl Asked {
         }
     }
 
-    /// The kernel says "no such file" both of a program and of the interpreter that it names.
+    /// The kernel reports "no such file" both for a missing program and for a missing interpreter that the program
+    /// names.
     fn not_found(self) -> SpawnError {
         if self.program.as_encoded_bytes().contains(&b'/') {
             let file = self.directory.join(&self.program);
             return if file.exists() { SpawnError::NoInterpreter(file) } else { SpawnError::NoSuchFile(file) };
         }
-        // What execvp searches when there is no PATH.
+        // The directories that execvp searches if PATH is not set.
         let path = self.path.unwrap_or_else(|| "/bin:/usr/bin".into());
         let found =
             std::env::split_paths(&path).map(|dir| self.directory.join(dir).join(&self.program)).find(|f| is_file(f));

@@ -1,5 +1,5 @@
-//! The agent's async view of its workers: start them, hear what came of it and of their ends, stop them all.
-//! Not for what the ends mean or where the output goes.
+//! The agent's async view of its workers: starts them, reports whether they started and how they ended, stops them all.
+//! What an end means is decided in `group.rs`.
 //!
 //! A driver holds one [`Supervisor`] and polls [`Supervisor::next_event`] beside its other sources; every method may
 //! be cancelled. Nothing here polls or ticks: the guard reports, and the only timer is a stop's grace.
@@ -32,7 +32,7 @@ pub(crate) use watch::readable;
 
 use error::Asked;
 
-/// After this long a process that got SIGKILL and still lives is worth a word.
+/// A process that still lives this long after SIGKILL is reported.
 const SURVIVOR_NOTICE: Duration = Duration::from_secs(5);
 
 /// What to start.
@@ -48,7 +48,7 @@ pub struct WorkerSpec {
     pub cwd: PathBuf,
     /// Where output goes. Standard input is the agent's.
     pub stdio: Stdio,
-    /// The CPUs that it may run on; none named: the agent's.
+    /// The CPUs that the worker may run on; if empty, the agent's.
     pub cpus: CpuSet,
 }
 
@@ -91,7 +91,7 @@ pub enum Event {
     },
     /// After a stop or a passed deadline: nothing that any worker started is left.
     Stopped,
-    /// Some processes live on five seconds after SIGKILL: waiting in the kernel, or another user's by now.
+    /// Some processes still live five seconds after SIGKILL: they wait in the kernel, or now belong to another user.
     Survivors {
         /// `pid 4711 (python3, state D)`.
         processes: Vec<String>,
@@ -111,12 +111,12 @@ pub struct Supervisor {
     guard: Pid,
     link: Link,
     next_id: u64,
-    /// All since the tree was last empty.
+    /// All workers since the process tree was last empty.
     workers: BTreeMap<WorkerId, u32>,
-    /// Asked for and not yet answered.
+    /// Workers that were asked for, where the guard has not answered yet.
     asked: BTreeMap<WorkerId, Asked>,
     events: VecDeque<Event>,
-    /// Something below the guard may be alive.
+    /// Whether some process below the guard may be alive.
     populated: bool,
     stopping: Option<Stopping>,
 }
@@ -124,7 +124,7 @@ pub struct Supervisor {
 #[derive(Debug)]
 enum Link {
     Up(AsyncFd<Channel>),
-    /// Ended, and its orphans are not yet cleared.
+    /// The guard has ended, and its orphans are not ended yet.
     Broken,
     Down,
 }
@@ -141,12 +141,12 @@ enum Phase {
     Grace(Instant),
     /// SIGKILL was sent; survivors are named at this time.
     Killed(Instant),
-    /// They were.
+    /// The survivors were named.
     Named,
 }
 
 impl Supervisor {
-    /// Takes the guard over. Must be called inside a tokio runtime.
+    /// Takes over the guard. Must be called inside a tokio runtime.
     ///
     /// # Errors
     ///
@@ -170,8 +170,8 @@ impl Supervisor {
         self.guard.as_raw_pid()
     }
 
-    /// Starts a worker and returns its process id as soon as its program runs. If this is cancelled the worker may
-    /// run all the same.
+    /// Starts a worker and returns its process id as soon as its program runs. If this call is cancelled, the worker
+    /// may still run.
     ///
     /// # Errors
     ///
@@ -193,8 +193,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks for a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long its program takes to be
-    /// read; several may be asked for at once.
+    /// Asks the guard for a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long reading the
+    /// program takes; several workers may be asked for at once.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl Supervisor {
         Ok(worker)
     }
 
-    /// The next thing that happened. Never ends; after [`Event::GuardLost`] nothing more comes.
+    /// The next event. Never ends; after [`Event::GuardLost`] no more events come.
     pub async fn next_event(&mut self) -> Event {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -241,7 +241,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes the exits that are known by now out of the events to come. Does not wait.
+    /// Removes the exits that are known by now from the pending events and returns them. Does not wait.
     pub async fn exited_meanwhile(&mut self) -> Vec<Exited> {
         while tokio::time::timeout(Duration::ZERO, self.turn()).await.is_ok() {}
         let mut exits = Vec::new();
@@ -255,12 +255,12 @@ impl Supervisor {
         exits
     }
 
-    /// Signals the process group of one worker: the one started last with this local rank, also when it has exited
-    /// and left others in its group. Without such a worker nothing happens.
+    /// Signals the process group of one worker: the worker that was last started with this local rank, even if it has
+    /// exited and left other processes in its group. If there is no such worker, nothing happens.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be asked.
+    /// When the guard cannot be reached.
     pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), SupervisorError> {
         let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
         match worker {
@@ -269,13 +269,14 @@ impl Supervisor {
         }
     }
 
-    /// Begins to stop everything: `signal` to the workers' groups, and to what they left outside their groups once
-    /// the last of them has exited; SIGKILL to whatever is left after `grace`. [`Event::Stopped`] comes as soon as
-    /// nothing is left. A zero grace kills at once. A later call can shorten the grace, not lengthen it.
+    /// Begins to stop everything. Sends `signal` to the workers' process groups, and, once the last worker has exited,
+    /// to the processes they left outside their groups. Sends SIGKILL to whatever is left after `grace`.
+    /// [`Event::Stopped`] comes as soon as nothing is left. With a zero grace, kills at once. A later call can shorten
+    /// the grace, but not lengthen it.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be asked.
+    /// When the guard cannot be reached.
     pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
         if !self.populated && self.asked.is_empty() {
             if self.stopping.is_none() {
@@ -298,12 +299,12 @@ impl Supervisor {
         Ok(())
     }
 
-    /// [`begin_stop`](Self::begin_stop), and waits until nothing is left. Other events stay for
+    /// Calls [`begin_stop`](Self::begin_stop) and waits until nothing is left. Other events remain for
     /// [`next_event`](Self::next_event).
     ///
     /// # Errors
     ///
-    /// When the guard cannot be asked or ends meanwhile.
+    /// When the guard cannot be reached or ends meanwhile.
     pub async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
         self.begin_stop(signal, grace)?;
         loop {
@@ -322,22 +323,22 @@ impl Supervisor {
     ///
     /// # Errors
     ///
-    /// When the guard cannot be asked.
+    /// When the guard cannot be reached.
     pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
         self.send(&Request::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
     }
 
-    /// Has the guard keep a duplicate of this descriptor open until the agent and everything below it are gone: for
-    /// listening sockets and lock files.
+    /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. Meant
+    /// for listening sockets and lock files.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be asked.
+    /// When the guard cannot be reached.
     pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), SupervisorError> {
         self.send(&Request::Hold, &[descriptor.as_fd()])
     }
 
-    /// Ends everything at once and waits for the guard's own end.
+    /// Ends everything at once and waits until the guard has ended.
     pub async fn close(mut self) {
         if let Link::Up(socket) = &self.link
             && socket.get_ref().finish().is_ok()
@@ -366,7 +367,7 @@ impl Supervisor {
         })
     }
 
-    /// Waits for one report of the guard or the end of a grace, and takes it in.
+    /// Waits for one report of the guard or the end of a grace, and handles it.
     async fn turn(&mut self) {
         let socket = match &self.link {
             Link::Up(socket) => socket,
@@ -385,7 +386,7 @@ impl Supervisor {
                 Ok(None) | Err(_) => self.link = Link::Broken,
             },
             () = until(wake_at) => match phase {
-                // If the guard cannot be asked, its socket ends, which the next turn sees.
+                // If the guard cannot be reached, its socket ends, and the next turn sees that.
                 Some(Phase::Grace(_)) => {
                     let signal = self.stopping.as_ref().map_or(Signal::KILL, |stopping| stopping.signal);
                     if let Err(error) = self.kill(signal) {

@@ -1,5 +1,5 @@
-//! What is left to the agent when its guard dies: the strays that reparent to it, to be ended and reaped.
-//! Not for a living guard's tree, which is the guard's.
+//! What the agent does when its guard dies: it ends and reaps the orphaned processes that reparent to it. While the
+//! guard lives, this is the guard's task.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use crate::guard::tree::{self, Process};
 
 use super::watch;
 
-/// How long to wait for processes that do not die of SIGKILL.
+/// How long to wait for processes that survive SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reaps the guard, then ends all that its workers left. Returns how the guard ended, and what lives on.
+/// Reaps the guard, then ends all processes that its workers left. Returns how the guard ended, and which processes
+/// survive.
 pub(super) async fn clear(guard: Pid) -> (String, Vec<String>) {
     let cause = match wait_for(guard).await {
         Some(exit) => format!("the guard process (pid {}) ended by {exit}", guard.as_raw_pid()),
@@ -26,13 +27,13 @@ pub(super) async fn clear(guard: Pid) -> (String, Vec<String>) {
                 return;
             }
             for stray in &strays {
-                // What may not be signalled is found again and named in the end.
+                // A process that may not be signalled is found again and named in the end.
                 let _ = stray.signal(Signal::KILL);
             }
             for stray in &strays {
                 wait_for(stray.pid).await;
             }
-            // A dead process whose parent is dying too stays listed until we inherit it.
+            // A dead process whose parent is also dying stays listed until this agent inherits it.
             tokio::task::yield_now().await;
         }
     });
@@ -40,8 +41,8 @@ pub(super) async fn clear(guard: Pid) -> (String, Vec<String>) {
     (cause, survivors)
 }
 
-/// What workers started, now below the agent. Workers have sessions of their own, and no process returns to a session
-/// that it left; what the agent itself started for other ends shares its session.
+/// Processes that workers started and that are now below the agent. Workers have sessions of their own, and no process
+/// returns to a session that it left. Processes that the agent started for other purposes share its session.
 fn strays() -> Vec<Process> {
     let me = rustix::process::getpid();
     let mine = tree::session(me);
@@ -49,7 +50,7 @@ fn strays() -> Vec<Process> {
     below.into_iter().filter(|process| Some(process.session) != mine).collect()
 }
 
-/// Waits until a process is dead and, if it is our child, reaps it. `None` if it is not, or was gone.
+/// Waits until a process is dead and, if it is our child, reaps it. `None` if it is not our child, or was already gone.
 pub(super) async fn wait_for(pid: Pid) -> Option<Exit> {
     if let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
         && let Ok(handle) = watch::readable(handle)

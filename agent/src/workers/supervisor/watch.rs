@@ -1,5 +1,4 @@
-//! Watching a descriptor from the runtime.
-//! Not for reading or writing it.
+//! Watches a descriptor from the runtime.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -10,13 +9,13 @@ use tokio::io::unix::AsyncFd;
 
 use crate::guard::wire::Channel;
 
-/// Owns one descriptor and always names that one.
+/// A type that owns one descriptor and always returns that one.
 pub(crate) trait Owner: AsRawFd {}
 impl Owner for OwnedFd {}
 impl Owner for Channel {}
 
 /// Registers a descriptor for readability.
 pub(crate) fn readable<T: Owner>(owner: T) -> io::Result<AsyncFd<T>> {
-    // SAFETY: an `Owner` keeps its descriptor open, and the same, until it is dropped.
+    // SAFETY: an `Owner` keeps its descriptor open and unchanged until it is dropped.
     unsafe { AsyncFd::register_with_interest(owner, Interest::READABLE) }.map_err(io::Error::from)
 }

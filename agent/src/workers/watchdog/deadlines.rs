@@ -1,5 +1,5 @@
-//! When a worker of this node is taken for hung: a pure record of deadlines. Not for finding out what a worker does,
-//! nor for ending it.
+//! When a worker of this node counts as hung: a pure record of deadlines. What a worker is doing is found out in
+//! `stacks.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,30 +7,30 @@ use std::time::Duration;
 
 use elastic_coordinator::time::Time;
 
-/// Looks at a worker's state in this share of the time that it may spend uninterruptible.
+/// A worker's state is sampled this many times within the time that it may spend in an uninterruptible wait.
 const SAMPLES: u32 = 8;
 
-/// What is watched for; nothing by default.
+/// What the watchdog watches for; nothing by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Longest without a sign of progress.
+    /// Longest time without a sign of progress.
     pub progress: Option<Duration>,
-    /// Longest in one uninterruptible wait in the kernel.
+    /// Longest single uninterruptible wait in the kernel.
     pub uninterruptible: Option<Duration>,
 }
 
-/// Why a worker is taken for hung.
+/// Why a worker counts as hung.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// No sign of progress for this long.
+    /// No sign of progress for this time.
     Progress(Duration),
-    /// One uninterruptible wait for this long.
+    /// One uninterruptible wait for this time.
     Uninterruptible(Duration),
-    /// A timer of its own expired: its scope, and the signal that it asked for.
+    /// One of its own timers expired: the timer's scope, and the signal that it asked for.
     Timer {
-        /// What the worker calls it.
+        /// The worker's name for the timer.
         scope: String,
-        /// Zero or less: none.
+        /// The signal's number; zero or less for none.
         signal: i32,
     },
 }
@@ -54,23 +54,23 @@ impl fmt::Display for Cause {
 pub struct Expired {
     /// The worker.
     pub local_rank: u32,
-    /// The process: the worker, or with a timer one of its children.
+    /// The process: the worker, or for a timer perhaps one of its children.
     pub pid: i32,
-    /// Why.
+    /// Why the deadline passed.
     pub cause: Cause,
 }
 
-/// How `/proc/<pid>/status` shows a process.
+/// A process's state, from `/proc/<pid>/status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
     /// `D`: it waits in the kernel and takes no signal, not even SIGKILL.
     pub uninterruptible: bool,
-    /// How often it has waited for something. Two samples that agree in it are of one and the same wait.
+    /// How often it has waited for something. Two samples with the same number are from the same wait.
     pub waits: u64,
 }
 
 impl Sample {
-    /// Reads the text of `/proc/<pid>/status`; none if it is not one.
+    /// Parses the text of `/proc/<pid>/status`; `None` if it is something else.
     pub fn parse(status: &str) -> Option<Sample> {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let state = field("State:")?;
@@ -82,9 +82,9 @@ impl Sample {
 #[derive(Debug, Clone)]
 struct Worker {
     pid: i32,
-    /// Its last sign of progress, or its start.
+    /// Time of its last sign of progress, or of its start.
     moved: Time,
-    /// The wait that it is in, and since when it is known to be.
+    /// The wait that it is in, and the earliest time at which that wait was seen.
     stuck: Option<(u64, Time)>,
 }
 
@@ -100,18 +100,18 @@ struct Timer {
 pub struct Deadlines {
     limits: Limits,
     workers: BTreeMap<u32, Worker>,
-    /// By process and scope.
+    /// By process id and scope.
     timers: BTreeMap<(i32, String), Timer>,
     sampled: Time,
 }
 
 impl Deadlines {
-    /// No workers yet.
+    /// Watches no workers yet.
     pub fn new(limits: Limits) -> Deadlines {
         Deadlines { limits, ..Deadlines::default() }
     }
 
-    /// These workers, by local rank and process id, start now; all others are forgotten.
+    /// These workers, by local rank and process id, start now; all others are dropped.
     pub fn begin(&mut self, now: Time, workers: impl IntoIterator<Item = (u32, i32)>) {
         let begun = |(local_rank, pid)| (local_rank, Worker { pid, moved: now, stuck: None });
         self.workers = workers.into_iter().map(begun).collect();
@@ -119,7 +119,7 @@ impl Deadlines {
         self.sampled = now;
     }
 
-    /// A worker has ended, or its end is somebody else's business from here on.
+    /// A worker has ended, or its end is handled elsewhere from now on.
     pub fn ended(&mut self, local_rank: u32) {
         self.workers.remove(&local_rank);
         self.timers.retain(|_, timer| timer.local_rank != local_rank);
@@ -137,20 +137,20 @@ impl Deadlines {
         }
     }
 
-    /// A process of a worker sets a timer, or sets it anew. That is progress too.
+    /// A process of a worker sets a timer, or sets it again. That counts as progress, too.
     pub fn set_timer(&mut self, now: Time, local_rank: u32, pid: i32, scope: String, until: Time, signal: i32) {
         self.moved(local_rank, now);
         self.timers.insert((pid, scope), Timer { local_rank, until, signal });
     }
 
-    /// It releases it.
+    /// A process releases its timer.
     pub fn release(&mut self, now: Time, pid: i32, scope: String) {
         if let Some(timer) = self.timers.remove(&(pid, scope)) {
             self.moved(timer.local_rank, now);
         }
     }
 
-    /// What a worker's state is now.
+    /// A worker's state was sampled.
     pub fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
         self.sampled = now;
         if let Some(worker) = self.workers.get_mut(&local_rank) {
@@ -162,12 +162,12 @@ impl Deadlines {
         }
     }
 
-    /// Whether workers' states are to be looked at.
+    /// Whether the workers' states should be sampled now.
     pub fn wants_samples(&self, now: Time) -> bool {
         self.next_sample().is_some_and(|at| now >= at)
     }
 
-    /// Whether signs of progress are to be looked for: without a newer one, a worker is about to be taken for hung.
+    /// Whether to look for signs of progress now: a worker will count as hung unless there is a newer sign.
     pub fn wants_signs(&self, now: Time) -> bool {
         self.next_progress().is_some_and(|at| now >= at)
     }
@@ -182,13 +182,13 @@ impl Deadlines {
         self.workers.values().map(|worker| worker.moved + limit).min()
     }
 
-    /// When to look again at the latest.
+    /// The latest time for the next look.
     pub fn next(&self) -> Option<Time> {
         let timers = self.timers.values().map(|timer| timer.until).min();
         [self.next_sample(), self.next_progress(), timers].into_iter().flatten().min()
     }
 
-    /// What has passed by now, each told once; a worker that is told is watched no more.
+    /// Deadlines that have passed by now, each returned once. A worker that is ended for one is no longer watched.
     pub fn expired(&mut self, now: Time) -> Vec<Expired> {
         let mut expired = Vec::new();
         let due: Vec<_> =
@@ -208,7 +208,7 @@ impl Deadlines {
             };
             hung.push((worker.moved, Expired { local_rank, pid: worker.pid, cause }));
         }
-        // Who stood still first is likelier the cause; the others may only have waited for it.
+        // The worker that stopped first is the likelier cause; the others may only have waited for it.
         hung.sort_by_key(|(moved, _)| *moved);
         expired.extend(hung.into_iter().map(|(_, expired)| expired));
         for Expired { local_rank, pid, cause } in &expired {
@@ -318,7 +318,7 @@ mod tests {
         for second in 101..109 {
             assert!(deadlines.wants_samples(at(second)));
             deadlines.sampled(at(second), stuck, status("D (disk sleep)", 7));
-            // It reads a slow disk: always asleep when looked at, in another wait each time.
+            // This worker reads a slow disk: every sample finds it asleep, but each time in another wait.
             deadlines.sampled(at(second), busy, status("D (disk sleep)", second));
             assert_eq!(deadlines.expired(at(second)), []);
         }

@@ -1,5 +1,5 @@
-//! Watches this node's workers for hangs: says when one has passed a deadline, and what it was doing. Not for ending it,
-//! nor for what its end means to the round.
+//! Watches this node's workers for hangs: reports when one has passed a deadline, and what it was doing. Ending the
+//! worker is in `group.rs`.
 //!
 //! | what is watched | asked for by | signs |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | timers of PyTorch | `TORCHELASTIC_ENABLE_FILE_TIMER=1` | lines in a named pipe (`timer_file.rs`) |
 //! | uninterruptible waits | `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` | `/proc/<pid>/status` |
 //!
-//! Signs of progress are not followed: when a deadline is about to pass, they are looked up, and it moves. Nothing is
-//! polled but the states of workers, and those only where that is asked for.
+//! Signs of progress are not tracked continuously: when a deadline is about to pass, they are looked up, and the
+//! deadline moves. Only the states of workers are polled, and only if that was asked for.
 
 mod deadlines;
 mod stacks;
@@ -29,17 +29,17 @@ use crate::guard::tree;
 pub use deadlines::{Cause, Deadlines, Expired, Limits, Sample};
 pub use timer_file::{Request, TIMER_FILE, TimerFile, TimerFileError, Timers};
 
-/// The newest step that a worker has told, by local rank, and when it first did.
+/// The newest step that a worker has reported, by local rank, and when it first did.
 pub type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
 
 /// A worker to watch.
 #[derive(Debug, Clone)]
 pub struct Watched {
-    /// Which of this node.
+    /// Local rank of the worker.
     pub local_rank: u32,
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
-    /// Its log directory, if it has one: where its output is looked for and its stacks go.
+    /// Its log directory, if it has one: its output is looked up there, and its stacks are written there.
     pub directory: Option<PathBuf>,
 }
 
@@ -48,11 +48,11 @@ pub struct Watched {
 pub struct Verdict {
     /// The round of the workers.
     pub round: u64,
-    /// Which of this node.
+    /// Local rank of the worker.
     pub local_rank: u32,
-    /// What to end it with.
+    /// The signal to end it with.
     pub signal: Signal,
-    /// Why, and where it was, for people: one line.
+    /// One line for people: why it counts as hung, and where it was.
     pub message: String,
 }
 
@@ -62,7 +62,7 @@ enum Order {
     End,
 }
 
-/// The watchdog of one agent. Dropping it ends the watch.
+/// The watchdog of one agent. Dropping it stops the watch.
 pub struct Watchdog {
     orders: mpsc::UnboundedSender<Order>,
     verdicts: mpsc::UnboundedReceiver<Verdict>,
@@ -70,7 +70,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Watches for what `limits` say and for the timers that come through the pipe. Must be called within a tokio
+    /// Watches for what `limits` name and for the timers that arrive through the pipe. Must be called within a tokio
     /// runtime.
     pub fn start(limits: Limits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
         let (orders, inbox) = mpsc::unbounded_channel();
@@ -80,7 +80,7 @@ impl Watchdog {
         Watchdog { orders, verdicts, task: tokio::spawn(watch.run(inbox)) }
     }
 
-    /// These workers were started in this round; no others are watched from here on.
+    /// These workers were started in this round; from now on no others are watched.
     pub fn begin(&self, round: u64, workers: Vec<Watched>) {
         self.order(Order::Begin { round, workers });
     }
@@ -90,13 +90,13 @@ impl Watchdog {
         self.order(Order::Ended { local_rank });
     }
 
-    /// The workers are being stopped: what they do in their grace is their business.
+    /// The workers are being stopped: in their grace they are not watched.
     pub fn end(&self) {
         self.order(Order::End);
     }
 
     fn order(&self, order: Order) {
-        // The task ends with this handle alone.
+        // The task ends only when this handle is dropped.
         let _ = self.orders.send(order);
     }
 
@@ -129,7 +129,7 @@ impl Watch {
         loop {
             let next = self.deadlines.next();
             tokio::select! {
-                // A stop goes before a deadline that passed at the same moment.
+                // A stop takes precedence over a deadline that passed at the same moment.
                 biased;
                 order = inbox.recv() => match order {
                     Some(order) => self.obey(order),
@@ -164,7 +164,7 @@ impl Watch {
         }
     }
 
-    /// The worker that a process belongs to: each leads a session, which its children share.
+    /// The worker that a process belongs to. Each worker leads a session, and its children share it.
     fn owner(&self, pid: i32) -> Option<u32> {
         let session = tree::session(Pid::from_raw(pid)?)?;
         self.deadlines
@@ -173,12 +173,12 @@ impl Watch {
             .map(|(local_rank, _)| local_rank)
     }
 
-    /// A deadline has passed, unless there were signs since.
+    /// A deadline has passed, unless there were newer signs of progress.
     async fn look(&mut self, inbox: &mut mpsc::UnboundedReceiver<Order>) {
         let now = Time::now();
         if self.deadlines.wants_samples(now) {
             for (local_rank, pid) in self.deadlines.workers().collect::<Vec<_>>() {
-                // One that is gone will be heard of otherwise.
+                // If the process is gone, the supervisor will report it.
                 let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
                 if let Some(sample) = Sample::parse(&status) {
                     self.deadlines.sampled(now, local_rank, sample);
@@ -191,7 +191,7 @@ impl Watch {
                 let step = (self.steps)(worker.local_rank).map(|(_, at)| at);
                 step.into_iter().for_each(|at| self.deadlines.moved(worker.local_rank, at));
             }
-            // Beside the agent's task: files may lie where looking takes long.
+            // Outside this task, because reading may take long on some file systems.
             let look = move || {
                 let output = |worker: Watched| Some((worker.local_rank, output(worker.directory.as_deref()?, now)?));
                 workers.into_iter().filter_map(output).collect::<Vec<_>>()
@@ -205,12 +205,12 @@ impl Watch {
             return;
         }
         let verdicts = self.judge(expired).await;
-        // What was ordered while stacks were being collected may have made them stale.
+        // Orders that came while stacks were being collected may have made the verdicts stale.
         while let Ok(order) = inbox.try_recv() {
             self.obey(order);
         }
         for verdict in verdicts {
-            // The agent is ending where nobody listens.
+            // If nobody listens, the agent is ending.
             let _ = self.outbox.send(verdict);
         }
     }
@@ -244,7 +244,7 @@ impl Watch {
         if pid == worker.pid {
             return Some(Verdict { round: self.round, local_rank, signal, message });
         }
-        // Not the worker, but a process that it started: what that means is the worker's to say.
+        // A process that the worker started hangs, not the worker itself. The worker decides what that means.
         tracing::warn!(local_rank, pid, "a process of this worker hangs: {message}; it is ended");
         if let Some(process) =
             Pid::from_raw(pid).and_then(tree::process).filter(|_| self.owner(pid) == Some(local_rank))
@@ -256,11 +256,11 @@ impl Watch {
     }
 }
 
-/// When a worker's output files last grew.
+/// When one of a worker's output files last grew.
 fn output(directory: &Path, now: Time) -> Option<Time> {
     let age = |name: &str| {
         let metadata = std::fs::metadata(directory.join(name)).ok().filter(|metadata| metadata.len() > 0)?;
-        // The wall clock may have been set meanwhile: a file from the future counts as new.
+        // The wall clock may have been changed meanwhile: a file from the future counts as new.
         Some(SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or(Duration::ZERO))
     };
     let youngest = ["stdout.log", "stderr.log"].into_iter().filter_map(age).min()?;
@@ -276,7 +276,7 @@ async fn next_request(timers: &mut Option<TimerFile>) -> Request {
 
 async fn until(at: Option<Time>) {
     match at {
-        // A millisecond at least: a deadline on the very edge must not spin.
+        // At least a millisecond, so that a deadline just about to pass does not cause a busy loop.
         Some(at) => tokio::time::sleep(at.since(Time::now()).max(Duration::from_millis(1))).await,
         None => std::future::pending().await,
     }

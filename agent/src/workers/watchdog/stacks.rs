@@ -1,8 +1,8 @@
-//! What a worker is doing, before it is ended for doing nothing: `py-spy` where it is installed, `/proc` in any case.
-//! Not for deciding whether it hangs.
+//! What a hung worker is doing, collected before the worker is ended: from `py-spy` if it is installed, and always from
+//! `/proc`.
 //!
-//! Both may be refused (`kernel.yama.ptrace_scope`, a container without `CAP_SYS_PTRACE`), and both may hang where the
-//! kernel itself does. So each has a bound, and what could not be learnt is said in its place.
+//! Both may be refused (`kernel.yama.ptrace_scope`, a container without `CAP_SYS_PTRACE`), and both may hang if the
+//! kernel itself does. So each has a time limit, and the text says what could not be learnt.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,29 +16,29 @@ use tokio::time::timeout;
 
 use crate::guard::tree::{self, Process};
 
-/// Longest for one process.
+/// Longest time for one process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most processes of one worker, and threads of one process, that are looked at.
+/// Most processes of one worker, and most threads of one process, that are looked at.
 const MOST_PROCESSES: usize = 16;
 const MOST_THREADS: usize = 256;
 
-/// Most that one process's stacks may take, in bytes.
+/// Most bytes of one process's stacks.
 const MOST_TEXT: usize = 256 * 1024;
 
-/// Longest excerpt, in bytes: it goes into a failure's message.
+/// Longest excerpt, in bytes. It becomes part of a failure's message.
 const EXCERPT: usize = 160;
 
 /// The stacks of one worker.
 #[derive(Debug)]
 pub(super) struct Stacks {
-    /// Everything, for a file.
+    /// All stacks, for a file.
     pub(super) text: String,
-    /// Where its main thread is, in a few words; empty if unknown.
+    /// Where the worker's main thread is, in a few words; empty if unknown.
     pub(super) excerpt: String,
 }
 
-/// Looks at a worker and at what it started.
+/// Collects the stacks of a worker and of the processes that it started.
 pub(super) async fn collect(worker: i32) -> Stacks {
     let mut text = String::new();
     let mut excerpt = String::new();
@@ -65,13 +65,13 @@ pub(super) async fn collect(worker: i32) -> Stacks {
     Stacks { text, excerpt }
 }
 
-/// Shortens a text to `most` bytes, or a few less where that would part a character.
+/// Shortens a text to `most` bytes, or a few less so as not to split a character.
 fn cut(text: &mut String, most: usize) {
     let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or(0));
 }
 
-/// Writes stacks to a file below `directory`; where.
+/// Writes stacks to a file below `directory`, and returns the file's path.
 pub(super) async fn write(directory: &Path, text: String) -> Option<PathBuf> {
     let path = directory.join("stacks.txt");
     let target = path.clone();
@@ -84,7 +84,7 @@ pub(super) async fn write(directory: &Path, text: String) -> Option<PathBuf> {
     }
 }
 
-/// Runs what may hang beside the runtime; none if it does.
+/// Runs work that may hang outside the runtime; `None` if it takes too long.
 pub(super) async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     timeout(PATIENCE, tokio::task::spawn_blocking(work)).await.ok()?.ok()
 }
@@ -98,7 +98,7 @@ async fn family(worker: i32) -> Vec<Process> {
     in_time(find).await.unwrap_or_default()
 }
 
-/// The stacks of a Python process, or why there are none; an empty reason if py-spy is not installed.
+/// The stacks of a Python process, or the reason why there are none. The reason is empty if py-spy is not installed.
 async fn py_spy(pid: i32) -> Result<String, String> {
     let mut command = Command::new("py-spy");
     command.args(["dump", "--pid", &pid.to_string()]).stdin(Stdio::null()).kill_on_drop(true);
@@ -118,8 +118,8 @@ async fn py_spy(pid: i32) -> Result<String, String> {
     }
 }
 
-/// The innermost frame of the main thread in py-spy's text: `Thread 4711 (idle): "MainThread"`, and a frame a line. Where
-/// Python has not given it a name, its number is the process's.
+/// The innermost frame of the main thread in py-spy's text: `Thread 4711 (idle): "MainThread"`, then one frame per
+/// line. If Python has not named the thread, it is the one whose number is the process id.
 fn main_thread(stacks: &str, pid: i32) -> Option<String> {
     let number = format!("Thread {pid} ");
     let is_main =
@@ -131,7 +131,7 @@ fn main_thread(stacks: &str, pid: i32) -> Option<String> {
 }
 
 struct Thread {
-    /// In a few words.
+    /// Where the thread is, in a few words.
     place: String,
     text: String,
 }
@@ -142,7 +142,7 @@ impl Thread {
     }
 }
 
-/// What `/proc` tells of each thread, the main one first.
+/// What `/proc` says about each thread, the main thread first.
 fn threads(pid: i32) -> Vec<Thread> {
     let listed = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let mut ids: Vec<i32> = listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
@@ -156,7 +156,7 @@ fn threads(pid: i32) -> Vec<Thread> {
 }
 
 fn thread(pid: i32, id: i32) -> Thread {
-    // Not `cmdline`, `environ` or `maps`: they wait for a lock that a stuck process may hold.
+    // Does not read `cmdline`, `environ` or `maps`: reading them takes a lock that a stuck process may hold.
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).unwrap_or_default();
     let status = read("status");
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim();
@@ -185,7 +185,7 @@ mod tests {
         let stacks = "Process 7: python3 train.py\nPython v3.11\n\nThread 9 (idle): \"Thread-1\"\n    wait (threading.py:1)\n\
                       Thread 7 (active): \"MainThread\"\n    all_reduce (dist.py:20)\n    step (train.py:5)\n";
         assert_eq!(main_thread(stacks, 7).as_deref(), Some("in all_reduce (dist.py:20)"));
-        // Older versions number threads otherwise.
+        // Older versions of py-spy number threads differently.
         assert_eq!(main_thread(stacks, 8).as_deref(), Some("in all_reduce (dist.py:20)"));
         let unnamed =
             "Process 7: python3 train.py\nThread 7 (idle)\n    step (train.py:3)\n    <module> (train.py:5)\n";
@@ -198,7 +198,7 @@ mod tests {
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
         let pid = child.id() as i32;
         let mut stacks = collect(pid).await;
-        // The shell has not forked yet.
+        // The shell may not have forked yet.
         for _ in 0..500 {
             if stacks.text.contains("(sleep)") {
                 break;

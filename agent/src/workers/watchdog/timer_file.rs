@@ -1,5 +1,5 @@
 //! The named pipe through which workers set timers: the protocol of PyTorch's file-based timers
-//! (`torch.distributed.elastic.timer.FileTimerClient`). Not for what follows when one expires.
+//! (`torch.distributed.elastic.timer.FileTimerClient`). What follows when a timer expires is in `mod.rs`.
 //!
 //! A worker opens the pipe named in `TORCHELASTIC_TIMER_FILE`, writes one JSON line, and closes it:
 //!
@@ -7,8 +7,8 @@
 //! {"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": 1795210355.25, "signal": 9}
 //! ```
 //!
-//! `expiration_time` is in seconds since the Unix epoch, negative to release the scope; `signal` is what the process
-//! is to be ended with, none if it is not positive.
+//! `expiration_time` is in seconds since the Unix epoch; a negative one releases the scope. `signal` is the signal to
+//! end the process with; no signal is sent if it is zero or negative.
 
 use std::fs::File;
 use std::io;
@@ -21,25 +21,25 @@ use serde::Deserialize;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe::Receiver;
 
-/// Names the timers' pipe, for the agent and for its workers.
+/// Environment variable that names the timers' pipe, for the agent and for its workers.
 pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 
-/// Whether workers may set timers, as PyTorch's file-based ones.
+/// Whether workers may set timers by PyTorch's file-based protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Timers {
-    /// They have no effect.
+    /// No: timers have no effect.
     #[default]
     Off,
-    /// Through a pipe with a name of the agent's own.
+    /// Through a pipe with a name that the agent chooses.
     Fresh,
-    /// Through this one.
+    /// Through a pipe at this path.
     At(PathBuf),
 }
 
-/// More than a line can have: writes beyond `PIPE_BUF` (4096) are torn, and torch does not attempt them.
+/// Longer than any line, in bytes: writes beyond `PIPE_BUF` (4096) may be torn, and torch does not attempt them.
 const LONGEST: usize = 8192;
 
-/// The pipe cannot be made.
+/// The pipe cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot make the timers' pipe {}: {source}; name another with TORCHELASTIC_TIMER_FILE, or unset \
          TORCHELASTIC_ENABLE_FILE_TIMER", .path.display())]
@@ -48,21 +48,21 @@ pub struct TimerFileError {
     source: io::Error,
 }
 
-/// What a worker's process asks.
+/// A request of a worker's process.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
-    /// Ends it with the signal unless it says otherwise within this time.
+    /// Ends the process with the signal unless another request comes within this time.
     Set {
         /// The process.
         pid: i32,
         /// Its name for the timer.
         scope: String,
-        /// From now on.
+        /// Time left from now on.
         left: Duration,
-        /// Zero or less: none.
+        /// The signal's number; zero or less for none.
         signal: i32,
     },
-    /// It got out of the scope in time.
+    /// The process left the scope in time.
     Release {
         /// The process.
         pid: i32,
@@ -79,13 +79,13 @@ struct Line {
     signal: i32,
 }
 
-/// Reads a line; `unix_now` is the wall clock, on which workers of the same host set their timers.
+/// Parses a line. `unix_now` is the wall clock, by which workers on the same host set their timers.
 pub(super) fn parse(line: &[u8], unix_now: Duration) -> Result<Request, serde_json::Error> {
     let Line { pid, scope_id: scope, expiration_time, signal } = serde_json::from_slice(line)?;
     if expiration_time < 0.0 {
         return Ok(Request::Release { pid, scope });
     }
-    // What is beyond any calendar never comes.
+    // An expiration time beyond the range of `Duration` never comes.
     let until = Duration::try_from_secs_f64(expiration_time).unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
     Ok(Request::Set { pid, scope, left: until.saturating_sub(unix_now), signal })
 }
@@ -99,8 +99,8 @@ pub struct TimerFile {
 }
 
 impl TimerFile {
-    /// Makes the pipe at `path`, for this user alone. A pipe that is there, a leftover, is replaced; a file of another
-    /// kind is not. Must be called within a tokio runtime.
+    /// Makes the pipe at `path`, for this user alone. Replaces a leftover pipe, but not a file of another kind. Must be
+    /// called within a tokio runtime.
     ///
     /// # Errors
     /// [`TimerFileError`] names the path.
@@ -113,18 +113,18 @@ impl TimerFile {
             Err(_) => {}
         }
         rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
-        // For writing too: then there is no end of file between two workers.
+        // Opened for writing too, so that there is no end of file between two workers.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let pipe: OwnedFd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let receiver = Receiver::from_file_unchecked(File::from(pipe)).map_err(failed)?;
         Ok(TimerFile { path: path.to_owned(), receiver, unread: Vec::new() })
     }
 
-    /// The pipe that the user asked for; one in `runtime`, if it has no name of its own. Must be called within a tokio
-    /// runtime.
+    /// The pipe at the path that the user named; otherwise a pipe with a fresh name in `runtime`. Must be called within
+    /// a tokio runtime.
     ///
     /// # Errors
-    /// As [`TimerFile::open`].
+    /// The same as [`TimerFile::open`].
     pub fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
         match timers {
             Timers::Off => Ok(None),
@@ -136,12 +136,12 @@ impl TimerFile {
         }
     }
 
-    /// Where it is.
+    /// The pipe's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The next request. What cannot be read is passed over, with a warning. May be cancelled.
+    /// The next request. Unreadable lines are skipped with a warning. May be cancelled.
     pub async fn next(&mut self) -> Request {
         loop {
             while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
@@ -166,7 +166,7 @@ impl TimerFile {
 
 impl Drop for TimerFile {
     fn drop(&mut self) {
-        // A leftover is replaced by whoever needs the name next.
+        // The next user of the name replaces a leftover pipe.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,5 +1,5 @@
-//! Random requests of several clients, against a model as simple as can be: everything in lists, searched from the
-//! front. Answers must be the same, and in the end no byte of the budget may be lost.
+//! Random requests of several clients, compared with a model as simple as possible: everything in lists, searched from
+//! the front. Answers must be the same, and in the end no byte of the budget may be lost.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ enum Step {
     Leave(u32),
 }
 
-/// Few keys and few clients, so that they meet.
+/// Few keys and few clients, so that they often collide.
 fn step() -> impl Strategy<Value = Step> {
     let key = prop::sample::select(vec!["", "/a", "/b", "/c"]).prop_map(string);
     let keys = prop::collection::vec(prop::sample::select(vec!["", "/a", "/b", "/c"]), 0..4)
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     entries: BTreeMap<Vec<u8>, Vec<u8>>,
     queues: BTreeMap<Vec<u8>, Vec<Vec<u8>>>,
-    /// Who waits, in order of coming, and for what.
+    /// Clients that wait, in order of arrival, and the keys they wait for.
     waits: Vec<(u32, Vec<Vec<u8>>)>,
 }
 
@@ -60,7 +60,7 @@ impl Model {
         self.wake(key, usize::MAX, said);
     }
 
-    /// Strikes the key off the lists until so many go on.
+    /// Removes the key from the waits until `most` clients go on.
     fn wake(&mut self, key: &[u8], most: usize, said: &mut Vec<Said>) {
         let mut woken = 0;
         for (client, keys) in &mut self.waits {
@@ -81,7 +81,7 @@ impl Model {
         self.waits.push((client, keys));
     }
 
-    /// C's way to read a number; none if there is none.
+    /// Reads a number as C does; `None` if there is none.
     fn number(&self, key: &[u8]) -> Option<i64> {
         match self.entries.get(key).map(Vec::as_slice) {
             None => Some(0),
@@ -93,7 +93,7 @@ impl Model {
         }
     }
 
-    /// None: the connection is to be closed.
+    /// `None`: the connection must be closed.
     fn apply(&mut self, client: u32, request: Request<'_>) -> Option<Vec<Said>> {
         let mut said = Vec::new();
         let int = |n: i64| (client, n.to_le_bytes().to_vec());

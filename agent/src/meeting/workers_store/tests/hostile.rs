@@ -1,4 +1,4 @@
-//! Clients that mean harm, or die, or never speak: the store goes on, and what they cost is bounded.
+//! Clients that attack, die or never send anything: the store goes on, and their cost is bounded.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ fn a_first_request_is_whole_in_time_or_never() {
     let first_request = Duration::from_millis(100);
     let store = serve(Limits { first_request, ..Limits::default() });
     let half = &set("/k", b"value")[..9];
-    // Who is known may take its time, and who says nothing waits.
+    // A client that has completed a request may be slow, and one that sends nothing may wait.
     let mut known = store.client();
     known.say(half);
     let mut silent = store.connect();
@@ -81,7 +81,7 @@ fn a_first_request_is_short() {
     let long = set("/k", &vec![7; 1 << 20]);
     let mut stranger = store.connect();
     stranger.say(&HELLO);
-    // It is cut off in the middle, perhaps while it still speaks.
+    // It is cut off in the middle, perhaps while it is still sending.
     let said = stranger.stream.write_all(&long[..long.len() - 1]);
     assert!(said.is_err() || stranger.is_cut_off());
     let mut known = store.client();
@@ -93,7 +93,7 @@ fn a_first_request_is_short() {
 fn half_a_message_waits_and_costs_only_itself() {
     let store = small();
     let before = memory();
-    // Each announces 8 MiB, and none sends them.
+    // Each client announces 8 MiB and never sends them.
     let mut halves: Vec<Client> = (0..200).map(|_| store.client()).collect();
     for half in &mut halves {
         half.say(&request(1, &[&string("/k"), &(8_u64 << 20).to_le_bytes(), b"begun"]));
@@ -127,7 +127,7 @@ fn the_budget_holds_whatever_takes_it_up() {
         let mut client = store.client();
         let said = (1..20).try_for_each(|n| client.stream.write_all(&frame(n)));
         assert!(said.is_err() || client.is_cut_off(), "{what}: nobody stopped it");
-        // Those who only read, or add a little, still can once the offender's own share is gone.
+        // Clients that only read or add a little still can, once the offender's own share is freed.
         store.client().ping();
     }
     goes_on(&store);
@@ -148,7 +148,7 @@ fn unsent_answers_are_bounded_and_hold_up_nobody_else() {
     }
     client.ping();
     assert!(memory() < before + (16 << 20), "a value is kept once for all who are to get it");
-    // One of them begins to read, and gets all of it.
+    // One of them begins to read, and gets everything.
     let mut left = 100_u64 * (8 + (2 << 20));
     while left > 0 {
         left -= deaf[0].hear(left.min(1 << 20) as usize).len() as u64;
@@ -167,7 +167,7 @@ fn thousands_of_idle_connections_cost_nothing() {
     for client in &mut idle {
         client.ping();
     }
-    // Of this process, which holds both ends.
+    // Memory of this process, which holds both ends of each connection.
     let each = memory().saturating_sub(before) / idle.len();
     assert!(each < 4096, "{each} bytes a connection");
     let connecting = cpu() - begun;

@@ -1,4 +1,4 @@
-//! The store as its clients see it: their bytes, its answers, and what it does with those who mean harm.
+//! The store as its clients see it: the bytes they send, its answers, and how it treats malicious clients.
 
 mod against_model;
 mod hostile;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::{Limits, TcpStore};
 
-/// Nothing takes longer, on a busy machine.
+/// Nothing takes longer, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// VALIDATE.
@@ -37,7 +37,7 @@ impl Served {
         Client { stream }
     }
 
-    /// A client of torch 2.1 or later, which begins like this.
+    /// A client of torch 2.1 or later: it begins with VALIDATE.
     fn client(&self) -> Client {
         let mut client = self.connect();
         client.say(&HELLO);
@@ -66,12 +66,12 @@ impl Client {
         self.hear(answer)
     }
 
-    /// Whether all said before has been carried out, and the connection lives.
+    /// Whether all earlier requests have been carried out, and the connection lives.
     fn ping(&mut self) {
         assert_eq!(self.ask(b"\x0d\x01\x02\x03\x04", 4), b"\x01\x02\x03\x04");
     }
 
-    /// Waits for the end of the connection; what is still heard is dropped.
+    /// Waits for the end of the connection; drops what still arrives.
     fn is_cut_off(&mut self) -> bool {
         match self.stream.read_to_end(&mut Vec::new()) {
             Ok(_) => true,

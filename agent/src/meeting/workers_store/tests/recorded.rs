@@ -1,4 +1,5 @@
-//! Bytes recorded between real clients and torch's own server: a client that sends the left gets the right from ours.
+//! Bytes recorded between real clients and torch's own server: a client that sends the bytes on the left gets the bytes
+//! on the right from our server.
 
 use super::{Client, Limits, serve};
 

@@ -1,11 +1,11 @@
-//! However its bytes arrive, a conversation is the same requests.
+//! A conversation decodes to the same requests however its bytes are split.
 
 use proptest::prelude::*;
 
 use super::{HELLO, get, request, set, string, wait};
 use crate::meeting::workers_store::wire::{Decoder, MAX_KEY, MAX_KEYS, MAX_VALUE, Malformed};
 
-/// The requests as text, in pieces of these lengths.
+/// The decoded requests as text, if the bytes arrive in pieces of these lengths.
 fn decode(bytes: &[u8], pieces: impl IntoIterator<Item = usize>) -> Result<Vec<String>, Malformed> {
     let (mut decoder, mut requests, mut rest) = (Decoder::default(), Vec::new(), bytes);
     let mut pieces = pieces.into_iter();
@@ -85,7 +85,7 @@ fn lengths_and_numbers_beyond_torchs_are_refused_before_their_bytes_come() {
     for op in [5, 6, 10, 11] {
         assert_eq!(new(op, &[&long(MAX_KEYS + 1)]), Err(Malformed::Keys(MAX_KEYS + 1)));
     }
-    // VALIDATE comes once, at the beginning; and of the old dialect, 7 is not to be had.
+    // VALIDATE may come only once, at the beginning. In the old dialect, operation 7 is not supported.
     for op in [0, 19, 255] {
         assert_eq!(new(op, &[]), Err(Malformed::Operation(op)));
     }
@@ -99,7 +99,7 @@ proptest! {
         prop_assert_eq!(decode(&bytes, pieces), decode(&bytes, []));
     }
 
-    /// Neither a panic nor more memory than there were bytes.
+    /// Decoding must not panic, nor hold more memory than there were bytes.
     #[test]
     fn any_bytes_are_requests_or_refused(mut bytes: Vec<u8>, greeted: bool, pieces in prop::collection::vec(1_usize..9, 0..30)) {
         if greeted {
