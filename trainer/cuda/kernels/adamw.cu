@@ -1,4 +1,4 @@
-// A step of AdamW, as the host does it in `model::adamw`. Not for the rate's course.
+// A step of AdamW, as the host does it in `model::adamw`.
 
 #define THREADS 256
 

@@ -1,24 +1,25 @@
-// Causal attention of several heads, forward and backward, without a matrix of all pairs: a tile of scores is made, used
-// and forgotten (Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning", 2023). Not for
-// its projections.
+// Causal attention of several heads, forward and backward. No matrix of all pairs is stored: a tile of scores is
+// computed, used and dropped (Dao, "FlashAttention-2: faster attention with better parallelism and work partitioning",
+// 2023).
 //
-// A row of `triples` holds the queries of all heads, then their keys, then their values; a row of outputs those of all
-// heads. `logs` keeps, for each head of each sequence and each row, the logarithm to base 2 of the sum that its softmax
-// divides by: the way back makes the weights again from it. A block has one head of one sequence and a tile of its rows,
-// and is alone to write them: no atomics, and a row's bits depend on what it sees alone.
+// A row of `triples` holds the queries of all heads, then their keys, then their values. A row of the outputs holds the
+// outputs of all heads. `logs` keeps, for each head of each sequence and each row, the logarithm to base 2 of the sum
+// that the softmax divides by: the backward pass computes the weights again from it. A block has one head of one
+// sequence and a tile of its rows. No other block writes these rows, so there are no atomics, and a row's bits depend
+// only on the rows that it attends to.
 //
-// Eight neighbouring threads share a row of a tile, so that nothing of a row leaves its warp. A thread has every 16th
-// row, every 8th column of the scores, and every 8th four of a head's columns.
+// Eight neighbouring threads share a row of a tile, so that a row's data stay within one warp. A thread has every 16th
+// row, every 8th column of the scores, and every 8th group of four of a head's columns.
 
 #define THREADS 128
 #define LANES 8
 #define GROUPS (THREADS / LANES)
 
-// A score of what is not seen: no power of 2 is left of it, and differences stay finite.
+// The score of a masked position: its power of 2 is zero, and differences of scores stay finite.
 #define UNSEEN -1e30f
 #define LOG2_E 1.44269504f
 
-// What a thread reads and writes at once.
+// Four numbers, which a thread reads or writes at once.
 struct __align__(16) Quad {
     float at[4];
 };
@@ -28,7 +29,8 @@ struct Shape {
     int time, heads, columns;
 
     __device__ int width() const { return heads * columns; }
-    // The block's head: its first number in rows of three widths and of one, and its first logarithm.
+    // Where the block's head begins: in rows of three widths (`triple`), in rows of one width (`single`), and in the
+    // logarithms (`log`).
     __device__ long long triple() const
     {
         return (long long)(blockIdx.x / heads) * time * 3 * width() + blockIdx.x % heads * columns;
@@ -38,14 +40,14 @@ struct Shape {
         return (long long)(blockIdx.x / heads) * time * width() + blockIdx.x % heads * columns;
     }
     __device__ long long log() const { return (long long)blockIdx.x * time; }
-    // Of a head's columns, whether rows that begin at multiples of this place can be read by fours.
+    // Whether the head's columns in rows that begin at `first` can be read four at a time.
     __device__ bool aligned(const float *first) const
     {
         return columns % 4 == 0 && (unsigned long long)first % sizeof(Quad) == 0;
     }
 };
 
-// Four of a head's columns from `column` on; zeros behind their end.
+// Four of a head's columns from `column` on; zeros beyond the last column.
 static __device__ Quad quad(const float *row, int column, int columns, bool whole)
 {
     Quad found = {};
@@ -68,7 +70,7 @@ static __device__ void put_quad(float *row, int column, int columns, bool whole,
             row[column + i] = numbers.at[i];
 }
 
-// Fills a tile with rows, of which `left` are there, `stride` numbers apart. All else of it becomes zero.
+// Fills a tile with rows that are `stride` numbers apart. Only `left` of them exist; the rest of the tile becomes zero.
 template <int ROWS, int DEPTH>
 static __device__ void load(float (*tile)[DEPTH + 4], const float *from, int stride, int left, Shape shape)
 {
@@ -82,7 +84,7 @@ static __device__ void load(float (*tile)[DEPTH + 4], const float *from, int str
     }
 }
 
-// Writes the products of the thread's rows of `left` with its rows of `right`.
+// Writes the dot products of the thread's rows of `left` with its rows of `right`.
 template <int ROWS, int COLUMNS, int DEPTH>
 static __device__ void multiply(float (&out)[ROWS / GROUPS][COLUMNS / LANES], const float (*left)[DEPTH + 4],
                                 const float (*right)[DEPTH + 4])
@@ -112,7 +114,7 @@ static __device__ void multiply(float (&out)[ROWS / GROUPS][COLUMNS / LANES], co
     }
 }
 
-// Adds the rows of `right`, each times the thread's rows' weight for it.
+// Adds to the thread's rows the rows of `right`, each times its weight.
 template <int ROWS, int COLUMNS, int DEPTH>
 static __device__ void add_weighted(float (&sums)[ROWS / GROUPS][DEPTH / LANES], const float (*weights)[COLUMNS + 4],
                                     const float (*right)[DEPTH + 4])
@@ -138,7 +140,7 @@ static __device__ void add_weighted(float (&sums)[ROWS / GROUPS][DEPTH / LANES],
     }
 }
 
-// Writes the thread's part of rows, of which `left` are there, each times `factors`.
+// Writes the thread's part of its rows, each times its factor. Only `left` rows of the tile exist.
 template <int ROWS, int DEPTH>
 static __device__ void store(float *to, int stride, int left, Shape shape,
                              const float (&sums)[ROWS / GROUPS][DEPTH / LANES], const float (&factors)[ROWS / GROUPS])
@@ -177,8 +179,8 @@ static __device__ float largest_of_lanes(float value)
     return value;
 }
 
-// What ROWS queries see, COLUMNS keys at a time: the largest score so far is taken from all, and what was summed shrinks
-// when a larger one comes.
+// The outputs for ROWS queries, COLUMNS keys at a time. The largest score so far is subtracted from all scores, and the
+// sums so far are scaled down when a larger one comes.
 template <int DEPTH, int ROWS, int COLUMNS>
 static __device__ void attend(float *__restrict__ outputs, float *__restrict__ logs, const float *__restrict__ triples,
                               Shape shape)
@@ -188,7 +190,7 @@ static __device__ void attend(float *__restrict__ outputs, float *__restrict__ l
     __shared__ __align__(16) float values[COLUMNS][DEPTH + 4];
     __shared__ __align__(16) float weights[ROWS][COLUMNS + 4];
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    // Those that see most begin first.
+    // The blocks whose rows attend to most keys begin first.
     const int first = (gridDim.y - 1 - blockIdx.y) * ROWS, left = shape.time - first;
     const int stride = 3 * shape.width(), seen = min(first + ROWS, shape.time);
     const float factor = LOG2_E / sqrtf((float)shape.columns);
@@ -251,8 +253,9 @@ static __device__ void attend(float *__restrict__ outputs, float *__restrict__ l
     store<ROWS, DEPTH>(outputs, shape.width(), left, shape, sums, shares);
 }
 
-// The derivative by ROWS queries, COLUMNS keys at a time. Writes into `means`, for each of their rows, the product of its
-// outputs with the derivative by them, which is the weights' mean of the derivative by them.
+// The derivative by ROWS queries, COLUMNS keys at a time. Writes into `means`, for each of these rows, the dot product
+// of the outputs with the derivative by the outputs: the mean, by the softmax's weights, of the derivative by the
+// weights.
 template <int DEPTH, int ROWS, int COLUMNS>
 static __device__ void attend_queries(float *__restrict__ slopes, float *__restrict__ means,
                                       const float *__restrict__ triples, const float *__restrict__ outputs,
@@ -337,7 +340,7 @@ static __device__ void attend_keys(float *__restrict__ slopes, const float *__re
     __shared__ __align__(16) float above[COLUMNS][DEPTH + 4];
     __shared__ __align__(16) float weights[ROWS][COLUMNS + 4];
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    // The first are seen by most.
+    // The first rows are attended to by most queries.
     const int first = blockIdx.y * ROWS, left = shape.time - first, stride = 3 * shape.width();
     const float scale = 1.0f / sqrtf((float)shape.columns), factor = LOG2_E / sqrtf((float)shape.columns);
     triples += shape.triple();
@@ -396,8 +399,9 @@ static __device__ void attend_keys(float *__restrict__ slopes, const float *__re
     store<ROWS, DEPTH>(slopes + shape.width(), stride, left, shape, value_sums, ones);
 }
 
-// For heads of up to DEPTH columns, those behind a head's own being zeros; the host has the same rows. BACK keys or
-// queries at a time on the way back, where more tiles must fit in: a block has 48 KiB without asking for more.
+// Kernels for heads of up to DEPTH columns; the columns beyond a head's own are zeros. ROWS is the same as on the host
+// (`attention.rs`). The backward kernels take BACK keys or queries at a time, since more of their tiles must fit into
+// shared memory, of which a block has 48 KiB by default.
 #define KERNELS(DEPTH, ROWS, COLUMNS, BACK) \
     extern "C" __global__ void __launch_bounds__(THREADS) \
     attention_##DEPTH(float *outputs, float *logs, const float *triples, int time, int heads, int columns) \

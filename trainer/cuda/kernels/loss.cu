@@ -1,10 +1,11 @@
-// The softmax cross-entropy loss, and its derivative in its place. Not for choosing a class.
+// The softmax cross-entropy loss, and its derivative, which replaces the scores.
 
 #define THREADS 256
 
-// Turns each row of scores into the derivative of its loss, and writes the loss. A block for each row, so that it may be
-// wide; `labels` are columns. The sum of powers is of what lies below the largest score so far, and shrinks when a larger
-// one comes (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018): a row is read twice.
+// Turns each row of scores into the derivative of its loss, and writes the loss. There is a block for each row, so that
+// a row may be wide; `labels` are columns. The largest score so far is subtracted before the powers are summed, and the
+// sum is scaled down when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+// 2018). So a row is read only twice.
 extern "C" __global__ void __launch_bounds__(THREADS)
 cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
 {

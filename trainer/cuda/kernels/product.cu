@@ -1,8 +1,9 @@
-// Products of matrices, with what follows a layer's product: of f32, or of f32 that are rounded to bf16; sums are f32.
-// And, for products by a library, the rounding before them and what follows them. Not for tensor cores.
+// Products of matrices, with what follows a layer's product (bias, ReLU, mask). The operands are f32, or f32 rounded to
+// bf16; sums are f32. For products by cuBLASLt: the rounding before them, and what follows them. Tensor cores are not
+// used.
 //
-// A number of the product is summed by one thread, in the order of the inner dimension: equal shapes and contents give
-// equal bits, and a row's bits do not depend on how many rows there are.
+// Each number of the product is summed by one thread, in the order of the inner dimension. So equal shapes and contents
+// give equal bits, and a row's bits do not depend on the number of rows.
 
 #define TILE 64
 #define DEPTH 16
@@ -10,7 +11,7 @@
 #define ACROSS (TILE / EACH)
 #define THREADS (ACROSS * ACROSS)
 
-// What becomes of a product's number; the host has the same list.
+// What follows a product; the same list as the host's `After`.
 #define PLAIN 0
 #define BIAS 1
 #define BIAS_RELU 2
@@ -21,9 +22,9 @@ union Bits {
     unsigned bits;
 };
 
-// The nearest bf16, and of two that are equally near the one whose last bit is 0, as IEEE 754 rounds: the upper half of
-// an f32's bits. What is too large becomes infinite, and what is no number stays so. In integers, so that every
-// compiler makes the same of it.
+// The nearest bf16, as the upper half of an f32's bits. Of two that are equally near it is the one whose last bit is 0,
+// as IEEE 754 rounds. What is too large becomes infinite; NaN stays NaN. It uses integers alone, so that every compiler
+// gives the same result.
 static __device__ unsigned short nearest_bf16(float value)
 {
     Bits of;
@@ -33,7 +34,7 @@ static __device__ unsigned short nearest_bf16(float value)
     return (unsigned short)((of.bits + 0x7fffu + (of.bits >> 16 & 1u)) >> 16);
 }
 
-// As a product's operand.
+// The number as a product's operand: rounded to bf16, if it `rounds`.
 static __device__ float operand(float value, int rounds)
 {
     if (!rounds)
@@ -43,7 +44,7 @@ static __device__ float operand(float value, int rounds)
     return of.value;
 }
 
-// What becomes of the product's number at this place and column.
+// The product's number at this place and column, after the bias, ReLU or mask.
 static __device__ float followed(float value, const float *more, long long place, int column, int after)
 {
     if (after == BIAS || after == BIAS_RELU)
@@ -55,10 +56,10 @@ static __device__ float followed(float value, const float *more, long long place
     return value;
 }
 
-// Writes left · right into `out`, `rows` by `columns` and row by row, over `inner`. A matrix's numbers lie
-// (row, column) strides apart. `more` is a bias for each column, or a matrix of the product's shape, whose numbers that
-// are not above zero make the product's zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows
-// and columns, a thread EACH by EACH of them.
+// Writes left · right into `out`: `rows` by `columns`, row by row, summed over `inner`. Each operand has a stride
+// between rows and one between columns. `more` is a bias for each column, or a mask of the product's shape: where it is
+// not above zero, the product becomes zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows and
+// columns, a thread EACH by EACH of them.
 extern "C" __global__ void __launch_bounds__(THREADS)
 product(float *out, const float *left, long long left_row, long long left_column, const float *right,
         long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after,
@@ -75,7 +76,7 @@ product(float *out, const float *left, long long left_row, long long left_column
 
     for (int depth = 0; depth < inner; depth += DEPTH) {
         for (int place = threadIdx.x; place < DEPTH * TILE; place += THREADS) {
-            // Neighbouring threads read neighbouring numbers, whichever way a matrix lies.
+            // Neighbouring threads read neighbouring numbers, whether the matrix is transposed or not.
             const int d = left_column == 1 ? place % DEPTH : place / TILE;
             const int r = left_column == 1 ? place / DEPTH : place % TILE;
             const bool in = first_row + r < rows && depth + d < inner;
@@ -114,7 +115,7 @@ product(float *out, const float *left, long long left_row, long long left_column
     }
 }
 
-// Makes of a product's numbers, `columns` in a row, what becomes of them: as `product` does. A block for each row.
+// Applies what follows a product to its numbers, `columns` in a row, as `product` does. A block for each row.
 extern "C" __global__ void follow(float *out, const float *more, int columns, int after)
 {
     for (int column = threadIdx.x; column < columns; column += THREADS) {

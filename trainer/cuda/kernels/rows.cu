@@ -1,14 +1,13 @@
-// What a GPT does with rows and with single numbers: layer norm, GELU, embeddings, and sums over many rows. Not for
-// products nor for attention.
+// A GPT's work on rows and on single numbers: layer norm, GELU, embeddings, and sums over many rows.
 //
-// A number is summed in one order, which the width of a row alone decides, or the number of rows where they are what is
-// summed: no atomics.
+// There are no atomics. The order of a sum within a row depends only on the row's width, and the order of a sum over
+// rows only on the number of rows.
 
 #define THREADS 128
 #define WARP 32
-// Rows of a block whose warps have one each.
+// Rows of a block in which each warp has one row.
 #define WARPS (THREADS / WARP)
-// Columns of a block that sums over rows, its threads for each of them, and the rows that it sums.
+// Of a block that sums over rows: its columns, its threads for each column, and its rows.
 #define ACROSS 32
 #define DOWN 8
 #define CHUNK 256
@@ -20,18 +19,18 @@
 #define GELU 0.7978846f
 #define CUBE 0.044715f
 
-// What a thread reads and writes at once.
+// Four numbers, which a thread reads or writes at once.
 struct __align__(16) Four {
     float at[4];
 };
 
-// Whether rows of this width, the first of which begins here, can be read by fours.
+// Whether rows of this width, the first of which begins at `first`, can be read four numbers at a time.
 static __device__ bool aligned(const float *first, long long width)
 {
     return width % 4 == 0 && (unsigned long long)first % sizeof(Four) == 0;
 }
 
-// Four numbers of a row; zeros behind its end.
+// Four numbers of a row; zeros beyond its end.
 static __device__ Four four(const float *row, long long place, long long width, bool whole)
 {
     if (whole)
@@ -53,7 +52,7 @@ static __device__ void put(float *row, long long place, long long width, bool wh
             row[place + i] = numbers.at[i];
 }
 
-// The sum over a warp, known to all of it.
+// The sum over a warp, which all its threads get.
 static __device__ float sum_of_warp(float value)
 {
     for (int flips = WARP / 2; flips > 0; flips /= 2)
@@ -61,8 +60,8 @@ static __device__ float sum_of_warp(float value)
     return value;
 }
 
-// Normalises each row of `stream` to mean 0 and variance 1, scales it by `weight` and adds `bias`. Before, if it `adds`,
-// `more` is added to the stream. `stats` keeps mean and 1 / deviation. A warp for each row.
+// Normalises each row of `stream` to mean 0 and variance 1, scales it by `weight` and adds `bias`. If it `adds`, `more`
+// is first added to the stream. `stats` keeps each row's mean and 1 / deviation. A warp for each row.
 extern "C" __global__ void __launch_bounds__(THREADS)
 layer_norm(float *__restrict__ out, float *__restrict__ stats, float *__restrict__ stream,
            const float *__restrict__ more, const float *__restrict__ weight, const float *__restrict__ bias, int rows,
@@ -135,7 +134,7 @@ layer_norm_slope(float *__restrict__ slope_in, const float *__restrict__ inputs,
         const Four x = four(inputs, place, width, whole), slope = four(slope_out, place, width, whole);
         const Four w = four(weight, place, width, whole_weight);
         for (int i = 0; i < 4; i++) {
-            // Behind the row's end all is zero.
+            // Beyond the row's end all numbers are zero.
             const float scaled = slope.at[i] * w.at[i];
             level += scaled;
             along += scaled * ((x.at[i] - mean) * scale);
@@ -156,7 +155,7 @@ layer_norm_slope(float *__restrict__ slope_in, const float *__restrict__ inputs,
     }
 }
 
-// The sum of what the threads of a column have, from top to bottom; known to the first of them.
+// The sum of the values of a column's threads, from top to bottom. The first of these threads gets it.
 static __device__ float sum_of_column(float value, float (*shared)[ACROSS + 1])
 {
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
@@ -184,7 +183,7 @@ sum_chunks(float *__restrict__ sums, const float *__restrict__ numbers, int rows
         sums[(long long)blockIdx.y * columns + column] = sum;
 }
 
-// The same of the derivatives of `layer_norm` by its weight and by its bias, of which each row has a share.
+// As `sum_chunks`, for the derivatives of `layer_norm` by its weight and by its bias, to which each row adds its share.
 extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
 layer_norm_chunks(float *__restrict__ weights, float *__restrict__ biases, const float *__restrict__ inputs,
                   const float *__restrict__ stats, const float *__restrict__ slope_out, int rows, int columns)
@@ -207,7 +206,7 @@ layer_norm_chunks(float *__restrict__ weights, float *__restrict__ biases, const
     }
 }
 
-// GELU's share of its input, by the hyperbolic tangent's approximation, as GPT-2 has it.
+// The factor by which GELU multiplies its input, by the tanh approximation, as in GPT-2.
 static __device__ float gate(float x)
 {
     return 1.0f / (1.0f + expf(-2.0f * GELU * (x + CUBE * x * x * x)));
@@ -244,7 +243,7 @@ gelu_slope(float *__restrict__ slope, const float *__restrict__ inputs, long lon
     put(slope, place, count, whole, into);
 }
 
-// Writes, for each of `numbers`, the token's row and that of its position. A block for each.
+// Writes, for each token of `numbers`, the sum of the token's row and its position's row. A block for each token.
 extern "C" __global__ void __launch_bounds__(THREADS)
 embed(float *__restrict__ out, const float *__restrict__ tokens, const float *__restrict__ positions,
       const unsigned *__restrict__ numbers, int time, int width)
@@ -262,9 +261,10 @@ embed(float *__restrict__ out, const float *__restrict__ tokens, const float *__
     }
 }
 
-// Adds to each token's row of `gradient` the rows of `slopes` that it stands at. `order` has the rows sorted by token;
-// where a token's rows begin in it, `ends` has the place behind the last of them, elsewhere 0. A block for each place:
-// those at a beginning work, so that one block alone adds to a token's row, in order.
+// Adds to each token's row of `gradient` those rows of `slopes` at which the token stands. `order` has the row numbers
+// sorted by token. At the place where a token's rows begin in `order`, `ends` has the place after the last of them;
+// elsewhere it has 0. There is a block for each place. Only the blocks at such a beginning do work, so that one block
+// alone adds to a token's row, in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
 embed_slope(float *__restrict__ gradient, const float *__restrict__ slopes, const unsigned *__restrict__ numbers,
             const unsigned *__restrict__ order, const unsigned *__restrict__ ends, int width)

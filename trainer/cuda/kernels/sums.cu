@@ -1,8 +1,8 @@
-// Sums in one order each, whatever the device: no atomics. Not for sums between devices.
+// Sums without atomics: the order of each is the same on every device.
 
 #define THREADS 256
 
-// The sum of all threads' values, known to thread 0: halves are added to halves. `shared` has room for each thread.
+// The sum of all threads' values, halves added to halves; thread 0 gets it. `shared` has room for each thread.
 template <class Number> static __device__ Number sum_of_block(Number value, Number *shared)
 {
     shared[threadIdx.x] = value;
@@ -46,8 +46,8 @@ extern "C" __global__ void sum_all(float *sum, const float *numbers, int count)
         sum[0] = total;
 }
 
-// Writes a sum of squares for each block; what they sum to is the square of the Euclidean norm. In f64, where the
-// square of no f32 is lost.
+// Writes a sum of squares for each block; together they give the square of the Euclidean norm. It is computed in f64,
+// where the square of every f32 is exact and finite.
 extern "C" __global__ void sum_squares(double *sums, const float *numbers, long long count)
 {
     __shared__ double shared[THREADS];
