@@ -8,59 +8,13 @@ use elastic_cuda::{After, Buffer, Gpu, Labels, Matrix};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::{and_on_a_gpu, surroundings};
+use crate::products::assert_products_match;
 
 #[test]
 fn products_match_the_definition() {
     for gpu in [gpu(), gpu().without_library()] {
-        for (rows, columns, inner) in [(1, 1, 1), (8, 128, 64), (64, 64, 16), (65, 10, 17), (3, 130, 100), (130, 70, 1)]
-        {
-            for flips in 0..4 {
-                let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
-                let (lefts, rights) = (numbers(rows * inner, 1), numbers(inner * columns, 2));
-                let (bias, mask) = (numbers(columns, 3), numbers(rows * columns, 4));
-                let at_left = |row: usize, i: usize| lefts[if flip_left { i * rows + row } else { row * inner + i }];
-                let at_right = |i: usize, column: usize| {
-                    rights[if flip_right { column * inner + i } else { i * columns + column }]
-                };
-                let plain: Vec<f64> = (0..rows * columns)
-                    .map(|place| {
-                        let (row, column) = (place / columns, place % columns);
-                        (0..inner).map(|i| f64::from(at_left(row, i)) * f64::from(at_right(i, column))).sum()
-                    })
-                    .collect();
-                let biased: Vec<f64> =
-                    plain.iter().enumerate().map(|(place, value)| value + f64::from(bias[place % columns])).collect();
-                let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
-                let masked: Vec<f64> =
-                    plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
-
-                let (lefts, rights) = (on(&gpu, &lefts), on(&gpu, &rights));
-                let (bias, mask) = (on(&gpu, &bias), on(&gpu, &mask));
-                let left = || match flip_left {
-                    true => Matrix::new(lefts.view(), inner, rows).transposed(),
-                    false => Matrix::new(lefts.view(), rows, inner),
-                };
-                let right = || match flip_right {
-                    true => Matrix::new(rights.view(), columns, inner).transposed(),
-                    false => Matrix::new(rights.view(), inner, columns),
-                };
-                for (after, wanted) in [
-                    (After::Plain, &plain),
-                    (After::Bias(bias.view()), &biased),
-                    (After::BiasRelu(bias.view()), &positive),
-                    (After::WherePositive(mask.view()), &masked),
-                ] {
-                    let mut out = Buffer::default();
-                    gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
-                    assert_near(
-                        &back(&gpu, &out),
-                        wanted,
-                        1e-5,
-                        &format!("{rows}×{columns}×{inner} {flips} {after:?}"),
-                    );
-                }
-            }
-        }
+        let shapes = [(1, 1, 1), (8, 128, 64), (64, 64, 16), (65, 10, 17), (3, 130, 100), (130, 70, 1)];
+        assert_products_match(&gpu, shapes, |operand| operand);
     }
 }
 

@@ -8,6 +8,7 @@ mod compiling;
 #[allow(dead_code)] // What other tests need.
 mod double;
 mod kernels;
+mod library;
 mod products;
 mod state;
 mod warnings;

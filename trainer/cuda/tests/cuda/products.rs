@@ -69,68 +69,62 @@ fn numbers_are_rounded_to_the_nearest_and_ties_to_even() {
 #[test]
 fn they_are_those_of_rounded_operands() {
     for gpu in [in_bf16(), in_bf16().without_library()] {
-        for (rows, columns, inner) in [(1, 1, 1), (8, 128, 64), (65, 10, 17), (3, 130, 100), (130, 70, 33)] {
-            for flips in 0..4 {
-                let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
-                let (lefts, rights) = (numbers(rows * inner, 31), numbers(inner * columns, 32));
-                let (bias, mask) = (numbers(columns, 33), numbers(rows * columns, 34));
-                let number_of = |place: usize| -> f64 {
-                    let (row, column) = (place / columns, place % columns);
-                    let product = |i: usize| {
-                        let left = lefts[if flip_left { i * rows + row } else { row * inner + i }];
-                        let right = rights[if flip_right { column * inner + i } else { i * columns + column }];
-                        f64::from(nearest(left)) * f64::from(nearest(right))
-                    };
-                    (0..inner).map(product).sum()
-                };
-                let plain: Vec<f64> = (0..rows * columns).map(number_of).collect();
-                // What comes after a product is not rounded.
-                let biased = |place: usize| plain[place] + f64::from(bias[place % columns]);
-                let biased: Vec<f64> = (0..plain.len()).map(biased).collect();
-                let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
-                let masked: Vec<f64> =
-                    plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
-
-                let (lefts, rights) = (on(&gpu, &lefts), on(&gpu, &rights));
-                let (bias, mask) = (on(&gpu, &bias), on(&gpu, &mask));
-                let left = || match flip_left {
-                    true => Matrix::new(lefts.view(), inner, rows).transposed(),
-                    false => Matrix::new(lefts.view(), rows, inner),
-                };
-                let right = || match flip_right {
-                    true => Matrix::new(rights.view(), columns, inner).transposed(),
-                    false => Matrix::new(rights.view(), inner, columns),
-                };
-                for (after, wanted) in [
-                    (After::Plain, &plain),
-                    (After::Bias(bias.view()), &biased),
-                    (After::BiasRelu(bias.view()), &positive),
-                    (After::WherePositive(mask.view()), &masked),
-                ] {
-                    let mut out = Buffer::default();
-                    gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
-                    // Where operands were not rounded, the difference would be a hundred times this.
-                    assert_near(
-                        &back(&gpu, &out),
-                        wanted,
-                        1e-5,
-                        &format!("{rows}×{columns}×{inner} {flips} {after:?}"),
-                    );
-                }
-            }
-        }
+        let shapes = [(1, 1, 1), (8, 128, 64), (65, 10, 17), (3, 130, 100), (130, 70, 33)];
+        // Where operands were not rounded, the difference would be a hundred times what is allowed.
+        assert_products_match(&gpu, shapes, nearest);
     }
 }
 
-#[test]
-#[should_panic(expected = "products are computed by the trainer's own kernel, which is slower")]
-fn products_without_the_library_are_warned_of() {
-    crate::warnings::are_failures();
-    // Something else under its name
-    let folder = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(crate::double::driver().join("libcuda.so.1"), folder.path().join("libcublasLt.so.13"))
-        .unwrap();
-    let mut surroundings = crate::double::on_the_double();
-    surroundings.folders[1] = folder.path().to_owned();
-    Gpu::open(&surroundings, 0).unwrap();
+/// Products of `(rows, columns, inner)`, of operands as they are and transposed, with all that can follow them, beside
+/// their definition in f64. `rounded` is what the GPU makes of an operand's number.
+pub(crate) fn assert_products_match(
+    gpu: &Gpu,
+    shapes: impl IntoIterator<Item = (usize, usize, usize)>,
+    rounded: impl Fn(f32) -> f32,
+) {
+    for (rows, columns, inner) in shapes {
+        for flips in 0..4 {
+            let (flip_left, flip_right) = (flips & 1 > 0, flips & 2 > 0);
+            let (lefts, rights) = (numbers(rows * inner, 31), numbers(inner * columns, 32));
+            let (bias, mask) = (numbers(columns, 33), numbers(rows * columns, 34));
+            let number_of = |place: usize| -> f64 {
+                let (row, column) = (place / columns, place % columns);
+                let product = |i: usize| {
+                    let left = lefts[if flip_left { i * rows + row } else { row * inner + i }];
+                    let right = rights[if flip_right { column * inner + i } else { i * columns + column }];
+                    f64::from(rounded(left)) * f64::from(rounded(right))
+                };
+                (0..inner).map(product).sum()
+            };
+            let plain: Vec<f64> = (0..rows * columns).map(number_of).collect();
+            // What follows a product is not rounded.
+            let biased = |place: usize| plain[place] + f64::from(bias[place % columns]);
+            let biased: Vec<f64> = (0..plain.len()).map(biased).collect();
+            let positive: Vec<f64> = biased.iter().map(|value| value.max(0.0)).collect();
+            let masked: Vec<f64> =
+                plain.iter().zip(&mask).map(|(&value, &mask)| if mask > 0.0 { value } else { 0.0 }).collect();
+
+            let (lefts, rights) = (on(gpu, &lefts), on(gpu, &rights));
+            let (bias, mask) = (on(gpu, &bias), on(gpu, &mask));
+            let left = || match flip_left {
+                true => Matrix::new(lefts.view(), inner, rows).transposed(),
+                false => Matrix::new(lefts.view(), rows, inner),
+            };
+            let right = || match flip_right {
+                true => Matrix::new(rights.view(), columns, inner).transposed(),
+                false => Matrix::new(rights.view(), inner, columns),
+            };
+            for (after, wanted) in [
+                (After::Plain, &plain),
+                (After::Bias(bias.view()), &biased),
+                (After::BiasRelu(bias.view()), &positive),
+                (After::WherePositive(mask.view()), &masked),
+            ] {
+                let mut out = Buffer::default();
+                gpu.product(&mut out.fit(gpu, rows * columns).unwrap(), &left(), &right(), &after).unwrap();
+                let what = format!("{rows}×{columns}×{inner} {flips} {after:?}");
+                assert_near(&back(gpu, &out), wanted, 1e-5, &what);
+            }
+        }
+    }
 }
