@@ -4,14 +4,14 @@
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
-use super::gpu::{Gpu, Heads};
-use super::launch::whole;
+use super::gpu::{AttentionKernels, Gpu};
+use super::launch::{grid, whole};
 
 /// The widest heads that there are kernels for, and the rows that a block of them has: as in `attention.cu`. A narrower
 /// head takes the first that it fits in, and as much time.
 const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
 /// Threads of a block: as there.
-const THREADS: u32 = 128;
+const THREADS: usize = 128;
 /// The most that a grid may have in its second dimension.
 const MOST_TILES: usize = 65_535;
 
@@ -60,7 +60,7 @@ impl Attention {
 
     /// The kernels for its heads, and how to start one.
     #[allow(clippy::expect_used)] // A fault in the caller.
-    fn kernels(self, gpu: &Gpu) -> (&Heads, LaunchConfig) {
+    fn kernels(self, gpu: &Gpu) -> (&AttentionKernels, LaunchConfig) {
         assert!(self.outputs() > 0, "no attention of nothing: {self:?}");
         let fits = DEPTHS.iter().position(|&(depth, _)| self.columns <= depth);
         let fits = fits.expect("there are kernels for these heads: `Attention::refusal` has no reason");
@@ -69,7 +69,7 @@ impl Attention {
         let grid_dim = (whole(self.sequences * self.heads) as u32, tiles as u32, 1);
         // A kernel counts the numbers of a row, and the rows of a sequence, in 32 bits.
         whole(3 * self.heads * self.columns);
-        (&gpu.functions.attention[fits], LaunchConfig { grid_dim, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 })
+        (&gpu.kernels.attention[fits], grid(grid_dim, THREADS))
     }
 
     fn sizes(self) -> [i32; 3] {
@@ -95,8 +95,7 @@ impl Gpu {
         let mut launch = self.stream().launch_builder(&kernels.forward);
         launch.arg(outputs).arg(logs).arg(triples).arg(&time).arg(&heads).arg(&columns);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
-        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
-        Ok(())
+        unsafe { self.run(launch, size, "attend") }
     }
 
     /// Writes the derivative by the triples into `slope`, from `output_slope`, that by the outputs. `means` is room for
@@ -121,12 +120,11 @@ impl Gpu {
         launch.arg(&mut *slope).arg(&mut *means).arg(triples).arg(outputs).arg(output_slope).arg(logs);
         launch.arg(&time).arg(&heads).arg(&columns);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
-        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
+        unsafe { self.run(launch, size, "attend") }?;
         let mut launch = self.stream().launch_builder(&kernels.keys);
         launch.arg(slope).arg(triples).arg(output_slope).arg(logs).arg(means);
         launch.arg(&time).arg(&heads).arg(&columns);
         // SAFETY: as above; the kernel before has written all means.
-        unsafe { launch.launch(size) }.map_err(self.failed("attend"))?;
-        Ok(())
+        unsafe { self.run(launch, size, "attend") }
     }
 }

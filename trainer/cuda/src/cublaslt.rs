@@ -1,25 +1,27 @@
 //! cuBLASLt: products by NVIDIA's library.
 //!
-//! It is called without `cudarc`, whose products of f32 would be rounded to TF32, and which panics where it is missing.
+//! It is called without `cudarc`, which would round products of f32 to TF32, and which panics where the library is
+//! missing.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaSlice, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use libloading::os::unix::{Library, Symbol};
 use tracing::{debug, warn};
 
 use super::libraries::{self, Driver, PRODUCTS};
-use super::{CudaError, Gpu, Surroundings};
+use super::{CudaError, Surroundings};
 
-/// What NVIDIA advises for the newest GPUs. It is the same everywhere, since the choice of an algorithm depends on it.
+/// Bytes of the workspace: what NVIDIA advises for the newest GPUs. It is the same on all GPUs, since the library's
+/// choice of an algorithm depends on it.
 const WORKSPACE: usize = 32 << 20;
 
-/// As in cublasLt.h and library_types.h.
+/// Constants of cublasLt.h and library_types.h.
 mod constant {
     use std::ffi::c_int;
 
@@ -35,7 +37,7 @@ mod constant {
     pub(super) const REDUCTION_SCHEME_NONE: u32 = 0;
 }
 
-/// The library's own, of whatever kind.
+/// A pointer to any object of the library's.
 type Opaque = *mut c_void;
 type Create = unsafe extern "C" fn(*mut Opaque) -> c_int;
 type Destroy = unsafe extern "C" fn(Opaque) -> c_int;
@@ -84,10 +86,9 @@ struct Suggestion {
     reserved: [c_int; 4],
 }
 
-/// What is called of it.
+/// The library's functions that are called.
 #[derive(Debug)]
 struct Functions {
-    destroy: Symbol<Destroy>,
     create_desc: Symbol<CreateDesc>,
     destroy_desc: Symbol<Destroy>,
     set_desc: Symbol<Set>,
@@ -104,32 +105,52 @@ struct Functions {
 #[derive(Debug)]
 pub(super) struct CublasLt {
     functions: Functions,
-    handle: Handle,
+    /// The GPU's number, and the stream that it computes in.
+    gpu: usize,
+    stream: Arc<CudaStream>,
+    /// How each product is computed; none where the library has no way. The plans end before the handle.
+    plans: Mutex<HashMap<Shape, Option<MatmulPlan>>>,
+    handle: Owned,
     workspace: CudaSlice<u8>,
-    /// How each product is computed; none where the library has no way.
-    plans: Mutex<HashMap<Shape, Option<Plan>>>,
     version: usize,
     path: PathBuf,
 }
 
-/// A pointer into the library, which any thread may use.
-#[derive(Debug, Clone, Copy)]
-struct Handle(Opaque);
+/// An object of the library's, which ends with this. Any thread may use it.
+#[derive(Debug)]
+struct Owned {
+    object: Opaque,
+    destroy: Destroy,
+}
 
-// SAFETY: cuBLASLt's handles and descriptors belong to no thread, and it is called by one at a time.
-unsafe impl Send for Handle {}
+// SAFETY: cuBLASLt's handles and descriptors belong to no thread, and only one thread at a time calls it.
+unsafe impl Send for Owned {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for Owned {}
 
-/// A matrix as it lies in memory: `lines`, one after the other, `stride` numbers apart, of `length` numbers each. For the
-/// library, which counts by columns, a line is a column.
+impl Owned {
+    /// What a call that returned `code` has made.
+    fn new(code: c_int, object: Opaque, destroy: &Symbol<Destroy>) -> Result<Owned, c_int> {
+        succeeded(code).map(|()| Owned { object, destroy: **destroy })
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: `destroy` is the counterpart of the function that made the object, and nobody else has the object.
+        unsafe { (self.destroy)(self.object) };
+    }
+}
+
+/// A matrix as it lies in memory: `lines`, one after the other, `stride` numbers apart, of `length` numbers each. For
+/// the library, which counts by columns, a line is a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Lines {
     pub(super) address: u64,
     pub(super) lines: usize,
     pub(super) length: usize,
     pub(super) stride: usize,
-    /// It is this matrix's transpose that is multiplied.
+    /// Whether the product takes this matrix's transpose.
     pub(super) transposed: bool,
 }
 
@@ -137,26 +158,31 @@ pub(super) struct Lines {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     bf16: bool,
-    /// Without addresses. Lines and what they hold, of left, right and out.
+    /// Left, right and out, without their addresses.
     matrices: [Lines; 3],
-    /// Bytes that addresses are multiples of. A buffer begins at a multiple of the most that is asked for, and where in
-    /// it a matrix lies is fixed by the model: equal products have equal alignments.
+    /// The alignment of each address in bytes, up to 256. Every buffer begins at a multiple of 256 bytes, and the model
+    /// fixes where in a buffer a matrix lies: so equal products have equal alignments.
     alignments: [u32; 3],
 }
 
 /// How a product is computed.
 #[derive(Debug)]
-struct Plan {
-    desc: Handle,
+struct MatmulPlan {
+    desc: Owned,
     /// Of right, left and out.
-    layouts: [Handle; 3],
+    layouts: [Owned; 3],
     algorithm: [u64; 8],
     workspace: usize,
 }
 
 impl CublasLt {
     /// The newest library that suits the driver.
-    pub(super) fn load(surroundings: &Surroundings, driver: &Driver, gpu: &Gpu) -> Result<CublasLt, CudaError> {
+    pub(super) fn load(
+        surroundings: &Surroundings,
+        driver: &Driver,
+        gpu: usize,
+        stream: &Arc<CudaStream>,
+    ) -> Result<CublasLt, CudaError> {
         let (library, path) = libraries::newest(&PRODUCTS, surroundings, Some(driver))?;
         fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
             // SAFETY: callers ask for the types that cublasLt.h has; the library is never unloaded.
@@ -167,9 +193,9 @@ impl CublasLt {
             })
         }
         let create: Symbol<Create> = get(&library, &path, "cublasLtCreate")?;
+        let destroy: Symbol<Destroy> = get(&library, &path, "cublasLtDestroy")?;
         let version: Symbol<unsafe extern "C" fn() -> usize> = get(&library, &path, "cublasLtGetVersion")?;
         let functions = Functions {
-            destroy: get(&library, &path, "cublasLtDestroy")?,
             create_desc: get(&library, &path, "cublasLtMatmulDescCreate")?,
             destroy_desc: get(&library, &path, "cublasLtMatmulDescDestroy")?,
             set_desc: get(&library, &path, "cublasLtMatmulDescSetAttribute")?,
@@ -183,15 +209,18 @@ impl CublasLt {
         };
         // The symbols point into it.
         std::mem::forget(library);
-        let workspace = gpu.zeros(WORKSPACE)?;
-        gpu.stream().context().bind_to_thread().map_err(gpu.failed("start cuBLASLt"))?;
+        let workspace = stream.alloc_zeros(WORKSPACE);
+        let workspace = workspace.map_err(|error| CudaError::no_memory(gpu, WORKSPACE, error))?;
+        let bound = stream.context().bind_to_thread();
+        bound.map_err(|error| CudaError::failed(gpu, "start cuBLASLt", error))?;
         let mut handle = null_mut();
         // SAFETY: it writes a handle to where it is told.
-        checked(unsafe { create(&mut handle) }, gpu, "start cuBLASLt")?;
+        let handle = Owned::new(unsafe { create(&mut handle) }, handle, &destroy);
+        let handle = handle.map_err(|code| failed(code, gpu, "start cuBLASLt"))?;
         // SAFETY: it takes nothing and returns a number.
         let version = unsafe { version() };
-        let (handle, plans) = (Handle(handle), Mutex::default());
-        Ok(CublasLt { functions, handle, workspace, plans, version, path })
+        let (stream, plans) = (Arc::clone(stream), Mutex::default());
+        Ok(CublasLt { functions, gpu, stream, plans, handle, workspace, version, path })
     }
 
     /// As in `13.1.0`.
@@ -204,12 +233,13 @@ impl CublasLt {
         &self.path
     }
 
-    /// Has the GPU write `left · right` into `out`, whose lines are its rows; false where the library has no way that is
-    /// the same each time, and nothing is done. `left` and `right` are bf16, or all are f32.
+    /// Has the GPU write `left · right` into `out`, whose lines are its rows. Returns false, and does nothing, where
+    /// the library has no algorithm that gives the same bits each time. `left` and `right` are bf16, or all three are
+    /// f32.
     ///
     /// # Safety
     /// The matrices are on this GPU, whose context is current, and their shapes fit.
-    pub(super) unsafe fn product(&self, gpu: &Gpu, bf16: bool, matrices: [Lines; 3]) -> Result<bool, CudaError> {
+    pub(super) unsafe fn product(&self, bf16: bool, matrices: [Lines; 3]) -> Result<bool, CudaError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let shape = Shape {
             bf16,
@@ -220,7 +250,7 @@ impl CublasLt {
             Some(plan) => plan,
             None => {
                 let none_before = plans.values().all(Option::is_some);
-                let plan = self.plan(&shape).map_err(|code| failed(code, gpu, "plan a product"))?;
+                let plan = self.plan(&shape).map_err(|code| failed(code, self.gpu, "plan a product"))?;
                 if plan.is_none() {
                     let [left, _, out] = shape.matrices;
                     let inner = if left.transposed { left.lines } else { left.length };
@@ -235,72 +265,69 @@ impl CublasLt {
                 &*plans.entry(shape).or_insert(plan)
             }
         };
-        let Some(Plan { desc, layouts: [a, b, d], algorithm, workspace }) = plan else { return Ok(false) };
+        let Some(MatmulPlan { desc, layouts: [a, b, d], algorithm, workspace }) = plan else { return Ok(false) };
         let [left, right, out] = matrices.map(|lines| lines.address as *mut c_void);
-        let room = self.workspace.device_ptr(gpu.stream()).0;
-        let stream = gpu.stream().cu_stream().cast();
-        // SAFETY: as cublasLt.h declares it; the plan was made for these shapes and alignments, the workspace is as large
-        // as was said then, and the two factors are read before this returns. By columns, the transpose of `out` is the
-        // transpose of `right` times that of `left`.
+        let room = self.workspace.device_ptr(&self.stream).0;
+        let stream = self.stream.cu_stream().cast();
+        // SAFETY: as cublasLt.h declares it; the plan was made for these shapes and alignments, the workspace is as
+        // large as was said then, and the two factors are read before this returns. By columns, the transpose of `out`
+        // is the transpose of `right` times that of `left`.
         let code = unsafe {
             (self.functions.matmul)(
-                self.handle.0,
-                desc.0,
+                self.handle.object,
+                desc.object,
                 &1.0,
                 right,
-                a.0,
+                a.object,
                 left,
-                b.0,
+                b.object,
                 &0.0,
                 out,
-                d.0,
+                d.object,
                 out,
-                d.0,
+                d.object,
                 algorithm,
                 room as *mut c_void,
                 *workspace,
                 stream,
             )
         };
-        checked(code, gpu, "multiply")?;
+        succeeded(code).map_err(|code| failed(code, self.gpu, "multiply"))?;
         Ok(true)
     }
 
-    /// The library's first suggestion of those that sum each number in one sequence: a function of the shape, of the
-    /// GPU's kind and of the library's version. It times nothing.
-    fn plan(&self, shape: &Shape) -> Result<Option<Plan>, c_int> {
+    /// The library's first suggestion among the algorithms that sum each number in one sequence. It depends only on the
+    /// shape, the GPU's kind and the library's version: the library measures no times for it.
+    fn plan(&self, shape: &Shape) -> Result<Option<MatmulPlan>, c_int> {
         let Functions { create_desc, set_desc, create_layout, create_preference, set_preference, .. } = &self.functions;
+        let Functions { destroy_desc, destroy_layout, destroy_preference, .. } = &self.functions;
         let [left, right, out] = shape.matrices;
         let operands = if shape.bf16 { constant::R_16BF } else { constant::R_32F };
-        let mut made =
-            Made { functions: &self.functions, descs: Vec::new(), layouts: Vec::new(), preferences: Vec::new() };
-        let mut opaque = null_mut();
+        let mut object = null_mut();
 
-        // SAFETY: all calls below are as cublasLt.h declares them. What is made is destroyed once, by `Made` or by the
-        // plan's owner, and attributes have the sizes that it names.
-        let code = unsafe { create_desc(&mut opaque, constant::COMPUTE_32F, constant::R_32F) };
-        let desc = made.keep(code, opaque, |made| &mut made.descs)?;
+        // SAFETY: all calls below are as cublasLt.h declares them, and attributes have the sizes that it names.
+        let code = unsafe { create_desc(&mut object, constant::COMPUTE_32F, constant::R_32F) };
+        let desc = Owned::new(code, object, destroy_desc)?;
         for (attribute, lines) in [(constant::DESC_TRANSA, right), (constant::DESC_TRANSB, left)] {
             let transposed = c_int::from(lines.transposed);
             // SAFETY: as above.
-            succeeded(unsafe { set_desc(desc.0, attribute, (&raw const transposed).cast(), size_of::<c_int>()) })?;
+            succeeded(unsafe { set_desc(desc.object, attribute, (&raw const transposed).cast(), size_of::<c_int>()) })?;
         }
-        let mut layouts = [Handle(null_mut()); 3];
-        for (place, (kind, lines)) in
-            [(operands, right), (operands, left), (constant::R_32F, out)].into_iter().enumerate()
-        {
+        let layout = |kind, lines: Lines| {
             let (rows, columns, stride) = (lines.length as u64, lines.lines as u64, lines.stride as i64);
+            let mut object = null_mut();
             // SAFETY: as above.
-            let code = unsafe { create_layout(&mut opaque, kind, rows, columns, stride) };
-            layouts[place] = made.keep(code, opaque, |made| &mut made.layouts)?;
-        }
+            let code = unsafe { create_layout(&mut object, kind, rows, columns, stride) };
+            Owned::new(code, object, destroy_layout)
+        };
+        let layouts = [layout(operands, right)?, layout(operands, left)?, layout(constant::R_32F, out)?];
         // SAFETY: as above.
-        let code = unsafe { create_preference(&mut opaque) };
-        let preference = made.keep(code, opaque, |made| &mut made.preferences)?;
+        let code = unsafe { create_preference(&mut object) };
+        let preference = Owned::new(code, object, destroy_preference)?;
         let (most, scheme) = (WORKSPACE, constant::REDUCTION_SCHEME_NONE);
         let set = |attribute, value: *const c_void, size| {
             // SAFETY: as above; the value lives as long as the call.
-            succeeded(unsafe { set_preference(preference.0, attribute, value, size) })
+            succeeded(unsafe { set_preference(preference.object, attribute, value, size) })
         };
         set(constant::PREF_MAX_WORKSPACE_BYTES, (&raw const most).cast(), size_of::<usize>())?;
         set(constant::PREF_REDUCTION_SCHEME_MASK, (&raw const scheme).cast(), size_of::<u32>())?;
@@ -309,69 +336,17 @@ impl CublasLt {
             set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
         }
         let (mut suggestion, mut count) = (Suggestion::default(), 0);
-        let [a, b, d] = layouts.map(|layout| layout.0);
+        let [a, b, d] = layouts.each_ref().map(|layout| layout.object);
         // SAFETY: as above; there is room for the one suggestion that is asked for.
         let code = unsafe {
-            (self.functions.heuristic)(self.handle.0, desc.0, a, b, d, d, preference.0, 1, &mut suggestion, &mut count)
+            let (handle, desc, preference) = (self.handle.object, desc.object, preference.object);
+            (self.functions.heuristic)(handle, desc, a, b, d, d, preference, 1, &mut suggestion, &mut count)
         };
-        // Whatever it says of a product that it has no way to: there is another.
+        // Whatever the reason why it has no algorithm: the trainer's own kernel computes the product.
         if code != 0 || count < 1 || suggestion.state != 0 || suggestion.workspace > WORKSPACE {
             return Ok(None);
         }
-        made.descs.clear();
-        made.layouts.clear();
-        Ok(Some(Plan { desc, layouts, algorithm: suggestion.algorithm, workspace: suggestion.workspace }))
-    }
-}
-
-/// What has been made for a plan, and is destroyed if none comes of it.
-struct Made<'a> {
-    functions: &'a Functions,
-    descs: Vec<Handle>,
-    layouts: Vec<Handle>,
-    preferences: Vec<Handle>,
-}
-
-impl Made<'_> {
-    fn keep(
-        &mut self,
-        code: c_int,
-        made: Opaque,
-        kind: impl FnOnce(&mut Self) -> &mut Vec<Handle>,
-    ) -> Result<Handle, c_int> {
-        succeeded(code)?;
-        kind(self).push(Handle(made));
-        Ok(Handle(made))
-    }
-}
-
-impl Drop for Made<'_> {
-    fn drop(&mut self) {
-        let Functions { destroy_desc, destroy_layout, destroy_preference, .. } = self.functions;
-        for (destroy, all) in
-            [(destroy_desc, &self.descs), (destroy_layout, &self.layouts), (destroy_preference, &self.preferences)]
-        {
-            for made in all {
-                // SAFETY: it was made by the function's counterpart, and nobody has it any longer.
-                unsafe { destroy(made.0) };
-            }
-        }
-    }
-}
-
-impl Drop for CublasLt {
-    fn drop(&mut self) {
-        let plans = std::mem::take(self.plans.get_mut().unwrap_or_else(PoisonError::into_inner));
-        for Plan { desc, layouts, .. } in plans.into_values().flatten() {
-            drop(Made {
-                functions: &self.functions,
-                descs: vec![desc],
-                layouts: layouts.to_vec(),
-                preferences: Vec::new(),
-            });
-        }
-        // SAFETY: it is not used after this.
-        unsafe { (self.functions.destroy)(self.handle.0) };
+        Ok(Some(MatmulPlan { desc, layouts, algorithm: suggestion.algorithm, workspace: suggestion.workspace }))
     }
 }
 
@@ -379,12 +354,8 @@ fn succeeded(code: c_int) -> Result<(), c_int> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-fn checked(code: c_int, gpu: &Gpu, doing: &'static str) -> Result<(), CudaError> {
-    succeeded(code).map_err(|code| failed(code, gpu, doing))
-}
-
 /// The names are those of `cublasStatus_t`.
-fn failed(code: c_int, gpu: &Gpu, doing: &'static str) -> CudaError {
+fn failed(code: c_int, gpu: usize, doing: &'static str) -> CudaError {
     let name = match code {
         1 => "CUBLAS_STATUS_NOT_INITIALIZED",
         3 => "CUBLAS_STATUS_ALLOC_FAILED",
@@ -395,5 +366,5 @@ fn failed(code: c_int, gpu: &Gpu, doing: &'static str) -> CudaError {
         15 => "CUBLAS_STATUS_NOT_SUPPORTED",
         _ => "an unknown status",
     };
-    CudaError::Failed { gpu: gpu.number(), doing, cause: format!("cuBLASLt's error {code}, {name}") }
+    CudaError::Failed { gpu, doing, cause: format!("cuBLASLt's error {code}, {name}") }
 }

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
+
 use crate::libraries::DRIVER;
 use crate::surroundings::FOLDERS;
 
@@ -110,6 +113,23 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// What the driver says of GPU `gpu`, which was `doing` this.
+    pub(crate) fn failed(gpu: usize, doing: &'static str, error: DriverError) -> CudaError {
+        let cause = match error.error_string() {
+            Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
+            Err(_) => format!("{:?}", error.0),
+        };
+        CudaError::Failed { gpu, doing, cause }
+    }
+
+    /// What the driver says of GPU `gpu`, which was to give so many bytes.
+    pub(crate) fn no_memory(gpu: usize, bytes: usize, error: DriverError) -> CudaError {
+        match error {
+            DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => CudaError::OutOfMemory { gpu, bytes },
+            error => CudaError::failed(gpu, "give memory", error),
+        }
+    }
+
     /// Whether there is a GPU, which then lies idle: not where there is simply none.
     pub fn is_of_a_gpu(&self) -> bool {
         !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: DRIVER, .. })

@@ -1,19 +1,20 @@
 //! A GPU with the kernels on it, its memory and the stream that computes.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
+use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as PROCESSORS;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut,
     DeviceRepr, DriverError, ValidAsZeroBits,
 };
 use cudarc::nvrtc::Ptx;
+use tracing::warn;
 
-use super::product::Products;
+use super::cublaslt::CublasLt;
 use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
-use crate::product::Precision;
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
@@ -22,17 +23,34 @@ pub struct Gpu {
     name: String,
     kind: String,
     versions: String,
-    pub(super) products: Products,
+    precision: Precision,
+    /// What multiplies, if it is not the trainer's own kernel.
+    pub(super) cublaslt: Option<CublasLt>,
+    /// How many processors the GPU has: cuBLASLt's choice of an algorithm depends on it.
+    processors: i32,
+    /// Room for the operands of a product by cuBLASLt, rounded to bf16.
+    pub(super) rounded: Mutex<[Buffer<u16>; 2]>,
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
     pub(super) warned_of_pageable: AtomicBool,
-    pub(super) functions: Functions,
+    pub(super) kernels: Kernels,
 }
 
-/// The kernels.
+/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
+/// either.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// `f32`.
+    #[default]
+    F32,
+    /// Operands are rounded to bf16; sums are `f32`.
+    Bf16,
+}
+
+/// The kernels, by their names.
 #[derive(Debug)]
-pub(super) struct Functions {
+pub(super) struct Kernels {
     pub(super) product: CudaFunction,
     pub(super) follow: CudaFunction,
     pub(super) round_to_bf16: CudaFunction,
@@ -50,13 +68,13 @@ pub(super) struct Functions {
     pub(super) gelu_slope: CudaFunction,
     pub(super) embed: CudaFunction,
     pub(super) embed_slope: CudaFunction,
-    /// By what the widest head may have, in the order of `attention::DEPTHS`.
-    pub(super) attention: [Heads; 2],
+    /// For heads up to each width of `attention::DEPTHS`, in that order.
+    pub(super) attention: [AttentionKernels; 2],
 }
 
-/// Attention of heads up to a width: forward, and the derivatives by queries and by keys and values.
+/// Attention for heads up to a width: forward, and the derivatives by queries and by keys and values.
 #[derive(Debug)]
-pub(super) struct Heads {
+pub(super) struct AttentionKernels {
     pub(super) forward: CudaFunction,
     pub(super) queries: CudaFunction,
     pub(super) keys: CudaFunction,
@@ -75,7 +93,7 @@ impl Gpu {
             return Err(CudaError::NoSuchGpu { wanted: number, count: found.gpus });
         }
         let compiler = Compiler::load(surroundings, Some(&found))?;
-        let failed = |doing| move |error| failed(number, doing, error);
+        let failed = |doing| move |error| CudaError::failed(number, doing, error);
         let context = CudaContext::new(number).map_err(failed("start"))?;
         let name = context.name().map_err(failed("tell its name"))?;
         let (major, minor) = context.compute_capability().map_err(failed("tell its kind"))?;
@@ -95,7 +113,14 @@ impl Gpu {
             let module = module.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
             module.and_then(|(module, _)| module.load_function(name)).map_err(failed("load a kernel"))
         };
-        let functions = Functions {
+        let attention = |width: usize| {
+            Ok(AttentionKernels {
+                forward: function(&format!("attention_{width}"))?,
+                queries: function(&format!("attention_queries_{width}"))?,
+                keys: function(&format!("attention_keys_{width}"))?,
+            })
+        };
+        let kernels = Kernels {
             product: function("product")?,
             follow: function("follow")?,
             round_to_bf16: function("round_to_bf16")?,
@@ -113,55 +138,53 @@ impl Gpu {
             gelu_slope: function("gelu_slope")?,
             embed: function("embed")?,
             embed_slope: function("embed_slope")?,
-            attention: [
-                Heads {
-                    forward: function("attention_64")?,
-                    queries: function("attention_queries_64")?,
-                    keys: function("attention_keys_64")?,
-                },
-                Heads {
-                    forward: function("attention_128")?,
-                    queries: function("attention_queries_128")?,
-                    keys: function("attention_keys_128")?,
-                },
-            ],
+            attention: [attention(64)?, attention(128)?],
         };
         let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
         let (driver, nvrtc) = (found.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        let (allocations, capturing, warned_of_pageable) = Default::default();
-        let mut gpu = Gpu {
+        let processors = context.attribute(PROCESSORS).map_err(failed("tell its kind"))?;
+        let cublaslt = match CublasLt::load(surroundings, &found, number, &stream) {
+            Ok(library) => Some(library),
+            Err(error @ CudaError::OutOfMemory { .. }) => return Err(error),
+            Err(why) => {
+                warn!("products are computed by the trainer's own kernel, which is slower: {why}");
+                None
+            }
+        };
+        Ok(Gpu {
             number,
             name,
             kind: format!("{arch}, NVRTC {nvrtc}"),
             versions,
-            products: Products::default(),
+            precision: Precision::default(),
+            cublaslt,
+            processors,
+            rounded: Mutex::default(),
             stream,
-            allocations,
-            capturing,
-            warned_of_pageable,
-            functions,
-        };
-        gpu.products = Products::find(surroundings, &found, &gpu)?;
-        Ok(gpu)
+            allocations: AtomicU64::default(),
+            capturing: AtomicBool::default(),
+            warned_of_pageable: AtomicBool::default(),
+            kernels,
+        })
     }
 
-    /// The same GPU, whose products are of such numbers: f32, if this is never called.
+    /// The same GPU, with products of this precision. Without this call they are of f32.
     pub fn multiplying_in(self, precision: Precision) -> Gpu {
-        Gpu { products: self.products.of(precision), ..self }
+        Gpu { precision, ..self }
     }
 
-    /// What products are of.
+    /// The precision of products.
     pub fn precision(&self) -> Precision {
-        self.products.precision
+        self.precision
     }
 
-    /// The same GPU, with the trainer's own kernel for products, whatever libraries there are.
+    /// The same GPU, with the trainer's own kernel for products, even where there is cuBLASLt.
     pub fn without_library(self) -> Gpu {
-        Gpu { products: self.products.without_library(), ..self }
+        Gpu { cublaslt: None, ..self }
     }
 
-    /// What it is called.
+    /// Its name, as the driver tells it.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -171,15 +194,25 @@ impl Gpu {
         self.number
     }
 
-    /// What its results depend on: GPUs of one kind, with kernels from one compiler and products by the same means, give
-    /// the same bits.
+    /// What the bits of its results depend on: the kind of GPU, the compiler of the kernels, and what computes products.
+    /// GPUs of equal kinds give the same bits.
     pub fn kind(&self) -> String {
-        format!("{}, {}", self.kind, self.products.kind())
+        match &self.cublaslt {
+            Some(library) => {
+                format!("{}, cuBLASLt {} on {} processors", self.kind, library.version(), self.processors)
+            }
+            None => format!("{}, own products", self.kind),
+        }
     }
 
     /// The libraries in use, for people.
     pub fn versions(&self) -> String {
-        format!("{}, {}", self.versions, self.products)
+        match &self.cublaslt {
+            Some(library) => {
+                format!("{}, cuBLASLt {} ({})", self.versions, library.version(), library.path().display())
+            }
+            None => format!("{}, own products", self.versions),
+        }
     }
 
     /// A buffer of zeros.
@@ -187,21 +220,17 @@ impl Gpu {
         self.outside_of_a_graph("give memory")?;
         self.allocations.fetch_add(1, Relaxed);
         // The driver has no empty buffers.
-        self.stream.alloc_zeros(count.max(1)).map_err(|error| match error {
-            DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY) => {
-                CudaError::OutOfMemory { gpu: self.number, bytes: count * size_of::<T>() }
-            }
-            error => self.failed("give memory")(error),
-        })
+        let zeros = self.stream.alloc_zeros(count.max(1));
+        zeros.map_err(|error| CudaError::no_memory(self.number, count * size_of::<T>(), error))
     }
 
-    /// Makes all of a buffer, or of a part of one, zero.
+    /// Fills a buffer, or a part of one, with zeros.
     pub fn clear(&self, buffer: &mut impl DevicePtrMut<f32>) -> Result<(), CudaError> {
         self.stream.memset_zeros(buffer).map_err(self.failed("clear memory"))
     }
 
-    /// Copies numbers onto the GPU. The host's may change as soon as this returns, or, in [`HostMemory`](super::HostMemory),
-    /// once the GPU has done it.
+    /// Copies numbers to the GPU. `from` may change as soon as this returns; if it is [`HostMemory`](super::HostMemory),
+    /// only once the GPU has made the copy.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -211,7 +240,7 @@ impl Gpu {
         self.stream.memcpy_htod(from, to).map_err(self.failed("take numbers"))
     }
 
-    /// Copies numbers from the GPU, once all work that was asked for is done.
+    /// Copies numbers from the GPU, once all work launched before is done.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -221,7 +250,7 @@ impl Gpu {
         self.stream.synchronize().map_err(self.failed("compute"))
     }
 
-    /// Where a buffer begins.
+    /// The address at which a buffer begins.
     pub fn address(&self, buffer: &CudaSlice<f32>) -> u64 {
         buffer.device_ptr(&self.stream).0
     }
@@ -239,7 +268,7 @@ impl Gpu {
         self.stream.memcpy_dtod(from, to).map_err(self.failed("copy"))
     }
 
-    /// Waits until all that was asked for is done. What NCCL does is not part of it.
+    /// Waits until all work launched before is done, but for NCCL's, which has a stream of its own.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.stream.synchronize().map_err(self.failed("compute"))
     }
@@ -249,27 +278,28 @@ impl Gpu {
         self.stream.context().new_event(None).map(Mark).map_err(self.failed("make a mark"))
     }
 
-    /// Sets a mark behind all that was asked for.
+    /// Sets a mark behind all work launched so far.
     pub fn set(&self, mark: &Mark) -> Result<(), CudaError> {
         mark.0.record(&self.stream).map_err(self.failed("set a mark"))
     }
 
-    /// Waits until all that was asked for before a mark was last set is done.
+    /// Waits until all work launched before the mark was last set is done.
     pub fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
         mark.0.synchronize().map_err(self.failed("compute"))
     }
 
-    /// How often memory was given so far.
+    /// How often memory was allocated so far.
     pub(super) fn allocations(&self) -> u64 {
         self.allocations.load(Relaxed)
     }
 
-    /// Whether what is asked for goes into a graph, from now on.
+    /// Says whether launches go into a graph from now on.
     pub(super) fn captures(&self, now: bool) {
         self.capturing.store(now, Relaxed);
     }
 
-    /// A graph would read the host's memory when it is replayed, and its memory is its own.
+    /// Fails while launches go into a graph: a captured copy would read the host's memory at each replay, and a captured
+    /// allocation would belong to the graph.
     pub(super) fn outside_of_a_graph(&self, doing: &'static str) -> Result<(), CudaError> {
         match self.capturing.load(Relaxed) {
             true => Err(self.failed(doing)(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))),
@@ -279,23 +309,15 @@ impl Gpu {
 
     pub(super) fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> CudaError + use<> {
         let number = self.number;
-        move |error| failed(number, doing, error)
+        move |error| CudaError::failed(number, doing, error)
     }
 }
 
-pub(super) fn failed(gpu: usize, doing: &'static str, error: DriverError) -> CudaError {
-    let cause = match error.error_string() {
-        Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
-        Err(_) => format!("{:?}", error.0),
-    };
-    CudaError::Failed { gpu, doing, cause }
-}
-
-/// A place in what a GPU is asked for: whoever waits until the GPU is there does not wait for what is behind it.
+/// An event in a GPU's stream: whoever waits for it does not wait for the work launched after it.
 #[derive(Debug)]
 pub struct Mark(CudaEvent);
 
-/// A buffer that is kept from call to call, so that a step needs no fresh memory.
+/// A buffer that is kept from call to call, so that a step allocates no memory.
 #[derive(Debug)]
 pub struct Buffer<T> {
     buffer: Option<CudaSlice<T>>,
@@ -309,13 +331,13 @@ impl<T> Default for Buffer<T> {
 }
 
 impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
-    /// Makes room for so many numbers, which then are anything.
+    /// Makes room for so many numbers. Their values are undefined.
     pub fn fit(&mut self, gpu: &Gpu, count: usize) -> Result<CudaViewMut<'_, T>, CudaError> {
         let buffer = match self.buffer.take() {
             Some(buffer) if buffer.len() >= count => buffer,
             short => {
                 gpu.outside_of_a_graph("give memory")?;
-                // Not both at once.
+                // The old one goes first, so that there is never memory for both.
                 drop(short);
                 gpu.zeros(count)?
             }
@@ -324,19 +346,19 @@ impl<T: DeviceRepr + ValidAsZeroBits> Buffer<T> {
         Ok(self.buffer.insert(buffer).slice_mut(..count))
     }
 
-    /// The numbers that there was room made for.
+    /// The numbers that the last [`fit`](Self::fit) made room for.
     ///
     /// # Panics
-    /// Before the first time.
+    /// When there was none.
     #[allow(clippy::expect_used)] // A fault in the caller.
     pub fn view(&self) -> CudaView<'_, T> {
         self.buffer.as_ref().expect(NO_ROOM).slice(..self.count)
     }
 
-    /// The same, to change them.
+    /// As [`view`](Self::view), to change them.
     ///
     /// # Panics
-    /// Before the first time.
+    /// When there was no [`fit`](Self::fit).
     #[allow(clippy::expect_used)] // As above.
     pub fn view_mut(&mut self) -> CudaViewMut<'_, T> {
         self.buffer.as_mut().expect(NO_ROOM).slice_mut(..self.count)

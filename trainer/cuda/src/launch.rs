@@ -1,22 +1,35 @@
-//! Each kernel but the products' as a function: shapes are checked here, since a kernel checks nothing.
+//! The kernels of `sums.cu`, `loss.cu` and `adamw.cu` as functions. They check shapes, since a kernel checks nothing.
 //!
-//! A launch returns before its work is done. What goes wrong in it is told by a later call.
+//! A launch returns before its work is done. If a kernel fails, a later call returns the error.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
 use super::gpu::{Buffer, Gpu};
 
-/// Threads of a block: as in the kernels.
+/// Threads of a block, as in the kernels of these files and of `product.cu`.
 pub(super) const THREADS: usize = 256;
-const LOSS_THREADS: u32 = 256;
-/// Blocks that sum squares: a number that does not depend on the GPU, since the order of the sum does on it.
+/// Blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
 const SQUARE_BLOCKS: usize = 256;
 
 impl Gpu {
+    /// Launches a kernel. An error names what it was `doing`.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's, and it stays within their memory.
+    pub(super) unsafe fn run(
+        &self,
+        mut launch: LaunchArgs<'_>,
+        size: LaunchConfig,
+        doing: &'static str,
+    ) -> Result<(), CudaError> {
+        // SAFETY: as the caller says.
+        unsafe { launch.launch(size) }.map(drop).map_err(self.failed(doing))
+    }
+
     /// Adds `more` to `sum`, place by place.
     ///
     /// # Panics
@@ -32,11 +45,10 @@ impl Gpu {
     pub fn add_part(&self, sum: &mut CudaViewMut<'_, f32>, more: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), more.len(), "numbers to add");
         let count = sum.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.functions.add);
+        let mut launch = self.stream().launch_builder(&self.kernels.add);
         launch.arg(sum).arg(more).arg(&count);
         // SAFETY: the arguments are the kernel's, and both buffers have as many numbers.
-        unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("add"))?;
-        Ok(())
+        unsafe { self.run(launch, for_each(count as usize), "add") }
     }
 
     /// Writes the sum of all rows, as long as `sum`, of `numbers`.
@@ -46,11 +58,10 @@ impl Gpu {
     pub fn sum_rows(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert!(!sum.is_empty() && numbers.len().is_multiple_of(sum.len()), "whole rows of {}", sum.len());
         let (rows, columns) = (whole(numbers.len() / sum.len()), whole(sum.len()));
-        let mut launch = self.stream().launch_builder(&self.functions.sum_rows);
+        let mut launch = self.stream().launch_builder(&self.kernels.sum_rows);
         launch.arg(sum).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's, and so many rows and columns are there.
-        unsafe { launch.launch(for_each(columns as usize)) }.map_err(self.failed("sum rows"))?;
-        Ok(())
+        unsafe { self.run(launch, for_each(columns as usize), "sum rows") }
     }
 
     /// Writes the sum of all `numbers` into the one number of `sum`.
@@ -60,21 +71,20 @@ impl Gpu {
     pub fn sum_all(&self, sum: &mut CudaViewMut<'_, f32>, numbers: &CudaView<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(sum.len(), 1, "room for one sum");
         let count = whole(numbers.len());
-        let mut launch = self.stream().launch_builder(&self.functions.sum_all);
+        let mut launch = self.stream().launch_builder(&self.kernels.sum_all);
         launch.arg(sum).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's, and so many numbers are there.
-        unsafe { launch.launch(for_each(1)) }.map_err(self.failed("sum"))?;
-        Ok(())
+        unsafe { self.run(launch, for_each(1), "sum") }
     }
 
     /// The Euclidean norm, once all work is done. `room` is kept from call to call.
     pub fn norm(&self, numbers: &CudaView<'_, f32>, room: &mut Buffer<f64>) -> Result<f64, CudaError> {
         let mut sums = room.fit(self, SQUARE_BLOCKS)?;
         let count = numbers.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.functions.sum_squares);
+        let mut launch = self.stream().launch_builder(&self.kernels.sum_squares);
         launch.arg(&mut sums).arg(numbers).arg(&count);
         // SAFETY: the arguments are the kernel's; there is a number for each block.
-        unsafe { launch.launch(for_each(SQUARE_BLOCKS * THREADS)) }.map_err(self.failed("take a norm"))?;
+        unsafe { self.run(launch, for_each(SQUARE_BLOCKS * THREADS), "take a norm") }?;
         let mut squares = [0.0; SQUARE_BLOCKS];
         self.download(&sums.as_view(), &mut squares)?;
         Ok(squares.iter().sum::<f64>().sqrt())
@@ -94,13 +104,11 @@ impl Gpu {
         let rows = labels.numbers.len();
         assert_eq!((losses.len(), scores.len()), (rows, rows * labels.classes), "a row and a loss for each label");
         let classes = whole(labels.classes);
-        let mut launch = self.stream().launch_builder(&self.functions.cross_entropy);
+        let mut launch = self.stream().launch_builder(&self.kernels.cross_entropy);
         launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
-        let size =
-            LaunchConfig { grid_dim: (whole(rows) as u32, 1, 1), block_dim: (LOSS_THREADS, 1, 1), shared_mem_bytes: 0 };
+        let size = grid((whole(rows) as u32, 1, 1), THREADS);
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
-        unsafe { launch.launch(size) }.map_err(self.failed("take losses"))?;
-        Ok(())
+        unsafe { self.run(launch, size, "take losses") }
     }
 
     /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and squares;
@@ -125,11 +133,11 @@ impl Gpu {
             }
             let (mut parameters, gradient) = (parameters.slice_mut(range.clone()), gradient.slice(range.clone()));
             let (mut mean, mut square) = (mean.slice_mut(range.clone()), square.slice_mut(range));
-            let mut launch = self.stream().launch_builder(&self.functions.adamw);
+            let mut launch = self.stream().launch_builder(&self.kernels.adamw);
             launch.arg(&mut parameters).arg(&mut mean).arg(&mut square).arg(&gradient).arg(&count);
             launch.arg(&scale).arg(beta1).arg(beta2).arg(rate).arg(&keep).arg(root).arg(epsilon);
             // SAFETY: the arguments are the kernel's, and the four slices have `count` numbers.
-            unsafe { launch.launch(for_each(count as usize)) }.map_err(self.failed("step"))?;
+            unsafe { self.run(launch, for_each(count as usize), "step") }?;
         }
         Ok(())
     }
@@ -208,8 +216,13 @@ pub(super) fn whole(count: usize) -> i32 {
     count as i32
 }
 
+/// A grid of blocks of so many threads.
+pub(super) fn grid(grid_dim: (u32, u32, u32), threads: usize) -> LaunchConfig {
+    LaunchConfig { grid_dim, block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 }
+}
+
 /// A thread for each of `count`.
 pub(super) fn for_each(count: usize) -> LaunchConfig {
     let blocks = count.div_ceil(THREADS).max(1) as u32;
-    LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
+    grid((blocks, 1, 1), THREADS)
 }

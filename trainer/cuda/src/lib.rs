@@ -38,13 +38,13 @@ pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use error::CudaError;
-pub use gpu::{Buffer, Gpu, Mark};
+pub use gpu::{Buffer, Gpu, Mark, Precision};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
 pub use launch::{AdamwStep, Labelled, Labels};
 pub use nccl_stream::{NcclStream, all_reduce, ordered_sum};
-pub use product::{After, Matrix, Precision};
-pub use rows::{Chunks, Norm, Occurrences, Stream};
+pub use product::{After, Matrix};
+pub use rows::{Chunks, Norm, Occurrences, Residual};
 pub use state::{GpuState, HostCopy};
 pub use surroundings::Surroundings;
 

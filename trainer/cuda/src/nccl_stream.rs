@@ -14,7 +14,7 @@ use cudarc::driver::{
 use elastic_collective::{CollectiveError, Group};
 
 use super::CudaError;
-use super::gpu::{self, Gpu};
+use super::gpu::Gpu;
 use super::launch::for_each;
 use crate::nccl::{Added, Communicator, Device, Span};
 
@@ -34,12 +34,12 @@ impl NcclStream {
         let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let mark = context.new_event(None).map_err(&failed)?;
-        Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.functions.add.clone() })
+        Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.kernels.add.clone() })
     }
 
     fn failed(&self, doing: &'static str) -> impl Fn(DriverError) -> String + use<> {
         let number = self.gpu;
-        move |error| gpu::failed(number, doing, error).to_string()
+        move |error| CudaError::failed(number, doing, error).to_string()
     }
 
     fn add_to(&self, sum: Span, more: Span) -> Result<(), String> {

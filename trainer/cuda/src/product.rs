@@ -1,18 +1,14 @@
 //! Products of matrices.
 #![allow(unsafe_code)]
 
-use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
-use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as PROCESSORS;
-use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, LaunchConfig, PushKernelArg};
-use tracing::warn;
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, PushKernelArg};
 
-use super::cublaslt::{CublasLt, Lines};
-use super::gpu::{Buffer, Gpu};
-use super::launch::{THREADS, whole};
-use super::libraries::Driver;
-use super::{CudaError, Surroundings};
+use super::CudaError;
+use super::cublaslt::Lines;
+use super::gpu::{Buffer, Gpu, Precision};
+use super::launch::{THREADS, grid, whole};
 
 /// Rows and columns of a product that a block computes: as in `product.cu`.
 const TILE: usize = 64;
@@ -20,72 +16,6 @@ const TILE: usize = 64;
 const MOST_ROWS: usize = 65_535 * TILE;
 /// Rows of bf16 begin at multiples of so many numbers, which are 16 bytes: what tensor cores are fed by.
 const BF16_STRIDE: usize = 8;
-
-/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
-/// either.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// Of `f32`.
-    #[default]
-    F32,
-    /// Of numbers rounded to bf16, summed in `f32`.
-    Bf16,
-}
-
-/// How a GPU multiplies.
-#[derive(Debug, Default)]
-pub(super) struct Products {
-    /// What is multiplied.
-    pub(super) precision: Precision,
-    /// Who does it, if it is not the trainer's own kernel.
-    library: Option<CublasLt>,
-    /// The GPU's processors, on which the library's choice depends.
-    processors: i32,
-    /// Operands that were rounded for the library.
-    rounded: Mutex<[Buffer<u16>; 2]>,
-}
-
-impl Products {
-    /// By cuBLASLt where that is there, in f32.
-    pub(super) fn find(surroundings: &Surroundings, driver: &Driver, gpu: &Gpu) -> Result<Products, CudaError> {
-        let processors = gpu.stream().context().attribute(PROCESSORS).map_err(gpu.failed("tell its kind"))?;
-        let library = match CublasLt::load(surroundings, driver, gpu) {
-            Ok(library) => Some(library),
-            Err(error @ CudaError::OutOfMemory { .. }) => return Err(error),
-            Err(why) => {
-                warn!("products are computed by the trainer's own kernel, which is slower: {why}");
-                None
-            }
-        };
-        Ok(Products { library, processors, ..Products::default() })
-    }
-
-    pub(super) fn of(self, precision: Precision) -> Products {
-        Products { precision, ..self }
-    }
-
-    pub(super) fn without_library(self) -> Products {
-        Products { library: None, ..self }
-    }
-
-    /// What their bits depend on, besides the kind of GPU and the compiler of kernels.
-    pub(super) fn kind(&self) -> String {
-        match &self.library {
-            Some(library) => format!("cuBLASLt {} on {} processors", library.version(), self.processors),
-            None => "own products".to_owned(),
-        }
-    }
-}
-
-/// For people.
-impl fmt::Display for Products {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.library {
-            Some(library) => write!(out, "cuBLASLt {} ({})", library.version(), library.path().display()),
-            None => out.write_str("own products"),
-        }
-    }
-}
 
 /// A matrix on the GPU, as it lies there or transposed.
 #[derive(Debug)]
@@ -173,15 +103,13 @@ impl Gpu {
         }
         let rounds = i32::from(self.precision() == Precision::Bf16);
         let size = (whole(rows), whole(columns), whole(inner));
-        let mut launch = self.stream().launch_builder(&self.functions.product);
+        let mut launch = self.stream().launch_builder(&self.kernels.product);
         launch.arg(out).arg(&left.data).arg(&left.strides.0).arg(&left.strides.1);
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
         launch.arg(more).arg(&size.0).arg(&size.1).arg(&size.2).arg(&number).arg(&rounds);
         let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
         // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found in the slices.
-        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
-            .map_err(self.failed("multiply"))?;
-        Ok(())
+        unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }
     }
     /// Replaces `out` by `left · right`, if there is a library that does it.
     fn by_library(
@@ -190,14 +118,14 @@ impl Gpu {
         left: &Matrix<'_>,
         right: &Matrix<'_>,
     ) -> Result<bool, CudaError> {
-        let Some(library) = &self.products.library else { return Ok(false) };
+        let Some(library) = &self.cublaslt else { return Ok(false) };
         let (lines, length) = (left.rows, right.columns);
         let address = out.device_ptr_mut(self.stream()).0;
         let out = Lines { address, lines, length, stride: length, transposed: false };
         let [mut left_lines, mut right_lines] = [left, right].map(|matrix| matrix.lines(self));
         let bf16 = self.precision() == Precision::Bf16;
         if bf16 {
-            let mut rooms = self.products.rounded.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut rooms = self.rounded.lock().unwrap_or_else(PoisonError::into_inner);
             let [left_room, right_room] = &mut *rooms;
             left_lines = self.round(left, left_lines, left_room)?;
             right_lines = self.round(right, right_lines, right_room)?;
@@ -205,7 +133,7 @@ impl Gpu {
         self.stream().context().bind_to_thread().map_err(self.failed("multiply"))?;
         // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the caller has found
         // that their shapes fit.
-        unsafe { library.product(self, bf16, [left_lines, right_lines, out]) }
+        unsafe { library.product(bf16, [left_lines, right_lines, out]) }
     }
 
     /// Rounds a matrix, which lies in `lines`, to bf16.
@@ -214,11 +142,10 @@ impl Gpu {
         let mut rounded = room.fit(self, lines.lines * stride)?;
         let (columns, from_stride, to_stride) = (whole(lines.length), lines.stride as i64, stride as i64);
         let grid_dim = (whole(lines.lines) as u32, 1, 1);
-        let mut launch = self.stream().launch_builder(&self.functions.round_to_bf16);
+        let mut launch = self.stream().launch_builder(&self.kernels.round_to_bf16);
         launch.arg(&mut rounded).arg(&matrix.data).arg(&columns).arg(&from_stride).arg(&to_stride);
         // SAFETY: the arguments are the kernel's; the matrix has these lines, and there is room for them.
-        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
-            .map_err(self.failed("round to bf16"))?;
+        unsafe { self.run(launch, grid(grid_dim, THREADS), "round to bf16") }?;
         Ok(Lines { address: rounded.device_ptr_mut(self.stream()).0, stride, ..lines })
     }
 
@@ -231,11 +158,9 @@ impl Gpu {
         number: i32,
     ) -> Result<(), CudaError> {
         let (grid_dim, columns) = ((whole(out.len() / columns) as u32, 1, 1), whole(columns));
-        let mut launch = self.stream().launch_builder(&self.functions.follow);
+        let mut launch = self.stream().launch_builder(&self.kernels.follow);
         launch.arg(out).arg(more).arg(&columns).arg(&number);
         // SAFETY: the arguments are the kernel's, and `product` has found that there is a number for each column or place.
-        unsafe { launch.launch(LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }) }
-            .map_err(self.failed("follow a product"))?;
-        Ok(())
+        unsafe { self.run(launch, grid(grid_dim, THREADS), "follow a product") }
     }
 }

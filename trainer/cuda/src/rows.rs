@@ -5,7 +5,7 @@ use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::CudaError;
 use super::gpu::{Buffer, Gpu};
-use super::launch::{Labelled, whole};
+use super::launch::{Labelled, grid, whole};
 
 /// Threads of a block, and its rows where a warp has one: as in `rows.cu`.
 const THREADS: usize = 128;
@@ -28,7 +28,7 @@ pub struct Norm<'a> {
 
 /// A residual stream.
 #[derive(Debug)]
-pub struct Stream<'a> {
+pub struct Residual<'a> {
     /// Its rows.
     pub rows: CudaViewMut<'a, f32>,
     /// What is first added to them, of their length.
@@ -77,15 +77,15 @@ impl Gpu {
     pub fn layer_norm(
         &self,
         norm: &Norm<'_>,
-        stream: Stream<'_>,
+        stream: Residual<'_>,
         out: &mut CudaViewMut<'_, f32>,
         stats: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
-        let Stream { rows: mut inputs, more } = stream;
+        let Residual { rows: mut inputs, more } = stream;
         let (rows, width) = shape(inputs.len(), norm.weight.len());
         assert_eq!((norm.bias.len(), out.len(), stats.len()), (norm.weight.len(), inputs.len(), 2 * rows as usize));
         let (adds, count) = (i32::from(more.is_some()), inputs.len());
-        let mut launch = self.stream().launch_builder(&self.functions.layer_norm);
+        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm);
         launch.arg(out).arg(stats).arg(&mut inputs);
         match &more {
             Some(more) => {
@@ -97,8 +97,7 @@ impl Gpu {
         };
         launch.arg(&norm.weight).arg(&norm.bias).arg(&rows).arg(&width).arg(&adds);
         // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
-        unsafe { launch.launch(warps(rows)) }.map_err(self.failed("norm"))?;
-        Ok(())
+        unsafe { self.run(launch, warps(rows), "norm") }
     }
 
     /// Writes, or if it `adds` adds, into `slope_in` the derivative of [`Gpu::layer_norm`] by its stream, from
@@ -117,11 +116,10 @@ impl Gpu {
         let (rows, width) = shape(inputs.len(), weight.len());
         assert_eq!((slope_out.len(), slope_in.len(), stats.len()), (inputs.len(), inputs.len(), 2 * rows as usize));
         let adds = i32::from(adds);
-        let mut launch = self.stream().launch_builder(&self.functions.layer_norm_slope);
+        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm_slope);
         launch.arg(slope_in).arg(inputs).arg(weight).arg(stats).arg(slope_out).arg(&rows).arg(&width).arg(&adds);
         // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
-        unsafe { launch.launch(warps(rows)) }.map_err(self.failed("go back through a norm"))?;
-        Ok(())
+        unsafe { self.run(launch, warps(rows), "go back through a norm") }
     }
 
     /// Writes the derivatives of [`Gpu::layer_norm`] by its weight and by its bias.
@@ -139,10 +137,10 @@ impl Gpu {
         assert_eq!((slope_out.len(), stats.len(), bias.len()), (inputs.len(), 2 * rows as usize, weight.len()));
         let mut weights = room.weights.fit(self, chunks * weight.len())?;
         let mut biases = room.biases.fit(self, chunks * weight.len())?;
-        let mut launch = self.stream().launch_builder(&self.functions.layer_norm_chunks);
+        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm_chunks);
         launch.arg(&mut weights).arg(&mut biases).arg(inputs).arg(stats).arg(slope_out).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
-        unsafe { launch.launch(size) }.map_err(self.failed("go back through a norm"))?;
+        unsafe { self.run(launch, size, "go back through a norm") }?;
         self.sum_rows(weight, &weights.as_view())?;
         self.sum_rows(bias, &biases.as_view())
     }
@@ -160,10 +158,10 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let ((rows, columns), size, chunks) = chunks(numbers.len(), sum.len());
         let mut sums = room.weights.fit(self, chunks * sum.len())?;
-        let mut launch = self.stream().launch_builder(&self.functions.sum_chunks);
+        let mut launch = self.stream().launch_builder(&self.kernels.sum_chunks);
         launch.arg(&mut sums).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
-        unsafe { launch.launch(size) }.map_err(self.failed("sum rows"))?;
+        unsafe { self.run(launch, size, "sum rows") }?;
         self.sum_rows(sum, &sums.as_view())
     }
 
@@ -174,11 +172,10 @@ impl Gpu {
     pub fn gelu(&self, inputs: &CudaView<'_, f32>, out: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(inputs.len(), out.len(), "as many outputs as inputs");
         let count = inputs.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.functions.gelu);
+        let mut launch = self.stream().launch_builder(&self.kernels.gelu);
         launch.arg(out).arg(inputs).arg(&count);
         // SAFETY: the arguments are the kernel's, and both have `count` numbers.
-        unsafe { launch.launch(fours(count as usize)) }.map_err(self.failed("activate"))?;
-        Ok(())
+        unsafe { self.run(launch, fours(count as usize), "activate") }
     }
 
     /// Turns `slope`, the derivative by GELU's outputs, into that by its `inputs`.
@@ -188,11 +185,10 @@ impl Gpu {
     pub fn gelu_slope(&self, inputs: &CudaView<'_, f32>, slope: &mut CudaViewMut<'_, f32>) -> Result<(), CudaError> {
         assert_eq!(inputs.len(), slope.len(), "a derivative for each input");
         let count = inputs.len() as i64;
-        let mut launch = self.stream().launch_builder(&self.functions.gelu_slope);
+        let mut launch = self.stream().launch_builder(&self.kernels.gelu_slope);
         launch.arg(slope).arg(inputs).arg(&count);
         // SAFETY: the arguments are the kernel's, and both have `count` numbers.
-        unsafe { launch.launch(fours(count as usize)) }.map_err(self.failed("go back through an activation"))?;
-        Ok(())
+        unsafe { self.run(launch, fours(count as usize), "go back through an activation") }
     }
 
     /// Writes a row for each of `numbers`: that row of `tokens`, and the row of `positions` for its place among its
@@ -213,11 +209,10 @@ impl Gpu {
         assert_eq!(tokens.len(), numbers.classes * width, "a row for each token");
         assert!(time > 0 && positions.len() >= time * width, "a row for each position");
         let (time, columns) = (whole(time), whole(width));
-        let mut launch = self.stream().launch_builder(&self.functions.embed);
+        let mut launch = self.stream().launch_builder(&self.kernels.embed);
         launch.arg(out).arg(tokens).arg(positions).arg(&numbers.numbers).arg(&time).arg(&columns);
         // SAFETY: the arguments are the kernel's, and `Labels` are below the number of rows.
-        unsafe { launch.launch(each(rows)) }.map_err(self.failed("embed"))?;
-        Ok(())
+        unsafe { self.run(launch, each(rows), "embed") }
     }
 
     /// Adds to the rows of `gradient` the rows of `slopes` at which their token stands. `numbers` are the tokens, whose
@@ -238,11 +233,10 @@ impl Gpu {
         assert_eq!(gradient.len(), numbers.classes * (slopes.len() / rows), "a row for each of the vocabulary");
         let width = whole(slopes.len() / rows);
         let [order, ends] = occurrences.on_gpu.each_ref().map(Buffer::view);
-        let mut launch = self.stream().launch_builder(&self.functions.embed_slope);
+        let mut launch = self.stream().launch_builder(&self.kernels.embed_slope);
         launch.arg(gradient).arg(slopes).arg(&numbers.numbers).arg(&order).arg(&ends).arg(&width);
         // SAFETY: the arguments are the kernel's; places are those of rows, and `Labels` are below the number of rows.
-        unsafe { launch.launch(each(rows)) }.map_err(self.failed("go back through an embedding"))?;
-        Ok(())
+        unsafe { self.run(launch, each(rows), "go back through an embedding") }
     }
 }
 
@@ -258,7 +252,7 @@ fn chunks(count: usize, width: usize) -> ((i32, i32), LaunchConfig, usize) {
     let chunks = (rows as usize).div_ceil(CHUNK);
     assert!(chunks <= MOST_CHUNKS, "{rows} rows to sum");
     let grid_dim = (width.div_ceil(ACROSS) as u32, chunks as u32, 1);
-    let size = LaunchConfig { grid_dim, block_dim: (SUM_THREADS as u32, 1, 1), shared_mem_bytes: 0 };
+    let size = grid(grid_dim, SUM_THREADS);
     ((rows, columns), size, chunks)
 }
 
@@ -274,5 +268,5 @@ fn fours(count: usize) -> LaunchConfig {
 
 /// A block for each of `count`.
 fn each(count: usize) -> LaunchConfig {
-    LaunchConfig { grid_dim: (whole(count) as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
+    grid((whole(count) as u32, 1, 1), THREADS)
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, result};
 
-use super::{CudaError, Gpu, HostMemory, gpu};
+use super::{CudaError, Gpu, HostMemory};
 
 /// Parameters, means and squares, in buffers of their own.
 ///
@@ -56,7 +56,7 @@ impl HostCopy {
     /// The numbers, once they are there: parameters, means, squares.
     pub fn numbers(&self) -> Result<&[f32], CudaError> {
         let Copy { gpu, memory, made } = &*self.0;
-        made.synchronize().map_err(|error| gpu::failed(*gpu, "copy the state", error))?;
+        made.synchronize().map_err(|error| CudaError::failed(*gpu, "copy the state", error))?;
         Ok(memory)
     }
 }

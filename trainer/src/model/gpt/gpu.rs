@@ -7,7 +7,7 @@
 
 use elastic_cuda::{
     After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm,
-    Occurrences, Stream,
+    Occurrences, Residual,
 };
 
 use super::{Affine, Block, Gpt, Places, Tokens};
@@ -182,7 +182,7 @@ impl Here<'_> {
         stats: &mut Buffer<f32>,
     ) -> Result<(), CudaError> {
         let (weight, bias) = (self.parameters.slice(norm.weight.clone()), self.parameters.slice(norm.bias.clone()));
-        let stream = Stream { rows: stream.view_mut(), more: more.map(Buffer::view) };
+        let stream = Residual { rows: stream.view_mut(), more: more.map(Buffer::view) };
         let mut stats = stats.fit(self.gpu, 2 * self.rows)?;
         self.gpu.layer_norm(&Norm { weight, bias }, stream, &mut out.fit(self.gpu, self.rows * self.width)?, &mut stats)
     }

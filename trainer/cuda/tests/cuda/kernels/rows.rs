@@ -1,6 +1,6 @@
 //! Layer norm, GELU, embeddings and sums over many rows beside their definitions in f64.
 
-use elastic_cuda::{Buffer, Chunks, Gpu, Labels, Norm, Occurrences, Stream};
+use elastic_cuda::{Buffer, Chunks, Gpu, Labels, Norm, Occurrences, Residual};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
@@ -65,7 +65,7 @@ impl Given {
         let norm = Norm { weight: weight.view().slice(off..), bias: bias.view().slice(off..) };
         let (mut stream, more) = (on(gpu, &self.stream), on(gpu, &self.more));
         let (mut out, mut stats) = (blank(gpu, self.stream.len()), blank(gpu, 2 * self.rows));
-        let given = Stream { rows: stream.view_mut(), more: Some(more.view()) };
+        let given = Residual { rows: stream.view_mut(), more: Some(more.view()) };
         gpu.layer_norm(&norm, given, &mut out.view_mut(), &mut stats.view_mut()).unwrap();
         [back(gpu, &out), back(gpu, &stats), back(gpu, &stream)]
     }
@@ -97,7 +97,7 @@ fn layer_norms_match_the_definition() {
         let (weight, bias, mut rows) = (on(&gpu, &plain.weight), on(&gpu, &plain.bias), on(&gpu, &stream));
         let (mut again, mut stats) = (blank(&gpu, stream.len()), blank(&gpu, 2 * plain.rows));
         let norm = Norm { weight: weight.view(), bias: bias.view() };
-        let stream = Stream { rows: rows.view_mut(), more: None };
+        let stream = Residual { rows: rows.view_mut(), more: None };
         gpu.layer_norm(&norm, stream, &mut again.view_mut(), &mut stats.view_mut()).unwrap();
         assert_eq!(back(&gpu, &again), out, "{shape:?}, already added");
     }
