@@ -1,4 +1,4 @@
-//! Attention's kernels as functions: shapes are checked here.
+//! The kernels of `attention.cu` as functions, which check shapes.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
@@ -7,10 +7,10 @@ use super::CudaError;
 use super::gpu::{AttentionKernels, Gpu};
 use super::launch::{grid, whole};
 
-/// The widest heads that there are kernels for, and the rows that a block of them has: as in `attention.cu`. A narrower
-/// head takes the first that it fits in, and as much time.
+/// For each set of kernels of `attention.cu`: the widest heads that it takes, and the rows of a block. A narrower head
+/// uses the first set that it fits in, and takes as much time as the widest.
 const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
-/// Threads of a block: as there.
+/// Threads of a block, as in `attention.cu`.
 const THREADS: usize = 128;
 /// The most that a grid may have in its second dimension.
 const MOST_TILES: usize = 65_535;
@@ -28,12 +28,12 @@ pub struct Attention {
     pub columns: usize,
 }
 
-/// What attention has made of its inputs, which its way back needs.
+/// The inputs and results of attention, which the backward pass needs.
 #[derive(Debug)]
 pub struct Attended<'a> {
-    /// Its inputs: in each row the queries of all heads, then their keys, then their values.
+    /// The inputs: in each row the queries of all heads, then their keys, then their values.
     pub triples: CudaView<'a, f32>,
-    /// What the heads see: in each row that of all heads.
+    /// The outputs: in each row those of all heads.
     pub outputs: CudaView<'a, f32>,
     /// A number for each head and row: the logarithm to base 2 of what the softmax divides by.
     pub logs: CudaView<'a, f32>,
@@ -48,12 +48,12 @@ impl Attention {
         })
     }
 
-    /// Numbers in rows of all heads; there are three times as many in triples.
+    /// How many outputs there are. The triples are three times as many numbers.
     pub fn outputs(self) -> usize {
         self.sequences * self.time * self.heads * self.columns
     }
 
-    /// Logarithms.
+    /// How many logarithms there are.
     pub fn logs(self) -> usize {
         self.sequences * self.heads * self.time
     }
@@ -78,8 +78,8 @@ impl Attention {
 }
 
 impl Gpu {
-    /// Writes what the heads see of `triples`, and the logarithms that the way back needs: both as in [`Attended`]. A
-    /// row's bits depend on that row and those before it alone.
+    /// Writes the outputs for `triples`, and the logarithms that the backward pass needs: both as in [`Attended`]. A
+    /// row's bits depend only on that row and the rows before it.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.
@@ -98,8 +98,8 @@ impl Gpu {
         unsafe { self.run(launch, size, "attend") }
     }
 
-    /// Writes the derivative by the triples into `slope`, from `output_slope`, that by the outputs. `means` is room for
-    /// as many numbers as there are logarithms.
+    /// Writes the derivative by the triples into `slope`, from `output_slope`, the derivative by the outputs. `means`
+    /// is room for as many numbers as there are logarithms.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.

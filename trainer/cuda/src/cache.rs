@@ -4,11 +4,11 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A folder of entries. An entry holds its whole key, so that no two can be taken for each other.
+/// A folder of entries. An entry holds its whole key, so that none is taken for another whose name is the same.
 #[derive(Debug)]
 pub(super) struct Cache(Option<PathBuf>);
 
-/// An entry cannot be written.
+/// Why an entry cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("compiled kernels cannot be kept in {}: {cause}", folder.display())]
 pub(super) struct CacheError {
@@ -17,12 +17,12 @@ pub(super) struct CacheError {
 }
 
 impl Cache {
-    /// A cache in this folder, which is made when it is needed. Without a folder nothing is kept.
+    /// A cache in this folder, which is created when the first entry is written. Without a folder nothing is kept.
     pub(super) fn new(folder: Option<PathBuf>) -> Cache {
         Cache(folder)
     }
 
-    /// What was put under this key.
+    /// The value that was put under this key.
     pub(super) fn get(&self, key: &str) -> Option<Vec<u8>> {
         let entry = fs::read(place(self.0.as_deref()?, key)).ok()?;
         let (checksum, rest) = entry.split_first_chunk::<4>()?;
@@ -30,7 +30,7 @@ impl Cache {
         (crc32c::crc32c(rest) == u32::from_le_bytes(*checksum)).then(|| value.to_vec())
     }
 
-    /// Keeps a value. Whoever reads meanwhile sees all of it or nothing.
+    /// Keeps a value. A reader sees all of it or nothing.
     pub(super) fn put(&self, key: &str, value: &[u8]) -> Result<(), CacheError> {
         let Some(folder) = &self.0 else { return Ok(()) };
         let rest = [key.as_bytes(), b"\0", value].concat();

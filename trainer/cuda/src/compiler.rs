@@ -1,7 +1,7 @@
-//! NVRTC: CUDA C++ to code for one kind of GPU.
+//! NVRTC, which compiles CUDA C++ for one kind of GPU.
 //!
-//! It is called without `cudarc`, which would take whatever the loader finds as `libnvrtc.so`: on machines with a CUDA
-//! toolkit that is often another version than the one that was chosen.
+//! It is called without `cudarc`, which would take whatever the loader finds as `libnvrtc.so`. On machines with a CUDA
+//! toolkit that is often another version than the one chosen here.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -24,11 +24,11 @@ type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 /// A file of kernels, compiled.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// Where from.
+    /// The file.
     pub source: Source,
     /// Code for one kind of GPU: a cubin.
     pub code: Vec<u8>,
-    /// What the compiler has said of it; nothing where it was kept.
+    /// The compiler's warnings; none if the code comes from the cache.
     pub warnings: String,
 }
 
@@ -47,29 +47,30 @@ pub struct Compiler {
     cache: Cache,
 }
 
-/// Opens the part of NVRTC that it opens itself, by name, when it first compiles. Some of NVIDIA's packages let it look
-/// in the loader's folders alone and not in its own; what is loaded already is found by its name.
+/// Loads NVRTC's built-ins, which NVRTC itself opens by name when it first compiles. In some of NVIDIA's packages it
+/// looks for them only in the loader's folders, and not in its own. A library that is loaded already is found by its
+/// name.
 fn open_built_ins(nvrtc: &Path, (major, minor): (c_int, c_int)) -> Result<(), CudaError> {
     let path = nvrtc.with_file_name(format!("libnvrtc-builtins.so.{major}.{minor}"));
-    // The loader's own NVRTC has a bare name; static builds have no such part.
+    // An NVRTC that the loader found has a bare name. Static builds have no such library.
     if nvrtc.components().count() == 1 || !path.exists() {
         return Ok(());
     }
     // SAFETY: it holds data and functions for NVRTC, and does nothing when it is loaded.
     let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
     let library = library.map_err(|cause| CudaError::Unloadable { path, cause: cause.to_string() })?;
-    // As NVRTC itself, it is never unloaded.
+    // Like NVRTC itself, it is never unloaded.
     std::mem::forget(library);
     Ok(())
 }
 
 impl Compiler {
-    /// The newest that is there.
+    /// The newest NVRTC on this machine.
     pub fn find(surroundings: &Surroundings) -> Result<Compiler, CudaError> {
         Compiler::load(surroundings, None)
     }
 
-    /// The newest whose code the driver can load.
+    /// The newest NVRTC whose code the driver can load.
     pub(super) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, CudaError> {
         let (library, path) = libraries::newest(&libraries::COMPILER, surroundings, driver)?;
         fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
@@ -103,17 +104,17 @@ impl Compiler {
         Ok(compiler)
     }
 
-    /// As in `13.0`.
+    /// Its version, such as `13.0`.
     pub fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// Where it lies.
+    /// Its file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All kernels for a kind of GPU such as `sm_90`, from the cache where they are there.
+    /// All kernels for a kind of GPU such as `sm_90`, from the cache if it has them.
     pub fn kernels(&self, arch: &str) -> Result<Vec<Compiled>, CudaError> {
         let compiled = SOURCES.map(|source| {
             let Source { file, text, .. } = source;
@@ -135,7 +136,7 @@ impl Compiler {
         compiled.into_iter().collect()
     }
 
-    /// The code and what the compiler says, or that alone.
+    /// The code and the compiler's log; if it cannot be compiled, the log alone.
     fn run(&self, file: &str, source: &str, options: &[String]) -> Result<(Vec<u8>, String), String> {
         let text = |text: &str| CString::new(text).map_err(|error| error.to_string());
         let (file, source) = (text(file)?, text(source)?);

@@ -1,4 +1,4 @@
-//! Why a GPU cannot be used, in words for whoever asked for it.
+//! Why a GPU cannot be used, in words for the user who asked for it.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub enum CudaError {
     Missing {
         /// Its name.
         name: &'static str,
-        /// What brings it.
+        /// What installs it.
         remedy: &'static str,
     },
     /// A library is there, but cannot be loaded.
@@ -27,7 +27,7 @@ pub enum CudaError {
         /// Why.
         cause: String,
     },
-    /// A library is older than its users.
+    /// A library is too old: it has not all functions that are called.
     #[error("{} has no {symbol}: it is too old, or is not what its name says; {remedy}", path.display())]
     Lacks {
         /// Where it lies.
@@ -50,7 +50,7 @@ pub enum CudaError {
         /// As the driver tells it.
         version: i32,
     },
-    /// A library makes what the driver cannot load.
+    /// A library is of a newer CUDA than the driver.
     #[error(
         "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install {package}{driver}",
         path.display()
@@ -60,16 +60,16 @@ pub enum CudaError {
         path: PathBuf,
         /// The driver's CUDA: its first number.
         driver: i32,
-        /// The Python package that has it, but for that number.
+        /// The Python package that has the right one, without the number at its end.
         package: &'static str,
     },
     /// There is no GPU.
     #[error("the NVIDIA driver shows no GPU: {cause}; nvidia-smi lists them, CUDA_VISIBLE_DEVICES hides them")]
     NoGpu {
-        /// What it says.
+        /// What the driver says.
         cause: String,
     },
-    /// There are fewer GPUs.
+    /// There is no GPU of this number.
     #[error(
         "there is no GPU {wanted}, but {count}, counted from 0; give this worker another with --device cuda:N, or start \
         fewer workers on this node"
@@ -80,7 +80,7 @@ pub enum CudaError {
         /// How many there are.
         count: usize,
     },
-    /// A kernel is not accepted.
+    /// A kernel does not compile.
     #[error("NVRTC cannot compile {source_file} for {arch}: {log}")]
     Compile {
         /// The kernel's file.
@@ -90,7 +90,7 @@ pub enum CudaError {
         /// What the compiler says.
         log: String,
     },
-    /// There is no room for a buffer.
+    /// There is not enough memory for a buffer.
     #[error(
         "GPU {gpu} has no room for {bytes} bytes more; lower --micro-batch, or end what else is on it (nvidia-smi lists it)"
     )]
@@ -100,12 +100,12 @@ pub enum CudaError {
         /// What was asked for.
         bytes: usize,
     },
-    /// The driver says no.
+    /// The driver, or cuBLASLt, reports an error.
     #[error("GPU {gpu} failed to {doing}: {cause}")]
     Failed {
         /// Its number.
         gpu: usize,
-        /// What it was to do; that an earlier kernel went wrong is told later.
+        /// What the GPU was to do. The error may be that of a kernel launched before.
         doing: &'static str,
         /// What the driver says.
         cause: String,
@@ -130,7 +130,7 @@ impl CudaError {
         }
     }
 
-    /// Whether there is a GPU, which then lies idle: not where there is simply none.
+    /// Whether the machine seems to have a GPU, which cannot be used and stays idle.
     pub fn is_of_a_gpu(&self) -> bool {
         !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: DRIVER, .. })
     }

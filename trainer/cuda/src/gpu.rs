@@ -194,8 +194,8 @@ impl Gpu {
         self.number
     }
 
-    /// What the bits of its results depend on: the kind of GPU, the compiler of the kernels, and what computes products.
-    /// GPUs of equal kinds give the same bits.
+    /// What the bits of its results depend on: the kind of GPU, the compiler of the kernels, and what computes
+    /// products. GPUs of equal kinds give the same bits.
     pub fn kind(&self) -> String {
         match &self.cublaslt {
             Some(library) => {
@@ -229,8 +229,8 @@ impl Gpu {
         self.stream.memset_zeros(buffer).map_err(self.failed("clear memory"))
     }
 
-    /// Copies numbers to the GPU. `from` may change as soon as this returns; if it is [`HostMemory`](super::HostMemory),
-    /// only once the GPU has made the copy.
+    /// Copies numbers to the GPU. `from` may change as soon as this returns; if it is
+    /// [`HostMemory`](super::HostMemory), only once the GPU has made the copy.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -298,8 +298,8 @@ impl Gpu {
         self.capturing.store(now, Relaxed);
     }
 
-    /// Fails while launches go into a graph: a captured copy would read the host's memory at each replay, and a captured
-    /// allocation would belong to the graph.
+    /// Fails while launches go into a graph: a captured copy would read the host's memory at each replay, and a
+    /// captured allocation would belong to the graph.
     pub(super) fn outside_of_a_graph(&self, doing: &'static str) -> Result<(), CudaError> {
         match self.capturing.load(Relaxed) {
             true => Err(self.failed(doing)(DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED))),

@@ -1,5 +1,5 @@
-//! Launches that are asked for once and replayed as CUDA graphs, since a step of small kernels takes longer to ask for
-//! than to compute.
+//! Launches that are captured once and replayed as CUDA graphs, since to launch a step of small kernels one by one
+//! takes longer than to compute it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,42 +9,43 @@ use tracing::warn;
 
 use super::{CudaError, Done, Gpu};
 
-/// The most results whose graphs are kept: shapes of batches times buffers. With more than that all begin anew.
+/// How many graphs are kept at most: one for each shape of a batch and each buffer. When there are more, all are
+/// dropped.
 const MOST: usize = 64;
 
-/// Graphs of one kind of work, for each shape and each buffer that it writes its result to.
+/// Graphs of one kind of work, one for each shape and each buffer that the result is written to.
 ///
-/// A graph holds addresses. So all are dropped when the GPU gives memory, since a buffer may have moved.
+/// A graph holds addresses. So all graphs are dropped when the GPU allocates memory, since a buffer may have moved.
 #[derive(Default)]
 pub struct Graphs {
     captured: HashMap<Key, Vec<Part>>,
-    /// Has run without a graph since memory was last given, and so has all that it needs.
+    /// What has run without a graph since the last allocation, and so has all the memory that it needs.
     warm: HashSet<Key>,
     /// [`Gpu::allocations`] when the above began.
     allocations: u64,
-    /// The driver cannot do it.
+    /// Whether the driver cannot capture.
     off: bool,
 }
 
-/// The shape of a batch, where the result goes, and whether somebody is told how much of it is final.
+/// The shape of a batch, the address of the result, and whether the caller wants to know how much of it is final.
 type Key = (u64, u64, bool);
 
-/// Launches up to where somebody is told.
+/// The launches up to a call of `done`, or up to the end.
 struct Part {
     graph: CudaGraph,
-    /// The result is final from here to its end; nobody is told behind the last part.
+    /// The result is then final from here to its end. None for the last part, after which `done` is not called.
     done: Option<usize>,
 }
 
 impl Graphs {
-    /// Has the GPU do what `launches` asks for, with a `result`. At first that is called; once it needs no more memory,
-    /// what it asks for is captured, and then replayed without it. It must ask for the same each time that it is called
-    /// for this `shape` and result.
+    /// Has the GPU do the work of `launches`, which writes `result`. The first time `launches` is called. Once it needs
+    /// no more memory, its launches are captured, and from then on they are replayed without calling it. It must launch
+    /// the same each time that it is called for this `shape` and result.
     ///
-    /// It may tell how much of the result is final. If somebody wants to know, the graph is cut there, and `done` is called
-    /// between its parts; what that asks for is not captured.
+    /// It may tell how much of the result is final. If there is a `done`, the graph is cut there, and `done` is called
+    /// between the parts; what `done` launches is not captured.
     ///
-    /// Where the driver cannot capture, that is said once, and `launches` is called each time.
+    /// If the driver cannot capture, one warning says so, and `launches` is called each time.
     pub fn run(
         &mut self,
         gpu: &Gpu,
@@ -82,7 +83,7 @@ impl Graphs {
 
     fn forget(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
         if !self.captured.is_empty() {
-            // One may be at work.
+            // A graph may be running.
             gpu.stream().synchronize().map_err(gpu.failed("compute"))?;
         }
         self.captured.clear();
@@ -117,7 +118,7 @@ fn capture(
         }
         Ok(())
     });
-    // The capture has to end, whatever was asked for.
+    // The capture has to end, even after an error.
     let last = self::end(gpu);
     asked?;
     parts.push(Part { graph: last?, done: None });
@@ -125,7 +126,7 @@ fn capture(
 }
 
 fn begin(gpu: &Gpu) -> Result<(), CudaError> {
-    // What other threads ask the driver for is no matter of ours.
+    // Calls of other threads are not captured.
     let mode = Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     gpu.stream().begin_capture(mode).map_err(gpu.failed("capture a graph"))?;
     gpu.captures(true);

@@ -1,4 +1,4 @@
-//! Memory of the host that a GPU copies to and from by itself.
+//! Pinned memory of the host, which a GPU copies to and from by itself.
 #![allow(unsafe_code)]
 
 use std::ops::{Deref, DerefMut};
@@ -11,14 +11,14 @@ use tracing::warn;
 
 use super::Gpu;
 
-/// Numbers in pinned memory: the kernel does not move its pages, so that a GPU reaches them without the driver's help, and
-/// the process's threads do other things meanwhile. Where there is none to be had it is memory as any other, and copies
-/// hold up whoever asks for them.
+/// Numbers in pinned memory. The operating system does not move its pages, so a GPU can copy them without the driver's
+/// help while the process's threads do other things. If there is no pinned memory, it is ordinary memory, and a copy
+/// blocks the thread that asks for it.
 #[derive(Debug)]
 pub struct HostMemory {
     start: NonNull<f32>,
     len: usize,
-    /// Whose the numbers are; reached by `start` alone.
+    /// Owns the numbers, which are reached through `start` alone.
     _owner: Owner,
 }
 
@@ -34,7 +34,7 @@ unsafe impl Send for HostMemory {}
 unsafe impl Sync for HostMemory {}
 
 impl Gpu {
-    /// Memory of zeros for so many numbers. It takes long: it is to be kept.
+    /// Memory of zeros for so many numbers. To allocate it takes long, so it should be kept.
     pub fn host_memory(&self, len: usize) -> HostMemory {
         match self.pinned(len) {
             Ok(memory) => memory,
@@ -56,7 +56,7 @@ impl Gpu {
         // SAFETY: it is zeroed below, before anybody reads it. It is not write-combined, since the host reads it.
         let mut memory = unsafe { self.stream().context().alloc_pinned_with_flags::<f32>(len.max(1), 0) }?;
         let start = NonNull::new(memory.as_mut_ptr()?).ok_or(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY))?;
-        // SAFETY: it has room for as many, and zero bytes are a number.
+        // SAFETY: it has room for as many, and zero bytes are the number 0.
         unsafe { start.write_bytes(0, len) };
         Ok(HostMemory { start, len, _owner: Owner::Pinned { _memory: memory } })
     }
@@ -66,7 +66,8 @@ impl Deref for HostMemory {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: the owner has as many numbers there for as long as this lives, and they are reached through this alone.
+        // SAFETY: the owner has as many numbers there for as long as this lives, and they are reached through this
+        // alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }

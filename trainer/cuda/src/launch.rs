@@ -111,8 +111,9 @@ impl Gpu {
         unsafe { self.run(launch, size, "take losses") }
     }
 
-    /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and squares;
-    /// the gradient may go on after them. `tensors` are pieces of them, each with what decay leaves of its parameters.
+    /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and
+    /// squares; the gradient may go on after them. `tensors` are pieces of them, each with what decay leaves of its
+    /// parameters.
     ///
     /// # Panics
     /// When the buffers are shorter than `tensors` describe.

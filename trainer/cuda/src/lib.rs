@@ -1,20 +1,18 @@
-//! NVIDIA GPUs: their libraries, found when the program runs; the kernels of `trainer/cuda/kernels`, compiled for the
-//! GPU at hand; memory and launches.
+//! NVIDIA GPUs: their libraries, which are found when the program runs; the kernels of `trainer/cuda/kernels`, which
+//! are then compiled for the GPU; memory and launches.
 //!
 //! ```text
-//! libraries   the driver, NVRTC and cuBLASLt: loaded, if they will do   surroundings  where they, and NCCL, may lie
-//! compiler    kernels to code for one kind of GPU, by NVRTC          cache   that code on disk
-//! gpu         a GPU with the kernels on it                           launch  each kernel, with its bounds checked;
-//!                                                                    rows, attention  the same for those of a GPT
-//! graph       launches, captured once and replayed                   product  products of matrices
-//! cublaslt    products by NVIDIA's library                           nccl_stream  a second stream, for sums over ranks by NCCL
-//! state       what training changes, and copies of it beside it      host_memory  what copies go to and from
-//! nccl        NCCL between the ranks of a round, and its recovery    error   why a GPU cannot be used
+//! surroundings  where NVIDIA's libraries may lie                     libraries    loads them and checks the driver
+//! compiler      compiles kernels for one kind of GPU, by NVRTC       cache        compiled kernels on disk
+//! cublaslt      products by NVIDIA's library                         error        why a GPU cannot be used
+//! gpu           a GPU with the kernels on it, and its memory         host_memory  pinned memory of the host
+//! launch        launches of kernels, with checked shapes             rows, attention, product  launches for these
+//! graph         launches, captured once and replayed                 state        the training state, and copies of it
+//! nccl          NCCL between the ranks of a round, and its recovery  nccl_stream  a second stream, for NCCL's sums
 //! ```
 //!
-//! Nothing of CUDA is needed to build. All that is computed goes to one stream, in the order in which it is asked for;
-//! whoever reads a result waits for it. No kernel adds in an order that chance could change, so equal work gives equal
-//! bits on GPUs of one kind.
+//! Nothing of CUDA is needed to build. All computation goes to one stream, in the order of the calls; a call that reads
+//! a result waits for it. Every kernel adds in a fixed order, so equal work gives equal bits on GPUs of one kind.
 
 mod attention;
 mod cache;
@@ -101,21 +99,21 @@ pub const SOURCES: [Source; 6] = [
     },
 ];
 
-/// A model's pass on a GPU, in two parts: what crosses from the host, and kernels alone. So the second can be captured
+/// A model's pass on a GPU, in two parts: the copies from the host, and the launches. So the launches can be captured
 /// once and replayed.
 pub trait Pass<B> {
     /// Copies the batch to where [`gradient`](Pass::gradient) reads it, and returns its shape as one number: batches
     /// with equal numbers need the same launches. There is at least one sample.
     fn load(&mut self, gpu: &Gpu, batch: &B) -> Result<u64, CudaError>;
 
-    /// Has the GPU write into `gradient` the derivative of the loaded batch's loss, summed over its samples, and that sum
-    /// into the one more number at its end.
+    /// Has the GPU write into `gradient` the derivative of the loaded batch's loss, summed over its samples. `gradient`
+    /// has one number more than there are parameters: that sum of losses.
     ///
-    /// It launches kernels and nothing else: no copies from or to the host, no waiting, and nothing in the launches that
-    /// depends on the batch's numbers. Memory comes from [`Buffer`]s, which stay where they are while shapes do not grow.
+    /// It only launches kernels: it copies nothing from or to the host, does not wait, and no launch depends on the
+    /// batch's numbers. Memory comes from [`Buffer`]s, which stay where they are while shapes do not grow.
     ///
-    /// It may tell on the way how much of the gradient is final: `done` takes it from some place on to its end, more each
-    /// time, and never all of it. The launches so far write that part, and those to come leave it alone.
+    /// It may say meanwhile how much of the gradient is final: `done` takes the gradient from some place to its end,
+    /// more each time, and never all of it. The launches so far write that part, and later launches leave it alone.
     fn gradient(
         &mut self,
         gpu: &Gpu,
@@ -125,5 +123,5 @@ pub trait Pass<B> {
     ) -> Result<(), CudaError>;
 }
 
-/// Takes the end of a gradient that is final once the launches so far are done.
+/// Takes the part at the end of a gradient that is final once the launches so far are done.
 pub type Done<'a> = dyn FnMut(CudaViewMut<'_, f32>) -> Result<(), CudaError> + 'a;

@@ -1,5 +1,5 @@
-//! The NVIDIA driver, NVRTC and cuBLASLt: found, loaded and looked at before anyone calls into them, since `cudarc`
-//! panics where a library or a function is missing.
+//! Finds and loads the NVIDIA driver, NVRTC and cuBLASLt. The driver is checked before anything calls `cudarc`, which
+//! panics if the library or a function is missing.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
@@ -11,16 +11,17 @@ use libloading::os::unix::Library;
 use super::CudaError;
 use crate::surroundings::Surroundings;
 
-/// The driver.
+/// The driver's library.
 pub(super) const DRIVER: &str = "libcuda.so.1";
 const DRIVER_REMEDY: &str = "install the NVIDIA driver";
-/// A library that each CUDA has its own of.
+
+/// A library of which each version of CUDA has its own.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// With the first number of their CUDA, newest first.
+    /// The names of its files and the first numbers of their CUDA, newest first.
     names: [(&'static str, c_int); 2],
     remedy: &'static str,
-    /// The Python package of an earlier CUDA, but for its number.
+    /// The Python package of an earlier CUDA, without the number at its end.
     package: &'static str,
 }
 
@@ -36,10 +37,10 @@ pub(super) const PRODUCTS: Family = Family {
     remedy: "pip install nvidia-cublas",
     package: "nvidia-cublas-cu",
 };
-/// The oldest driver that will do, in CUDA's way of counting.
+/// The oldest driver that will do, as CUDA counts: 12000 is 12.0.
 const OLDEST: c_int = 12_000;
 
-/// All functions of the driver that are called, here or by `cudarc` on our behalf.
+/// All functions of the driver that are called, here or by `cudarc`.
 const CALLED: [&str; 42] = [
     "cuInit",
     "cuDriverGetVersion",
@@ -85,17 +86,17 @@ const CALLED: [&str; 42] = [
     "cuGetErrorName",
 ];
 
-/// A driver that has been looked at: `cudarc` may be called.
+/// A driver that was checked: `cudarc` may be called.
 #[derive(Debug, Clone)]
 pub(super) struct Driver {
     /// The newest CUDA that it knows, as 1000 times its first number and 10 times its second.
     pub(super) version: c_int,
-    /// GPUs that it shows.
+    /// How many GPUs it shows.
     pub(super) gpus: usize,
     pub(super) path: PathBuf,
 }
 
-/// Finds the driver, once in a process: `cudarc` keeps the first.
+/// Finds the driver, once in a process, since `cudarc` keeps the first that it loads.
 pub(super) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
     static FOUND: Mutex<Option<Driver>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -106,7 +107,7 @@ pub(super) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
         return Err(CudaError::Missing { name: DRIVER, remedy: DRIVER_REMEDY });
     };
     let driver = look_at(&library, path)?;
-    // It stays loaded: unloading the driver is not supported by it.
+    // It stays loaded: the driver does not support being unloaded.
     std::mem::forget(library);
     Ok(found.insert(driver).clone())
 }
@@ -123,7 +124,7 @@ fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
         |symbol: &'static str| unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(symbol.as_bytes()) };
     // SAFETY: as cuda.h declares it.
     let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit") }.map_err(|_| lacks("cuInit"))?;
-    // `cudarc` asks the loader for libcuda.so. It has to get the same library.
+    // `cudarc` asks the loader for libcuda.so, and must get the same library.
     // SAFETY: symbols are looked up, not called; a library is there, or this would panic.
     let same = unsafe {
         cudarc::driver::sys::is_culib_present()
@@ -151,7 +152,7 @@ fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
     Ok(Driver { version, gpus: gpus as usize, path })
 }
 
-/// What the driver calls an error.
+/// The driver's text for an error.
 fn words(library: &Library, code: c_int) -> String {
     let mut text: *const c_char = std::ptr::null();
     // SAFETY: as cuda.h declares it; the text that it names is a constant of the library.
@@ -167,8 +168,8 @@ fn words(library: &Library, code: c_int) -> String {
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The newest library of a family that is there, and no newer than the driver's CUDA, if there is a driver: it loads what
-/// is of its own CUDA or of an earlier one.
+/// The newest library of a family on this machine. With a driver, it is the newest that is not newer than the driver's
+/// CUDA: the driver loads code of its own CUDA and of earlier ones.
 pub(super) fn newest(
     family: &Family,
     surroundings: &Surroundings,
@@ -205,7 +206,7 @@ mod tests {
         let surroundings = Surroundings { folders: vec![folder.path().into()], ..Surroundings::default() };
         let error = newest(&COMPILER, &surroundings, None).unwrap_err().to_string();
         assert!(error.contains("libnvrtc.so.13 cannot be loaded"), "{error}");
-        // Some library, but not the driver.
+        // Some other library than the driver.
         let other = [Path::new("libc.so.6"), Path::new("libm.so.6")].into_iter().find_map(|name| {
             // SAFETY: the C library is loaded already.
             unsafe { Library::open(Some(name), RTLD_NOW) }.ok()

@@ -1,7 +1,8 @@
-//! A stream of a GPU for NCCL alone, and sums over ranks of buffers on that GPU.
+//! A stream of a GPU that only NCCL uses, and sums over ranks of buffers on that GPU.
 //!
-//! The stream has no order with the one that everything else goes to. None is needed: what one works on is asked for when
-//! the other is seen to be done with it. So nobody ever waits blindly for a stream on which a dead peer's operation may be.
+//! The GPU does not order this stream and the one for all other work, and need not: work on a buffer goes to one stream
+//! only after the host has seen that the other stream is done with the buffer. So no thread waits without a deadline
+//! for a stream on which an operation with a dead peer may never end.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -18,18 +19,18 @@ use super::gpu::Gpu;
 use super::launch::for_each;
 use crate::nccl::{Added, Communicator, Device, Span};
 
-/// The stream, and what NCCL's thread needs with it.
+/// The stream, and what NCCL's thread needs to use it.
 #[derive(Debug)]
 pub struct NcclStream {
     gpu: usize,
     stream: Arc<CudaStream>,
-    /// Recorded behind what was asked for.
+    /// Recorded after all work on the stream.
     mark: CudaEvent,
     add: CudaFunction,
 }
 
 impl NcclStream {
-    /// A stream of its own on this GPU.
+    /// A new stream on this GPU.
     pub fn new(gpu: &Gpu) -> Result<NcclStream, CudaError> {
         let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
         let stream = context.new_stream().map_err(&failed)?;
@@ -67,7 +68,7 @@ impl Device for NcclStream {
 
     fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
         match right {
-            // A sum of two numbers is the same in either order.
+            // The sum of two numbers has the same bits in either order.
             Some(right) if into == right => self.add_to(into, left),
             Some(right) if into == left => self.add_to(into, right),
             right => {
@@ -86,10 +87,10 @@ impl Device for NcclStream {
     }
 }
 
-/// As [`Communicator::ordered_sum`], of parts of buffers on this GPU, which has done all that was asked of it with these
+/// As [`Communicator::ordered_sum`], for parts of buffers on this GPU. The GPU must have done all earlier work on these
 /// parts: see [`Gpu::wait_for`]. `staging` is at least as long as [`Communicator::staging_elements`] says.
 ///
-/// When this returns [`CollectiveError::Stuck`], NCCL may still be at the buffers: they must stay until the process ends.
+/// When this returns [`CollectiveError::Stuck`], NCCL may still use the buffers: they must stay until the process ends.
 pub fn ordered_sum(
     gpu: &Gpu,
     communicator: &mut Communicator,
@@ -116,7 +117,7 @@ pub fn all_reduce(
 
 fn span(gpu: &Gpu, numbers: &impl DevicePtr<f32>) -> Span {
     let (address, _) = numbers.device_ptr(gpu.stream());
-    // SAFETY: the borrows of this module's functions keep these numbers, and all others away from them, until these return.
-    // An operation that is not over then is one that their callers were told of.
+    // SAFETY: until this module's functions return, their borrows keep the numbers alive, and keep everyone else from
+    // using them. If an operation is not over by then, the caller is told so (`CollectiveError::Stuck`).
     unsafe { Span::new(address as usize, numbers.len()) }
 }

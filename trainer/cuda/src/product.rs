@@ -10,11 +10,11 @@ use super::cublaslt::Lines;
 use super::gpu::{Buffer, Gpu, Precision};
 use super::launch::{THREADS, grid, whole};
 
-/// Rows and columns of a product that a block computes: as in `product.cu`.
+/// Rows and columns of a product that a block computes, as in `product.cu`.
 const TILE: usize = 64;
 /// The most that a grid may have in its second dimension.
 const MOST_ROWS: usize = 65_535 * TILE;
-/// Rows of bf16 begin at multiples of so many numbers, which are 16 bytes: what tensor cores are fed by.
+/// Rows of bf16 begin at multiples of so many numbers: 16 bytes, which tensor cores load at once.
 const BF16_STRIDE: usize = 8;
 
 /// A matrix on the GPU, as it lies there or transposed.
@@ -36,7 +36,7 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, columns, strides: (columns as i64, 1) }
     }
 
-    /// Its transpose; nothing is moved.
+    /// Its transpose. No numbers are moved.
     pub fn transposed(self) -> Matrix<'a> {
         let (row, column) = self.strides;
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
@@ -48,28 +48,27 @@ impl<'a> Matrix<'a> {
             false => (self.rows, self.columns, self.strides.0),
             true => (self.columns, self.rows, self.strides.1),
         };
-        // Of one line, or of lines of one number, the transpose lies as the matrix does.
+        // A matrix with a single line, or with lines of one number, lies in memory as its transpose does.
         Lines { address, lines, length, stride: (stride as usize).max(length), transposed }
     }
 }
 
-/// What becomes of a product's numbers.
+/// What follows a product.
 #[derive(Debug)]
 pub enum After<'a> {
     /// Nothing.
     Plain,
-    /// Each column's bias is added.
+    /// A bias for each column is added.
     Bias(CudaView<'a, f32>),
-    /// The same, and what is then below zero is zero.
+    /// A bias for each column is added, and negative numbers become zero.
     BiasRelu(CudaView<'a, f32>),
-    /// It is zero where this matrix, of the product's shape, is not above zero.
+    /// The product becomes zero where this matrix, of the product's shape, is not above zero.
     WherePositive(CudaView<'a, f32>),
 }
 
 impl Gpu {
-    /// Replaces `out` by `left · right`, and by what is to become of that. With [`Precision::Bf16`] the numbers of both
-    /// are rounded to bf16 for it; sums are f32, and what becomes of them is computed in that. Equal shapes and contents
-    /// give equal bits.
+    /// Replaces `out` by `left · right`, and applies what follows the product. With [`Precision::Bf16`] the operands
+    /// are rounded to bf16; sums and what follows them are computed in f32. Equal shapes and contents give equal bits.
     ///
     /// # Panics
     /// When the shapes do not fit.
@@ -108,10 +107,12 @@ impl Gpu {
         launch.arg(&right.data).arg(&right.strides.0).arg(&right.strides.1);
         launch.arg(more).arg(&size.0).arg(&size.1).arg(&size.2).arg(&number).arg(&rounds);
         let grid_dim = (columns.div_ceil(TILE) as u32, rows.div_ceil(TILE) as u32, 1);
-        // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found in the slices.
+        // SAFETY: the arguments are the kernel's, and the strides reach only what `Matrix::new` has found in the
+        // slices.
         unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }
     }
-    /// Replaces `out` by `left · right`, if there is a library that does it.
+
+    /// Replaces `out` by `left · right`, if cuBLASLt is there and can. Returns whether it did.
     fn by_library(
         &self,
         out: &mut CudaViewMut<'_, f32>,
@@ -136,7 +137,7 @@ impl Gpu {
         unsafe { library.product(bf16, [left_lines, right_lines, out]) }
     }
 
-    /// Rounds a matrix, which lies in `lines`, to bf16.
+    /// Rounds a matrix, which lies in memory as `lines` says, to bf16.
     fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Buffer<u16>) -> Result<Lines, CudaError> {
         let stride = lines.length.next_multiple_of(BF16_STRIDE);
         let mut rounded = room.fit(self, lines.lines * stride)?;
@@ -149,7 +150,7 @@ impl Gpu {
         Ok(Lines { address: rounded.device_ptr_mut(self.stream()).0, stride, ..lines })
     }
 
-    /// Makes of a product's numbers what becomes of them.
+    /// Applies what follows a product to its numbers.
     fn follow(
         &self,
         out: &mut CudaViewMut<'_, f32>,
@@ -160,7 +161,8 @@ impl Gpu {
         let (grid_dim, columns) = ((whole(out.len() / columns) as u32, 1, 1), whole(columns));
         let mut launch = self.stream().launch_builder(&self.kernels.follow);
         launch.arg(out).arg(more).arg(&columns).arg(&number);
-        // SAFETY: the arguments are the kernel's, and `product` has found that there is a number for each column or place.
+        // SAFETY: the arguments are the kernel's, and `product` has found that there is a number for each column or
+        // place.
         unsafe { self.run(launch, grid(grid_dim, THREADS), "follow a product") }
     }
 }

@@ -1,4 +1,4 @@
-//! The kernels of `rows.cu` as functions: shapes are checked here.
+//! The kernels of `rows.cu` as functions, which check shapes.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
@@ -7,22 +7,22 @@ use super::CudaError;
 use super::gpu::{Buffer, Gpu};
 use super::launch::{Labelled, grid, whole};
 
-/// Threads of a block, and its rows where a warp has one: as in `rows.cu`.
+/// Threads of a block, and its rows if each warp has one, as in `rows.cu`.
 const THREADS: usize = 128;
 const WARPS: usize = 4;
-/// Columns of a block that sums over rows, its threads, and the rows that it sums: as there.
+/// Of a block that sums over rows: its columns, its threads, and the rows that it sums, as in `rows.cu`.
 const ACROSS: usize = 32;
 const SUM_THREADS: usize = 256;
 const CHUNK: usize = 256;
 /// The most that a grid may have in its second dimension.
 const MOST_CHUNKS: usize = 65_535;
 
-/// What a layer norm scales by and adds: a number for each column.
+/// The parameters of a layer norm: a number for each column.
 #[derive(Debug)]
 pub struct Norm<'a> {
     /// The factors.
     pub weight: CudaView<'a, f32>,
-    /// What is added.
+    /// The summands.
     pub bias: CudaView<'a, f32>,
 }
 
@@ -31,7 +31,7 @@ pub struct Norm<'a> {
 pub struct Residual<'a> {
     /// Its rows.
     pub rows: CudaViewMut<'a, f32>,
-    /// What is first added to them, of their length.
+    /// What is added to them first, of the same length.
     pub more: Option<CudaView<'a, f32>>,
 }
 
@@ -42,7 +42,7 @@ pub struct Chunks {
     biases: Buffer<f32>,
 }
 
-/// Where each token stands in a batch.
+/// The places of each token in a batch.
 #[derive(Debug, Default)]
 pub struct Occurrences {
     order: Vec<u32>,
@@ -51,7 +51,7 @@ pub struct Occurrences {
 }
 
 impl Occurrences {
-    /// Those of `tokens`, in the order in which they are added.
+    /// The places of `tokens`, in the order in which their rows are added.
     pub fn upload(&mut self, gpu: &Gpu, tokens: &[u32]) -> Result<(), CudaError> {
         let Occurrences { order, ends, on_gpu: [order_room, ends_room] } = self;
         order.clear();
@@ -69,8 +69,8 @@ impl Occurrences {
 }
 
 impl Gpu {
-    /// Normalises each row of the stream, as long as the norm's weight, and writes that into `out`. `stats` keeps two
-    /// numbers of each row: its mean, and 1 / its deviation.
+    /// Normalises each row of the stream, which is as long as the norm's weight, and writes the result into `out`.
+    /// `stats` keeps two numbers of each row: its mean, and 1 / its deviation.
     ///
     /// # Panics
     /// When the lengths do not fit.
@@ -100,8 +100,8 @@ impl Gpu {
         unsafe { self.run(launch, warps(rows), "norm") }
     }
 
-    /// Writes, or if it `adds` adds, into `slope_in` the derivative of [`Gpu::layer_norm`] by its stream, from
-    /// `slope_out`, that by its outputs. `inputs` is the stream as it was normalised.
+    /// Writes into `slope_in`, or if it `adds`, adds to it, the derivative of [`Gpu::layer_norm`] by its stream.
+    /// `slope_out` is the derivative by its outputs, and `inputs` the stream that was normalised.
     ///
     /// # Panics
     /// When the lengths do not fit.
@@ -145,8 +145,8 @@ impl Gpu {
         self.sum_rows(bias, &biases.as_view())
     }
 
-    /// Writes the sum of all rows, as long as `sum`, of `numbers`: the same as [`Gpu::sum_rows`], in an order that keeps a
-    /// GPU busy where the rows are many.
+    /// Writes the sum of all rows of `numbers`, which are as long as `sum`. It differs from [`Gpu::sum_rows`] in the
+    /// order of the sum, which keeps a GPU busy when there are many rows.
     ///
     /// # Panics
     /// When `numbers` are not whole rows.
@@ -165,7 +165,7 @@ impl Gpu {
         self.sum_rows(sum, &sums.as_view())
     }
 
-    /// Writes GELU, by the hyperbolic tangent's approximation, of each of `inputs`.
+    /// Writes GELU, by the tanh approximation, of each of `inputs`.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -178,7 +178,7 @@ impl Gpu {
         unsafe { self.run(launch, fours(count as usize), "activate") }
     }
 
-    /// Turns `slope`, the derivative by GELU's outputs, into that by its `inputs`.
+    /// Turns `slope`, the derivative by GELU's outputs, into the derivative by its `inputs`.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -191,8 +191,8 @@ impl Gpu {
         unsafe { self.run(launch, fours(count as usize), "go back through an activation") }
     }
 
-    /// Writes a row for each of `numbers`: that row of `tokens`, and the row of `positions` for its place among its
-    /// sequence's `time`.
+    /// Writes a row for each of `numbers`: the sum of that row of `tokens` and the row of `positions` for its place in
+    /// its sequence, which has `time` places.
     ///
     /// # Panics
     /// When the lengths do not fit.
@@ -215,8 +215,8 @@ impl Gpu {
         unsafe { self.run(launch, each(rows), "embed") }
     }
 
-    /// Adds to the rows of `gradient` the rows of `slopes` at which their token stands. `numbers` are the tokens, whose
-    /// `occurrences` were uploaded.
+    /// Adds to each token's row of `gradient` the rows of `slopes` at which the token stands. `numbers` are the tokens,
+    /// and `occurrences` their uploaded places.
     ///
     /// # Panics
     /// When the lengths do not fit.
@@ -246,7 +246,8 @@ fn shape(count: usize, width: usize) -> (i32, i32) {
     (whole(count / width), whole(width))
 }
 
-/// The same, with a block for each chunk of rows and some columns, and the number of chunks.
+/// Rows and columns of so many numbers, a grid with a block for each chunk of rows and [`ACROSS`] columns, and the
+/// number of chunks.
 fn chunks(count: usize, width: usize) -> ((i32, i32), LaunchConfig, usize) {
     let (rows, columns) = shape(count, width);
     let chunks = (rows as usize).div_ceil(CHUNK);

@@ -1,4 +1,4 @@
-//! Where a Python environment keeps its packages: NVIDIA's libraries come as such, too.
+//! Where a Python environment keeps its packages, since NVIDIA's libraries may be among them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,13 +1,13 @@
-//! The state of training on a GPU, and copies of it for the host that are made while the next step is computed.
+//! The state of training on a GPU, and copies of it to the host, which are made while the next step is computed.
 //!
 //! ```text
 //! the GPU's stream    … step n ──┬── gradient of step n + 1 ───────────┬── step n + 1 …
 //! a second stream                └── copy to pinned memory ──┬─────────┘
-//! a thread of the host                                       └── reads it, for as long as it likes
+//! a thread of the host                                       └── reads it, however long that takes
 //! ```
 //!
-//! Between streams the order is made by events, which the GPU waits for: no thread of the host does, but the one that
-//! reads the copy.
+//! Events order the two streams. The GPU waits for them; the only thread of the host that waits is the one that reads
+//! the copy.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -17,26 +17,27 @@ use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, DevicePtr, result};
 
 use super::{CudaError, Gpu, HostMemory};
 
-/// Parameters, means and squares, in buffers of their own.
+/// Parameters, means and squares, each in a buffer.
 ///
-/// Whoever changes them asks for them by [`parts_mut`](Self::parts_mut), which lets a copy that is under way go first.
+/// They are changed through [`parts_mut`](Self::parts_mut), after which the GPU's stream waits for a copy that is under
+/// way.
 #[derive(Debug)]
 pub struct GpuState {
     parts: [CudaSlice<f32>; 3],
-    /// Made for the first copy.
+    /// Created for the first copy.
     copier: Option<Copier>,
 }
 
-/// What copies are made with.
+/// What makes copies.
 #[derive(Debug)]
 struct Copier {
     stream: Arc<CudaStream>,
-    /// Recorded on the GPU's stream where the numbers are what is to be copied.
+    /// Recorded on the GPU's stream when the numbers are those to copy.
     reached: CudaEvent,
     copy: Arc<Copy>,
-    /// The GPU's stream does not wait for the copy yet.
+    /// Whether the GPU's stream still has to wait for the copy.
     unawaited: bool,
-    /// The numbers are still those that were copied last.
+    /// Whether the numbers are still those that were copied last.
     current: bool,
 }
 
@@ -44,16 +45,16 @@ struct Copier {
 struct Copy {
     gpu: usize,
     memory: HostMemory,
-    /// Recorded behind the copy.
+    /// Recorded after the copy.
     made: CudaEvent,
 }
 
-/// A copy in memory of the host, which is perhaps still being made. No other is made while one is kept.
+/// A copy in the host's memory, which may still be under way. No other copy is made while this one is kept.
 #[derive(Debug)]
 pub struct HostCopy(Arc<Copy>);
 
 impl HostCopy {
-    /// The numbers, once they are there: parameters, means, squares.
+    /// Waits for the copy, and returns its numbers: parameters, means, squares.
     pub fn numbers(&self) -> Result<&[f32], CudaError> {
         let Copy { gpu, memory, made } = &*self.0;
         made.synchronize().map_err(|error| CudaError::failed(*gpu, "copy the state", error))?;
@@ -62,7 +63,7 @@ impl HostCopy {
 }
 
 impl GpuState {
-    /// Of zeros, for so many parameters.
+    /// A state of zeros for so many parameters.
     pub fn new(gpu: &Gpu, count: usize) -> Result<GpuState, CudaError> {
         Ok(GpuState { parts: [gpu.zeros(count)?, gpu.zeros(count)?, gpu.zeros(count)?], copier: None })
     }
@@ -72,7 +73,7 @@ impl GpuState {
         &self.parts
     }
 
-    /// The same, to change them on the GPU's stream.
+    /// As [`parts`](Self::parts), to change them on the GPU's stream.
     pub fn parts_mut(&mut self, gpu: &Gpu) -> Result<&mut [CudaSlice<f32>; 3], CudaError> {
         if let Some(copier) = &mut self.copier {
             copier.current = false;
@@ -87,7 +88,7 @@ impl GpuState {
     /// Replaces all numbers.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// When `numbers` has another length than the state.
     pub fn upload(&mut self, gpu: &Gpu, numbers: &[f32]) -> Result<(), CudaError> {
         assert_eq!(numbers.len(), self.len(), "numbers of a state");
         let mut rest = numbers;
@@ -99,10 +100,10 @@ impl GpuState {
         Ok(())
     }
 
-    /// Brings all numbers to the host, and waits for that.
+    /// Copies all numbers to the host, and waits for the copy.
     ///
     /// # Panics
-    /// When there is not room for as many.
+    /// When `into` has another length than the state.
     pub fn download(&self, gpu: &Gpu, into: &mut [f32]) -> Result<(), CudaError> {
         assert_eq!(into.len(), self.len(), "room for a state");
         if let Some(copier) = self.copier.as_ref().filter(|copier| copier.current) {
@@ -118,8 +119,8 @@ impl GpuState {
         Ok(())
     }
 
-    /// Begins to copy the numbers as they are once the GPU's stream has done all that it was asked for. What it is asked
-    /// for from now on goes on meanwhile. None while a copy made before is kept.
+    /// Begins a copy of the numbers as they are after all work launched so far. Work launched from now on goes on
+    /// meanwhile. None while an earlier copy is kept.
     pub fn snapshot(&mut self, gpu: &Gpu) -> Result<Option<HostCopy>, CudaError> {
         gpu.outside_of_a_graph("copy the state")?;
         let len = self.len();
@@ -138,7 +139,8 @@ impl GpuState {
 impl Drop for GpuState {
     fn drop(&mut self) {
         if let Some(copier) = &self.copier {
-            // The buffers go now. If it fails, nothing on this GPU reads them any more.
+            // The buffers are freed next, so the copy has to be over. If the wait fails, nothing on this GPU reads
+            // them.
             let _ = copier.stream.synchronize();
         }
     }
@@ -149,7 +151,7 @@ impl Copier {
         let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let reached = context.new_event(None).map_err(&failed)?;
-        // Whoever waits for it sleeps: cores are for those who compute.
+        // A thread that waits for it sleeps, and leaves the processor to others.
         let made = context.new_event(Some(CUevent_flags::CU_EVENT_BLOCKING_SYNC)).map_err(&failed)?;
         let copy = Arc::new(Copy { gpu: gpu.number(), memory: gpu.host_memory(len), made });
         Ok(Copier { stream, reached, copy, unawaited: false, current: false })
@@ -164,9 +166,9 @@ impl Copier {
         let mut rest = &mut memory[..];
         for part in parts {
             let (room, more) = rest.split_at_mut(part.len());
-            // SAFETY: the room is as long. Nobody reads it before `made`: there is no `HostCopy` but the one below, and
-            // `Copier` itself makes no other use of the memory until it has it alone again. The buffer stays until the
-            // stream has done this (`drop`), and is not changed before (`parts_mut`).
+            // SAFETY: the room is as long as the part. Nobody reads it before `made`: the only `HostCopy` is the one
+            // below, and the next copy is not begun before that one is dropped. The buffer stays until the stream has
+            // made the copy (`drop`), and is not changed before (`parts_mut`).
             unsafe { result::memcpy_dtoh_async(room, part.device_ptr(&self.stream).0, self.stream.cu_stream()) }
                 .map_err(&failed)?;
             rest = more;

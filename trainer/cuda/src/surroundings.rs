@@ -1,4 +1,4 @@
-//! Where the environment says that NVIDIA's libraries lie, in which order these places are looked in, and where compiled
+//! Where NVIDIA's libraries may lie by the environment, in which order these places are searched, and where compiled
 //! kernels are kept.
 #![allow(unsafe_code)]
 
@@ -9,22 +9,22 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use crate::CudaError;
 use crate::site_packages::{ENVIRONMENTS, site_packages};
 
-/// Folders, separated by colons, that are looked in first.
+/// The variable that names folders, separated by colons, which are searched first.
 pub(crate) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";
 
-/// What the environment tells of libraries and folders.
+/// What the environment says about libraries and folders.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// `ELASTIC_CUDA_LIBRARIES`: looked in before the loader's own path.
+    /// `ELASTIC_CUDA_LIBRARIES`: searched before the loader's own path.
     pub folders: Vec<PathBuf>,
-    /// `VIRTUAL_ENV` and `CONDA_PREFIX`: looked in after it.
+    /// `VIRTUAL_ENV` and `CONDA_PREFIX`: searched after it.
     pub prefixes: Vec<PathBuf>,
-    /// Where compiled kernels are kept: `elastic-trainer` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`.
+    /// Where compiled kernels are kept: the folder `elastic-trainer` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`.
     pub cache: Option<PathBuf>,
 }
 
 impl Surroundings {
-    /// Reads variables through `get`.
+    /// Reads the variables through `get`.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Surroundings {
         let folders = get(FOLDERS).unwrap_or_default();
         let path = |name| get(name).map(PathBuf::from).filter(|path| path.is_absolute());
@@ -36,7 +36,7 @@ impl Surroundings {
         }
     }
 
-    /// Where a library may lie, best first. A bare name is for the loader.
+    /// Where a library may lie, in the order of the search. A bare name leaves the search to the loader.
     fn places(&self, name: &str) -> Vec<PathBuf> {
         let mut places: Vec<PathBuf> = self.folders.iter().map(|folder| folder.join(name)).collect();
         places.push(name.into());
@@ -53,7 +53,7 @@ impl Surroundings {
         places
     }
 
-    /// The first that is there.
+    /// Loads the first library of this name that exists.
     pub(crate) fn find(&self, name: &str) -> Result<Option<(Library, PathBuf)>, CudaError> {
         for path in self.places(name) {
             let for_the_loader = path.components().count() == 1;
@@ -63,7 +63,7 @@ impl Surroundings {
             // SAFETY: the driver, NVRTC and cuBLASLt do nothing but set themselves up when they are loaded.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(Some((library, path))),
-                // The loader does not tell apart what is not there and what is broken.
+                // The loader's error does not say whether the library is missing or broken.
                 Err(_) if for_the_loader => {}
                 Err(cause) => return Err(CudaError::Unloadable { path, cause: cause.to_string() }),
             }

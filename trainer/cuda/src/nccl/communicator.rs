@@ -1,4 +1,4 @@
-//! The front: a rank's communicator from round to round.
+//! A rank's communicator, from round to round.
 
 use std::io;
 use std::sync::Arc;
@@ -14,62 +14,62 @@ use super::ordered;
 use super::recovery::{Held, RankState, Way, decide, unlike};
 use super::{Device, Span};
 
-/// Time between two looks at the round and its peers while NCCL works.
+/// Time between two checks of the round and its peers while NCCL works.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long NCCL may take beyond an operation's time to come back from what it is in.
+/// How long a call of NCCL may take beyond the operation's time until it counts as stuck.
 const STUCK_TIME: Duration = Duration::from_secs(10);
-/// How long NCCL may take when a peer is past what this rank is in: NCCL has done it there, or has failed.
+/// How long NCCL may take once a peer has gone on to a later operation: there NCCL has ended this one, or has failed.
 const LAG_TIME: Duration = Duration::from_secs(3);
-/// How long after an error of NCCL's a peer's connection may take to show that the peer is gone.
+/// How long after an error of NCCL's to watch for a peer's connection to end, which shows that the peer is gone.
 const NAMING_TIME: Duration = Duration::from_millis(500);
-/// The round, and the id that its ranks find each other by.
+/// Bytes of the round's number, and of the id by which the ranks find each other.
 const TICKET: usize = 8 + 128;
 
-/// What came of joining a round.
+/// The result of joining a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Joined {
-    /// There is a communicator, which was made in this way.
+    /// There is a communicator, and this is how it was made.
     By(Way),
-    /// There is none, for nobody: the ranks have different versions of NCCL, and it was not asked. The group is as good
-    /// as before.
+    /// No rank has a communicator: the ranks have different versions of NCCL, and NCCL was not called. The group can
+    /// still be used.
     Unlike {
         /// Which ranks have which, in words.
         versions: String,
     },
-    /// There is none, for nobody: NCCL could not make one for these ranks. The group is as good as before.
+    /// No rank has a communicator: NCCL could not make one for these ranks. The group can still be used.
     Refused {
         /// Who failed.
         ranks: Vec<usize>,
-        /// Why, where this rank is one of them.
+        /// Why, if this rank is one of them.
         cause: Option<String>,
     },
 }
 
-/// One rank's communicator. It belongs to the round of the group that it was [joined](Self::join) with, and is used with
-/// that group, which watches over the peers meanwhile.
+/// One rank's communicator. It belongs to the round of the group that it was [joined](Self::join) with, and is used
+/// with that group, which watches the peers meanwhile.
 ///
-/// The first error ends it for the round, as it does the group: what the buffers hold is undefined. Nothing of it is
-/// under way any more when the error is returned.
+/// The first error ends the communicator for the round, and the group too: the contents of the buffers are then
+/// undefined. When the error is returned, no operation is under way any more.
 #[derive(Debug)]
 pub struct Communicator {
     library: Arc<Library>,
     thread: NcclThread,
     held: Option<Held>,
-    /// NCCL did not come back: nothing in this process can mend that.
+    /// A call of NCCL did not return. Nothing in this process can recover from that.
     stuck: bool,
 }
 
 impl Communicator {
-    /// One without peers yet.
+    /// A communicator without peers yet.
     ///
     /// # Errors
-    /// There can be no thread for it.
+    /// Its thread cannot be started.
     pub fn new(library: Arc<Library>, device: Box<dyn Device>) -> io::Result<Communicator> {
         Ok(Communicator { thread: NcclThread::start(library.clone(), device)?, library, held: None, stuck: false })
     }
 
-    /// Connects to the ranks of `group`, in the quickest way that the change of members and everyone's NCCL allow. All
-    /// ranks call it, after they have formed the group, and all learn the same of it.
+    /// Connects to the ranks of `group`, in the quickest way that the change of members and all ranks' NCCL allow. All
+    /// ranks call it after they have formed the group, and all get the same result.
     ///
     /// # Errors
     /// A peer is gone or late, or a later round forms.
@@ -82,7 +82,7 @@ impl Communicator {
         }
         let mut way = decide(&all);
         if way != Way::Renew {
-            // In a communicator that grows, rank 0 is one of those who were there.
+            // In a communicator that grows, rank 0 is one of the old members.
             let made = self.keep(group, &way, all[0].held.map(|held| held.round));
             if !self.agree(group, made)?.is_empty() {
                 way = Way::Renew;
@@ -103,8 +103,8 @@ impl Communicator {
         Ok(Joined::By(way))
     }
 
-    /// The ranks for which NCCL has made nothing. Those that know already wait for the others, which are given less time
-    /// for NCCL than for this.
+    /// The ranks for which NCCL has made no communicator. Ranks that are done wait here for the others, since the time
+    /// for NCCL is shorter than the time for this exchange.
     fn agree(&mut self, group: &mut Group, made: Result<(), CollectiveError>) -> Result<Vec<usize>, CollectiveError> {
         let well = made.is_ok();
         match made {
@@ -116,7 +116,7 @@ impl Communicator {
         Ok((0..all.len()).filter(|&rank| all[rank] == [0]).collect())
     }
 
-    /// Gives up what it holds, for a round in which it has no part. Its ranks have nothing under way.
+    /// Gives up the communicator, for a round that does not use it. Its ranks have no operation under way.
     pub fn end(&mut self) {
         self.held = None;
         let abort = |handle: &mut Handle| {
@@ -128,18 +128,18 @@ impl Communicator {
         }
     }
 
-    /// Whether NCCL keeps its thread in a call that does not end: then it is of no use for as long as the process lives.
+    /// Whether a call of NCCL does not return. Then NCCL cannot be used again in this process.
     pub fn is_stuck(&self) -> bool {
         self.stuck
     }
 
-    /// NCCL does not come back.
+    /// Notes that a call of NCCL does not return.
     fn give_up(&mut self) {
         self.stuck = true;
         self.thread.give_up();
     }
 
-    /// Goes on with the survivors' communicator.
+    /// Goes on with the communicator of the members that stay.
     fn keep(&mut self, group: &mut Group, way: &Way, newest: Option<u64>) -> Result<(), CollectiveError> {
         let (held, place) = (self.held.take(), (group.rank(), group.world_size()));
         match way {
@@ -152,14 +152,14 @@ impl Communicator {
             Way::Grow => {
                 let stays = held.is_some() && held.map(|held| held.round) == newest;
                 if !stays {
-                    // What a joiner has of long ago is of no use.
+                    // A joiner's communicator of an earlier round is of no use.
                     self.ask(group, "parting", forming_time(group), |handle, _| {
                         handle.abort();
                         Ok(())
                     })?;
                 }
                 let id = self.hand_out(group, Handle::mint_for_joiners)?;
-                // Those who are in it already have it from rank 0.
+                // NCCL itself hands the id from rank 0 to the other old members.
                 let id = (place.0 == 0 || !stays).then_some(id);
                 self.form(group, "growing", move |handle, deadline| handle.grow(id, place, deadline))
             }
@@ -173,7 +173,7 @@ impl Communicator {
         self.form(group, "joining", move |handle, deadline| handle.init(id, (rank, ranks), deadline))
     }
 
-    /// Rank 0 makes an id, and all have it. It travels within the round's group, with the round's number.
+    /// Rank 0 makes an id and sends it to all ranks, with the round's number, through the round's group.
     fn hand_out(
         &mut self,
         group: &mut Group,
@@ -183,7 +183,7 @@ impl Communicator {
         let mut made = Ok(());
         if group.rank() == 0 {
             let id = self.ask(group, "minting", forming_time(group), |handle, _| mint(handle));
-            // Where there is none, the others learn that, too.
+            // If there is no id, the other ranks are told so by an id of zeros.
             let id = id.unwrap_or_else(|error| {
                 made = Err(error);
                 UniqueId([0; 128])
@@ -207,7 +207,7 @@ impl Communicator {
         group.ended(result)
     }
 
-    /// Replaces `data` by its sum over all ranks. The order of the sum is NCCL's.
+    /// Replaces `data` by its sum over all ranks. NCCL chooses the order of the sum.
     ///
     /// # Errors
     /// A peer is gone or late, a later round forms, or NCCL fails.
@@ -215,9 +215,10 @@ impl Communicator {
         self.run(group, "sum", data.bytes(), Operation::AllReduce { data })
     }
 
-    /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the same bits
-    /// for every number of ranks. `partials` are the sums of this rank's [`cover`](elastic_collective::tree::cover), in its
-    /// order; `staging` has room for [`staging_elements`](Self::staging_elements). The device adds.
+    /// Writes into `sum` the sum of the shards' buffers in the order of [`tree`](elastic_collective::tree): the bits
+    /// are the same for every number of ranks. `partials` are the sums of this rank's
+    /// [`cover`](elastic_collective::tree::cover), in its order; `staging` has room for
+    /// [`staging_elements`](Self::staging_elements). The device makes the additions.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -236,7 +237,7 @@ impl Communicator {
         self.run(group, "ordered sum", sum.bytes(), Operation::OrderedSum(plan))
     }
 
-    /// How many numbers of other ranks this one holds during an ordered sum of `elements`.
+    /// How many numbers of other ranks this rank holds during an ordered sum of `elements`.
     pub fn staging_elements(group: &Group, shards: u32, elements: usize) -> usize {
         ordered::staging_elements(shards, group.rank(), group.world_size(), elements)
     }
@@ -265,7 +266,7 @@ impl Communicator {
                 self.calm();
                 Err(match error {
                     CollectiveError::Stuck { what } => CollectiveError::Stuck { what },
-                    // Its device may still be at the buffers.
+                    // Its device may still use the buffers.
                     _ if self.stuck => CollectiveError::Stuck { what: name },
                     error => error,
                 })
@@ -275,7 +276,7 @@ impl Communicator {
         group.ended(result)
     }
 
-    /// Ends what is under way, and keeps of the communicator what the next round can use.
+    /// Ends the operation under way, and keeps the communicator if the next round can use it.
     fn calm(&mut self) {
         let Some(held) = self.held.take().filter(|held| !self.stuck && !held.revoked) else { return };
         match self.thread.ask(|handle| Ok(handle.calm())).wait(STUCK_TIME) {
@@ -285,7 +286,8 @@ impl Communicator {
         }
     }
 
-    /// Ends it together with all its ranks, when nothing is left to do. One that is dropped is aborted.
+    /// Ends the communicator together with all its ranks, when the work is done. A communicator that is dropped is
+    /// aborted.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce).
@@ -304,7 +306,7 @@ impl Communicator {
         self.ask_since(group, what, Instant::now(), time, work)
     }
 
-    /// Has `work` done, and watches over the round meanwhile.
+    /// Has NCCL's thread do `work`, and watches the round meanwhile.
     fn ask_since<T: Send + 'static>(
         &mut self,
         group: &mut Group,
@@ -346,8 +348,8 @@ impl Communicator {
     }
 }
 
-/// How long NCCL may take of the time that there is for an operation: a rank for which it fails at once tells the others
-/// by the group's next operation, and that must not be given up before they are out of NCCL.
+/// How long NCCL may take of an operation's time. A rank for which NCCL fails at once tells the others in the group's
+/// next operation, which must not run out of time before the others have given up on NCCL.
 fn time_of(operation: Duration) -> Duration {
     operation * 3 / 4
 }
@@ -358,7 +360,7 @@ fn forming_time(group: &Group) -> Duration {
     form.min(time_of(operation))
 }
 
-/// A failure in the words of the round: where a peer is gone, that is the cause, whatever NCCL made of it.
+/// A failure as an error of the round. If a peer is gone, that is the cause, whatever NCCL reports.
 fn explain(failure: Failure, group: &mut Group, started: Instant) -> CollectiveError {
     let (cause, remote) = match failure {
         Failure::Late => {

@@ -1,7 +1,7 @@
-//! One communicator of one rank, and every call of NCCL on it. Used in one thread; not for deciding when.
+//! One communicator of one rank, and every call of NCCL on it, in one thread.
 //!
-//! No call blocks: what NCCL has begun is looked at again and again, until it is done, its time is over, or somebody
-//! outside has raised the flag. Then the communicator is revoked, or aborted where it cannot be.
+//! No call blocks: what NCCL has begun is polled until it is done, its time is over, or another thread has raised the
+//! flag. In the last two cases the communicator is then revoked, or aborted if it cannot be revoked.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -14,24 +14,24 @@ use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream
 use super::ordered::{Moves, Plan};
 use super::{Device, Span};
 
-/// How long revoking may take, and how long a stream may take to run empty afterwards.
+/// How long revoking may take together with the wait until the stream is empty.
 const CALM_TIME: Duration = Duration::from_secs(5);
-/// Looks without a pause between them: most operations on one host are done by then.
+/// Polls without a pause: most operations on one host are done by then.
 const EAGER_LOOKS: u32 = 1000;
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Why a call did not lead to what it should.
+/// Why a call has failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The flag was raised.
     Interrupted,
     /// The time is over.
     Late,
-    /// NCCL says so.
+    /// A function of NCCL's returned an error.
     Call { function: &'static str, code: c_int, message: String },
-    /// The device says so.
+    /// The device reports an error.
     Device(String),
-    /// There is no communicator, or not the one that was asked for.
+    /// There is no communicator, or another one than was asked for.
     Unfit(String),
 }
 
@@ -42,11 +42,11 @@ pub(super) enum Remains {
     Revoked,
     /// It is gone.
     Nothing,
-    /// It is gone, and yet the device is not done with what was asked of it.
+    /// It is gone, but the device is still not done with its operation.
     Busy,
 }
 
-/// What ranks do together.
+/// An operation of all ranks.
 #[derive(Debug, Clone)]
 pub(super) enum Operation {
     AllReduce { data: Span },
@@ -59,7 +59,7 @@ pub(super) struct Handle {
     device: Box<dyn Device>,
     bound: bool,
     comm: Option<NonNull<std::ffi::c_void>>,
-    /// Raised from outside when what is under way is to be given up.
+    /// Raised by another thread to give up the call under way.
     interrupted: Arc<AtomicBool>,
 }
 
@@ -68,7 +68,7 @@ impl Handle {
         Handle { library, device, bound: false, comm: None, interrupted }
     }
 
-    /// Makes the device this thread's, once.
+    /// Makes the device this thread's, at the first call.
     fn bind(&mut self) -> Result<(), Failure> {
         if !self.bound {
             self.device.bind().map_err(Failure::Device)?;
@@ -77,7 +77,7 @@ impl Handle {
         Ok(())
     }
 
-    /// What the ranks of a communicator to come find each other by. This process is the one that they find.
+    /// An id by which the ranks of a new communicator find each other. They meet at this process.
     pub(super) fn mint(&mut self) -> Result<UniqueId, Failure> {
         self.bind()?;
         let mut id = UniqueId([0; 128]);
@@ -86,7 +86,7 @@ impl Handle {
         self.check("ncclGetUniqueId", code).map(|()| id)
     }
 
-    /// As [`mint`](Self::mint), for those who join this communicator.
+    /// As [`mint`](Self::mint), for ranks that join this communicator.
     pub(super) fn mint_for_joiners(&mut self) -> Result<UniqueId, Failure> {
         let (comm, mut id) = (self.comm()?, UniqueId([0; 128]));
         let mint = self.functions().grow_id.ok_or_else(|| lacks("ncclCommGetUniqueId"))?;
@@ -105,7 +105,7 @@ impl Handle {
         })
     }
 
-    /// Makes a communicator of those members of this one that are not in `without`, all of whom call this.
+    /// Makes a communicator of this one's members without those in `without`. All members that stay call it.
     pub(super) fn shrink(
         &mut self,
         without: &[u32],
@@ -117,9 +117,9 @@ impl Handle {
         if revoke {
             self.revoke(deadline)?;
         }
-        // NCCL's thread may read it after the call has returned, as the id of those who grow.
+        // Leaked, since NCCL's own thread may read it after the call has returned, as it may the id in `grow`.
         let without: &mut [c_int] = without.iter().map(|&rank| rank as c_int).collect::<Vec<_>>().leak();
-        // A revoked parent has nothing under way, and neither has one whose members left in good order.
+        // A revoked parent has no operation under way, nor has one whose members left as planned.
         const NOTHING_UNDER_WAY: c_int = 0;
         self.make("ncclCommShrink", Some(parent), place, deadline, |functions, parent, made, config| {
             let shrink = functions.shrink.ok_or_else(|| lacks("ncclCommShrink"))?;
@@ -129,12 +129,12 @@ impl Handle {
         })
     }
 
-    /// Makes a communicator of this one's members, or, without one, as one who joins theirs. The id is for rank 0 and
-    /// for those who join.
+    /// Makes a communicator of this one's members and new ranks. A new rank has no communicator. Rank 0 and the new
+    /// ranks have the id.
     pub(super) fn grow(&mut self, id: Option<UniqueId>, place: (u32, u32), deadline: Instant) -> Result<(), Failure> {
         let parent = self.comm.map(NonNull::as_ptr);
         let (rank, ranks) = place;
-        // Those who are in it already keep their numbers.
+        // Old members keep their ranks.
         let rank = if parent.is_some() { -1 } else { rank as c_int };
         self.make("ncclCommGrow", parent, place, deadline, |functions, parent, made, config| {
             let grow = functions.grow.ok_or_else(|| lacks("ncclCommGrow"))?;
@@ -154,7 +154,7 @@ impl Handle {
         call: impl FnOnce(&Functions, RawComm, *mut RawComm, *mut Config) -> Result<c_int, Failure>,
     ) -> Result<(), Failure> {
         self.bind()?;
-        // NCCL's own thread may write there after the call has returned, and after we have given up.
+        // Leaked, since NCCL's own thread may write there after the call has returned, and after this has given up.
         let place: *mut RawComm = Box::leak(Box::new(null_mut()));
         let library = self.library.clone();
         let code = call(&library.functions, parent.unwrap_or(null_mut()), place, &mut Config::non_blocking())?;
@@ -172,8 +172,9 @@ impl Handle {
         } else if result.is_ok() {
             result = Err(Failure::Unfit(format!("{function} made no communicator")));
         }
-        // A parent that has shrunk must be aborted: to destroy it would wait for those that are gone. Where the shrink was
-        // given up or failed, it is only now that NCCL is done with it, and a child that is of no use may be there.
+        // A parent that has shrunk must be aborted: to destroy it would wait for the ranks that are gone. If the shrink
+        // was given up or has failed, NCCL is done with it only after this abort, and may then have made a child of no
+        // use.
         self.abort();
         self.comm = child();
         match result {
@@ -184,7 +185,7 @@ impl Handle {
         result
     }
 
-    /// Whether a new communicator is what the round says.
+    /// Checks that a new communicator has the round's rank and size.
     fn check_place(&self, comm: RawComm, rank: u32, ranks: u32) -> Result<(), Failure> {
         let (mut own, mut all) = (0, 0);
         // SAFETY: a live communicator, and places for the numbers.
@@ -202,7 +203,7 @@ impl Handle {
         let Operation::OrderedSum(Plan { partials, adds, finished }) = operation else {
             return self.call(&operation, deadline);
         };
-        // Stage after stage: a peer that is lost is then seen in the one that it is missed in.
+        // One stage after the other, so that a lost peer fails the stage that needs it.
         self.call(&Operation::Exchange(partials), deadline)?;
         adds.into_iter().try_for_each(|added| self.device.add(added)).map_err(Failure::Device)?;
         self.call(&Operation::Exchange(finished), deadline)
@@ -220,7 +221,7 @@ impl Handle {
                 code => self.check(function, code)?,
             }
         }
-        // What came to an end because of an error is no result.
+        // An operation may also end because of an error.
         match self.state_of(comm)? {
             IN_PROGRESS => Ok(()),
             code => self.check(function, code),
@@ -246,7 +247,7 @@ impl Handle {
                         (functions.recv)(data.pointer(), data.elements, FLOAT32, *peer as c_int, comm, stream)
                     }));
                     codes.push((functions.group_end)());
-                    // The first that is neither done nor under way, else whether anything is under way.
+                    // The first error; without one, IN_PROGRESS if any call is in progress.
                     let wrong = codes.iter().find(|code| ![SUCCESS, IN_PROGRESS].contains(code));
                     ("ncclGroupEnd", *wrong.or(codes.iter().max()).unwrap_or(&SUCCESS))
                 }
@@ -255,15 +256,15 @@ impl Handle {
         }
     }
 
-    /// Ends what is under way and leaves the stream empty. The communicator can shrink afterwards where it can be
-    /// revoked; else it is gone.
+    /// Ends the operation under way and waits until the stream is empty. A communicator that can be revoked can shrink
+    /// afterwards; any other is gone.
     pub(super) fn calm(&mut self) -> Remains {
         let deadline = Instant::now() + CALM_TIME;
         self.interrupted.store(false, Ordering::Relaxed);
         if self.comm.is_some() && self.revoke(deadline).is_err() {
             self.abort();
         }
-        // The operation may be on the stream without a mark behind it. A device that fails does nothing any more.
+        // The operation may be on the stream without a mark after it. A device that fails does no more work.
         let marked = self.device.mark().is_ok();
         let mut looks = 0;
         while marked && !self.device.is_done().unwrap_or(true) {
@@ -291,7 +292,7 @@ impl Handle {
         }
     }
 
-    /// Ends the communicator as all its members do, in good order; aborts it where that does not work in time.
+    /// Ends the communicator, as all its members do. Aborts it if that does not work in time.
     pub(super) fn close(&mut self, deadline: Instant) -> Result<(), Failure> {
         let comm = self.comm()?;
         // SAFETY: a live communicator.
@@ -306,7 +307,7 @@ impl Handle {
         self.check("ncclCommDestroy", code)
     }
 
-    /// Waits until what `function` has begun on `comm` is begun well.
+    /// Waits until `function`, which returned `code`, is no longer in progress on `comm`.
     fn settle(&self, function: &'static str, comm: RawComm, code: c_int, deadline: Instant) -> Result<(), Failure> {
         let (mut code, mut looks) = (code, 0);
         while code == IN_PROGRESS {
@@ -325,7 +326,7 @@ impl Handle {
         self.check("ncclCommGetAsyncError", code).map(|()| state)
     }
 
-    /// Between two looks.
+    /// Pauses between two polls. Fails if the flag is raised or the time is over.
     fn pause(&self, looks: &mut u32, deadline: Instant) -> Result<(), Failure> {
         if self.interrupted.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);

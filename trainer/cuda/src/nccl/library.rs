@@ -1,7 +1,7 @@
-//! NCCL's shared library: where it lies, whether it will do, and its functions.
+//! NCCL's shared library: where it lies, whether it can be used, and its functions.
 //!
-//! Types and names are those of `nccl.h`. Result codes are plain numbers: a newer library has codes that no list of ours
-//! knows.
+//! Types and names are those of `nccl.h`. Result codes are plain numbers, since a newer library may return codes that
+//! are not known here.
 #![allow(unsafe_code)]
 
 use std::error::Error;
@@ -15,7 +15,7 @@ use super::recovery::{Capabilities, version_text};
 use crate::Surroundings;
 use crate::site_packages::site_packages;
 
-/// The oldest version that will do: 2.17 has the configuration that is handed over here.
+/// The oldest version that can be used: since 2.17 NCCL takes the configuration that is passed here.
 const OLDEST: c_int = 21_700;
 
 /// The library's file.
@@ -38,7 +38,7 @@ pub(super) const SUM: c_int = 0;
 /// Why there is no NCCL.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// It is nowhere, or cannot be loaded.
+    /// It is not found, or cannot be loaded.
     #[error("NCCL cannot be loaded: {}; {REMEDY}", tried.join("; "))]
     Missing {
         /// Each place, and what was wrong there.
@@ -52,7 +52,7 @@ pub enum LibraryError {
         /// As NCCL counts: 21700 is 2.17.0.
         version: c_int,
     },
-    /// It is no NCCL, or a damaged one.
+    /// It is not NCCL, or it is damaged.
     #[error("{path} has no function {function}: it is not NCCL 2.17 or newer; {REMEDY}")]
     Lacks {
         /// The file.
@@ -75,7 +75,7 @@ pub(super) struct UniqueId(pub(super) [u8; 128]);
 /// The oldest version whose shrink and revoke are used: 2.28.3 to 2.28.8 have both, and crash in them.
 const SHRINKS_WELL: c_int = 22_809;
 
-/// `ncclConfig_t` as it was in 2.17. NCCL takes as much as the caller's version had, and the defaults for the rest.
+/// `ncclConfig_t` of 2.17. NCCL reads the fields that the caller's version had, and takes defaults for the others.
 #[repr(C)]
 pub(super) struct Config {
     size: usize,
@@ -90,7 +90,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// One whose calls return at once.
+    /// The configuration of a communicator whose calls return at once.
     pub(super) fn non_blocking() -> Config {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
@@ -112,7 +112,7 @@ type Grow = unsafe extern "C" fn(RawComm, c_int, *const UniqueId, c_int, *mut Ra
 type OfComm = unsafe extern "C" fn(RawComm) -> c_int;
 type AskComm = unsafe extern "C" fn(RawComm, *mut c_int) -> c_int;
 
-/// The functions. Those that old versions lack are optional.
+/// NCCL's functions. Those that old versions lack are optional.
 #[derive(Clone, Copy)]
 pub(super) struct Functions {
     pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
@@ -141,7 +141,7 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Looks them up; the first that is missing is an error.
+    /// Looks the functions up. The error is the name of the first that is missing.
     fn find(library: &libloading::os::unix::Library) -> Result<Functions, &'static str> {
         // SAFETY: the fields' types are those of `nccl.h` for these names.
         unsafe {
@@ -184,7 +184,7 @@ unsafe fn find<F: Copy>(library: &libloading::os::unix::Library, name: &str) -> 
     unsafe { library.get::<F>(name.as_bytes()) }.ok().map(|symbol| *symbol)
 }
 
-/// NCCL, loaded. It stays for as long as the process: its threads may outlive every communicator.
+/// NCCL, loaded. It is never unloaded, since its threads may outlive every communicator.
 pub struct Library {
     pub(super) functions: Functions,
     path: String,
@@ -198,12 +198,12 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Loads NCCL from `file`; or, without one, from the first of these that is there: the folders of
-    /// `ELASTIC_CUDA_LIBRARIES`, Python's packages in the active environment, the neighbours of what `LD_LIBRARY_PATH`
-    /// names there, wherever the loader looks, and CUDA's own folder.
+    /// Loads NCCL from `file`. Without one, it takes the first NCCL of these places: the folders of
+    /// `ELASTIC_CUDA_LIBRARIES`, the Python packages of the active environment, the package beside those that
+    /// `LD_LIBRARY_PATH` names, the loader's own path, and CUDA's own folder.
     ///
     /// # Errors
-    /// There is none, or the first that is there will not do.
+    /// There is none, or the first that is found cannot be used.
     pub fn open(file: Option<&Path>, surroundings: &Surroundings) -> Result<Arc<Library>, LibraryError> {
         let places = match file {
             Some(file) => vec![file.to_owned()],
@@ -222,7 +222,7 @@ impl Library {
             match unsafe { libloading::os::unix::Library::open(Some(&place), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => return Library::bind(&place, library).map(Arc::new),
                 Err(error) => {
-                    // The error itself says no more than that it was one.
+                    // The error's own text gives no cause.
                     let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
                     tried.push(format!("{}: {reason}", place.display()));
                 }
@@ -251,36 +251,36 @@ impl Library {
         Ok(Library { functions, path, version })
     }
 
-    /// The same without what keeps a communicator when a group changes: ranks of which one has this make each round's
-    /// communicator anew. For whoever does not trust NCCL's shrink, revoke and grow.
+    /// This library without the functions that keep a communicator when a group changes. If one rank has it, all ranks
+    /// make each round's communicator anew. It is for those who do not trust NCCL's shrink, revoke and grow.
     #[must_use]
     pub fn that_renews(&self) -> Arc<Library> {
         let functions = Functions { shrink: None, revoke: None, grow: None, grow_id: None, ..self.functions };
         Arc::new(Library { functions, path: self.path.clone(), version: self.version })
     }
 
-    /// As NCCL counts: 22809 is 2.28.9.
+    /// The version as NCCL counts: 22809 is 2.28.9.
     pub fn version(&self) -> i32 {
         self.version
     }
 
-    /// The same, for people.
+    /// The version, for people.
     pub fn version_text(&self) -> String {
         version_text(self.version)
     }
 
-    /// Where it was found.
+    /// Its file.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What it can do for a group that changes.
+    /// Which functions it has for a group that changes.
     pub fn capabilities(&self) -> Capabilities {
         let Functions { shrink, revoke, grow, grow_id, .. } = &self.functions;
         Capabilities { shrink: shrink.is_some(), revoke: revoke.is_some(), grow: grow.is_some() && grow_id.is_some() }
     }
 
-    /// What a code means, and what NCCL had to say last.
+    /// NCCL's text for a code, and its last error message.
     pub(super) fn explain(&self, code: c_int) -> String {
         // SAFETY: both return strings that live as long as the library, or null; neither needs a communicator.
         let texts = unsafe { [(self.functions.error_string)(code), (self.functions.last_error)(std::ptr::null_mut())] };
@@ -296,8 +296,8 @@ impl Library {
     }
 }
 
-/// Where it may lie by itself: in the folders that are named, and where Python's packages put it, as `nvidia-nccl-cu12`
-/// and `nvidia-nccl-cu13` do.
+/// Files where NCCL may be: in the folders that the user names, and where the Python packages `nvidia-nccl-cu12` and
+/// `nvidia-nccl-cu13` put it.
 fn files(surroundings: &Surroundings, library_path: &OsStr) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = surroundings.folders.iter().map(|folder| folder.join(NAME)).collect();
     for prefix in &surroundings.prefixes {

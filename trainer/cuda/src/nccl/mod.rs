@@ -1,22 +1,24 @@
-//! NCCL, for sums between GPUs: loaded when the program runs, and recovered in the same process when the group
-//! changes. Not for what is summed, nor for the GPU itself: that is behind [`Device`].
+//! NCCL, for sums between GPUs. It is loaded when the program runs, and recovered in the same process when the group
+//! changes. The GPU itself is behind the trait [`Device`].
 //!
 //! ```text
-//! library        the shared library: found, loaded, asked which functions it has
+//! library        finds and loads the shared library, and asks which functions it has
 //! ordered        the sum in the order of the shards, as steps
-//! recovery       from the old members to the new ones: shrink, grow, or anew. Decides, calls nothing
-//! retry          when it is tried again after a failure. Decides, calls nothing
+//! recovery       decides how the communicator changes with the members: shrink, grow, or anew. Calls nothing
+//! retry          decides when NCCL is tried again after a failure. Calls nothing
 //! handle         one communicator: every call of NCCL, in one thread        nccl_thread   that thread
 //! communicator   the front: joins each round's group, runs operations, gives up on them
 //! ```
 //!
 //! NCCL never gives up by itself, and its abort is safe only while no thread is inside one of its calls. So one thread
-//! makes all calls, on a communicator that never blocks, and looks between them at the time and at a flag. Who is in the
-//! round, who has died, and the bytes by which a communicator begins, all come from the round's TCP
-//! [`Group`](elastic_collective::Group), whose peers have shown job and round: a late rank of an old round has no way in.
+//! makes all calls, on a communicator that never blocks, and between the calls it looks at the time and at a flag. Who
+//! is in the round, who has died, and the id by which a communicator begins, all come from the round's TCP
+//! [`Group`](elastic_collective::Group). Its peers have proved that they belong to the job and the round, so a late
+//! rank of an old round cannot join.
 //!
-//! Facts about NCCL are of its documentation and sources, 2.17 to 2.30. What is tested here is tested on a stand-in
-//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host: nothing in this module has been run on a GPU.
+//! Facts about NCCL come from its documentation and sources, 2.17 to 2.30. The tests use a stand-in
+//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host: nothing in this module has been run on
+//! a GPU.
 
 mod communicator;
 mod handle;
@@ -31,9 +33,9 @@ use std::ffi::c_void;
 pub use communicator::{Communicator, Joined};
 pub use library::{Library, LibraryError};
 
-/// The device of a rank, as far as a communicator needs it. It is used in one thread.
+/// The part of a rank's GPU that a communicator needs. It is used in one thread.
 pub trait Device: Send + 'static {
-    /// Makes it the device of the calling thread. Called first.
+    /// Makes it the device of the calling thread. It is called before the other methods.
     fn bind(&mut self) -> Result<(), String>;
 
     /// The stream that operations run on, a `cudaStream_t`; the same for as long as this lives.
@@ -42,21 +44,21 @@ pub trait Device: Send + 'static {
     /// Marks the end of what is on the stream, as by recording an event.
     fn mark(&mut self) -> Result<(), String>;
 
-    /// Has the stream do this.
+    /// Has the stream make a sum or a copy.
     fn add(&mut self, added: Added) -> Result<(), String>;
 
-    /// Whether all before the last mark is done. Must not block: a stream with a dead peer's operation never ends.
+    /// Whether all work before the last mark is done. It must not block: an operation with a dead peer never ends.
     fn is_done(&mut self) -> Result<bool, String>;
 }
 
-/// A sum of two, number by number, or a copy where there is but one. What it is written into may be one of the two.
+/// A sum of two spans, number by number, or a copy of one. It may be written into one of the two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Added {
-    /// The one that comes first in the order.
+    /// The first summand.
     pub left: Span,
-    /// The other, as long.
+    /// The second summand, of the same length. None for a copy.
     pub right: Option<Span>,
-    /// Where the result goes, as long.
+    /// Where the result goes, of the same length.
     pub into: Span,
 }
 
@@ -71,8 +73,8 @@ impl Span {
     /// `elements` 32-bit floats at `address`.
     ///
     /// # Safety
-    /// They are memory that the device can reach, and stay so, with nobody else at them, while an operation on them is
-    /// under way. An operation that fails is under way until the communicator's method has returned.
+    /// They are memory that the device can reach. While an operation on them is under way they stay so, and nobody else
+    /// uses them. An operation that fails is under way until the communicator's method has returned.
     #[allow(unsafe_code)]
     pub unsafe fn new(address: usize, elements: usize) -> Span {
         Span { address, elements }

@@ -1,4 +1,4 @@
-//! The one thread that calls NCCL. Others hand it work and wait for the answer.
+//! The one thread that calls NCCL. Other threads give it work and wait for the answer.
 
 use std::io;
 use std::sync::Arc;
@@ -13,18 +13,17 @@ use super::library::Library;
 
 type Work = Box<dyn FnOnce(&mut Handle) + Send>;
 
-/// How long its end is waited for: a process that ends in the middle of NCCL's abort may leave peers waiting.
+/// How long to wait for the thread's end: a process that ends in the middle of NCCL's abort may leave peers waiting.
 const END_TIME: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The thread. It ends when this is dropped, which waits for it, unless it is known to be lost; its communicator is
-/// aborted then.
+/// The thread. Dropping this ends it, aborts its communicator, and waits for it unless it is known to be lost.
 #[derive(Debug)]
 pub(super) struct NcclThread {
     works: Option<Sender<Work>>,
     interrupted: Arc<AtomicBool>,
     thread: JoinHandle<()>,
-    /// It is in a call that does not end.
+    /// Whether it is in a call that does not return.
     lost: bool,
 }
 
@@ -42,25 +41,25 @@ impl NcclThread {
         Ok(NcclThread { works: Some(works), interrupted, thread, lost: false })
     }
 
-    /// Has the thread do `work`. The answer comes when it is done.
+    /// Has the thread do `work`.
     pub(super) fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Handle) -> Result<T, Failure> + Send + 'static,
     ) -> Answer<T> {
         let (sender, receiver) = channel();
         self.interrupted.store(false, Ordering::Relaxed);
-        // Nobody may be left to hear the answer; and where the thread is gone, its end is the answer.
+        // Perhaps nobody waits for the answer any more. If the thread is gone, the closed channel is the answer.
         let work: Work = Box::new(move |handle| drop(sender.send(work(handle))));
         let _ = self.works.as_ref().map(|works| works.send(work));
         Answer(receiver)
     }
 
-    /// Has it give up what is under way, as soon as it is out of NCCL.
+    /// Has it give up its work as soon as the call of NCCL has returned.
     pub(super) fn interrupt(&self) {
         self.interrupted.store(true, Ordering::Relaxed);
     }
 
-    /// It will not come back.
+    /// Notes that its call will not return.
     pub(super) fn give_up(&mut self) {
         self.lost = true;
     }
@@ -76,11 +75,11 @@ impl Drop for NcclThread {
     }
 }
 
-/// What the thread will say.
+/// The thread's answer, which may still be to come.
 pub(super) struct Answer<T>(Receiver<Result<T, Failure>>);
 
 impl<T> Answer<T> {
-    /// The answer, if it is there within `time`.
+    /// The answer, if it comes within `time`.
     pub(super) fn wait(&self, time: Duration) -> Option<Result<T, Failure>> {
         match self.0.recv_timeout(time) {
             Ok(answer) => Some(answer),

@@ -1,9 +1,9 @@
-//! The sum in the fixed order of [`tree`](elastic_collective::tree), as steps for NCCL and the device. Plans; calls
+//! Plans the sum in the fixed order of [`tree`](elastic_collective::tree) as steps for NCCL and the device. Calls
 //! nothing.
 //!
-//! As over TCP, each rank owns a chunk of the sum. Everyone sends it the partial sums of that chunk, it completes the
-//! tree, and sends the finished chunk to all. NCCL only moves bytes here, so the bits depend on neither its algorithms
-//! nor the number of ranks.
+//! As over TCP, each rank owns a chunk of the sum. All other ranks send it their partial sums of that chunk; it
+//! completes the tree, and sends the finished chunk to all. NCCL only moves bytes here, so the bits of the sum depend
+//! neither on its algorithms nor on the number of ranks.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -13,7 +13,7 @@ use elastic_collective::tree::{Node, cover, shards_of};
 
 use super::{Added, Span};
 
-/// What one rank does for a sum, stage after stage.
+/// One rank's steps of a sum: it exchanges partial sums, adds, and exchanges finished chunks.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) partials: Moves,
@@ -21,7 +21,7 @@ pub(super) struct Plan {
     pub(super) finished: Moves,
 }
 
-/// To whom what goes, and what comes from whom.
+/// What a rank sends to which peer, and what it receives from which peer.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Moves {
     pub(super) sends: Vec<(u32, Span)>,
@@ -37,7 +37,7 @@ fn nodes(shards: u32, rank: u32, ranks: u32) -> Vec<Node> {
     cover(shards, &shards_of(rank, ranks, shards))
 }
 
-/// How many numbers of others a rank has to hold for a sum of `elements`.
+/// How many numbers of other ranks a rank holds during a sum of `elements`.
 pub(super) fn staging_elements(shards: u32, rank: u32, ranks: u32, elements: usize) -> usize {
     let peers = (0..ranks).filter(|&peer| peer != rank);
     chunk(elements, rank, ranks).len() * peers.map(|peer| nodes(shards, peer, ranks).len()).sum::<usize>()
@@ -52,7 +52,8 @@ pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, 
     assert!(staging.elements >= needed, "room for {needed} numbers of the other ranks");
 
     let (mut partials, mut finished) = (Moves::default(), Moves::default());
-    // Every node that some rank has whole, and where its part of this rank's chunk is; whether it may be overwritten.
+    // Every node that lies whole in one rank's shards, where its part of this rank's chunk is, and whether that place
+    // may be overwritten.
     let mut known: Vec<(Node, Span, bool)> = Vec::new();
     known.extend(my_nodes.iter().zip(own).map(|(&node, partial)| (node, partial.part(mine.clone()), false)));
     let result = sum.part(mine.clone());
@@ -83,9 +84,9 @@ pub(super) fn plan(shards: u32, rank: u32, ranks: u32, own: &[Span], sum: Span, 
     Plan { partials, adds, finished }
 }
 
-/// Where the sum under `node` is, once `adds` are done, and whether that place may be overwritten. Two nodes that one
-/// rank has whole are never neighbours, or it would have their parent whole. So of two that are added, one is in a place
-/// that may be overwritten.
+/// Where the sum under `node` is once `adds` are done, and whether that place may be overwritten. The two children of a
+/// node are never both this rank's own partial sums, since its partial sum would then be of the parent. So of two
+/// summands, at least one is in a place that may be overwritten.
 fn add_tree(node: Node, into: Option<Span>, known: &[(Node, Span, bool)], adds: &mut Vec<Added>) -> (Span, bool) {
     if let Some(&(_, place, free)) = known.iter().find(|(other, ..)| *other == node) {
         return (place, free);

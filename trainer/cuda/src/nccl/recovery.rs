@@ -1,10 +1,11 @@
-//! How a communicator goes from the members of one round to those of the next. Decides; calls nothing. All ranks decide
-//! over the same words, and so alike.
+//! Decides how a communicator goes from the members of one round to those of the next. Calls nothing. All ranks decide
+//! from the same numbers, and so decide alike.
 //!
-//! A communicator that is made anew takes longest, and always works. One that shrinks or grows keeps what survivors have
-//! set up among themselves. NCCL's terms for that: shrinking keeps the order of those who stay, and needs nobody else;
-//! growing keeps every number, and puts whoever comes behind them. One whose operation was given up must be revoked
-//! first, by all who hold it: that ends what is under way, and clears the error that would otherwise fail the shrink.
+//! To make a communicator anew takes longest, and always works. To shrink or to grow one keeps the connections between
+//! the members that stay. NCCL's rules: a shrink keeps the order of the members that stay, and only they take part. A
+//! grow keeps every rank, and gives new members the ranks after them. A communicator whose operation was given up must
+//! first be revoked by all its members that stay: that ends the operation, and clears the error, which would otherwise
+//! fail the shrink.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -39,9 +40,9 @@ pub struct Held {
 /// What a rank of the new round comes with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankState {
-    /// Its communicator, if it has one that is of use.
+    /// Its communicator, if it has one that can be used.
     pub held: Option<Held>,
-    /// Its library.
+    /// What its library can do.
     pub can: Capabilities,
     /// That library's version, as NCCL counts: 22809 is 2.28.9.
     pub version: i32,
@@ -50,16 +51,16 @@ pub struct RankState {
 /// How the new round's communicator is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// Members have left, nobody came.
+    /// Members have left, and none have come.
     Shrink {
         /// The old numbers of those that left.
         without: Vec<u32>,
-        /// All who stay revoke it first.
+        /// Whether the members that stay revoke it first.
         revoke: bool,
     },
-    /// Members have come, nobody left.
+    /// Members have come, and none have left.
     Grow,
-    /// All other changes.
+    /// Anew, after any other change.
     Renew,
 }
 
@@ -82,8 +83,8 @@ impl RankState {
     }
 }
 
-/// Who has which version, in words, where not all have the same: such ranks cannot make a communicator. NCCL's versions
-/// do not understand each other, and need not notice it.
+/// Which ranks have which version of NCCL, in words, if not all have the same. Such ranks cannot make a communicator:
+/// different versions do not understand each other, and may not notice it.
 pub fn unlike(ranks: &[RankState]) -> Option<String> {
     let mut by_version: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
     for (rank, state) in ranks.iter().enumerate() {
@@ -101,7 +102,7 @@ pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// The way to the round of these ranks, in their new order.
+/// How the communicator of these ranks, in their new order, is made.
 pub fn decide(ranks: &[RankState]) -> Way {
     let all_can = |what: fn(Capabilities) -> bool| ranks.iter().all(|state| what(state.can));
     let Some(newest) = ranks.iter().filter_map(|state| state.held).max_by_key(|held| held.round) else {
@@ -137,7 +138,7 @@ mod tests {
 
     const ALL: Capabilities = Capabilities { shrink: true, revoke: true, grow: true };
 
-    /// Of a communicator of three, made in round 7.
+    /// A member of a communicator of three, made in round 7.
     fn was(rank: u32) -> RankState {
         RankState { held: Some(Held { round: 7, rank, world_size: 3, revoked: false }), ..NEW }
     }

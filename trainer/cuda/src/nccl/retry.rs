@@ -1,12 +1,12 @@
-//! When NCCL is tried again after it has failed. Decides; calls nothing.
+//! Decides when NCCL is tried again after a failure. Calls nothing.
 //!
-//! Each rank keeps what it knows of failures, and all exchange that when a round forms. The largest numbers count, so
-//! that ranks which joined later, or which had better luck, decide as the others do.
+//! Each rank counts the failures that it has seen, and the ranks exchange the counts when a round forms. The largest
+//! numbers count, so that ranks which joined later, or for which NCCL has not failed, decide as the others do.
 //!
 //! ```text
 //! a sum fails, the first in its round      all ranks make a new communicator, in the same round
-//! another one, or no communicator is made  the round goes on over TCP; NCCL is tried again in the next round
-//! the same in the round that tries again   then after 2 rounds, 4, 8, … 64
+//! a second one, or no communicator         the round goes on over TCP; NCCL is tried again in the next round
+//! the same in the round that tries again   NCCL is tried again after 2 rounds, then after 4, 8, … 64
 //! a round goes well over NCCL              its failures are forgotten
 //! ```
 
@@ -18,11 +18,11 @@ const LONGEST_WAIT: u64 = 64;
 /// What a rank knows of NCCL's failures in its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Failures {
-    /// All of them, since the oldest of the ranks began.
+    /// All failures since the oldest of the ranks began.
     pub total: u64,
-    /// Rounds in a row that had to go on without NCCL because it failed.
+    /// Rounds in a row that went on without NCCL because it failed.
     pub in_a_row: u64,
-    /// The first round that may try it.
+    /// The first round that may try NCCL.
     pub not_before: u64,
     /// The round after the one in which a sum failed last; 0 for none.
     pub after_sum: u64,
@@ -71,7 +71,7 @@ impl Failures {
     }
 }
 
-/// From a round that failed to the one that tries again, after so many failures in a row.
+/// How many rounds after a failed one NCCL is tried again, after so many failures in a row.
 fn wait_after(in_a_row: u64) -> u64 {
     let doublings = in_a_row.saturating_sub(1).min(u64::from(LONGEST_WAIT.ilog2()));
     1 << doublings
