@@ -1,9 +1,9 @@
 //! How the ranks of a round find each other.
 //!
-//! Rank 0 listens on the master's port; or, where its agent serves a store there, on any, and says in the store which.
-//! Every other rank opens a port of its own, says hello to rank 0, and learns all
-//! addresses once everyone has come; then each connects to the ranks below it and accepts those above. Each connection
-//! starts with a hello that carries job, round, rank and settings, and a peer that does not belong is told why.
+//! Rank 0 listens on the master's port. If its agent serves a store there, rank 0 listens on any free port and
+//! publishes it in the store. Every other rank opens a port, says hello to rank 0, and gets all addresses once all
+//! ranks have come. Then each rank connects to the ranks below it and accepts those above. Each connection starts with
+//! a hello that carries job, round, rank and settings. A peer that does not belong to the group is told why.
 
 mod store;
 
@@ -20,15 +20,15 @@ use tracing::{debug, warn};
 use super::{CollectiveError, Place};
 use crate::stop::{GLANCE, Stop};
 
-/// Starts each message, so that a stranger's bytes are told from a peer's.
+/// The start of each message, which distinguishes a peer from another program.
 const MAGIC: [u8; 8] = *b"ELASTIC1";
 const PREFIX: usize = MAGIC.len() + 4;
-/// Longest hello: settings are a line of words. Answers carry an address for each rank.
+/// The longest hello, whose settings are a line of words, and the longest answer, which has an address for each rank.
 const MAX_HELLO: usize = 16 * 1024;
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
-/// How long a stranger may keep a connection without saying hello.
+/// How long a connection may be open without a hello.
 const HELLO_TIME: Duration = Duration::from_secs(5);
-/// One attempt to connect; a stop waits at most this long.
+/// The time of one attempt to connect. A stop may have to wait this long.
 const CONNECT_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ struct Hello {
     rank: u32,
     world_size: u32,
     settings: String,
-    /// Where this rank accepts those above it; its address is seen by whom it greets.
+    /// The port where this rank accepts those above it. The receiver of the hello sees its address.
     port: u16,
 }
 
@@ -50,7 +50,7 @@ enum Answer {
     Refused(String),
 }
 
-/// One bootstrap: whom to serve, and until when.
+/// One bootstrap.
 struct Bootstrap<'a> {
     place: &'a Place,
     stop: &'a Stop,
@@ -58,7 +58,7 @@ struct Bootstrap<'a> {
     time: Duration,
 }
 
-/// Connects to all peers; the answer is by rank. Sockets do not block and send at once.
+/// Connects to all peers. Returns the sockets by rank; they do not block, and send without delay.
 pub(super) fn connect(place: &Place, time: Duration, stop: &Stop) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let mut links: Vec<Option<TcpStream>> = (0..place.world_size).map(|_| None).collect();
     if place.world_size > 1 {
@@ -86,8 +86,8 @@ impl Bootstrap<'_> {
         for (rank, link) in links.iter().enumerate() {
             let Some(link) = link else { continue };
             let lost = |cause: io::Error| CollectiveError::PeerLost { rank, cause: cause.to_string() };
-            // A member on this host may have come by the loopback device, where others cannot reach it: they reach it
-            // at the address at which they reached this process.
+            // A member on this host may have come through the loopback device, where other hosts cannot reach it. They
+            // reach it at the address at which they have reached this process.
             let here = link.local_addr().map_err(lost)?.ip();
             let mut addresses = Vec::with_capacity(links.len() - 1);
             for (other, port) in links.iter().zip(&ports).skip(1) {
@@ -118,7 +118,7 @@ impl Bootstrap<'_> {
         self.accept(&listener, rank + 1..links.len(), links, |_, _| {})
     }
 
-    /// Says hello and waits for the answer.
+    /// Says hello, waits for the answer, and returns its addresses.
     fn greet(&self, link: &TcpStream, rank: usize, port: u16) -> Result<Vec<SocketAddr>, CollectiveError> {
         let Place { job, round, rank: own_rank, world_size, settings, .. } = self.place.clone();
         self.send(link, rank, &Hello { job, round, rank: own_rank, world_size, settings, port })?;
@@ -133,8 +133,8 @@ impl Bootstrap<'_> {
         }
     }
 
-    /// Accepts the peers in `expected`; `on_hello` hears each one's rank and port. Rank 0 answers later, when it knows
-    /// all addresses; the others at once.
+    /// Accepts the peers in `expected`, and calls `on_hello` with each one's rank and port. Rank 0 answers later, when
+    /// it knows all addresses; the other ranks answer at once.
     fn accept(
         &self,
         listener: &TcpListener,
@@ -152,7 +152,7 @@ impl Bootstrap<'_> {
             }
             while let Ok((visitor, address)) = listener.accept() {
                 debug!(%address, "a peer connects");
-                // Room for every peer and some strangers; the longest silent one makes way.
+                // There is room for every peer and 16 others. Then the connection that was silent longest is closed.
                 if visitors.len() > links.len() + 16 {
                     visitors.remove(0);
                 }
@@ -175,7 +175,7 @@ impl Bootstrap<'_> {
                         }
                         Err(reason) => {
                             warn!(%reason, "refused a peer");
-                            // It hears why if it can; it is none of ours in any case.
+                            // If it cannot be told why, that is no error of this group's.
                             let _ = self.send(&visitor, hello.rank as usize, &Answer::Refused(reason));
                         }
                     },
@@ -191,7 +191,7 @@ impl Bootstrap<'_> {
         }
     }
 
-    /// The rank that a hello may take, or why none.
+    /// The rank of the peer that sends this hello, or why it is refused.
     fn judge(&self, hello: &Hello, expected: &Range<usize>, links: &[Option<TcpStream>]) -> Result<usize, String> {
         let Place { job, round, rank, world_size, settings, .. } = self.place;
         let rank_there = hello.rank as usize;
@@ -212,7 +212,7 @@ impl Bootstrap<'_> {
         }
     }
 
-    /// Connects to a peer, trying again until it listens.
+    /// Connects to a peer, and tries again until it listens.
     fn dial(
         &self,
         rank: usize,
@@ -278,12 +278,13 @@ impl Bootstrap<'_> {
         self.time.saturating_sub(self.started.elapsed())
     }
 
-    /// Sleeps until a socket is ready or it is time to look round; fails at the deadline, a stop, or when a later round forms.
+    /// Sleeps until a socket is ready, at most for [`GLANCE`]. Fails at the deadline, at a stop, or when a later round
+    /// forms.
     fn wait(&self, links: &[(&TcpStream, PollFlags)], missing: &[usize]) -> Result<(), CollectiveError> {
         self.wait_for(links.iter().map(|(link, flags)| (None, PollFd::new(*link, *flags))).collect(), missing)
     }
 
-    /// As [`wait`](Self::wait); also fails when a socket that belongs to a rank reports its end.
+    /// As [`wait`](Self::wait). It also fails when the socket of a rank reports its end.
     fn wait_for(&self, watched: Vec<(Option<usize>, PollFd<'_>)>, missing: &[usize]) -> Result<(), CollectiveError> {
         if self.stop.is_raised() {
             return Err(CollectiveError::Stopped);
@@ -311,14 +312,14 @@ impl Bootstrap<'_> {
     }
 }
 
-/// A message as it arrives. Reads no byte beyond it: those belong to the first operation.
+/// A message as it arrives. No byte after it is read, since those belong to the first operation.
 #[derive(Debug, Default)]
 struct Message {
     bytes: Vec<u8>,
 }
 
 impl Message {
-    /// The message once it is complete; none before.
+    /// The message, or none if it is not complete yet.
     fn read<T: DeserializeOwned>(&mut self, mut link: &TcpStream, limit: usize) -> io::Result<Option<T>> {
         let invalid = |what: String| io::Error::new(ErrorKind::InvalidData, what);
         loop {
@@ -357,7 +358,7 @@ fn prepare(link: &TcpStream) -> io::Result<()> {
     link.set_nonblocking(true)
 }
 
-/// Opens a port. The standard library sets SO_REUSEADDR, without which the port that an agent holds (bound, not
+/// Opens a port. The standard library sets SO_REUSEADDR; without it, the port that an agent holds (bound, not
 /// listening) would be refused.
 fn listen(address: SocketAddr) -> Result<TcpListener, CollectiveError> {
     TcpListener::bind(address).map_err(|cause| listen_error(address, cause))
@@ -367,7 +368,8 @@ fn listen_error(address: SocketAddr, cause: io::Error) -> CollectiveError {
     CollectiveError::Listen { addr: address.to_string(), cause }
 }
 
-/// Where a rank listens whose master is there: where all are on this host, nobody else needs to reach it.
+/// The address at which a rank listens, given the master's. If the master's is a loopback address, all ranks are on
+/// this host, and no other host needs to reach it.
 fn listening(master: IpAddr) -> IpAddr {
     match master {
         master if master.is_loopback() => master,

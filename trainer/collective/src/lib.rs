@@ -1,19 +1,19 @@
 //! Collective operations between the ranks of one round, over TCP.
 //!
 //! ```text
-//! bootstrap   every rank finds every other through rank 0, and shows job, round and settings
+//! bootstrap   connects every rank with every other, through rank 0; compares job, round and settings
 //! peer_stream one operation's bytes to and from one peer; waiting, deadlines, lost peers
 //! ring        all-reduce for large buffers          pairwise   all-reduce for small ones, broadcast
-//! spread      from the ranks that hold the state, or parts of it, to those that do not, at once
+//! spread      copies the state, or parts of it, from the ranks that hold it to the others, all at once
 //! ordered     all-reduce of shard sums in the fixed order of `tree`
-//! order       the one or the other sum, as is asked for
-//! recorder    the last operations and how far they came, for when one is given up
-//! stop        the wish to stop, or to change over to a later round, for all that waits
+//! order       which of the two sums a step uses
+//! recorder    the last operations, and how far they came, for when one is given up
+//! stop        the request to stop, or to change to a later round, for everything that waits
 //! ```
 //!
-//! Operations are called in the same order with the same sizes on every rank. The first error ends the group: what its
-//! buffers then hold is undefined, and its peers will see it leave. Nothing is encrypted or authenticated, as with NCCL
-//! and Gloo: the network between workers must be a trusted one.
+//! Operations are called in the same order with the same sizes on every rank. The first error ends the group: the
+//! contents of its buffers are then undefined, and its peers see it leave. Nothing is encrypted or authenticated, as
+//! with NCCL and Gloo: the network between workers must be a trusted one.
 
 mod bootstrap;
 mod order;
@@ -59,18 +59,18 @@ pub struct Place {
     pub master_addr: String,
     /// Port on which rank 0 listens, or, with `agent_store`, its agent's TCPStore.
     pub master_port: u16,
-    /// Rank 0 listens where the kernel lets it, and says so in the store.
+    /// Whether rank 0 listens on any free port, and publishes it in the store.
     pub agent_store: bool,
-    /// What the ranks compute, in words. A peer with other settings is refused.
+    /// What the ranks compute, in words. A peer with different settings is refused.
     pub settings: String,
 }
 
 /// How long to wait for peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// For all of them to appear.
+    /// Until all of them have connected.
     pub form: Duration,
-    /// For one operation to end, from its start.
+    /// From the start of an operation to its end.
     pub operation: Duration,
 }
 
@@ -85,7 +85,7 @@ pub enum CollectiveError {
         /// What its socket said.
         cause: String,
     },
-    /// A peer ended its part as planned while this rank still needed it.
+    /// A peer left as planned while this rank still needed it.
     #[error("rank {rank} left")]
     PeerLeft {
         /// The peer.
@@ -100,16 +100,16 @@ pub enum CollectiveError {
         /// Time since the operation's start.
         waited: Duration,
     },
-    /// Peers never appeared.
+    /// Peers did not connect in time.
     #[error("rank {} did not appear within {:.1} s (--form-timeout sets the limit)",
         list_ranks(ranks), waited.as_secs_f64())]
     Missing {
-        /// Who.
+        /// These peers.
         ranks: Vec<usize>,
         /// Time since the start.
         waited: Duration,
     },
-    /// The peer wants nothing to do with this process.
+    /// A peer refused this process: it belongs to another group.
     #[error("refused by rank {rank}: {reason}")]
     Refused {
         /// The peer.
@@ -117,7 +117,7 @@ pub enum CollectiveError {
         /// Its reason.
         reason: String,
     },
-    /// Ranks disagree on what comes next: a fault in the program.
+    /// Ranks are in different operations: an error in the program.
     #[error("rank {rank} is at {theirs}, this rank at {ours}: the ranks do not run the same steps")]
     OutOfStep {
         /// The peer.
@@ -127,14 +127,14 @@ pub enum CollectiveError {
         /// The operation this rank is in.
         ours: String,
     },
-    /// A peer's port never answered.
+    /// There was no connection to a peer in time.
     #[error("no connection to rank {rank} within {:.1} s (--form-timeout sets the limit): {cause}", waited.as_secs_f64())]
     Unreachable {
         /// The peer.
         rank: usize,
         /// Time since the start.
         waited: Duration,
-        /// What the last attempt met.
+        /// The error of the last attempt.
         cause: Box<CollectiveError>,
     },
     /// An address cannot be used.
@@ -145,7 +145,7 @@ pub enum CollectiveError {
         /// Why.
         cause: String,
     },
-    /// No port to be reached at.
+    /// A port cannot be opened.
     #[error("cannot listen on {addr}: {cause}{}", if cause.kind() == io::ErrorKind::AddrInUse {
         "; another program has MASTER_PORT, choose a free one" } else { "" })]
     Listen {
@@ -157,15 +157,15 @@ pub enum CollectiveError {
     /// NCCL or the device below it failed.
     #[error("NCCL: {cause}")]
     Nccl {
-        /// What it says.
+        /// What it reports.
         cause: String,
-        /// It says that a peer, or the way to one, is the cause.
+        /// Whether it reports that a peer, or the connection to one, is the cause.
         remote: bool,
     },
-    /// NCCL keeps a thread in a call that does not end.
+    /// A call of NCCL does not return.
     #[error("NCCL does not come back from {what}; only an end of this process can end that")]
     Stuck {
-        /// What it was asked for.
+        /// The operation.
         what: &'static str,
     },
     /// A later round is forming.
@@ -180,7 +180,7 @@ pub enum CollectiveError {
 }
 
 impl CollectiveError {
-    /// Whose fault it is, as far as this rank can know.
+    /// Whether this rank or a peer has failed, as far as this rank can know.
     pub fn class(&self) -> FailureClass {
         match self {
             Self::PeerLost { .. }
@@ -194,30 +194,30 @@ impl CollectiveError {
         }
     }
 
-    /// Whether somebody wanted this: a stop, a later round, a peer that left in good order.
+    /// Whether this was planned: a stop, a later round, or a peer that left as planned.
     pub fn is_planned(&self) -> bool {
         matches!(self, Self::PeerLeft { .. } | Self::Superseded { .. } | Self::Stopped)
     }
 }
 
-/// Ranks, for a reader.
+/// Ranks as text.
 pub fn list_ranks(ranks: &[usize]) -> String {
     ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The ranks of a round, connected each with each.
+/// The ranks of a round, each connected with every other.
 #[derive(Debug)]
 pub struct Group {
     round: u64,
     rank: usize,
     world_size: usize,
-    /// By rank; none at this one's place.
+    /// The connections by rank; none for this rank itself.
     links: Vec<Option<TcpStream>>,
-    /// Peers that ended as they should and are not waited for.
+    /// Whether each peer has left as planned, by rank.
     departed: Vec<bool>,
     /// Operations begun, over any transport.
     operations: u64,
-    /// Those over these links. Peers compare it.
+    /// Operations begun over these links. Peers compare this number.
     exchanges: u64,
     patience: Patience,
     stop: Stop,
@@ -225,9 +225,9 @@ pub struct Group {
     recorder: Recorder,
     /// The operation under way.
     recorded: Option<Recorded>,
-    /// What it waited for last.
+    /// What the operation waited for last.
     interests: Vec<Interest>,
-    /// Its bytes to and from each peer, by rank.
+    /// The operation's bytes to and from each peer, by rank.
     traffic: Vec<Traffic>,
 }
 
@@ -235,7 +235,7 @@ pub struct Group {
 #[derive(Debug, Clone, Copy)]
 struct Recorded {
     sequence: u64,
-    /// Whether its bytes go through this group's links: else they are not known.
+    /// Whether its bytes go through this group's links. If not, their number is not known.
     own: bool,
 }
 
@@ -246,8 +246,8 @@ struct Traffic {
 }
 
 impl Group {
-    /// Finds all peers of `place` and connects to each. Returns when this rank is connected to all. Gives up as soon as
-    /// a later round forms; an operation does so when it has had its time.
+    /// Finds all peers of `place` and connects to each. Gives up as soon as a later round forms. An operation does so
+    /// only when [`Forming::give_up`](stop::Forming::give_up) has come.
     pub fn form(place: &Place, patience: Patience, stop: Stop) -> Result<Group, CollectiveError> {
         let links = bootstrap::connect(place, patience.form, &stop)?;
         Ok(Group {
@@ -268,12 +268,12 @@ impl Group {
         })
     }
 
-    /// Has its operations recorded where those of other rounds are.
+    /// Records its operations in `recorder`, where those of other rounds are.
     pub fn recorded_by(self, recorder: &Recorder) -> Group {
         Group { recorder: recorder.clone(), ..self }
     }
 
-    /// Waits for its peers as `patience` says from now on.
+    /// The same group, with another patience from now on.
     pub fn with_patience(self, patience: Patience) -> Group {
         Group { patience, ..self }
     }
@@ -288,8 +288,8 @@ impl Group {
         self.world_size as u32
     }
 
-    /// Replaces `data` by its sum over all ranks, which is the same in every bit on all of them. The order of the sum
-    /// depends on their number: see [`ordered_sum`](Self::ordered_sum) for one that does not.
+    /// Replaces `data` by its sum over all ranks. All ranks get the same bits. The order of the sum depends on the
+    /// number of ranks; that of [`ordered_sum`](Self::ordered_sum) does not.
     pub fn all_reduce(&mut self, data: &mut [f32]) -> Result<(), CollectiveError> {
         let result = match self.world_size {
             1 => Ok(()),
@@ -299,12 +299,12 @@ impl Group {
         self.ended(result)
     }
 
-    /// Adds the shards' buffers in the order of [`tree`]. The sum is the same on all ranks and for every number of ranks.
-    /// `sum`, where it will be, holds that of the first node of this rank's [`tree::cover`]; `rest` are those of the others,
-    /// in their order. What a rank without shards has in `sum` does not count. The ranks' `vote`s travel along; the answer
-    /// has each bit that any of them set.
+    /// Adds the shards' buffers in the order of [`tree`]. All ranks get the same bits, and the bits are the same for
+    /// every number of ranks. At the call, `sum` holds the partial sum of the first node of this rank's
+    /// [`tree::cover`], and `rest` has those of the other nodes, in their order. On a rank without shards the contents
+    /// of `sum` do not count. The ranks' `vote`s are sent with the sum, and the result is the bitwise OR of all votes.
     ///
-    /// After an error `sum` may hold anything.
+    /// After an error the contents of `sum` are undefined.
     ///
     /// # Panics
     /// When `rest` does not fit the rank's cover or the length of `sum`.
@@ -319,20 +319,20 @@ impl Group {
         self.ended(result)
     }
 
-    /// Copies rank 0's `data` to all ranks. The length must be the same everywhere.
+    /// Copies rank 0's `data` to all ranks. The length must be the same on all ranks.
     pub fn broadcast(&mut self, data: &mut [u8]) -> Result<(), CollectiveError> {
         let result = pairwise::broadcast(self, data);
         self.ended(result)
     }
 
-    /// Each rank's `values`, by rank.
+    /// The `values` of all ranks, by rank.
     pub fn gather<const N: usize>(&mut self, values: [u64; N]) -> Result<Vec<[u64; N]>, CollectiveError> {
         let result = spread::gather(self, values);
         self.ended(result)
     }
 
-    /// Copies `data` from the ranks for which `holds` is set, by rank, and which hold the same, to all others. Each
-    /// sends its part to everyone. The length must be the same everywhere.
+    /// Copies `data` from the ranks for which `holds` is set to all others. `holds` is by rank, and all holders have
+    /// the same data; each sends its part to all others. The length must be the same on all ranks.
     ///
     /// # Panics
     /// When no rank holds it.
@@ -341,8 +341,9 @@ impl Group {
         self.ended(result)
     }
 
-    /// Copies each rank's part of `data` to all others. The parts lie one behind another; `ends` says where, by rank. The
-    /// length must be the same everywhere. Time counts from the last byte that has come.
+    /// Copies each rank's part of `data` to all others. The parts follow each other, and `ends` has the end of each, by
+    /// rank. The length must be the same on all ranks. The operation's time counts from the last byte that was sent or
+    /// received.
     pub fn share(&mut self, ends: &[usize], data: &mut [u8]) -> Result<(), CollectiveError> {
         let result = spread::share(self, ends, data);
         self.ended(result)
@@ -366,7 +367,7 @@ impl Group {
         result
     }
 
-    /// Numbers and records an operation that another transport does for these ranks.
+    /// Numbers and records an operation that these ranks do over another transport.
     pub fn begin_beside(&mut self, transport: &'static str, name: &'static str, bytes: u64) -> Instant {
         self.note(transport, name, bytes)
     }
@@ -376,13 +377,13 @@ impl Group {
         self.round
     }
 
-    /// How long peers are waited for.
+    /// How long to wait for peers.
     pub fn patience(&self) -> Patience {
         self.patience
     }
 
-    /// How far the operation under way, which `error` has ended, is with each peer. One that is gone may be noticed
-    /// before anybody is waited for.
+    /// How far the operation under way, which `error` has ended, has come with each peer. A peer that is gone may be
+    /// noticed before the operation has waited for any.
     fn how_far(&self, error: &CollectiveError) -> Vec<Peer> {
         let gone = match error {
             CollectiveError::PeerLost { rank, .. } | CollectiveError::PeerLeft { rank } => Some(*rank),
@@ -399,11 +400,11 @@ impl Group {
         peers.map(peer).collect()
     }
 
-    /// Leaves as planned: peers that still wait for others are not disturbed. Dropping the group without it looks to
-    /// the peers like a death.
+    /// Leaves as planned: it does not disturb peers that still wait for other ranks. If the group is dropped without
+    /// this call, the peers take this rank for dead.
     pub fn leave(self) {
         for link in self.links.iter().flatten() {
-            // A peer that is gone already needs no farewell.
+            // A peer that is gone already need not be told.
             let _ = peer_stream::send_farewell(link).and_then(|()| link.shutdown(Shutdown::Write));
         }
     }

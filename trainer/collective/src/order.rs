@@ -1,4 +1,4 @@
-//! In which order ranks add what they have: the shards', or whichever is quickest.
+//! In which order the ranks add gradients: in the shards' order, or in the quickest.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use super::{CollectiveError, Group, pairwise};
 /// In which order the gradients of a step are added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum SumOrder {
-    /// The shards' own: a sum has the same bits for every number of ranks.
+    /// The order of the shards: a sum has the same bits for every number of ranks.
     #[default]
     Fixed,
-    /// Any: first each rank's own, then theirs, by the quickest all-reduce. All ranks get the same bits, but for another
-    /// number of ranks they are others.
+    /// Any order: each rank adds its own shards, and the quickest all-reduce adds the ranks' sums. All ranks get the
+    /// same bits, but another number of ranks gives other bits.
     Any,
 }
 
@@ -28,9 +28,9 @@ impl fmt::Display for SumOrder {
 }
 
 impl Group {
-    /// Adds the shards' buffers in this order, the same on all ranks. `sum` and `rest` are as for
-    /// [`ordered_sum`](Self::ordered_sum). With a `vote` on all ranks the answer has each bit that any of them set; without,
-    /// on all ranks, it is 0.
+    /// Adds the shards' buffers in this order, which is the same on all ranks. `sum` and `rest` are as for
+    /// [`ordered_sum`](Self::ordered_sum). Either all ranks have a `vote`, and the result is the bitwise OR of all
+    /// votes; or none has, and the result is 0.
     ///
     /// # Panics
     /// When `rest` does not fit the rank's cover or the length of `sum`.

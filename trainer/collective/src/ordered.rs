@@ -1,15 +1,16 @@
-//! The all-reduce whose result does not depend on the number of ranks: shard sums are added in the order of
-//! [`tree`](super::tree). Not the fastest sum, but a ring's bytes when shares are even.
+//! The all-reduce whose result does not depend on the number of ranks: the shards' sums are added in the order of
+//! [`tree`](super::tree). It is not the fastest sum, but it sends as many bytes as a ring when the shares are even.
 //!
-//! The buffer is cut into one chunk for each rank, its owner. Each rank sends its partial sums of a chunk to the owner,
-//! which completes the tree and sends the finished chunk to all. Both halves are one byte stream to each peer, cut into
-//! segments: a segment is added as soon as all peers have sent it, and goes out while the next ones come in. What a peer
-//! sends too early waits in the socket, so that what is added is still in the processor's cache. A finished segment may
-//! take the place of this rank's own part of it: its owner had that before.
+//! The buffer is cut into one chunk for each rank, which owns it. Each rank sends its partial sums of a chunk to the
+//! owner, which completes the tree and sends the finished chunk to all. To each peer, both halves are one byte stream,
+//! cut into segments: a segment is added as soon as all peers have sent it, and is sent while the next ones are
+//! received. What a peer sends too early waits in the socket, so that the numbers to add are still in the processor's
+//! cache. A finished segment may overwrite this rank's own part of it, which its owner has already received.
 //!
-//! Of a small buffer every rank owns all: each sends its partial sums to all, and each adds the same numbers in the same
-//! order. One way through the network in place of two. Where ranks and shards are powers of two, their nodes are
-//! neighbours by pairs, pairs of pairs and so on, and are added [pairwise](super::pairwise), in fewer messages.
+//! Of a small buffer every rank owns everything: each rank sends its partial sums to all, and all add the same numbers
+//! in the same order. So the data crosses the network once, not twice. If the numbers of ranks and shards are powers of
+//! two, the ranks' nodes are neighbours in the tree by pairs, pairs of pairs and so on, and are added
+//! [pairwise], in fewer messages.
 
 use std::ops::Range;
 
@@ -23,39 +24,40 @@ const SEGMENT_BYTES: usize = 64 * 1024;
 
 const SEGMENT: usize = SEGMENT_BYTES / size_of::<f32>();
 
-/// Segments of a peer's partial sums that are held at most.
+/// The most segments of a peer's partial sums that are held.
 const WINDOW: usize = 4;
 
-/// Segments by which what is sent to a peer may be ahead of what has come from it. Both have about as much for each other.
-/// What is sent to a peer that does not read yet fills its socket beyond what it said it has room for; Linux then drops
-/// packets that nothing follows, and repeats them after 200 ms.
+/// By how many segments the bytes sent to a peer may be ahead of those received from it; both have about as much for
+/// each other. Bytes sent to a peer that does not read yet would fill its socket beyond the room that it has announced.
+/// Linux then drops the last packets, and repeats them only after 200 ms.
 const LEAD: usize = 8;
 
-/// Numbers of a segment that are added at a time. What is copied and added for them stays in the nearest cache.
+/// Numbers of a segment that are added at a time, few enough that they stay in the nearest cache.
 const BLOCK: usize = 2048;
 
-/// Buffers up to this many bytes are added by every rank. Not longer than a segment.
+/// Buffers up to this many bytes are added by every rank. It is not more than a segment.
 const EVERYWHERE_BYTES: usize = 32 * 1024;
 
-/// Room for windows of the peers' partial sums, kept from call to call: fresh pages cost more than the sums.
+/// Room for the peers' partial sums. It is kept from call to call, since fresh pages would cost more time than the
+/// sums.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
-    /// By rank.
+    /// The window of each peer's partial sums, by rank.
     received: Vec<Vec<f32>>,
-    /// This rank's first partial sum of a block, in whose place the sum is made.
+    /// A block of this rank's first partial sum, which the sum overwrites.
     own: Vec<f32>,
     /// For the inner nodes of the tree.
     scratch: Vec<Vec<f32>>,
 }
 
-/// One peer's streams: partial sums first, finished chunks after them.
+/// The streams to and from one peer: first partial sums, then finished chunks.
 struct Stream {
     peer_stream: PeerStream,
-    /// Partial sums of each element to it, their bytes, and bytes sent in all.
+    /// Partial sums of each element that go to it, the bytes of all of them, and the bytes sent so far.
     nodes_out: usize,
     partials_out: usize,
     sent: usize,
-    /// Bytes of partial sums from it, and received in all.
+    /// Bytes of the partial sums that come from it, and the bytes received so far.
     partials_in: usize,
     received: usize,
     /// Bytes of the finished chunks to it and from it.
@@ -114,7 +116,7 @@ fn run(
             let peer = (rank + distance) % ranks;
             let (chunk, nodes) = (chunk_of(peer), nodes_of(peer));
             let room = nodes.len() * mine.len().min(WINDOW * SEGMENT);
-            // Grows to what is needed most, and stays.
+            // It only grows.
             let staged = &mut staging.received[peer];
             staged.resize(staged.len().max(room), 0.0);
             Stream {
@@ -142,7 +144,7 @@ fn run(
         }
         while finished < mine.len() {
             let segment = finished..mine.len().min(finished + SEGMENT);
-            // A sum takes the place of what is still for others where each rank adds all.
+            // Where each rank adds everything, the sum overwrites numbers that may still have to be sent.
             let is_ready =
                 |stream: &Stream| stream.has_partials(segment.end) && !(everywhere && stream.owes_partials());
             if !streams.iter().all(is_ready) {
@@ -193,14 +195,14 @@ impl Stream {
         !self.peer_stream.opened() || self.sent < self.ready(finished)
     }
 
-    /// Bytes that may have been sent by now, `finished` elements of this rank's chunk being added.
+    /// How many bytes may be sent once `finished` elements of this rank's chunk are added.
     fn ready(&self, finished: usize) -> usize {
         let ready = self.partials_out + self.finished_out.min(finished * size_of::<f32>());
         ready.min(self.let_ahead())
     }
 
-    /// Nobody is held back for good: whoever has received least of a phase lets its peers send to it, and all that it
-    /// waits for is ahead of it.
+    /// How many bytes may be sent by the rule of [`LEAD`]. No rank is held back for ever: the rank that has received
+    /// least in a phase may always be sent to, and needs only bytes that its peers may send.
     fn let_ahead(&self) -> usize {
         if self.received < self.partials_in {
             let segments = self.received / (self.nodes.len() * SEGMENT_BYTES) + LEAD;
@@ -216,7 +218,7 @@ impl Stream {
         self.peer_stream.heard() && self.received == self.partials_in + self.finished_in
     }
 
-    /// Whether there is room for what it sends next, `finished` elements of this rank's chunk being added.
+    /// Whether there is room for what it sends next, once `finished` elements of this rank's chunk are added.
     fn can_receive(&self, finished: usize) -> bool {
         if self.received >= self.partials_in {
             return !self.has_received_all();
@@ -224,7 +226,7 @@ impl Stream {
         self.received < self.room(finished)
     }
 
-    /// Bytes of its partial sums for which there has been room by now.
+    /// Bytes of its partial sums for which there is or was room, once `finished` elements are added.
     fn room(&self, finished: usize) -> usize {
         (finished / SEGMENT + WINDOW) * self.nodes.len() * SEGMENT_BYTES
     }
@@ -276,7 +278,8 @@ impl Stream {
         let mut moved = false;
         while self.can_receive(finished) {
             let body: &mut [u8] = if self.received < self.partials_in {
-                // As far as there is room: segments lie in their order up to the window's end, and go on at its start.
+                // As far as there is room. Segments lie in order up to the window's end, and then begin again at its
+                // start.
                 let window = WINDOW * self.nodes.len() * SEGMENT_BYTES;
                 let (turn, start) = (self.received / window, self.received % window);
                 let end = self.partials_in.min(self.room(finished)).min((turn + 1) * window) - turn * window;
@@ -298,9 +301,9 @@ impl Stream {
     }
 }
 
-/// Where byte `at` of a stream of `nodes` partial sums of a chunk comes from: the node, and the bytes of its chunk from
-/// there on as far as they follow each other: to the end of the segment, or, of a single node, to byte `until`. Segments
-/// follow each other; in a segment, nodes do.
+/// Where byte `at` of a stream of `nodes` partial sums of a chunk comes from: the node, and the contiguous bytes of its
+/// chunk from there on. These go to the end of the segment, or, if there is a single node, to byte `until`. The stream
+/// has one segment after the other, and in each segment one node after the other.
 fn piece(at: usize, nodes: usize, elements: usize, until: usize) -> (usize, Range<usize>) {
     let chunk = elements * size_of::<f32>();
     if nodes == 1 {
@@ -313,12 +316,12 @@ fn piece(at: usize, nodes: usize, elements: usize, until: usize) -> (usize, Rang
     (within / length, start + within % length..start + length)
 }
 
-/// Where the nodes that some rank owns whole are found.
+/// The partial sums of the nodes that one rank owns whole.
 struct Sources<'a> {
-    /// A block of this rank's first node, and the other nodes.
+    /// A block of this rank's first node, and this rank's other nodes.
     own: &'a [f32],
     rest: &'a [&'a [f32]],
-    /// Where this rank's chunk starts in those.
+    /// Where this rank's chunk starts in the other nodes.
     start: usize,
     nodes: &'a [Node],
     streams: &'a [Stream],
@@ -343,7 +346,8 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// Writes the sum under `node` into `sum`: `find` gives what is already added, the tree's order the rest.
+/// Writes the sum under `node` into `sum`. `find` returns the sums that are known; the others are added in the tree's
+/// order.
 fn add_tree<'a>(node: Node, find: &impl Fn(Node) -> Option<&'a [f32]>, sum: &mut [f32], scratch: &mut Vec<Vec<f32>>) {
     if let Some(known) = find(node) {
         return sum.copy_from_slice(known);

@@ -1,13 +1,14 @@
-//! Operations made of whole-buffer exchanges between pairs: sums of small buffers, and broadcast.
+//! Operations in which pairs of ranks exchange whole buffers: sums of small buffers, and broadcast.
+
+use std::time::Instant;
 
 use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
 use super::{CollectiveError, Group};
-use std::time::Instant;
 
 /// Adds by recursive doubling (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-/// MPICH", 2005): ranks swap buffers with a partner at distance 1, 2, 4 …, so log2(n) turns suffice. Ranks beyond a
-/// power of two hand theirs to a neighbour first, and get the sum at the end. Partners add the same two numbers, so all
-/// ranks hold the same bits.
+/// MPICH", 2005): each rank exchanges buffers with a partner at distance 1, 2, 4 …, so log2(n) turns suffice. Ranks
+/// beyond the largest power of two first send their buffer to another rank, and get the sum from it at the end.
+/// Partners add the same two numbers, so all ranks get the same bits.
 pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), CollectiveError> {
     let (operation, started) = group.begin(Kind::Pairwise, size_of_val(data));
     let rank = group.rank;
@@ -29,15 +30,15 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
     }
 }
 
-/// The same with votes, between ranks whose number is a power of two: each turn adds what lies under two neighbours of a
-/// binary tree, the lower ranks' and the higher ranks'.
+/// As [`all_reduce`], with votes, and only for a power of two of ranks. Each turn adds two neighbouring nodes of a
+/// binary tree: the lower ranks' sum and the higher ranks' sum.
 pub(super) fn sum_in_tree(group: &mut Group, sum: &mut [f32], vote: u32) -> Result<u32, CollectiveError> {
     let (operation, started) = group.begin(Kind::Ordered, size_of_val(sum));
     let mut theirs = vec![0.0; sum.len()];
     double(group, operation, started, group.world_size, sum, &mut theirs, vote)
 }
 
-/// The turns of the first `ranks`, a power of two. The answer has each bit of a vote that any of them set.
+/// The turns between the first `ranks`, a power of two. Returns the bitwise OR of their votes.
 fn double(
     group: &mut Group,
     operation: OperationHeader,
@@ -62,7 +63,7 @@ fn double(
 pub(super) fn broadcast(group: &mut Group, data: &mut [u8]) -> Result<(), CollectiveError> {
     let (operation, started) = group.begin(Kind::Broadcast, data.len());
     let (rank, world_size) = (group.rank, group.world_size);
-    // A rank hears from the rank without its highest bit, then tells those with a higher bit than its own.
+    // A rank receives from the rank without its own highest bit, and then sends to the ranks with one higher bit more.
     let mut bit = if rank == 0 { 1 } else { 2 << rank.ilog2() };
     if rank > 0 {
         receive(group, operation, started, rank ^ (bit >> 1), data)?;
@@ -98,7 +99,7 @@ fn receive(
     exchange(group, operation, started, (peer, 0), None, Some(data)).map(drop)
 }
 
-/// Sends `out` to a peer and fills `into` from it, at the same time. A word goes along, and the peer's comes back.
+/// Sends `out` to a peer and fills `into` from it, at the same time. `word` is sent along; returns the peer's word.
 fn exchange(
     group: &mut Group,
     operation: OperationHeader,

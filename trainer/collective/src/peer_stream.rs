@@ -1,4 +1,4 @@
-//! One operation's bytes to and from one peer over a socket that never blocks, and waiting for many of them at once.
+//! One operation's bytes to and from one peer, over a socket that never blocks; and waiting for many sockets at once.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::TcpStream;
@@ -12,10 +12,10 @@ use crate::stop::GLANCE;
 
 const HEADER: usize = 24;
 
-/// What a header names in place of an operation when a peer leaves as planned.
+/// The kind in the header by which a peer says that it leaves as planned.
 const FAREWELL: u32 = 0;
 
-/// The operations. A peer that is in another one is out of step.
+/// The operations. A peer in another operation is out of step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Kind {
@@ -78,7 +78,7 @@ pub(super) fn send_farewell(mut link: &TcpStream) -> io::Result<()> {
     link.write_all(&OperationHeader { number: 0, kind: FAREWELL, bytes: 0 }.header(0))
 }
 
-/// Both directions of one operation with one peer. Each direction starts with a header that names the operation.
+/// One operation with one peer, in both directions. Each direction starts with a header that names the operation.
 #[derive(Debug)]
 pub(super) struct PeerStream {
     pub(super) peer: usize,
@@ -87,7 +87,7 @@ pub(super) struct PeerStream {
     header_sent: usize,
     header_in: [u8; HEADER],
     header_got: usize,
-    /// What the peer's header carried along, once it is here.
+    /// The word in the peer's header, once that is received.
     pub(super) word: u32,
 }
 
@@ -97,17 +97,17 @@ impl PeerStream {
         PeerStream { peer, operation, header_out, header_sent: 0, header_in: [0; HEADER], header_got: 0, word: 0 }
     }
 
-    /// Whether the header is on its way.
+    /// Whether the whole header is sent.
     pub(super) fn opened(&self) -> bool {
         self.header_sent == HEADER
     }
 
-    /// Whether the peer's header is here.
+    /// Whether the peer's header is received.
     pub(super) fn heard(&self) -> bool {
         self.header_got == HEADER
     }
 
-    /// Sends what the socket takes of the header and then of `body`. Returns how much of `body` is gone.
+    /// Sends as much of the header and then of `body` as the socket takes. Returns how much of `body` is sent.
     pub(super) fn send(&mut self, group: &Group, body: &[u8]) -> Result<usize, CollectiveError> {
         let mut link = group.link(self.peer)?;
         let header = &self.header_out[self.header_sent..];
@@ -157,7 +157,7 @@ impl PeerStream {
     }
 }
 
-/// Calls until it is not interrupted; a full or empty socket moves no bytes.
+/// Repeats `call` while it is interrupted. A socket that is full or empty moves 0 bytes.
 fn again(mut call: impl FnMut() -> io::Result<usize>, rank: usize) -> Result<usize, CollectiveError> {
     loop {
         match call() {
@@ -169,7 +169,7 @@ fn again(mut call: impl FnMut() -> io::Result<usize>, rank: usize) -> Result<usi
     }
 }
 
-/// What an operation waits for at a peer.
+/// What an operation waits for from one peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Interest {
     pub(super) peer: usize,
@@ -178,8 +178,9 @@ pub(super) struct Interest {
 }
 
 impl Group {
-    /// Numbers the next operation, and records it. Only what goes over these links counts: where NCCL fails one rank in
-    /// one of a step's sums, that rank says so in its next operation here, and others have begun more sums by then.
+    /// Numbers the next operation, and records it. The number in the header counts only operations over these links:
+    /// when NCCL fails for one rank in one of a step's sums, that rank says so in its next operation here, and by then
+    /// other ranks have begun more sums over NCCL.
     pub(super) fn begin(&mut self, kind: Kind, bytes: usize) -> (OperationHeader, Instant) {
         let now = self.note("tcp", name(kind as u32), bytes as u64);
         self.exchanges += 1;
@@ -205,8 +206,8 @@ impl Group {
         self.links[peer].as_ref().filter(|_| !self.departed[peer]).ok_or_else(gone)
     }
 
-    /// Sleeps until one of `interests` can move bytes. Also fails when any peer dies, even one that this operation does
-    /// not speak with: it will be missed soon, and naming it now names the cause.
+    /// Sleeps until one of `interests` can move bytes. It also fails when a peer dies with which this operation
+    /// exchanges nothing: a later operation would fail for that, and the error now names the cause.
     pub(super) fn wait(&mut self, interests: &[Interest], started: Instant) -> Result<(), CollectiveError> {
         self.interests.clear();
         self.interests.extend_from_slice(interests);
@@ -226,7 +227,7 @@ impl Group {
         }
     }
 
-    /// Fails at a stop, and when a step under way has had its time since a later round began to form.
+    /// Fails at a stop, and when a later round forms and the time for the step under way is over.
     fn look_up(&self) -> Result<(), CollectiveError> {
         if self.stop.is_raised() {
             return Err(CollectiveError::Stopped);
@@ -237,14 +238,14 @@ impl Group {
         }
     }
 
-    /// Fails where waiting would: at a stop, for a later round, when a peer is dead. For those who wait for something
-    /// else than this group's bytes.
+    /// Fails when a wait would fail: at a stop, for a later round, when a peer is dead. It is for a caller that waits
+    /// for something else than this group's bytes.
     pub fn watch(&mut self) -> Result<(), CollectiveError> {
         self.look_up()?;
         self.poll(&[], Duration::ZERO).map(drop)
     }
 
-    /// Whether a peer has sent something that this rank does not wait for yet: the peer is past what this one is in.
+    /// Whether a peer has sent bytes that this rank does not wait for yet: the peer is already in a later operation.
     pub fn is_behind(&mut self) -> bool {
         let interests: Vec<Interest> =
             (0..self.world_size).map(|peer| Interest { peer, send: false, receive: true }).collect();
@@ -274,7 +275,7 @@ impl Group {
         let mut ready = false;
         for (&(peer, wanted), &events) in peers.iter().zip(&events).filter(|(_, events)| !events.is_empty()) {
             if wanted {
-                // Data that came before a death is read first; the read then reports the death.
+                // Data that came before a peer's death is read first. A later read then reports the death.
                 ready = true;
             } else if events.intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR) {
                 self.judge_end(peer)?;
@@ -283,7 +284,7 @@ impl Group {
         Ok(ready)
     }
 
-    /// Tells a planned end from a death by the last thing the peer sent.
+    /// Tells a planned end from a death by the last bytes that the peer has sent.
     fn judge_end(&mut self, peer: usize) -> Result<(), CollectiveError> {
         let mut last = [0u8; HEADER + 1];
         let got = rustix::net::recv(self.link(peer)?, &mut last[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);

@@ -1,9 +1,9 @@
-//! The flight recorder: what the last collective operations of this process were, and how far each came.
+//! The flight recorder: the last collective operations of this process, and how far each came.
 //!
-//! It always runs: an operation costs two looks at the clock and two short visits to a ring in memory, nothing is
-//! formatted and nothing is written. Only when an operation is given up is the ring written to a file, which says what
-//! this rank was in and whom it waited for. The file of the rank that is behind shows a smaller `number`, or there is
-//! none. The idea is that of PyTorch's NCCL flight recorder; this one is the same for every transport.
+//! It always runs. An operation reads the clock twice and locks a ring in memory twice; nothing is formatted or
+//! written. Only when an operation is given up is the ring written to a file, which says in which operation this rank
+//! was and for which peers it waited. The file of the rank that is behind has a smaller `number`, or there is no such
+//! file. The idea is that of PyTorch's NCCL flight recorder; this one serves every transport.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -16,22 +16,22 @@ use serde::Serialize;
 
 use super::Place;
 
-/// Operations that are remembered.
+/// How many operations are remembered.
 pub const REMEMBERED: usize = 1024;
 
-/// Files that a process leaves behind at most; the oldest makes way.
+/// How many files a process leaves at most. The oldest is removed.
 pub const FILES: usize = 8;
 
-/// What an operation is.
+/// An operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// The round that it belongs to.
     pub round: u64,
     /// Its number among the operations of the round, on all transports: the same on all ranks.
     pub number: u64,
-    /// What moves the bytes.
+    /// The transport that moves the bytes.
     pub transport: &'static str,
-    /// What is done.
+    /// The operation's name.
     #[serde(rename = "operation")]
     pub name: &'static str,
     /// The length of this rank's buffer in bytes.
@@ -43,12 +43,12 @@ pub struct Operation {
 pub struct Peer {
     /// The peer.
     pub rank: usize,
-    /// Bytes that it has sent in this operation, headers included: 0 where it has not begun it, or has nothing to say to
-    /// this rank.
+    /// Bytes that it has sent in this operation, headers included. 0 if it has not begun the operation, or sends
+    /// nothing to this rank.
     pub received: u64,
-    /// Bytes that it took from this rank.
+    /// Bytes that this rank has sent to it.
     pub sent: u64,
-    /// It owes bytes that this rank waits for.
+    /// Whether it still has to send bytes that this rank waits for.
     pub owes: bool,
 }
 
@@ -75,19 +75,19 @@ pub struct Recorder {
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// Oldest first, with sequence numbers that have no gaps.
+    /// Oldest first. Their sequence numbers have no gaps.
     entries: VecDeque<Entry>,
     begun: u64,
     files: VecDeque<PathBuf>,
 }
 
 impl Recorder {
-    /// Writes its files into `folder`; none without one.
+    /// A recorder that writes its files into `folder`. Without a folder it writes none.
     pub fn new(folder: Option<&Path>) -> Recorder {
         Recorder { folder: folder.map(Arc::from), ring: Arc::default() }
     }
 
-    /// An operation begins. Returns its sequence number in this process.
+    /// Records that an operation begins. Returns its sequence number in this process.
     pub fn begin(&self, operation: Operation, now: Instant) -> u64 {
         let mut ring = self.lock();
         if ring.entries.len() == REMEMBERED {
@@ -99,12 +99,12 @@ impl Recorder {
         sequence
     }
 
-    /// It is done.
+    /// Records that an operation is done.
     pub fn done(&self, sequence: u64, now: Instant) {
         self.end(sequence, now, Ending::Done);
     }
 
-    /// It is given up, having come so far with each peer.
+    /// Records that an operation is given up, and how far it came with each peer.
     pub fn give_up(&self, sequence: u64, now: Instant, peers: Vec<Peer>) {
         self.end(sequence, now, Ending::GivenUp(peers));
     }
@@ -118,8 +118,8 @@ impl Recorder {
         }
     }
 
-    /// Writes everything into a file, since the last operation was given up for `error` in the round of `place`. None
-    /// where no operation of that round was given up, or there is no folder.
+    /// Writes all entries into a file, after the last operation was given up for `error` in the round of `place`.
+    /// Writes none, and returns none, if the last operation was not given up in that round, or if there is no folder.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -129,7 +129,7 @@ impl Recorder {
         let text = serde_json::to_vec_pretty(&ring.report(place, error, Instant::now(), SystemTime::now()))?;
         fs::create_dir_all(folder)?;
         let path = folder.join(format!("collectives-round-{}-rank-{}.json", place.round, place.rank));
-        // Whoever collects files while this process ends finds a whole one or none.
+        // A program that collects files while this process ends finds a whole file or none.
         let unfinished = path.with_extension("json.part");
         fs::write(&unfinished, text)?;
         fs::rename(&unfinished, &path)?;
@@ -138,7 +138,7 @@ impl Recorder {
         if ring.files.len() > FILES
             && let Some(oldest) = ring.files.pop_front()
         {
-            // It may have been taken away already.
+            // It may have been removed already.
             let _ = fs::remove_file(oldest);
         }
         Ok(Some(path))
@@ -172,9 +172,9 @@ struct Line<'a> {
     operation: Operation,
     begun: f64,
     state: &'static str,
-    /// Until it was done or given up; until now where it is under way.
+    /// Its duration until it was done or given up, or until now if it is under way.
     seconds: f64,
-    /// Of one that was given up, where the transport knows.
+    /// Only of an operation that was given up, if its transport knows.
     #[serde(skip_serializing_if = "<[Peer]>::is_empty")]
     peers: &'a [Peer],
 }

@@ -1,9 +1,9 @@
 //! The ring all-reduce for large buffers (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
 //!
-//! The buffer is cut into one chunk for each rank. Chunks travel round the ring: n - 1 turns in which each rank adds its
-//! own numbers, then n - 1 turns in which the finished sums are copied. What a rank sends in turn t + 1 is what it
-//! received in turn t, so the two directions are byte streams of which the outgoing one may be one chunk ahead. Both are
-//! moved as far as the sockets allow, a segment at a time: receiving, adding and sending overlap.
+//! The buffer is cut into one chunk for each rank. The chunks go round the ring: in n - 1 turns each rank adds its own
+//! numbers, and in n - 1 more turns the finished sums are copied. A rank sends in turn t + 1 what it has received in
+//! turn t. So both directions are byte streams, and the outgoing one may be one chunk ahead. Both advance as far as the
+//! sockets allow, a segment at a time: receiving, adding and sending overlap.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
     let sent_in = |turn: usize| chunk_bytes((rank + 2 * ranks - turn) % ranks, ranks, elements);
     let mut to = PeerStream::new((rank + 1) % ranks, operation, 0);
     let mut from = PeerStream::new((rank + ranks - 1) % ranks, operation, 0);
-    // `received` counts what is added or copied; `pending` bytes more wait in the scratch segment.
+    // `received` counts the bytes that are added or copied; `pending` more bytes wait in the scratch segment.
     let (mut sent, mut received) = (Position { turn: 0, bytes: 0 }, Position { turn: 0, bytes: 0 });
     let mut scratch = vec![0f32; SEGMENT_BYTES / size_of::<f32>()];
     let mut pending = 0;
@@ -92,7 +92,7 @@ pub(super) fn all_reduce(group: &mut Group, data: &mut [f32]) -> Result<(), Coll
     }
 }
 
-/// Bytes of the chunk of `turn` that may be sent: all of the rank's own chunk, then what the turn before has brought.
+/// Bytes of the chunk of `turn` that may be sent: in the first turn all, later those received in the turn before.
 fn ready(turn: usize, received: Position, chunk: usize) -> usize {
     match turn.checked_sub(received.turn) {
         None | Some(0) => chunk,

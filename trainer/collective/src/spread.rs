@@ -1,12 +1,12 @@
-//! Operations in which each pair of ranks moves bytes of its own: gathering a number of each rank, and spreading a
-//! buffer from several holders at once.
+//! Operations in which each pair of ranks exchanges other bytes: gathering numbers of all ranks, and spreading a buffer
+//! from several holders at once.
 
 use std::time::Instant;
 
 use super::peer_stream::{Interest, Kind, OperationHeader, PeerStream};
 use super::{CollectiveError, Group};
 
-/// What goes to a peer, and what comes from it.
+/// The bytes that go to a peer, and those that come from it.
 struct Stream<'a> {
     peer_stream: PeerStream,
     out: &'a [u8],
@@ -28,7 +28,7 @@ pub(super) fn gather<const N: usize>(group: &mut Group, values: [u64; N]) -> Res
 
 pub(super) fn spread(group: &mut Group, holds: &[bool], data: &mut [u8]) -> Result<(), CollectiveError> {
     let (total, parts) = (data.len() as u128, holds.iter().filter(|holds| **holds).count() as u128);
-    // In 128 bits: a large state times many holders.
+    // In 128 bits, since the product of a large state's bytes and many holders may not fit into 64.
     let bound = |part: u128| (total * part / parts) as usize;
     let mut ends = (1..).map(bound);
     let ends: Vec<usize> = (0..group.world_size)
@@ -70,7 +70,8 @@ fn move_parts(
     run(group, streams)
 }
 
-/// Moves everything. The operation's time counts from the last byte: how much there is differs from job to job.
+/// Moves all bytes. The operation's time counts from the last byte that moved, since the number of bytes differs from
+/// job to job.
 fn run(group: &mut Group, mut streams: Vec<Stream<'_>>) -> Result<(), CollectiveError> {
     let mut last = Instant::now();
     loop {
@@ -101,7 +102,7 @@ impl<'a> Stream<'a> {
         (send || receive).then_some(Interest { peer: self.peer_stream.peer, send, receive })
     }
 
-    /// Sends and receives what the socket takes and has. Whether anything moved.
+    /// Sends and receives as much as the socket allows. Returns whether anything moved.
     fn turn(&mut self, group: &Group) -> Result<bool, CollectiveError> {
         let Some(Interest { send, receive, .. }) = self.interest() else { return Ok(false) };
         let before = (self.peer_stream.opened(), self.peer_stream.heard(), self.sent + self.got);

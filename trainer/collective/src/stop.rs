@@ -1,17 +1,17 @@
-//! The wish to stop, or to change over to a later round, seen by everything that waits.
+//! The request to stop, or to change to a later round, which everything that waits checks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time between two looks at the flag, so that a stop is noticed in a tenth of a second.
+/// The longest time between two checks of the flag, so that a stop is noticed within a tenth of a second.
 pub const GLANCE: Duration = Duration::from_millis(50);
 
-/// A flag that is raised once, and what is known of the next round.
+/// A flag that is raised once, and the round that is forming, if any.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     raised: Arc<AtomicBool>,
-    /// Signals end the process.
+    /// Whether signals end the process.
     released: Arc<AtomicBool>,
     forming: Arc<Mutex<Option<Forming>>>,
 }
@@ -21,7 +21,7 @@ pub struct Stop {
 pub struct Forming {
     /// Its number.
     pub round: u64,
-    /// A step that has not ended by then never will: one of the peers is gone.
+    /// When to give up the step under way. A step that has not ended by then never will: a peer is gone.
     pub give_up: Instant,
 }
 
@@ -36,7 +36,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Has later signals end the process at once, as they do where nothing listens for them: all is saved.
+    /// Has later signals end the process at once, as they do by default. It is called when everything is saved.
     pub fn release_signals(&self) {
         self.released.store(true, Ordering::Relaxed);
     }
@@ -51,8 +51,8 @@ impl Stop {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// A round is forming, for which workers must have quiesced within `quiesce`. The first half of that is the step's
-    /// under way: where nobody is gone it ends by itself.
+    /// Notes that a round is forming, for which workers must have quiesced within `quiesce`. The first half of that
+    /// time is for the step under way, which ends by itself if no peer is gone.
     pub fn forms(&self, round: u64, quiesce: Duration) {
         let forming = Forming { round, give_up: Instant::now() + quiesce / 2 };
         *self.forming.lock().unwrap_or_else(PoisonError::into_inner) = Some(forming);

@@ -1,9 +1,9 @@
-//! The one order in which the gradients of logical shards are added, whoever computed them.
+//! The one order in which the gradients of logical shards are added, whichever rank computed them.
 //!
-//! Floating-point addition depends on its order. So the order is fixed for the job: a binary tree over the shards. A
-//! rank owns neighbouring shards and adds what lies under the tree nodes that it owns whole; the rest of the tree is
-//! completed over the ranks' partial sums. Every world size then gives the same bits. The idea of logical workers that
-//! outlive physical ones is EasyScale's (Li et al., SC 2023).
+//! The result of floating-point addition depends on its order. So the order is fixed for the job: a binary tree over
+//! the shards. A rank owns neighbouring shards, and adds those under each tree node that it owns whole. The rest of the
+//! tree is then added from the ranks' partial sums. So every world size gives the same bits. The idea of logical
+//! workers that outlive physical ones is EasyScale's (Li et al., SC 2023).
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ impl Node {
         Node { first: 0, end: shards }
     }
 
-    /// The two nodes that this one adds, left first; none at a single shard.
-    /// The left one spans a power of two, so that ranks of even shares own few whole nodes.
+    /// The two nodes whose sum this one is, left first; none for a single shard. The left one spans a power of two, so
+    /// that ranks with equal shares own few whole nodes.
     pub fn children(self) -> Option<(Node, Node)> {
         let width = self.end - self.first;
         if width < 2 {
@@ -41,7 +41,7 @@ pub fn shards_of(rank: u32, world_size: u32, shards: u32) -> Range<u32> {
     at(rank)..at(rank + 1)
 }
 
-/// The widest nodes that lie whole within `range`, left to right: what its owner can add by itself.
+/// The widest nodes that lie whole within `range`, left to right: the sums that its owner can compute alone.
 pub fn cover(shards: u32, range: &Range<u32>) -> Vec<Node> {
     fn collect(node: Node, range: &Range<u32>, found: &mut Vec<Node>) {
         if node.end <= range.start || range.end <= node.first {

@@ -1,7 +1,7 @@
-//! Rank 0's port by way of the agent's TCPStore. Not a general client: one key is set and read.
+//! Rank 0's port, published in the agent's TCPStore: one key is set and read.
 //!
-//! The wire is PyTorch's (torch 2.1 and later): an operation's byte, little-endian integers, strings behind a `u64` of
-//! their length.
+//! The wire format is PyTorch's (torch 2.1 and later): a byte for the operation, little-endian integers, and strings
+//! after a `u64` of their length.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,13 +12,13 @@ use super::{Bootstrap, CONNECT_TIME, prepare};
 use crate::CollectiveError;
 use crate::stop::GLANCE;
 
-/// VALIDATE and its number, which every client begins with.
+/// VALIDATE and its number, which each client sends first.
 const HELLO: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
 const SET: u8 = 1;
 const GET: u8 = 3;
 const WAIT: u8 = 6;
 const PING: u8 = 13;
-/// Answer to a WAIT whose key is there.
+/// The answer to a WAIT for a key that exists.
 const THERE: [u8; 1] = [0];
 
 fn string(bytes: &[u8]) -> Vec<u8> {
@@ -26,20 +26,20 @@ fn string(bytes: &[u8]) -> Vec<u8> {
 }
 
 impl Bootstrap<'_> {
-    /// torchrun's store outlives a restart: the round tells its keys apart.
+    /// The key of this round. torchrun's store outlives a restart, so the round is part of the key.
     fn key(&self) -> Vec<u8> {
         string(format!("/elastic-trainer/{}/rank-0", self.place.round).as_bytes())
     }
 
-    /// Rank 0 says where it listens.
+    /// Publishes the port on which rank 0 listens.
     pub(super) fn publish(&self, store: &TcpStream, port: u16) -> Result<(), CollectiveError> {
         let set = [&[SET][..], &self.key(), &string(port.to_string().as_bytes())].concat();
-        // A SET has no answer; that of the PING behind it says that it was carried out.
+        // A SET has no answer. The answer to the PING after it shows that the SET was done.
         self.say(store, &[&HELLO[..], &set, &[PING, 1, 2, 3, 4]].concat())?;
         self.hear::<4>(store).map(drop)
     }
 
-    /// Waits until rank 0 has said it.
+    /// Waits until rank 0 has published its port, and returns its address.
     pub(super) fn look_up(&self, master: SocketAddr) -> Result<SocketAddr, CollectiveError> {
         let lost = |cause: io::Error| failed(&cause.to_string());
         let store = TcpStream::connect_timeout(&master, CONNECT_TIME.min(self.left().max(GLANCE))).map_err(lost)?;
