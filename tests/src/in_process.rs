@@ -9,8 +9,8 @@ use elastic_coordinator::job::{
     Endpoint, Failure, FailureClass, JobId, Keys, NodeRecord, OnStoreLoss, PROTOCOL, Phase, RestartPolicy, Spec,
     Timings,
 };
-use elastic_coordinator::node::{Command, Node, Parting, Report, Status};
-use elastic_coordinator::rendezvous::{Outcome, Setup, Start};
+use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
+use elastic_coordinator::rendezvous::{MemberSetup, Outcome, Start};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::time::Time;
 use tokio::net::TcpListener;
@@ -48,7 +48,7 @@ pub struct InProcessNode {
     pub status: watch::Receiver<Status>,
     /// The place its workers run in; `None` while there are none.
     pub place: watch::Receiver<Option<(Start, Time)>>,
-    reports: mpsc::UnboundedSender<Report>,
+    reports: mpsc::UnboundedSender<GroupReport>,
     task: JoinHandle<Parting>,
 }
 
@@ -74,11 +74,11 @@ pub async fn start_node(
                 Command::Start(start) => {
                     let round = start.round.number;
                     place_tx.send_replace(Some((*start, Time::now())));
-                    let _ = worker_reports.send(Report::Started(round));
+                    let _ = worker_reports.send(GroupReport::Started(round));
                 }
                 Command::Quiesce(_) | Command::Stop(_) | Command::Kill => {
                     place_tx.send_replace(None);
-                    let _ = worker_reports.send(Report::Stopped { master: None });
+                    let _ = worker_reports.send(GroupReport::Stopped { master: None });
                 }
                 Command::Fence(_) | Command::Leaving(_) | Command::Forming(..) | Command::Conclude(..) => {}
                 Command::Say(line) => {
@@ -110,7 +110,7 @@ pub async fn start_node(
                 place: None,
             };
             let seed = u64::from(peer.port) << 8 | incarnation;
-            let setup = Setup { record, spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };
+            let setup = MemberSetup { record, spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };
             match node.run(setup, &commands, &mut inbox).await {
                 Parting::Rejoin(_) => {}
                 parting => return parting,
@@ -154,13 +154,13 @@ impl InProcessNode {
     fn end(&self, outcome: Outcome) {
         let round = self.place.borrow().as_ref().map(|(start, _)| start.round.number);
         if let Some(round) = round {
-            let _ = self.reports.send(Report::Ended { round, outcome });
+            let _ = self.reports.send(GroupReport::Ended { round, outcome });
         }
     }
 
     /// It is asked to leave.
     pub fn drain(&self) {
-        let _ = self.reports.send(Report::Drain);
+        let _ = self.reports.send(GroupReport::Drain);
     }
 
     /// How its part ended.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use elastic_coordinator::job::{Endpoint, Keys, NodeRecord, Spec};
-use elastic_coordinator::node::{Command, Parting, Report};
-use elastic_coordinator::rendezvous::{End, Setup, Start};
+use elastic_coordinator::node::{Command, GroupReport, Parting};
+use elastic_coordinator::rendezvous::{End, MemberSetup, Start};
 use elastic_coordinator::store::Store;
 use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
@@ -25,10 +25,10 @@ fn seed() -> u64 {
 /// Carries the node's part in the protocol, incarnation after incarnation. `offers` are the ports for rank 0.
 async fn drive(
     part: Participation,
-    mut setup: Setup,
+    mut setup: MemberSetup,
     offers: watch::Receiver<Option<Endpoint>>,
     commands: mpsc::UnboundedSender<Command>,
-    mut reports: mpsc::UnboundedReceiver<Report>,
+    mut reports: mpsc::UnboundedReceiver<GroupReport>,
 ) -> End {
     loop {
         match part.run(setup.clone(), &commands, &mut reports).await {
@@ -58,7 +58,7 @@ pub(super) async fn take_part(
     let (reports, inbox) = mpsc::unbounded_channel();
     let (commands, mut orders) = mpsc::unbounded_channel();
     record.master = local.group.master().offer();
-    let setup = Setup { record, spec, keys: keys.clone(), may_lead: true, seed: seed() };
+    let setup = MemberSetup { record, spec, keys: keys.clone(), may_lead: true, seed: seed() };
     let mut driver = tokio::spawn(drive(part, setup, local.group.master().latest(), commands, inbox));
 
     let mut leaving = Leaving::No;
@@ -104,7 +104,7 @@ pub(super) async fn take_part(
                 let report = local.moved(moved).await;
                 if lost {
                     unfit = Some("the guard process was lost".to_owned());
-                    reports.send(Report::Drain).ok();
+                    reports.send(GroupReport::Drain).ok();
                 }
                 report
             }
@@ -121,13 +121,13 @@ pub(super) async fn take_part(
                     tracing::warn!("{caught}: leaving the job; once more kills the workers and leaves at once");
                     local.group.leave(caught.0);
                 }
-                Some(Report::Drain)
+                Some(GroupReport::Drain)
             }
         };
         if let Some(why) = local.group.starved() {
             tracing::error!("{why}; this node leaves the job: make room, and start its agent again");
             unfit = Some(why);
-            reports.send(Report::Drain).ok();
+            reports.send(GroupReport::Drain).ok();
         }
         for report in report.into_iter().chain(local.settle()) {
             // A driver that is gone is seen above.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::node::torchelastic::TorchElastic;
-use elastic_coordinator::node::{Command, Node, Parting, Report, Status};
-use elastic_coordinator::rendezvous::Setup;
+use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
+use elastic_coordinator::rendezvous::MemberSetup;
 use elastic_coordinator::store::Store;
 use elastic_coordinator::torchelastic::Paths;
 use tokio::sync::{mpsc, watch};
@@ -59,9 +59,9 @@ impl Participation {
     /// Runs one incarnation to its end.
     pub async fn run(
         &self,
-        setup: Setup,
+        setup: MemberSetup,
         commands: &mpsc::UnboundedSender<Command>,
-        reports: &mut mpsc::UnboundedReceiver<Report>,
+        reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
         match self {
             Participation::Own(node) => node.run(setup, commands, reports).await,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
-use elastic_coordinator::node::Report;
+use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::{Outcome, Start};
 use elastic_coordinator::time::Time;
 use elastic_proto::worker::Assignment;
@@ -201,7 +201,7 @@ impl Group {
 
     /// Ends a worker that hangs. Reports its failure at once, because a worker stuck in the kernel does not die of any
     /// signal.
-    pub fn condemn(&mut self, verdict: Verdict) -> Option<Report> {
+    pub fn condemn(&mut self, verdict: Verdict) -> Option<GroupReport> {
         let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
         if !self.phase.is_running() || verdict.round != self.round {
             return None;
@@ -218,7 +218,7 @@ impl Group {
         if let Err(error) = self.supervisor.signal(verdict.local_rank, verdict.signal) {
             tracing::warn!(%error, "it cannot be ended");
         }
-        Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
     }
 
     /// The log directory, if logs go to files.
@@ -248,7 +248,7 @@ impl Group {
 
     /// Begins to start the workers of a place. Workers that have quiesced, or were started ahead, take their places in
     /// the same processes. Reports either that all run or how one failed, at once or later from [`Group::moved`].
-    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<Report> {
+    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<GroupReport> {
         let round = start.round.number;
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
@@ -259,7 +259,7 @@ impl Group {
                 return self.short(&error.to_string());
             }
             let failure = Failure::new(FailureClass::Own, error.to_string());
-            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
+            return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
         }
         let ahead = !self.phase.has_places();
         self.step(Input::Start);
@@ -298,7 +298,7 @@ impl Group {
         None
     }
 
-    fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<Report> {
+    fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<GroupReport> {
         let message = format!("worker {local_rank} could not be started: {why}");
         if shortage {
             return self.short(&message);
@@ -306,7 +306,7 @@ impl Group {
         self.step(Input::Report);
         let failure =
             Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
-        Some(Report::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
     }
 
     /// Records in torchrun's events how the node's part ended: successfully, or with this error.
@@ -341,7 +341,7 @@ impl Group {
         }
     }
 
-    /// Begins to stop all workers. [`Report::Stopped`] comes from [`Group::moved`] when no process is left.
+    /// Begins to stop all workers. [`GroupReport::Stopped`] comes from [`Group::moved`] when no process is left.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
         self.step(Input::Stop);
         (self.opening, self.held) = (None, None);
@@ -364,7 +364,7 @@ impl Group {
     }
 
     /// Handles an event, and returns the report that it means for the protocol.
-    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<Report> {
+    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<GroupReport> {
         let event = match moved {
             Moved::Opened(files) => return self.opened(files, socket),
             Moved::Paused(report) => return Some(report),
@@ -381,7 +381,7 @@ impl Group {
                 self.starting.clear();
                 self.publish();
                 socket.begin(Vec::new());
-                Some(Report::Stopped { master: self.master.offer() })
+                Some(GroupReport::Stopped { master: self.master.offer() })
             }
             Event::Stopped => None,
             Event::DeadlineKilled { .. } => {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::job::{Keys, NodeId, Sealed};
-use elastic_coordinator::node::Report;
+use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::{End, Start};
 use elastic_coordinator::store::Store;
 use tokio::task::JoinHandle;
@@ -110,9 +110,9 @@ fn rest(living: &[Awareness], overdue: bool) -> Rest {
 }
 
 /// The guard is lost, and with it all workers.
-pub fn lost(error: SupervisorError) -> Report {
+pub fn lost(error: SupervisorError) -> GroupReport {
     tracing::error!(%error, "the workers cannot be reached");
-    Report::Stopped { master: None }
+    GroupReport::Stopped { master: None }
 }
 
 /// A start that waits until GPUs are free. Dropping it gives the start up.
@@ -140,7 +140,7 @@ impl Local {
     }
 
     /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
-    pub fn start(&mut self, start: Box<Start>) -> Option<Report> {
+    pub fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
         self.forming = None;
         self.seat = start.round.sealed;
         // Workers that quiesced still hold their GPUs, as they should.
@@ -153,17 +153,17 @@ impl Local {
         None
     }
 
-    fn start_now(&mut self, start: &Start) -> Option<Report> {
+    fn start_now(&mut self, start: &Start) -> Option<GroupReport> {
         let report = self.group.start(start, &self.socket);
         self.watch(report)
     }
 
     /// Continues after a [`wait`], and returns the report if there is one. For workers that were asked to quiesce,
     /// [`Local::settle`] decides what follows.
-    pub fn waited(&mut self, waited: Waited) -> Option<Report> {
+    pub fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
         match (waited, std::mem::replace(&mut self.phase, Phase::Settled)) {
             (Waited::GpusFree, Phase::Pending(pending)) => self.start_now(&pending.start),
-            (Waited::Saved, Phase::Saving(_)) => Some(Report::Concluded),
+            (Waited::Saved, Phase::Saving(_)) => Some(GroupReport::Concluded),
             (_, phase) => {
                 self.phase = phase;
                 None
@@ -173,15 +173,15 @@ impl Local {
 
     /// The agent was told for the second time to leave: gives up a final save under way. Returns the report of the
     /// save, if there was one.
-    pub fn give_up_saving(&mut self) -> Option<Report> {
+    pub fn give_up_saving(&mut self) -> Option<GroupReport> {
         let Phase::Saving(_) = self.phase else { return None };
         self.phase = Phase::Settled;
         tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
-        Some(Report::Concluded)
+        Some(GroupReport::Concluded)
     }
 
     /// Handles an event of the workers, and returns the report of it.
-    pub async fn moved(&mut self, moved: Moved) -> Option<Report> {
+    pub async fn moved(&mut self, moved: Moved) -> Option<GroupReport> {
         if let Moved::Workers(Event::Exited(exited)) = &moved {
             self.watchdog.ended(exited.local_rank);
         }
@@ -190,8 +190,8 @@ impl Local {
     }
 
     /// Lets the watchdog begin once all workers run.
-    fn watch(&self, report: Option<Report>) -> Option<Report> {
-        if let Some(Report::Started(round)) = &report {
+    fn watch(&self, report: Option<GroupReport>) -> Option<GroupReport> {
+        if let Some(GroupReport::Started(round)) = &report {
             self.watchdog.begin(*round, self.group.watched());
         }
         report
@@ -223,7 +223,7 @@ impl Local {
     }
 
     /// Checks whether workers that were asked to quiesce have done so, or must be stopped. Call this after every event.
-    pub fn settle(&mut self) -> Option<Report> {
+    pub fn settle(&mut self) -> Option<GroupReport> {
         let Phase::Resting(resting) = &self.phase else { return None };
         let living = self.awareness();
         let waited = resting.since(self.forming).map(|since| since.elapsed());
@@ -233,7 +233,7 @@ impl Local {
             Rest::Kept => {
                 self.phase = Phase::Settled;
                 tracing::info!(workers = living.len(), "the workers have quiesced");
-                Some(Report::Quiesced { master: self.group.master().offer() })
+                Some(GroupReport::Quiesced { master: self.group.master().offer() })
             }
             Rest::Stop => {
                 let left = resting.grace.saturating_sub(waited.unwrap_or_default());
@@ -254,10 +254,12 @@ impl Local {
         node: NodeId,
         end: &End,
         in_haste: bool,
-    ) -> Option<Report> {
+    ) -> Option<GroupReport> {
         let matters = final_save::may_matter(end) && !in_haste;
         let left = self.socket.left().filter(|_| matters);
-        let (Some(left), Some(store), Some(seat)) = (left, store, self.seat) else { return Some(Report::Concluded) };
+        let (Some(left), Some(store), Some(seat)) = (left, store, self.seat) else {
+            return Some(GroupReport::Concluded);
+        };
         let (store, keys) = (Arc::clone(store), keys.clone());
         self.phase = Phase::Saving(FinalSave { store, keys, node, seat, left }.begin());
         None

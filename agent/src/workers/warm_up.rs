@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use elastic_coordinator::node::Report;
+use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::Outcome;
 use tokio::time::Instant;
 
@@ -86,7 +86,7 @@ pub async fn warm_up(
                 }
                 let stopped = matches!(moved, Moved::Workers(Event::Stopped));
                 // No other report matters, because the node is in no round.
-                if let Some(Report::Ended { outcome: Outcome::Failed(failure), .. }) = local.moved(moved).await {
+                if let Some(GroupReport::Ended { outcome: Outcome::Failed(failure), .. }) = local.moved(moved).await {
                     tracing::warn!("{}; the workers are started in their round", failure.message);
                     local.stop(grace)?;
                     stopping = true;

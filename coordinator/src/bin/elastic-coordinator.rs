@@ -14,7 +14,7 @@ use elastic_coordinator::flags::StoreFlags;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
 use elastic_coordinator::service::metered::Metered;
-use elastic_coordinator::service::{self, Setup, Shared, http};
+use elastic_coordinator::service::{self, ServiceSetup, Shared, http};
 use elastic_coordinator::store::Store;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -137,7 +137,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         let shared = Arc::clone(&shared);
         tokio::spawn(http::serve(listener, shared));
     }
-    let setup = Setup {
+    let setup = ServiceSetup {
         store: Arc::new(Metered::new(store, Arc::clone(&shared))),
         prefix: cli.store.prefix,
         record: LeaderRecord { node, peer, coordinator: true },

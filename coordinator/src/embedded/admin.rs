@@ -15,7 +15,7 @@ use etcd_client::proto::{
 use tonic::{Request, Response};
 
 use super::Hub;
-use super::cluster::{Cluster, Result, Stream};
+use super::cluster::{Cluster, RpcResult, Stream};
 use super::status::not_here;
 
 /// The etcd release whose API and answers this store follows; what tells it from a real one comes after the plus.
@@ -39,7 +39,7 @@ impl AdminService {
 
 #[tonic::async_trait]
 impl PbMaintenanceService for AdminService {
-    async fn status(&self, _: Request<PbStatusRequest>) -> Result<Response<PbStatusResponse>> {
+    async fn status(&self, _: Request<PbStatusRequest>) -> RpcResult<Response<PbStatusResponse>> {
         let (revision, size, quota) = self.hub.with(|mvcc, _| (mvcc.revision(), mvcc.size(), mvcc.limits().live_bytes));
         let header = self.cluster.header(revision);
         Ok(Response::new(PbStatusResponse {
@@ -57,7 +57,7 @@ impl PbMaintenanceService for AdminService {
     }
 
     /// No alarm is ever raised here: a full store refuses what does not fit and goes on.
-    async fn alarm(&self, request: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>> {
+    async fn alarm(&self, request: Request<PbAlarmRequest>) -> RpcResult<Response<PbAlarmResponse>> {
         const ACTIVATE: i32 = 1;
         if request.into_inner().action == ACTIVATE {
             return Err(not_here("alarms"));
@@ -66,36 +66,36 @@ impl PbMaintenanceService for AdminService {
     }
 
     /// There is no file that could have holes.
-    async fn defragment(&self, _: Request<PbDefragmentRequest>) -> Result<Response<PbDefragmentResponse>> {
+    async fn defragment(&self, _: Request<PbDefragmentRequest>) -> RpcResult<Response<PbDefragmentResponse>> {
         Ok(Response::new(PbDefragmentResponse { header: Some(self.header()) }))
     }
 
-    async fn hash(&self, _: Request<PbHashRequest>) -> Result<Response<PbHashResponse>> {
+    async fn hash(&self, _: Request<PbHashRequest>) -> RpcResult<Response<PbHashResponse>> {
         Err(not_here("hashes"))
     }
 
-    async fn hash_kv(&self, _: Request<PbHashKvRequest>) -> Result<Response<PbHashKvResponse>> {
+    async fn hash_kv(&self, _: Request<PbHashKvRequest>) -> RpcResult<Response<PbHashKvResponse>> {
         Err(not_here("hashes"))
     }
 
     type SnapshotStream = Stream<PbSnapshotResponse>;
 
-    async fn snapshot(&self, _: Request<PbSnapshotRequest>) -> Result<Response<Self::SnapshotStream>> {
+    async fn snapshot(&self, _: Request<PbSnapshotRequest>) -> RpcResult<Response<Self::SnapshotStream>> {
         Err(not_here("snapshots"))
     }
 
-    async fn move_leader(&self, _: Request<PbMoveLeaderRequest>) -> Result<Response<PbMoveLeaderResponse>> {
+    async fn move_leader(&self, _: Request<PbMoveLeaderRequest>) -> RpcResult<Response<PbMoveLeaderResponse>> {
         Err(not_here("second member"))
     }
 
-    async fn downgrade(&self, _: Request<PbDowngradeRequest>) -> Result<Response<PbDowngradeResponse>> {
+    async fn downgrade(&self, _: Request<PbDowngradeRequest>) -> RpcResult<Response<PbDowngradeResponse>> {
         Err(not_here("other versions"))
     }
 }
 
 #[tonic::async_trait]
 impl PbClusterService for AdminService {
-    async fn member_list(&self, _: Request<PbMemberListRequest>) -> Result<Response<PbMemberListResponse>> {
+    async fn member_list(&self, _: Request<PbMemberListRequest>) -> RpcResult<Response<PbMemberListResponse>> {
         let header = self.header();
         let member = PbMember {
             id: header.member_id,
@@ -106,19 +106,19 @@ impl PbClusterService for AdminService {
         Ok(Response::new(PbMemberListResponse { header: Some(header), members: vec![member] }))
     }
 
-    async fn member_add(&self, _: Request<PbMemberAddRequest>) -> Result<Response<PbMemberAddResponse>> {
+    async fn member_add(&self, _: Request<PbMemberAddRequest>) -> RpcResult<Response<PbMemberAddResponse>> {
         Err(not_here("second member"))
     }
 
-    async fn member_remove(&self, _: Request<PbMemberRemoveRequest>) -> Result<Response<PbMemberRemoveResponse>> {
+    async fn member_remove(&self, _: Request<PbMemberRemoveRequest>) -> RpcResult<Response<PbMemberRemoveResponse>> {
         Err(not_here("second member"))
     }
 
-    async fn member_update(&self, _: Request<PbMemberUpdateRequest>) -> Result<Response<PbMemberUpdateResponse>> {
+    async fn member_update(&self, _: Request<PbMemberUpdateRequest>) -> RpcResult<Response<PbMemberUpdateResponse>> {
         Err(not_here("second member"))
     }
 
-    async fn member_promote(&self, _: Request<PbMemberPromoteRequest>) -> Result<Response<PbMemberPromoteResponse>> {
+    async fn member_promote(&self, _: Request<PbMemberPromoteRequest>) -> RpcResult<Response<PbMemberPromoteResponse>> {
         Err(not_here("second member"))
     }
 }

@@ -8,8 +8,8 @@ use tonic::Status;
 
 use crate::store::Revision;
 
-pub(super) type Result<T, E = Status> = std::result::Result<T, E>;
-pub(super) type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T>> + Send>>;
+pub(super) type RpcResult<T> = Result<T, Status>;
+pub(super) type Stream<T> = Pin<Box<dyn futures::Stream<Item = RpcResult<T>> + Send>>;
 
 /// Who answers: new at every start.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::mvcc::{Compacted, Event, Limits, Mvcc, Record, Span};
+use super::mvcc::{Compacted, Limits, Mvcc, MvccEvent, Record, Span};
 use crate::store::{LeaseId, Revision};
 use crate::time::Time;
 
@@ -134,7 +134,7 @@ impl State {
         }
         let whole_past = Span::From(Vec::new());
         // A single call can write more than the history keeps; then everybody has to look.
-        let recent: Option<Vec<&Event>> =
+        let recent: Option<Vec<&MvccEvent>> =
             self.mvcc.events(&whole_past, self.published.next()).ok().map(Iterator::collect);
         for cursor in self.subscriptions.values_mut().filter(|cursor| !cursor.pending && cursor.next <= current) {
             cursor.pending = recent.as_ref().is_none_or(|recent| {
@@ -154,7 +154,7 @@ impl State {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
     /// The events.
-    pub events: Vec<Event>,
+    pub events: Vec<MvccEvent>,
     /// How far they go.
     pub revision: Revision,
 }
@@ -177,7 +177,7 @@ impl Subscription {
         let Some(cursor) = subscriptions.get_mut(&self.id).filter(|cursor| cursor.pending) else {
             return Ok(None);
         };
-        let (mut events, mut bytes, mut more): (Vec<Event>, usize, bool) = (Vec::new(), 0, false);
+        let (mut events, mut bytes, mut more): (Vec<MvccEvent>, usize, bool) = (Vec::new(), 0, false);
         for event in mvcc.events(&cursor.span, cursor.next)? {
             if bytes >= BATCH_BYTES && events.last().is_some_and(|last| last.revision < event.revision) {
                 more = true;

@@ -9,8 +9,8 @@ use etcd_client::proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::cluster::{Cluster, Result, Stream};
-use super::mvcc::{self, Txn};
+use super::cluster::{Cluster, RpcResult, Stream};
+use super::mvcc::{MvccRequest, MvccTxn};
 use super::status::{not_here, status};
 use super::{Hub, wire};
 use crate::store::Revision;
@@ -21,14 +21,14 @@ pub(super) struct KvService {
 }
 
 impl KvService {
-    fn run(&self, txn: &Txn) -> Result<PbTxnResponse, Status> {
+    fn run(&self, txn: &MvccTxn) -> RpcResult<PbTxnResponse> {
         let done = self.hub.with(|mvcc, now| mvcc.txn(now, txn)).map_err(status)?;
         Ok(wire::txn_response(self.cluster.header(done.revision), done.branch))
     }
 
     /// Runs a single operation. Its answer has the full header, as it does not come inside a transaction's.
-    fn run_one(&self, request: mvcc::Request) -> Result<Option<PbTxnOpResponse>, Status> {
-        let PbTxnResponse { header, mut responses, .. } = self.run(&Txn::one(request))?;
+    fn run_one(&self, request: MvccRequest) -> RpcResult<Option<PbTxnOpResponse>> {
+        let PbTxnResponse { header, mut responses, .. } = self.run(&MvccTxn::one(request))?;
         let mut response = responses.pop().and_then(|response| response.response);
         match &mut response {
             Some(PbTxnOpResponse::ResponseRange(response)) => response.header = header,
@@ -46,8 +46,8 @@ fn mismatch() -> Status {
 
 #[tonic::async_trait]
 impl PbKvService for KvService {
-    async fn range(&self, request: Request<PbRangeRequest>) -> Result<Response<PbRangeResponse>> {
-        match self.run_one(mvcc::Request::Range(wire::range(request.into_inner())?))? {
+    async fn range(&self, request: Request<PbRangeRequest>) -> RpcResult<Response<PbRangeResponse>> {
+        match self.run_one(MvccRequest::Range(wire::range(request.into_inner())?))? {
             Some(PbTxnOpResponse::ResponseRange(response)) => Ok(Response::new(response)),
             _ => Err(mismatch()),
         }
@@ -55,29 +55,29 @@ impl PbKvService for KvService {
 
     type RangeStreamStream = Stream<PbRangeStreamResponse>;
 
-    async fn range_stream(&self, _: Request<PbRangeRequest>) -> Result<Response<Self::RangeStreamStream>> {
+    async fn range_stream(&self, _: Request<PbRangeRequest>) -> RpcResult<Response<Self::RangeStreamStream>> {
         Err(not_here("streamed ranges"))
     }
 
-    async fn put(&self, request: Request<PbPutRequest>) -> Result<Response<PbPutResponse>> {
-        match self.run_one(mvcc::Request::Put(wire::put(request.into_inner())?))? {
+    async fn put(&self, request: Request<PbPutRequest>) -> RpcResult<Response<PbPutResponse>> {
+        match self.run_one(MvccRequest::Put(wire::put(request.into_inner())?))? {
             Some(PbTxnOpResponse::ResponsePut(response)) => Ok(Response::new(response)),
             _ => Err(mismatch()),
         }
     }
 
-    async fn delete_range(&self, request: Request<PbDeleteRequest>) -> Result<Response<PbDeleteResponse>> {
-        match self.run_one(mvcc::Request::Delete(wire::delete(request.into_inner())))? {
+    async fn delete_range(&self, request: Request<PbDeleteRequest>) -> RpcResult<Response<PbDeleteResponse>> {
+        match self.run_one(MvccRequest::Delete(wire::delete(request.into_inner())))? {
             Some(PbTxnOpResponse::ResponseDeleteRange(response)) => Ok(Response::new(response)),
             _ => Err(mismatch()),
         }
     }
 
-    async fn txn(&self, request: Request<PbTxnRequest>) -> Result<Response<PbTxnResponse>> {
+    async fn txn(&self, request: Request<PbTxnRequest>) -> RpcResult<Response<PbTxnResponse>> {
         Ok(Response::new(self.run(&wire::txn(request.into_inner())?)?))
     }
 
-    async fn compact(&self, request: Request<PbCompactionRequest>) -> Result<Response<PbCompactionResponse>> {
+    async fn compact(&self, request: Request<PbCompactionRequest>) -> RpcResult<Response<PbCompactionResponse>> {
         let oldest = Revision(request.into_inner().revision);
         let revision = self.hub.with(|mvcc, _| mvcc.compact(oldest).map(|()| mvcc.revision())).map_err(status)?;
         Ok(Response::new(PbCompactionResponse { header: Some(self.cluster.header(revision)) }))

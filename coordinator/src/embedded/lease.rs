@@ -12,7 +12,7 @@ use futures::StreamExt;
 use tonic::{Request, Response, Streaming};
 
 use super::Hub;
-use super::cluster::{Closing, Cluster, Result, Stream};
+use super::cluster::{Closing, Cluster, RpcResult, Stream};
 use super::quotas::Quotas;
 use super::status::status;
 use crate::store::LeaseId;
@@ -30,7 +30,7 @@ fn seconds(duration: Duration) -> i64 {
 
 #[tonic::async_trait]
 impl PbLeaseService for LeaseService {
-    async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> Result<Response<PbLeaseGrantResponse>> {
+    async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> RpcResult<Response<PbLeaseGrantResponse>> {
         let quota = self.quotas.of(&request);
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
         let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
@@ -47,7 +47,7 @@ impl PbLeaseService for LeaseService {
         Ok(Response::new(PbLeaseGrantResponse { header, id: id.0, ttl: seconds(ttl), error: String::new() }))
     }
 
-    async fn lease_revoke(&self, request: Request<PbLeaseRevokeRequest>) -> Result<Response<PbLeaseRevokeResponse>> {
+    async fn lease_revoke(&self, request: Request<PbLeaseRevokeRequest>) -> RpcResult<Response<PbLeaseRevokeResponse>> {
         let id = LeaseId(request.into_inner().id);
         let revision = self.hub.with(|mvcc, now| mvcc.revoke(now, id).map(|()| mvcc.revision())).map_err(status)?;
         Ok(Response::new(PbLeaseRevokeResponse { header: Some(self.cluster.header(revision)) }))
@@ -58,7 +58,7 @@ impl PbLeaseService for LeaseService {
     async fn lease_keep_alive(
         &self,
         request: Request<Streaming<PbLeaseKeepAliveRequest>>,
-    ) -> Result<Response<Self::LeaseKeepAliveStream>> {
+    ) -> RpcResult<Response<Self::LeaseKeepAliveStream>> {
         let (hub, cluster) = (self.hub.clone(), self.cluster);
         let answers = request.into_inner().map(move |request| {
             let id = request?.id;
@@ -73,7 +73,7 @@ impl PbLeaseService for LeaseService {
     async fn lease_time_to_live(
         &self,
         request: Request<PbLeaseTimeToLiveRequest>,
-    ) -> Result<Response<PbLeaseTimeToLiveResponse>> {
+    ) -> RpcResult<Response<PbLeaseTimeToLiveResponse>> {
         let PbLeaseTimeToLiveRequest { id, keys } = request.into_inner();
         let (lease, revision) = self.hub.with(|mvcc, now| (mvcc.lease(now, LeaseId(id)), mvcc.revision()));
         let header = Some(self.cluster.header(revision));
@@ -90,7 +90,7 @@ impl PbLeaseService for LeaseService {
         Ok(Response::new(response))
     }
 
-    async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> Result<Response<PbLeaseLeasesResponse>> {
+    async fn lease_leases(&self, _: Request<PbLeaseLeasesRequest>) -> RpcResult<Response<PbLeaseLeasesResponse>> {
         let (leases, revision) = self.hub.with(|mvcc, _| (mvcc.leases(), mvcc.revision()));
         let leases = leases.into_iter().map(|id| PbLeaseStatus { id: id.0 }).collect();
         Ok(Response::new(PbLeaseLeasesResponse { header: Some(self.cluster.header(revision)), leases }))

@@ -13,7 +13,7 @@ use tonic::service::Routes;
 use tonic::transport::Server;
 
 use super::admin::AdminService;
-use super::cluster::{Closing, Cluster, Result};
+use super::cluster::{Closing, Cluster};
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::mvcc::Limits;

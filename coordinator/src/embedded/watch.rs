@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::cluster::{Closing, Cluster, Result, Stream};
+use super::cluster::{Closing, Cluster, RpcResult, Stream};
 use super::mvcc::{Compacted, Span};
 use super::quotas::{Quota, Quotas, WatchPermit};
 use super::{Batch, Hub, Subscription, status, wire};
@@ -39,7 +39,7 @@ pub(super) struct WatchService {
 impl PbWatchService for WatchService {
     type WatchStream = Stream<PbWatchResponse>;
 
-    async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> Result<Response<Self::WatchStream>> {
+    async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> RpcResult<Response<Self::WatchStream>> {
         let quota = self.quotas.of(&request);
         let place = quota.watch()?;
         let (answers, stream) = mpsc::channel(RESPONSES_AHEAD);

@@ -9,8 +9,8 @@ use etcd_client::proto::{
 use tonic::Status;
 
 use super::mvcc::{
-    Branch, Compare, Delete, Error, Event, Put, PutLease, Range, RangeResponse, Record, Relation, Request, Response,
-    Sort, SortBy, Span, Target, Txn,
+    Branch, Compare, Delete, Error, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record,
+    Relation, Response, Sort, SortBy, Span, Target,
 };
 use super::status::{self, status};
 use crate::store::{LeaseId, Revision};
@@ -70,20 +70,20 @@ pub(super) fn delete(request: PbDeleteRequest) -> Delete {
     Delete { span: Span::of(request.key, request.range_end), prev_kv: request.prev_kv }
 }
 
-pub(super) fn txn(request: PbTxnRequest) -> Result<Txn, Status> {
-    Ok(Txn {
+pub(super) fn txn(request: PbTxnRequest) -> Result<MvccTxn, Status> {
+    Ok(MvccTxn {
         compare: request.compare.into_iter().map(compare).collect::<Result<_, _>>()?,
         success: request.success.into_iter().map(operation).collect::<Result<_, _>>()?,
         failure: request.failure.into_iter().map(operation).collect::<Result<_, _>>()?,
     })
 }
 
-fn operation(operation: PbTxnRequestOp) -> Result<Request, Status> {
+fn operation(operation: PbTxnRequestOp) -> Result<MvccRequest, Status> {
     Ok(match operation.request {
-        Some(PbTxnOpRequest::RequestRange(request)) => Request::Range(range(request)?),
-        Some(PbTxnOpRequest::RequestPut(request)) => Request::Put(put(request)?),
-        Some(PbTxnOpRequest::RequestDeleteRange(request)) => Request::Delete(delete(request)),
-        Some(PbTxnOpRequest::RequestTxn(request)) => Request::Txn(txn(request)?),
+        Some(PbTxnOpRequest::RequestRange(request)) => MvccRequest::Range(range(request)?),
+        Some(PbTxnOpRequest::RequestPut(request)) => MvccRequest::Put(put(request)?),
+        Some(PbTxnOpRequest::RequestDeleteRange(request)) => MvccRequest::Delete(delete(request)),
+        Some(PbTxnOpRequest::RequestTxn(request)) => MvccRequest::Txn(txn(request)?),
         None => return Err(status(Error::KeyNotFound)),
     })
 }
@@ -127,7 +127,7 @@ pub(super) fn key_value(record: &Record) -> PbKeyValue {
 
 /// As etcd shows it: a key that came to be in this revision has nothing before it, also where the same transaction had
 /// deleted another of that name.
-pub(super) fn event(event: &Event, prev_kv: bool) -> PbEvent {
+pub(super) fn event(event: &MvccEvent, prev_kv: bool) -> PbEvent {
     const PUT: i32 = 0;
     const DELETE: i32 = 1;
     let kv = match &event.record {

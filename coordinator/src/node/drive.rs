@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
 use super::tasks::{AbortOnDrop, Alarm, watch};
-use super::{Command, Inbox, Node, Parting, Report, Status, epoch_ms, pulse_client};
+use super::{Command, GroupReport, Inbox, Node, Parting, Status, epoch_ms, pulse_client};
 use crate::job::{Keys, LeaderRecord};
 use crate::rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
 use crate::store::{LeaseId, Revision};
@@ -55,7 +55,7 @@ impl<'a> Drive<'a> {
         mut self,
         mut inputs: mpsc::UnboundedReceiver<MemberInput>,
         mut notes: mpsc::UnboundedReceiver<LeaderNote>,
-        reports: &mut mpsc::UnboundedReceiver<Report>,
+        reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
         self.member(MemberInput::Tick);
         let mut alarm = Alarm::default();
@@ -92,12 +92,12 @@ impl<'a> Drive<'a> {
     }
 
     /// Lets the agent have the last word, and keeps the node's key meanwhile.
-    async fn conclude(&mut self, end: &End, reports: &mut mpsc::UnboundedReceiver<Report>) {
+    async fn conclude(&mut self, end: &End, reports: &mut mpsc::UnboundedReceiver<GroupReport>) {
         self.command(Command::Conclude(self.member.id(), end.clone()));
         let every = self.member.spec().timings.renewal();
         loop {
             tokio::select! {
-                report = reports.recv() => if matches!(report, Some(Report::Concluded) | None) {
+                report = reports.recv() => if matches!(report, Some(GroupReport::Concluded) | None) {
                     return;
                 },
                 () = tokio::time::sleep(every) => if let Some(lease) = self.revoke {
@@ -157,15 +157,15 @@ impl<'a> Drive<'a> {
         Some(done)
     }
 
-    fn report(&mut self, report: Report) {
+    fn report(&mut self, report: GroupReport) {
         self.member(match report {
-            Report::Started(round) => MemberInput::Started(round),
-            Report::Ended { round, outcome } => MemberInput::Ended { round, outcome },
-            Report::Stopped { master } => MemberInput::Stopped { master },
-            Report::Quiesced { master } => MemberInput::Quiesced { master },
-            Report::Drain => MemberInput::Drain,
+            GroupReport::Started(round) => MemberInput::Started(round),
+            GroupReport::Ended { round, outcome } => MemberInput::Ended { round, outcome },
+            GroupReport::Stopped { master } => MemberInput::Stopped { master },
+            GroupReport::Quiesced { master } => MemberInput::Quiesced { master },
+            GroupReport::Drain => MemberInput::Drain,
             // It is asked for at the end, and heard there.
-            Report::Concluded => return,
+            GroupReport::Concluded => return,
         });
     }
 

@@ -27,7 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Versioned};
-use crate::rendezvous::{Credentials, End, Member, MemberInput, Outcome, Setup, Start};
+use crate::rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
 use crate::store::Store;
 use crate::time::Time;
 use crate::torchelastic::Membership;
@@ -37,15 +37,15 @@ use pulse_server::PeerPort;
 /// What the agent is asked to do with its workers.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Command {
-    /// Start the workers of this place, or give it to those that quiesced; report [`Report::Started`], later
-    /// [`Report::Ended`].
+    /// Start the workers of this place, or give it to those that quiesced; report [`GroupReport::Started`], later
+    /// [`GroupReport::Ended`].
     Start(Box<Start>),
     /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
-    /// [`Report::Quiesced`] or [`Report::Stopped`].
+    /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
     Quiesce(Duration),
-    /// Stop all workers, politely first, within this time; report [`Report::Stopped`].
+    /// Stop all workers, politely first, within this time; report [`GroupReport::Stopped`].
     Stop(Duration),
-    /// Kill all workers at once; report [`Report::Stopped`].
+    /// Kill all workers at once; report [`GroupReport::Stopped`].
     Kill,
     /// Workers must not outlive this time, whatever happens to the agent.
     Fence(Option<Time>),
@@ -55,14 +55,14 @@ pub enum Command {
     Forming(u64, String),
     /// A line for the log.
     Say(String),
-    /// The part of this node ends like this, and its workers are gone; its key stays until [`Report::Concluded`]. Only
+    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`]. Only
     /// from a driver that is [`Node::concluding`].
     Conclude(NodeId, End),
 }
 
-/// What the agent tells.
+/// What the agent tells of its local worker group, and what it asks.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Report {
+pub enum GroupReport {
     /// All workers of the round were started.
     Started(u64),
     /// Workers of the round ended by themselves.
@@ -146,9 +146,9 @@ impl Node {
     /// Runs one incarnation to its end.
     pub async fn run(
         &self,
-        setup: Setup,
+        setup: MemberSetup,
         commands: &mpsc::UnboundedSender<Command>,
-        reports: &mut mpsc::UnboundedReceiver<Report>,
+        reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
         let (inbox, inputs) = mpsc::unbounded_channel();
         let (leader_inbox, notes) = mpsc::unbounded_channel();

@@ -5,10 +5,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::tasks::Alarm;
-use super::{Command, Parting, Report, Status};
+use super::{Command, GroupReport, Parting, Status};
 use crate::etcd_v2::{Entry, EtcdV2, Keyspace, Request};
 use crate::job::Versioned;
-use crate::rendezvous::{End, Setup};
+use crate::rendezvous::{End, MemberSetup};
 use crate::store::{Result, Revision};
 use crate::time::Time;
 use crate::torchelastic::{Input, Output, Participant, Paths, RendezvousState, RendezvousStatus, dynamic_found};
@@ -36,11 +36,11 @@ impl TorchElastic {
     /// Takes part until the node's part is over.
     pub async fn run(
         &self,
-        setup: Setup,
+        setup: MemberSetup,
         commands: &mpsc::UnboundedSender<Command>,
-        reports: &mut mpsc::UnboundedReceiver<Report>,
+        reports: &mut mpsc::UnboundedReceiver<GroupReport>,
     ) -> Parting {
-        let Setup { record, spec, seed, .. } = setup;
+        let MemberSetup { record, spec, seed, .. } = setup;
         let (paths, identical) = (self.paths.clone(), self.identical);
         let machine = Participant::new(crate::torchelastic::ParticipantSetup { record, spec, paths, identical, seed });
         let (inbox, mut inputs) = mpsc::unbounded_channel();
@@ -56,10 +56,10 @@ impl TorchElastic {
                 Some(input) = inputs.recv() => input,
                 report = reports.recv() => match report {
                     // Nobody is asked to quiesce here: every change restarts the workers, as torchrun's nodes do.
-                    Some(Report::Started(_) | Report::Quiesced { .. } | Report::Concluded) => continue,
-                    Some(Report::Ended { round, outcome }) => Input::Ended { round, outcome },
-                    Some(Report::Stopped { master }) => Input::Stopped { master },
-                    Some(Report::Drain) => Input::Drain,
+                    Some(GroupReport::Started(_) | GroupReport::Quiesced { .. } | GroupReport::Concluded) => continue,
+                    Some(GroupReport::Ended { round, outcome }) => Input::Ended { round, outcome },
+                    Some(GroupReport::Stopped { master }) => Input::Stopped { master },
+                    Some(GroupReport::Drain) => Input::Drain,
                     // The agent's side is gone: nothing can be carried out any more.
                     None => break End::Drained,
                 },

@@ -54,7 +54,7 @@ const STAND_BACK: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// What a replica needs.
-pub struct Setup {
+pub struct ServiceSetup {
     /// The store.
     pub store: Arc<dyn Store>,
     /// Where the jobs live.
@@ -143,8 +143,8 @@ struct Service {
 ///
 /// # Errors
 /// The store's, where no waiting would help: it refuses us, or is another one than before.
-pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<()> {
-    let Setup { store, prefix, record, listener, lease_ttl, shared } = setup;
+pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<()> {
+    let ServiceSetup { store, prefix, record, listener, lease_ttl, shared } = setup;
     let front = Arc::<PeerPort>::default();
     front.introduce(&record.node);
     let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));

@@ -179,25 +179,25 @@ pub(super) fn done_mark(rank: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::keys::{Paths, kv_file, kv_value};
-    use super::super::view::View;
+    use super::super::view::VersionView;
     use super::*;
 
     fn endpoint() -> Endpoint {
         Endpoint { host: "10.0.0.1".into(), port: 5000 }
     }
 
-    fn empty() -> View {
-        let mut view = View::new(Paths::new("/p", "J"));
+    fn empty() -> VersionView {
+        let mut view = VersionView::new(Paths::new("/p", "J"));
         view.set_files("1", 1, None);
         view
     }
 
-    fn tell(view: &mut View, key: &str, value: &str) {
+    fn tell(view: &mut VersionView, key: &str, value: &str) {
         view.set_file("1", &kv_file(key), Some(&kv_value(value)));
     }
 
     /// Lets every node tell what it has to, until nobody has anything left.
-    fn exchanged(nodes: &[(&str, u32)], identical: bool) -> (View, Vec<Option<Ranks>>) {
+    fn exchanged(nodes: &[(&str, u32)], identical: bool) -> (VersionView, Vec<Option<Ranks>>) {
         let (mut view, master) = (empty(), endpoint());
         let own = |rank: usize| {
             let (role, slots) = nodes[rank];

@@ -45,7 +45,7 @@ impl Files {
 
 /// What is known. Each part is either unknown or as of an index of etcd's, and moves on with the watch's events.
 #[derive(Debug, Clone)]
-pub(super) struct View {
+pub(super) struct VersionView {
     paths: Paths,
     /// None: to be read. Within: the state, if there is one, as of an index.
     active: Option<(u64, Option<Active>)>,
@@ -54,9 +54,9 @@ pub(super) struct View {
     next: Option<u64>,
 }
 
-impl View {
-    pub(super) fn new(paths: Paths) -> View {
-        View { paths, active: None, files: None, next: None }
+impl VersionView {
+    pub(super) fn new(paths: Paths) -> VersionView {
+        VersionView { paths, active: None, files: None, next: None }
     }
 
     /// Everything has to be read again.
@@ -192,8 +192,8 @@ mod tests {
         RendezvousState::joinable("1").text()
     }
 
-    fn view() -> View {
-        let mut view = View::new(Paths::new("/p", "J"));
+    fn view() -> VersionView {
+        let mut view = VersionView::new(Paths::new("/p", "J"));
         view.set_active(10, Some(joinable())).unwrap();
         let directory = Entry {
             key: "/p/run_J/rdzv/v_1".into(),

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use elastic_coordinator::job::{Endpoint, Keys, NodeId, NodeRecord, Phase};
-use elastic_coordinator::rendezvous::{End, Leader, LeaderInput, Member, MemberInput, MemberOutput, Setup, Start};
+use elastic_coordinator::rendezvous::{
+    End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start,
+};
 use elastic_coordinator::store::Revision;
 use elastic_coordinator::time::Time;
 
@@ -141,7 +143,14 @@ impl Process {
 }
 
 /// Builds a node's setup. Ports are process numbers, so no two processes ever share one.
-pub(crate) fn setup(scenario: &Scenario, keys: &Keys, host: usize, boot: u32, process: usize, life: u32) -> Setup {
+pub(crate) fn setup(
+    scenario: &Scenario,
+    keys: &Keys,
+    host: usize,
+    boot: u32,
+    process: usize,
+    life: u32,
+) -> MemberSetup {
     let name = format!("n{}", if scenario.clash && host == 1 { 0 } else { host });
     let record = NodeRecord {
         incarnation: format!("p{process}l{life}"),
@@ -158,7 +167,7 @@ pub(crate) fn setup(scenario: &Scenario, keys: &Keys, host: usize, boot: u32, pr
         place: scenario.place(host),
         name,
     };
-    Setup {
+    MemberSetup {
         record,
         spec: scenario.spec.clone(),
         keys: keys.clone(),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use elastic_coordinator::job::{Failure, FailureClass};
-use elastic_coordinator::node::Report;
+use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::Outcome;
 use elastic_coordinator::time::Time;
 use elastic_coordinator::time::date;
@@ -20,9 +20,9 @@ use crate::workers::supervisor::Exited;
 
 impl Group {
     /// The node lost its workers: a membership change, not a failure of the workers.
-    pub(super) fn lost(&self, message: String) -> Report {
+    pub(super) fn lost(&self, message: String) -> GroupReport {
         let failure = self.failure(FailureClass::Lost, message).bounded();
-        Report::Ended { round: self.round, outcome: Outcome::Failed(failure) }
+        GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) }
     }
 
     pub(super) fn failure(&self, class: FailureClass, message: String) -> Failure {
@@ -30,7 +30,7 @@ impl Group {
         Failure { host, at_ms, ..Failure::new(class, message) }
     }
 
-    pub(super) async fn exited(&mut self, exited: Exited, socket: &WorkerSocket) -> Option<Report> {
+    pub(super) async fn exited(&mut self, exited: Exited, socket: &WorkerSocket) -> Option<GroupReport> {
         let subject = self.note(exited)?.subject(exited.local_rank, None);
         let (rank, pid) = (subject.rank, subject.pid);
         match self.phase.exit() {
@@ -50,7 +50,7 @@ impl Group {
             if all_done {
                 self.step(Input::Report);
             }
-            return all_done.then_some(Report::Ended { round, outcome: Outcome::Done });
+            return all_done.then_some(GroupReport::Ended { round, outcome: Outcome::Done });
         }
         self.step(Input::Report);
         if self.leaving.is_some() {
@@ -58,7 +58,7 @@ impl Group {
             self.events.worker(events::State::Terminated, &subject);
             tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
             let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
-            return Some(Report::Ended { round, outcome: Outcome::Failed(failure) });
+            return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
         }
         let mut failure = self.explain(exited, socket).await?;
         // It may be only by chance that this exit was seen first. A worker that failed by itself takes precedence over
@@ -81,7 +81,7 @@ impl Group {
             let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
             self.events.worker(events::State::Failed, &failed);
         }
-        Some(Report::Ended { round, outcome: Outcome::Failed(failure) })
+        Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) })
     }
 
     /// Records how a worker ended, if it belongs to this round.

@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
 
-use elastic_coordinator::node::Report;
+use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::time::Time;
 use elastic_proto::worker::{Assignment, WARM_UP_ENV};
 use tokio::task::{JoinError, JoinHandle};
@@ -33,7 +33,7 @@ pub enum Moved {
     /// The files of the workers to be started are open.
     Opened(Result<Files, JoinError>),
     /// The pause after a shortage is over: this report can be sent now.
-    Paused(Report),
+    Paused(GroupReport),
     /// An event of the supervisor.
     Workers(Event),
 }
@@ -89,11 +89,11 @@ pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinEr
 /// A report that is held back until the pause after a shortage is over.
 pub(super) struct Held {
     until: Instant,
-    report: Report,
+    report: GroupReport,
 }
 
 /// Waits until the report can be sent; for ever if there is none. May be cancelled.
-pub(super) async fn told(held: &mut Option<Held>) -> Report {
+pub(super) async fn told(held: &mut Option<Held>) -> GroupReport {
     let Some(until) = held.as_ref().map(|held| held.until) else { return std::future::pending().await };
     tokio::time::sleep_until(until).await;
     match held.take() {
@@ -105,7 +105,7 @@ pub(super) async fn told(held: &mut Option<Held>) -> Report {
 impl Group {
     /// The workers of this round cannot be started because the host is short of some resource. Nobody failed. The
     /// report is held back for a pause, and a node that stays short leaves: see [`Group::starved`].
-    pub(super) fn short(&mut self, why: &str) -> Option<Report> {
+    pub(super) fn short(&mut self, why: &str) -> Option<GroupReport> {
         self.step(Input::Report);
         let message = format!("this node is short of what starting workers takes: {why}");
         let report = self.lost(message.clone());
@@ -136,7 +136,7 @@ impl Group {
     }
 
     /// Asks the guard to start all workers whose files are open, at once.
-    pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<Report> {
+    pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<GroupReport> {
         let planned = self.opening.take()?.planned;
         let files = match (files, planned.first()) {
             (Ok(files), _) => files,
@@ -216,7 +216,7 @@ impl Group {
     }
 
     /// A worker's program now runs.
-    pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<Report> {
+    pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<GroupReport> {
         let worker = Running { pid, ..self.starting.remove(&local_rank)? };
         if self.phase.has_places() {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
@@ -229,7 +229,7 @@ impl Group {
     }
 
     /// The report once all workers of a place run, unless something else happened meanwhile.
-    pub(super) fn all_started(&mut self) -> Option<Report> {
+    pub(super) fn all_started(&mut self) -> Option<GroupReport> {
         if self.opening.is_some() || !self.starting.is_empty() {
             return None;
         }
@@ -238,11 +238,11 @@ impl Group {
             return None;
         }
         self.shortage.is_over();
-        Some(Report::Started(self.round))
+        Some(GroupReport::Started(self.round))
     }
 
     /// A worker could not be started, or must not be.
-    pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<Report> {
+    pub(super) async fn not_started(&mut self, local_rank: u32, refused: Refused) -> Option<GroupReport> {
         let worker = self.starting.remove(&local_rank)?;
         if !self.phase.reports_unstarted() {
             return None;

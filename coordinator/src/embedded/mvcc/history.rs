@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Error, Event, Limits, Mvcc, Span};
+use super::{Error, Limits, Mvcc, MvccEvent, Span};
 use crate::store::Revision;
 
 /// The history asked for is gone.
@@ -24,7 +24,7 @@ impl From<Compacted> for Error {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct History {
     /// In order of revision, none older than `oldest`.
-    events: VecDeque<Event>,
+    events: VecDeque<MvccEvent>,
     oldest: Revision,
     bytes: usize,
 }
@@ -44,7 +44,7 @@ impl History {
 
     /// Adds an event whose `prev` is what it found, which may itself be of this revision: a transaction can write a key
     /// and delete it again. What etcd shows, and what undoing a revision leaves, is the record before the revision.
-    pub(super) fn push(&mut self, mut event: Event) {
+    pub(super) fn push(&mut self, mut event: MvccEvent) {
         if event.prev.as_ref().is_none_or(|prev| prev.mod_revision == event.revision) {
             let mut siblings = self.events.iter().rev().take_while(|earlier| earlier.revision == event.revision);
             if let Some(earlier) = siblings.find(|earlier| earlier.key == event.key) {
@@ -61,7 +61,7 @@ impl History {
     }
 
     /// Events at or after a revision, in order.
-    pub(super) fn since(&self, from: Revision) -> impl Iterator<Item = &Event> {
+    pub(super) fn since(&self, from: Revision) -> impl Iterator<Item = &MvccEvent> {
         let start = self.events.partition_point(|event| event.revision < from);
         self.events.range(start..)
     }
@@ -94,7 +94,7 @@ impl History {
 
 impl Mvcc {
     /// The changes in a span from a revision on, in order. A revision that lies ahead has none yet.
-    pub fn events(&self, span: &Span, from: Revision) -> Result<impl Iterator<Item = &Event>, Compacted> {
+    pub fn events(&self, span: &Span, from: Revision) -> Result<impl Iterator<Item = &MvccEvent>, Compacted> {
         self.history.check(from)?;
         Ok(self.history.since(from).filter(move |event| span.contains(&event.key)))
     }

@@ -25,8 +25,8 @@ pub use error::Error;
 pub use history::Compacted;
 pub use lease::{LeaseStatus, MAX_TTL};
 pub use request::{
-    Branch, Compare, Delete, Event, Key, Put, PutLease, Range, RangeResponse, Record, Relation, Request, Response,
-    Sort, SortBy, Span, Target, Txn, TxnResponse,
+    Branch, Compare, Delete, Key, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record,
+    Relation, Response, Sort, SortBy, Span, Target, TxnResponse,
 };
 
 use std::collections::BTreeMap;
@@ -135,7 +135,7 @@ impl Mvcc {
         self.leases.move_key(&key, prev.as_ref().and_then(|prev| prev.lease), lease);
         self.live_bytes = self.live_bytes + record.size() - prev.as_ref().map_or(0, |prev| prev.size());
         self.live.insert(key.clone(), record.clone());
-        self.history.push(Event { key, revision: at, record: Some(record), prev: prev.clone() });
+        self.history.push(MvccEvent { key, revision: at, record: Some(record), prev: prev.clone() });
         prev
     }
 
@@ -144,7 +144,7 @@ impl Mvcc {
         let prev = self.live.remove(key)?;
         self.leases.move_key(&prev.key, prev.lease, None);
         self.live_bytes -= prev.size();
-        self.history.push(Event { key: prev.key.clone(), revision: at, record: None, prev: Some(prev.clone()) });
+        self.history.push(MvccEvent { key: prev.key.clone(), revision: at, record: None, prev: Some(prev.clone()) });
         Some(prev)
     }
 

@@ -1,7 +1,7 @@
 //! The state machine in the words of [`crate::store`]: for the in-process store and for simulations.
 
-use super::{Compacted, Compare, Delete, Event, Key, Mvcc, Put, PutLease, Range, Record, Relation, Request};
-use super::{Response, Sort, SortBy, Span, Target, Txn};
+use super::{Compacted, Compare, Delete, Key, Mvcc, MvccEvent, MvccRequest, Put, PutLease, Range, Record, Relation};
+use super::{MvccTxn, Response, Sort, SortBy, Span, Target};
 use crate::store::{self, Guard, KeyValue, Op, OpResult, Revision, Scope, StoreError, TxnResult};
 use crate::time::Time;
 
@@ -12,7 +12,7 @@ impl Mvcc {
     /// [`StoreError::LeaseGone`], [`StoreError::NoSpace`], [`StoreError::Invalid`]; nothing was changed.
     pub fn apply(&mut self, now: Time, txn: &store::Txn) -> Result<TxnResult, StoreError> {
         let branch = |ops: &[Op]| ops.iter().map(request).collect::<Vec<_>>();
-        let native = Txn {
+        let native = MvccTxn {
             compare: txn.when.iter().map(compare).collect(),
             success: branch(&txn.then),
             failure: branch(&txn.otherwise),
@@ -64,27 +64,27 @@ fn compare(guard: &Guard) -> Compare {
     Compare { span, target, relation: Relation::Equal }
 }
 
-fn request(op: &Op) -> Request {
+fn request(op: &Op) -> MvccRequest {
     match op {
-        Op::Get { key } => Request::Range(Range::of(one(key))),
-        Op::Range { prefix } => Request::Range(Range::of(Span::prefix(prefix.as_bytes()))),
-        Op::Last { prefix } => Request::Range(Range {
+        Op::Get { key } => MvccRequest::Range(Range::of(one(key))),
+        Op::Range { prefix } => MvccRequest::Range(Range::of(Span::prefix(prefix.as_bytes()))),
+        Op::Last { prefix } => MvccRequest::Range(Range {
             sort: Some(Sort { by: SortBy::Key, descending: true }),
             limit: Some(1),
             ..Range::of(Span::prefix(prefix.as_bytes()))
         }),
         Op::Count { prefix } => {
-            Request::Range(Range { count_only: true, ..Range::of(Span::prefix(prefix.as_bytes())) })
+            MvccRequest::Range(Range { count_only: true, ..Range::of(Span::prefix(prefix.as_bytes())) })
         }
-        Op::Put { key, value, lease } => Request::Put(Put {
+        Op::Put { key, value, lease } => MvccRequest::Put(Put {
             key: key.as_bytes().to_vec(),
             value: Some(value.clone()),
             lease: lease.map_or(PutLease::None, PutLease::On),
             prev_kv: false,
         }),
-        Op::Delete { key } => Request::Delete(Delete { span: one(key), prev_kv: false }),
+        Op::Delete { key } => MvccRequest::Delete(Delete { span: one(key), prev_kv: false }),
         Op::DeletePrefix { prefix } => {
-            Request::Delete(Delete { span: Span::prefix(prefix.as_bytes()), prev_kv: false })
+            MvccRequest::Delete(Delete { span: Span::prefix(prefix.as_bytes()), prev_kv: false })
         }
     }
 }
@@ -116,8 +116,8 @@ impl From<&Record> for KeyValue {
     }
 }
 
-impl From<&Event> for store::Event {
-    fn from(event: &Event) -> store::Event {
+impl From<&MvccEvent> for store::Event {
+    fn from(event: &MvccEvent) -> store::Event {
         match &event.record {
             Some(record) => store::Event::Put(KeyValue::from(&**record)),
             None => store::Event::Delete { key: text(&event.key), revision: event.revision },

@@ -206,7 +206,7 @@ pub struct Delete {
 
 /// One operation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Request {
+pub enum MvccRequest {
     /// A read.
     Range(Range),
     /// A write.
@@ -214,7 +214,7 @@ pub enum Request {
     /// A deletion.
     Delete(Delete),
     /// A transaction within the transaction. Its conditions look at the state before the whole.
-    Txn(Txn),
+    Txn(MvccTxn),
 }
 
 /// What a condition looks at, and what it is held against.
@@ -255,19 +255,19 @@ pub struct Compare {
 
 /// If all conditions hold `success`, else `failure`; atomic, and all its writes share one revision.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Txn {
+pub struct MvccTxn {
     /// The conditions.
     pub compare: Vec<Compare>,
     /// Done if all hold.
-    pub success: Vec<Request>,
+    pub success: Vec<MvccRequest>,
     /// Done if one does not.
-    pub failure: Vec<Request>,
+    pub failure: Vec<MvccRequest>,
 }
 
-impl Txn {
+impl MvccTxn {
     /// One unconditional operation.
-    pub fn one(request: Request) -> Txn {
-        Txn { compare: Vec::new(), success: vec![request], failure: Vec::new() }
+    pub fn one(request: MvccRequest) -> MvccTxn {
+        MvccTxn { compare: Vec::new(), success: vec![request], failure: Vec::new() }
     }
 }
 
@@ -320,7 +320,7 @@ pub struct TxnResponse {
 
 /// One change of one key.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Event {
+pub struct MvccEvent {
     /// The key.
     pub key: Key,
     /// When.
@@ -331,7 +331,7 @@ pub struct Event {
     pub prev: Option<Arc<Record>>,
 }
 
-impl Event {
+impl MvccEvent {
     /// Bytes it is charged for. The record before is charged too: once older history is gone, nobody else holds it.
     pub fn size(&self) -> usize {
         let record = self.record.as_ref().map_or(0, |record| record.size());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::request::size_of;
 use super::{
-    Branch, Compare, Error, Mvcc, Put, PutLease, Range, Record, Relation, Request, Response, Span, Target, Txn,
+    Branch, Compare, Error, Mvcc, MvccRequest, MvccTxn, Put, PutLease, Range, Record, Relation, Response, Span, Target,
     TxnResponse,
 };
 use crate::store::Revision;
@@ -17,7 +17,7 @@ impl Mvcc {
     ///
     /// # Errors
     /// All but those of leases' own calls.
-    pub fn txn(&mut self, now: Time, txn: &Txn) -> Result<TxnResponse, Error> {
+    pub fn txn(&mut self, now: Time, txn: &MvccTxn) -> Result<TxnResponse, Error> {
         self.expire(now);
         check_form(txn, self.limits.txn_ops)?;
         check_size(txn, self.limits.request_bytes)?;
@@ -35,16 +35,16 @@ impl Mvcc {
     }
 
     /// Judges all conditions, nested ones too, on the state before the transaction.
-    fn choose<'a>(&self, txn: &'a Txn) -> Chosen<'a> {
+    fn choose<'a>(&self, txn: &'a MvccTxn) -> Chosen<'a> {
         let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
         let requests = if succeeded { &txn.success } else { &txn.failure };
         let steps = requests
             .iter()
             .map(|request| match request {
-                Request::Txn(txn) => Step::Txn(self.choose(txn)),
-                Request::Range(range) => Step::Range(range),
-                Request::Put(put) => Step::Put(put),
-                Request::Delete(delete) => Step::Delete(&delete.span, delete.prev_kv),
+                MvccRequest::Txn(txn) => Step::Txn(self.choose(txn)),
+                MvccRequest::Range(range) => Step::Range(range),
+                MvccRequest::Put(put) => Step::Put(put),
+                MvccRequest::Delete(delete) => Step::Delete(&delete.span, delete.prev_kv),
             })
             .collect();
         Chosen { succeeded, steps }
@@ -182,7 +182,7 @@ fn relates(compare: &Compare, record: Option<&Arc<Record>>) -> bool {
 }
 
 /// Counts and empty keys. As in etcd, a nested transaction has what its parent's widest part left over.
-fn check_form(txn: &Txn, budget: usize) -> Result<(), Error> {
+fn check_form(txn: &MvccTxn, budget: usize) -> Result<(), Error> {
     let widest = txn.compare.len().max(txn.success.len()).max(txn.failure.len());
     if widest > budget {
         return Err(Error::TooManyOps { max: budget });
@@ -192,13 +192,13 @@ fn check_form(txn: &Txn, budget: usize) -> Result<(), Error> {
     }
     for request in txn.success.iter().chain(&txn.failure) {
         let key = match request {
-            Request::Txn(inner) => {
+            MvccRequest::Txn(inner) => {
                 check_form(inner, budget - widest)?;
                 continue;
             }
-            Request::Range(range) => range.span.start(),
-            Request::Put(put) => &put.key,
-            Request::Delete(delete) => delete.span.start(),
+            MvccRequest::Range(range) => range.span.start(),
+            MvccRequest::Put(put) => &put.key,
+            MvccRequest::Delete(delete) => delete.span.start(),
         };
         if key.is_empty() {
             return Err(Error::EmptyKey);
@@ -207,21 +207,21 @@ fn check_form(txn: &Txn, budget: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_size(txn: &Txn, max: usize) -> Result<(), Error> {
+fn check_size(txn: &MvccTxn, max: usize) -> Result<(), Error> {
     let bytes = bytes_of(txn);
     if bytes > max { Err(Error::TooLarge { bytes, max }) } else { Ok(()) }
 }
 
-fn bytes_of(txn: &Txn) -> usize {
+fn bytes_of(txn: &MvccTxn) -> usize {
     let compares = txn.compare.iter().map(|compare| {
         let value = if let Target::Value(value) = &compare.target { value.len() } else { 0 };
         compare.span.len() + value
     });
     let requests = txn.success.iter().chain(&txn.failure).map(|request| match request {
-        Request::Range(range) => range.span.len(),
-        Request::Put(put) => put.key.len() + put.value.as_ref().map_or(0, Vec::len),
-        Request::Delete(delete) => delete.span.len(),
-        Request::Txn(inner) => bytes_of(inner),
+        MvccRequest::Range(range) => range.span.len(),
+        MvccRequest::Put(put) => put.key.len() + put.value.as_ref().map_or(0, Vec::len),
+        MvccRequest::Delete(delete) => delete.span.len(),
+        MvccRequest::Txn(inner) => bytes_of(inner),
     });
     compares.chain(requests).sum()
 }
@@ -244,14 +244,14 @@ impl<'a> Writes<'a> {
 /// Finds keys written twice, by etcd's rule: a put conflicts with another put of its key and with any deletion over it,
 /// unless the two are in opposite branches of one nested transaction. Like etcd it overlooks a deletion in a nested
 /// transaction that follows the put in another nested one; the order of operations decides that.
-fn writes_of(requests: &[Request]) -> Result<Writes<'_>, Error> {
+fn writes_of(requests: &[MvccRequest]) -> Result<Writes<'_>, Error> {
     let deletes = requests.iter().filter_map(|request| match request {
-        Request::Delete(delete) => Some(&delete.span),
+        MvccRequest::Delete(delete) => Some(&delete.span),
         _ => None,
     });
     let mut writes = Writes { puts: BTreeSet::new(), deletes: deletes.collect() };
     for request in requests {
-        if let Request::Txn(inner) = request {
+        if let MvccRequest::Txn(inner) = request {
             let (then, otherwise) = (writes_of(&inner.success)?, writes_of(&inner.failure)?);
             for key in then.puts.union(&otherwise.puts) {
                 writes.put(key)?;
@@ -261,7 +261,7 @@ fn writes_of(requests: &[Request]) -> Result<Writes<'_>, Error> {
         }
     }
     for request in requests {
-        if let Request::Put(put) = request {
+        if let MvccRequest::Put(put) = request {
             writes.put(&put.key)?;
         }
     }

@@ -58,7 +58,7 @@ use super::leader::Word;
 
 /// What a node is before it joins.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct MemberSetup {
     /// Who it is; its phase and round are set by its steps.
     pub record: NodeRecord,
     /// What it was started with; the job's own spec must agree.
@@ -309,7 +309,7 @@ enum Leave {
 /// A node.
 #[derive(Debug, Clone)]
 pub struct Member {
-    setup: Setup,
+    setup: MemberSetup,
     /// What the job agreed on; the own spec until that is read.
     spec: Spec,
     mode: Mode,
@@ -343,7 +343,7 @@ pub struct Member {
 
 impl Member {
     /// A node that has not joined yet. Feed it a [`MemberInput::Tick`] to begin.
-    pub fn new(setup: Setup) -> Member {
+    pub fn new(setup: MemberSetup) -> Member {
         Member {
             spec: setup.spec.clone(),
             master: setup.record.master.clone(),

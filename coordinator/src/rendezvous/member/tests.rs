@@ -43,13 +43,13 @@ fn answer(call: Call, succeeded: bool, at: i64, read: Vec<Option<KeyValue>>) -> 
     MemberInput::Answered { call, sent: NOW, result: Ok(result) }
 }
 
-fn setup() -> Setup {
+fn setup() -> MemberSetup {
     let record: NodeRecord = serde_json::from_value(json!({
         "name": "a", "incarnation": "1", "machine": "a", "boot": "b", "host": "a", "slots": 1, "role": "default",
         "peer": { "host": "h", "port": 1 }, "phase": "waiting",
     }))
     .unwrap();
-    Setup { record, spec: serde_json::from_value(spec()).unwrap(), keys: keys(), may_lead: true, seed: 1 }
+    MemberSetup { record, spec: serde_json::from_value(spec()).unwrap(), keys: keys(), may_lead: true, seed: 1 }
 }
 
 /// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.

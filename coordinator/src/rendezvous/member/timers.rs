@@ -122,7 +122,7 @@ mod tests {
     use serde_json::json;
 
     use crate::job::{JobId, Keys, NodeRecord, Spec};
-    use crate::rendezvous::{Call, End, Member, MemberInput, MemberOutput, Setup};
+    use crate::rendezvous::{Call, End, Member, MemberInput, MemberOutput, MemberSetup};
     use crate::store::StoreError;
     use crate::time::Time;
 
@@ -141,7 +141,7 @@ mod tests {
         }))
         .unwrap();
         let job: JobId = "J".parse().unwrap();
-        Member::new(Setup { record, spec, keys: Keys::new("/elastic", &job), may_lead: true, seed: 1 })
+        Member::new(MemberSetup { record, spec, keys: Keys::new("/elastic", &job), may_lead: true, seed: 1 })
     }
 
     #[test]

@@ -24,17 +24,18 @@ const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// A connection to one member.
 pub(super) type Link = rotation::Link<Client>;
 
-pub(super) struct Connection {
+/// Makes the connections, and calls over them.
+pub(super) struct MemberConnection {
     config: EtcdConfig,
     members: Rotation<Client>,
     /// Held while connecting, so that callers who find no connection make one, not many.
     dialling: tokio::sync::Mutex<()>,
 }
 
-impl Connection {
-    pub(super) fn new(config: EtcdConfig) -> Result<Connection> {
+impl MemberConnection {
+    pub(super) fn new(config: EtcdConfig) -> Result<MemberConnection> {
         let members = Rotation::new(config.uris()?, config.seed);
-        let connection = Connection { config, members, dialling: Default::default() };
+        let connection = MemberConnection { config, members, dialling: Default::default() };
         for uri in connection.uris() {
             connection.endpoint(uri)?;
         }

@@ -36,7 +36,7 @@ use etcd_client::ResponseHeader;
 use futures::future::join_all;
 use tokio::sync::mpsc;
 
-use self::connection::Connection;
+use self::connection::MemberConnection;
 use self::fault::Repeat;
 use self::identity::Identity;
 use self::lease::{KeepAlives, whole_seconds};
@@ -53,7 +53,7 @@ pub struct EtcdStore {
 }
 
 struct Inner {
-    connection: Connection,
+    connection: MemberConnection,
     identity: Identity,
     keep_alives: KeepAlives,
 }
@@ -73,7 +73,7 @@ impl EtcdStore {
     /// # Errors
     /// [`StoreError::Invalid`] for an endpoint that is none, or a file that cannot be read.
     pub fn connect(config: EtcdConfig) -> Result<EtcdStore> {
-        let connection = Connection::new(config)?;
+        let connection = MemberConnection::new(config)?;
         let (identity, keep_alives) = Default::default();
         Ok(EtcdStore { inner: Arc::new(Inner { connection, identity, keep_alives }) })
     }

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use super::keys::Paths;
 use super::state::{JobEnd, RendezvousState};
-use super::view::View;
+use super::view::VersionView;
 use crate::etcd_v2::{Answer, News, Request};
 use crate::job::{Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
 use crate::rendezvous::{End, Outcome, Start};
@@ -264,7 +264,7 @@ struct KeepAliveKey {
 pub struct Participant {
     setup: ParticipantSetup,
     id: String,
-    view: View,
+    view: VersionView,
     mode: Mode,
     workers: Workers,
     call: Option<Call>,
@@ -302,7 +302,7 @@ impl Participant {
     pub fn new(setup: ParticipantSetup) -> Participant {
         Participant {
             id: setup.record.id().to_string(),
-            view: View::new(setup.paths.clone()),
+            view: VersionView::new(setup.paths.clone()),
             master: setup.record.master.clone(),
             random: setup.seed | 1,
             setup,

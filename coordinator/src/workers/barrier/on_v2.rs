@@ -31,21 +31,21 @@ pub async fn meet_on_v2(
     let Some(membership) = status.borrow_and_update().membership else {
         return Err(BarrierError::NotMember(name.to_owned()));
     };
-    let meeting = Meeting { etcd, paths, membership, name };
+    let barrier = BarrierOnV2 { etcd, paths, membership, name };
     let met = async {
-        meeting.arrive().await?;
+        barrier.arrive().await?;
         loop {
-            let index = match meeting.look().await? {
+            let index = match barrier.look().await? {
                 Seen::All => return Ok(()),
                 Seen::Some { index } => index,
             };
-            meeting.change_after(index).await?;
+            barrier.change_after(index).await?;
         }
     };
     let met = async {
         tokio::select! {
             met = met => met,
-            () = left(&mut status, membership) => match meeting.look().await? {
+            () = left(&mut status, membership) => match barrier.look().await? {
                 Seen::All => Ok(()),
                 Seen::Some { .. } => Err(BarrierError::RoundEnded { round: membership.version, name: name.to_owned() }),
             },
@@ -71,14 +71,14 @@ enum Seen {
     },
 }
 
-struct Meeting<'a> {
+struct BarrierOnV2<'a> {
     etcd: &'a dyn Keyspace,
     paths: &'a Paths,
     membership: Membership,
     name: &'a str,
 }
 
-impl Meeting<'_> {
+impl BarrierOnV2<'_> {
     async fn arrive(&self) -> Result<(), BarrierError> {
         let key = self.paths.arrival(self.membership.version, self.name, self.membership.group_rank);
         let arrival = Request::Put { key, value: String::new(), ttl: None, only: Only::Always };

@@ -56,7 +56,7 @@ impl Model {
         existed
     }
 
-    fn txn(&mut self, txn: &Txn) -> Option<Branch> {
+    fn txn(&mut self, txn: &MvccTxn) -> Option<Branch> {
         let (before, mut next, mut wrote) = (self.now().clone(), self.now().clone(), false);
         let branch = self.run(txn, &before, &mut next, &mut wrote)?;
         if wrote {
@@ -66,7 +66,7 @@ impl Model {
     }
 
     /// `None` where the store must refuse.
-    fn run(&self, txn: &Txn, before: &State, next: &mut State, wrote: &mut bool) -> Option<Branch> {
+    fn run(&self, txn: &MvccTxn, before: &State, next: &mut State, wrote: &mut bool) -> Option<Branch> {
         let at = self.revision() + 1;
         let succeeded = txn.compare.iter().all(|compare| {
             let found: Vec<&Row> =
@@ -80,8 +80,8 @@ impl Model {
         let mut responses = Vec::new();
         for request in if succeeded { &txn.success } else { &txn.failure } {
             responses.push(match request {
-                Request::Range(range) => Response::Range(self.range(range, next)?),
-                Request::Put(put) => {
+                MvccRequest::Range(range) => Response::Range(self.range(range, next)?),
+                MvccRequest::Put(put) => {
                     let old = next.get(&put.key).cloned();
                     let lease = match put.lease {
                         PutLease::None => None,
@@ -97,7 +97,7 @@ impl Model {
                     next.insert(put.key.clone(), (value, created, at, version, lease));
                     Response::Put(old.filter(|_| put.prev_kv).map(|row| record(&put.key, &row)))
                 }
-                Request::Delete(delete) => {
+                MvccRequest::Delete(delete) => {
                     let gone: State = next
                         .iter()
                         .filter(|(key, _)| delete.span.contains(key))
@@ -108,7 +108,7 @@ impl Model {
                     let prev = gone.iter().filter(|_| delete.prev_kv).map(|(key, row)| record(key, row)).collect();
                     Response::Delete { deleted: gone.len(), prev }
                 }
-                Request::Txn(inner) => Response::Txn(self.run(inner, before, next, wrote)?),
+                MvccRequest::Txn(inner) => Response::Txn(self.run(inner, before, next, wrote)?),
             });
         }
         Some(Branch { succeeded, responses })
@@ -198,7 +198,7 @@ fn record(key: &[u8], row: &Row) -> Arc<Record> {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Txn(Txn),
+    Txn(MvccTxn),
     Grant(i64, u64),
     KeepAlive(i64),
     Revoke(i64),
@@ -260,36 +260,33 @@ fn compare() -> impl Strategy<Value = Compare> {
     (span(), target, relation).prop_map(|(span, target, relation)| Compare { span, target, relation })
 }
 
-fn request() -> impl Strategy<Value = Request> {
+fn request() -> impl Strategy<Value = MvccRequest> {
     let lease = prop_oneof![
         3 => Just(PutLease::None),
         3 => (1i64..4).prop_map(|id| PutLease::On(LeaseId(id))),
         1 => Just(PutLease::Keep),
     ];
     prop_oneof![
-        2 => range().prop_map(Request::Range),
+        2 => range().prop_map(MvccRequest::Range),
         4 => (key(), prop::option::weighted(0.9, value()), lease, any::<bool>())
-            .prop_map(|(key, value, lease, prev_kv)| Request::Put(Put { key, value, lease, prev_kv })),
-        1 => (span(), any::<bool>()).prop_map(|(span, prev_kv)| Request::Delete(Delete { span, prev_kv })),
+            .prop_map(|(key, value, lease, prev_kv)| MvccRequest::Put(Put { key, value, lease, prev_kv })),
+        1 => (span(), any::<bool>()).prop_map(|(span, prev_kv)| MvccRequest::Delete(Delete { span, prev_kv })),
     ]
 }
 
-fn txn() -> impl Strategy<Value = Txn> {
+fn txn() -> impl Strategy<Value = MvccTxn> {
     let flat = (vec(compare(), 0..2), vec(request(), 0..3), vec(request(), 0..3));
-    let flat = flat.prop_map(|(compare, success, failure)| Txn { compare, success, failure });
+    let flat = flat.prop_map(|(compare, success, failure)| MvccTxn { compare, success, failure });
     flat.prop_recursive(2, 8, 3, |inner| {
-        let request = || prop_oneof![3 => request(), 1 => inner.clone().prop_map(Request::Txn)];
-        (vec(compare(), 0..2), vec(request(), 0..3), vec(request(), 0..3)).prop_map(|(compare, success, failure)| Txn {
-            compare,
-            success,
-            failure,
-        })
+        let request = || prop_oneof![3 => request(), 1 => inner.clone().prop_map(MvccRequest::Txn)];
+        (vec(compare(), 0..2), vec(request(), 0..3), vec(request(), 0..3))
+            .prop_map(|(compare, success, failure)| MvccTxn { compare, success, failure })
     })
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        8 => request().prop_map(|request| Step::Txn(Txn::one(request))),
+        8 => request().prop_map(|request| Step::Txn(MvccTxn::one(request))),
         8 => txn().prop_map(Step::Txn),
         2 => (1i64..4, 0u64..6).prop_map(|(id, ttl)| Step::Grant(id, ttl)),
         2 => (1i64..4).prop_map(Step::KeepAlive),
@@ -367,7 +364,7 @@ proptest! {
         let sizes: usize = store.live.values().map(|record| record.size()).sum();
         prop_assert_eq!(store.live_bytes, sizes);
         store.compact(store.revision()).ok();
-        store.txn(now, &Txn::one(delete(all()))).unwrap();
+        store.txn(now, &MvccTxn::one(delete(all()))).unwrap();
         store.compact(store.revision()).ok();
         prop_assert_eq!(store.live_bytes, 0);
     }

@@ -14,12 +14,12 @@ fn store() -> Mvcc {
     Mvcc::new(Limits::default(), LeaseId(100))
 }
 
-fn put(key: &str, value: &str) -> Request {
-    Request::Put(Put { key: key.into(), value: Some(value.into()), lease: PutLease::None, prev_kv: false })
+fn put(key: &str, value: &str) -> MvccRequest {
+    MvccRequest::Put(Put { key: key.into(), value: Some(value.into()), lease: PutLease::None, prev_kv: false })
 }
 
-fn delete(span: Span) -> Request {
-    Request::Delete(Delete { span, prev_kv: false })
+fn delete(span: Span) -> MvccRequest {
+    MvccRequest::Delete(Delete { span, prev_kv: false })
 }
 
 fn all() -> Span {
@@ -34,7 +34,7 @@ fn keys(response: &RangeResponse) -> Vec<&str> {
 fn with(keys: &[&str]) -> Mvcc {
     let mut store = store();
     for key in keys {
-        store.txn(T0, &Txn::one(put(key, "x"))).unwrap();
+        store.txn(T0, &MvccTxn::one(put(key, "x"))).unwrap();
     }
     store
 }
@@ -53,8 +53,8 @@ fn a_key_keeps_its_creation_over_puts_and_loses_it_with_its_deletion() {
     let read = |store: &Mvcc| store.range(&Range::of(all())).unwrap().records[0].clone();
     let record = read(&store);
     assert_eq!((record.create_revision, record.mod_revision, record.version), (Revision(2), Revision(3), 2));
-    store.txn(T0, &Txn::one(delete(all()))).unwrap();
-    store.txn(T0, &Txn::one(put("a", "again"))).unwrap();
+    store.txn(T0, &MvccTxn::one(delete(all()))).unwrap();
+    store.txn(T0, &MvccTxn::one(put("a", "again"))).unwrap();
     let record = read(&store);
     assert_eq!((record.create_revision, record.mod_revision, record.version), (Revision(5), Revision(5), 1));
 }
@@ -88,7 +88,7 @@ fn guards_choose_the_branch() {
 #[test]
 fn a_past_revision_shows_what_was_there_then() {
     let mut store = with(&["a", "b", "a"]);
-    store.txn(T0, &Txn::one(delete(Span::One(b"b".into())))).unwrap();
+    store.txn(T0, &MvccTxn::one(delete(Span::One(b"b".into())))).unwrap();
     let at = |revision| store.range(&Range { revision: Some(Revision(revision)), ..Range::of(all()) });
     assert_eq!(keys(&at(1).unwrap()), [] as [&str; 0]);
     assert_eq!(keys(&at(2).unwrap()), ["a"]);
@@ -120,7 +120,7 @@ fn history_is_bounded_by_revisions_and_by_bytes_and_the_newest_revision_stays() 
     ] {
         let mut store = Mvcc::new(limits.clone(), LeaseId(1));
         for _ in 0..100 {
-            store.txn(T0, &Txn::one(put("a", "value"))).unwrap();
+            store.txn(T0, &MvccTxn::one(put("a", "value"))).unwrap();
         }
         let kept = store.events(&all(), store.oldest()).unwrap().count();
         assert!((1..=5).contains(&kept), "{limits:?} keeps {kept}");
@@ -134,14 +134,14 @@ fn a_full_store_refuses_growth_and_takes_everything_else() {
     let limits = Limits { live_bytes: 1_000, live_keys: 3, ..Limits::default() };
     let mut store = Mvcc::new(limits, LeaseId(1));
     for key in ["a", "b", "c"] {
-        store.txn(T0, &Txn::one(put(key, "value"))).unwrap();
+        store.txn(T0, &MvccTxn::one(put(key, "value"))).unwrap();
     }
-    assert_eq!(store.txn(T0, &Txn::one(put("d", "v"))), Err(Error::NoSpace));
-    assert_eq!(store.txn(T0, &Txn::one(put("a", &"v".repeat(1_000)))), Err(Error::NoSpace));
+    assert_eq!(store.txn(T0, &MvccTxn::one(put("d", "v"))), Err(Error::NoSpace));
+    assert_eq!(store.txn(T0, &MvccTxn::one(put("a", &"v".repeat(1_000)))), Err(Error::NoSpace));
     assert!(matches!(store.apply(T0, &store::Txn::of([Op::put("d", "v")])), Err(StoreError::NoSpace { .. })));
-    store.txn(T0, &Txn::one(put("a", "other"))).unwrap();
-    store.txn(T0, &Txn::one(delete(Span::One(b"a".into())))).unwrap();
-    store.txn(T0, &Txn::one(put("d", "v"))).unwrap();
+    store.txn(T0, &MvccTxn::one(put("a", "other"))).unwrap();
+    store.txn(T0, &MvccTxn::one(delete(Span::One(b"a".into())))).unwrap();
+    store.txn(T0, &MvccTxn::one(put("d", "v"))).unwrap();
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn malformed_requests_are_refused_and_change_nothing() {
     let mut store = with(&["a"]);
     let before = store.clone();
     let many = |count: usize| (0..count).map(|i| put(&i.to_string(), "")).collect::<Vec<_>>();
-    let nested = |success: Vec<Request>| Request::Txn(Txn { success, ..Txn::default() });
+    let nested = |success: Vec<MvccRequest>| MvccRequest::Txn(MvccTxn { success, ..MvccTxn::default() });
     let keep = |key: &str| Put { key: key.into(), value: None, lease: PutLease::None, prev_kv: false };
     let cases = [
         (vec![put("", "x")], Error::EmptyKey),
@@ -160,26 +160,26 @@ fn malformed_requests_are_refused_and_change_nothing() {
         (vec![nested(vec![put("k", "x")]), put("k", "x")], Error::DuplicateKey),
         (vec![nested(vec![delete(all())]), put("k", "x")], Error::DuplicateKey),
         (vec![put("k", &"x".repeat(3 << 19))], Error::TooLarge { bytes: (3 << 19) + 1, max: 3 << 19 }),
-        (vec![put("k", "x"), Request::Put(keep("other"))], Error::KeyNotFound),
+        (vec![put("k", "x"), MvccRequest::Put(keep("other"))], Error::KeyNotFound),
         (
-            vec![Request::Put(Put { value: Some(vec![]), lease: PutLease::On(LeaseId(7)), ..keep("k") })],
+            vec![MvccRequest::Put(Put { value: Some(vec![]), lease: PutLease::On(LeaseId(7)), ..keep("k") })],
             Error::LeaseNotFound,
         ),
     ];
     for (success, error) in cases {
-        assert_eq!(store.txn(T0, &Txn { success, ..Txn::default() }), Err(error));
+        assert_eq!(store.txn(T0, &MvccTxn { success, ..MvccTxn::default() }), Err(error));
         assert_eq!(store, before);
     }
-    let opposite = Txn { success: vec![put("k", "x")], failure: vec![put("k", "y")], ..Txn::default() };
-    store.txn(T0, &Txn::one(Request::Txn(opposite))).unwrap();
+    let opposite = MvccTxn { success: vec![put("k", "x")], failure: vec![put("k", "y")], ..MvccTxn::default() };
+    store.txn(T0, &MvccTxn::one(MvccRequest::Txn(opposite))).unwrap();
 }
 
 #[test]
 fn what_a_transaction_wrote_itself_is_not_what_was_before_it() {
-    let nested = |request: Request| Request::Txn(Txn::one(request));
-    let both = |key: &str| Txn {
+    let nested = |request: MvccRequest| MvccRequest::Txn(MvccTxn::one(request));
+    let both = |key: &str| MvccTxn {
         success: vec![nested(put(key, "y")), nested(delete(Span::of(key.into(), Vec::new())))],
-        ..Txn::default()
+        ..MvccTxn::default()
     };
     let mut store = with(&["old"]);
     store.txn(T0, &both("new")).unwrap();
@@ -237,7 +237,7 @@ fn a_short_wish_is_raised_and_an_endless_one_refused() {
 fn a_fork_goes_its_own_way() {
     let mut store = with(&["a"]);
     let fork = store.clone();
-    store.txn(T0, &Txn::one(delete(all()))).unwrap();
+    store.txn(T0, &MvccTxn::one(delete(all()))).unwrap();
     assert_eq!(keys(&fork.range(&Range::of(all())).unwrap()), ["a"]);
 }
 
