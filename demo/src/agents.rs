@@ -19,9 +19,9 @@ use crate::processes::{MARK, marked};
 const GRACE: Duration = Duration::from_secs(2);
 /// How long the kernel and the guards may take to end what is left.
 const GONE: Duration = Duration::from_secs(5);
-/// Between two looks at processes that are ending.
+/// The pause between two looks at processes that are ending.
 const LOOK: Duration = Duration::from_millis(10);
-/// What agents make in the folder for their sockets and locks.
+/// The folder that agents make for their sockets and locks.
 pub(crate) const RUNTIME: &str = "elastic-agent";
 /// Lines of a log that are shown when its agent has failed.
 const LAST_LINES: usize = 12;
@@ -106,18 +106,18 @@ impl Agents {
             .args(["--log-dir=/dev/null", "--no-python"])
             .arg(&options.programs.trainer)
             .args(&options.training);
-        // What is set for other jobs in this shell is not meant for these.
+        // Variables that configure other jobs of this shell do not apply here.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("PET_")) {
             command.env_remove(name);
         }
         command.env(MARK, &mark).env("XDG_RUNTIME_DIR", &options.runtime);
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        // A Ctrl-C at the terminal is ours to pass on.
+        // This program handles a Ctrl-C at the terminal, and passes it on.
         command.process_group(0).kill_on_drop(true);
         // SAFETY: between fork and exec, prctl is async-signal-safe and touches only the child.
         unsafe {
-            // Also when this program is killed: the agent's guard then ends the workers. The thread that starts agents
-            // is the main one, so it lives as long as the process.
+            // So agents end also when this program is killed, and their guards then end the workers. The thread that
+            // starts agents is the main one, so it lives as long as the process.
             command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                 0 => Ok(()),
                 _ => Err(std::io::Error::last_os_error()),
@@ -158,8 +158,8 @@ impl Agents {
         self.by_node.values().all(|agent| agent.exit.is_some())
     }
 
-    /// Ends all agents: in good order, after a grace by force, by force at once when `hurry` comes. Returns what is
-    /// left of them, which is nothing unless something is wrong.
+    /// Asks all agents to end, and kills them after a grace, or as soon as `hurry` completes. Returns what is left of
+    /// them, which is nothing unless something is wrong.
     pub(crate) async fn end(&mut self, hurry: impl Future<Output = ()>) -> Vec<u32> {
         self.signal_all(Signal::TERM);
         tokio::select! {
@@ -174,7 +174,7 @@ impl Agents {
 
     async fn ended(&mut self) {
         for agent in self.by_node.values_mut() {
-            // It fails only for one that was waited for.
+            // This fails only if the agent was waited for already.
             if let Ok(status) = agent.child.wait().await {
                 agent.exit = Some(status);
             }
@@ -184,7 +184,7 @@ impl Agents {
     fn signal_all(&mut self, signal: Signal) {
         for agent in self.by_node.values_mut().filter(|agent| agent.exit.is_none()) {
             agent.killed = true;
-            // One that ended just now needs no signal.
+            // An agent that has just ended needs no signal.
             let _ = agent.signal(signal);
         }
     }
@@ -192,7 +192,7 @@ impl Agents {
 
 impl Agent {
     fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        // None once it was waited for: the id may be another process's by then.
+        // There is no id once the agent was waited for: another process may have it by then.
         let Some(pid) = self.child.id().and_then(|id| Pid::from_raw(id as i32)) else { return Ok(()) };
         Ok(kill_process(pid, signal)?)
     }
@@ -204,7 +204,7 @@ impl Agent {
     }
 }
 
-/// Waits until no process has the mark; returns those that do not go.
+/// Waits until no process has the mark. Returns those that do not end in time.
 pub(crate) async fn gone(mark: &str) -> Vec<u32> {
     let deadline = Instant::now() + GONE;
     loop {
@@ -216,7 +216,7 @@ pub(crate) async fn gone(mark: &str) -> Vec<u32> {
     }
 }
 
-/// The lines that any agent of a folder, or a worker of its, has printed.
+/// The lines that these agents, and their workers, have printed to the logs in `folder`.
 pub(crate) fn printed(folder: &Path, nodes: &[&str]) -> Vec<String> {
     let log = |node: &&str| std::fs::read_to_string(folder.join(format!("{node}.log"))).unwrap_or_default();
     nodes.iter().map(log).flat_map(|log| log.lines().map(str::to_owned).collect::<Vec<_>>()).collect()

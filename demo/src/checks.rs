@@ -1,17 +1,16 @@
-//! What must hold at the end, each with its evidence. Pure: not for gathering the evidence, nor for printing.
+//! What must hold at the end, each with its evidence: pure functions of what the two runs have left.
 
 use std::collections::BTreeMap;
 
 use elastic_trainer::data::{Order, Schedule};
 
-use crate::run::Ended;
-use crate::scenario::Kill;
+use crate::run::{Ended, Kill};
 use crate::trace::{History, Step};
 
-/// The share of test images that must be named correctly.
+/// The share of test images that must be recognised.
 const ACCURACY: f64 = 0.96;
 
-/// A check that was made.
+/// A check and its result.
 #[derive(Debug)]
 pub(crate) struct Check {
     pub(crate) holds: bool,
@@ -42,8 +41,8 @@ pub(crate) fn all(schedule: &Schedule, order: &Order, quiet: &Ended, disturbed: 
     ]
 }
 
-/// Each group after the first goes on from what the survivors hold in memory: all that was done, but for a step that only
-/// the dead may have had, and never less than what is committed.
+/// Each group after the first goes on from what the survivors hold in memory. That is all that was done, except perhaps
+/// one step that only the dead worker had, and never less than what is committed.
 fn resumed(run: &Ended) -> Result<String, String> {
     let mut told = Vec::new();
     for (before, group_run) in run.history.group_runs.iter().zip(run.history.group_runs.iter().skip(1)) {
@@ -66,7 +65,7 @@ fn resumed(run: &Ended) -> Result<String, String> {
     if told.is_empty() { Err("there was no change".to_owned()) } else { Ok(told.join("; ")) }
 }
 
-/// The steps that count are all steps, and their samples are each epoch's.
+/// The steps that count are steps 1 to the last, each once, and each epoch has each sample once.
 fn samples(schedule: &Schedule, order: &Order, history: &History, counted: &[Step]) -> Result<String, String> {
     let total = schedule.total_steps();
     if !counted.iter().map(|step| step.step).eq(1..=total) {
@@ -93,7 +92,7 @@ fn samples(schedule: &Schedule, order: &Order, history: &History, counted: &[Ste
     ))
 }
 
-/// Step by step, bit by bit.
+/// Compares the losses of all steps, bit by bit.
 fn losses(quiet: &[Step], disturbed: &[Step]) -> Result<String, String> {
     let expected: BTreeMap<u64, f32> = quiet.iter().map(|step| (step.step, step.loss)).collect();
     if expected.len() != disturbed.len() {
@@ -116,9 +115,11 @@ fn losses(quiet: &[Step], disturbed: &[Step]) -> Result<String, String> {
 }
 
 fn parameters(quiet: &Ended, disturbed: &Ended) -> Result<String, String> {
-    match (&quiet.parameters, &disturbed.parameters) {
-        (quiet, disturbed) if quiet == disturbed => Ok(format!("both end with {quiet}")),
-        (quiet, disturbed) => Err(format!("undisturbed {quiet}, disturbed {disturbed}")),
+    let (quiet, disturbed) = (&quiet.parameters, &disturbed.parameters);
+    if quiet == disturbed {
+        Ok(format!("both end with {quiet}"))
+    } else {
+        Err(format!("undisturbed {quiet}, disturbed {disturbed}"))
     }
 }
 
@@ -129,9 +130,12 @@ fn accuracy(run: &Ended) -> Result<String, String> {
     if share >= ACCURACY { Ok(told) } else { Err(told) }
 }
 
+fn list(pids: &[u32]) -> String {
+    pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
+}
+
 fn killed(kill: &Kill) -> Result<String, String> {
     let Kill { node, processes, gone_after, round_waited, left, .. } = kill;
-    let list = |pids: &[u32]| pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     if !left.is_empty() {
         return Err(format!("of agent {node} there still are processes {}", list(left)));
     }
@@ -146,7 +150,6 @@ fn killed(kill: &Kill) -> Result<String, String> {
 }
 
 fn kept(kill: &Kill) -> Result<String, String> {
-    let list = |pids: &[u32]| pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
     let (before, after) = (list(&kill.others), list(&kill.others_later));
     if before == after {
         Ok(format!("agents, guards and workers of the others are processes {before}, before the kill and at the end"))

@@ -39,7 +39,7 @@ impl JobView {
         JobView { keys, nodes, round: None, ranks, checkpoint: None, seals }
     }
 
-    /// Takes in an update; what is worth a sentence comes back.
+    /// Takes in an update. Returns the sentences about what is worth telling.
     pub(crate) fn apply(&mut self, at: Duration, update: WatchUpdate) -> anyhow::Result<Vec<String>> {
         match update {
             WatchUpdate::Events(events) => {
@@ -75,7 +75,7 @@ impl JobView {
         let bad = anyhow::Error::msg::<String>;
         if kv.key == self.keys.round() {
             let round = Versioned::<RoundRecord>::parse(kv).map_err(bad)?.value;
-            // A leader that took over says again what the one before said.
+            // A leader that took over writes the record of the one before again.
             let same =
                 |old: &RoundRecord| (old.number, old.state, &old.reason) == (round.number, round.state, &round.reason);
             let known = self.round.as_ref().is_some_and(same);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `scenario` | the order of events |
 //! | `training` | what is trained |
-//! | `store` | where the agents meet |
+//! | `store` | the store through which the agents find each other |
 //! | `run` | one training run: waiting for something to happen in it |
 //! | `agents` | the agents as processes |
 //! | `processes` | finding all descendants of an agent |
@@ -40,8 +40,8 @@ const INTERRUPTED: u8 = 130;
 
 /// Trains on this machine with three agents, kills one, starts it again, and checks that nothing was lost
 ///
-/// The same training runs twice: first undisturbed, then disturbed. The disturbed run must reach the same parameters, bit
-/// for bit. Exit codes: 0 all checks hold, 1 one does not or a run failed, 130 after Ctrl-C.
+/// The same training runs twice: first undisturbed, then disturbed. The disturbed run must reach the same parameters,
+/// bit for bit. Exit codes: 0 all checks hold, 1 one does not or a run failed, 130 after Ctrl-C.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -77,10 +77,10 @@ async fn demonstrate(arguments: &Arguments) -> anyhow::Result<bool> {
     let programs = Programs::find()?;
     let training = Training::new(arguments.quick, arguments.epochs)?;
     let interrupt = Interrupt::new()?;
-    let meeting = store::open(arguments.etcd.as_deref()).await?;
+    let store = store::open(arguments.etcd.as_deref()).await?;
     let folder = run::folder()?;
     let id = format!("demo-{}", &uuid::Uuid::new_v4().simple().to_string()[..8]);
-    let mut stage = Stage { programs, meeting, training, folder, id, screen: Screen::new(), interrupt };
+    let mut stage = Stage { programs, store, training, folder, id, screen: Screen::new(), interrupt };
     let outcome = scenario::play(&mut stage).await;
     stage.screen.clear()?;
     if arguments.etcd.is_some() {

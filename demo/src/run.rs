@@ -1,7 +1,7 @@
 //! One training run: its agents, what the store and the trace tell of it, and waiting for something to happen in it.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -13,25 +13,25 @@ use tokio::time::sleep;
 use crate::agents::{AgentOptions, Agents, Programs, RUNTIME, printed};
 use crate::job_view::{JobView, Seal, phase};
 use crate::screen::{Line, Screen, Style, bar};
-use crate::store::Meeting;
-use crate::trace::{History, Tail};
+use crate::store::DemoStore;
+use crate::trace::{GroupRun, History, Tail};
 use crate::training::{CHECKPOINTS, TRACE, Training};
 
 /// The nodes of a run.
 pub(crate) const NODES: [&str; 3] = ["a", "b", "c"];
 /// The names of both runs: of their folders, and the ends of their jobs' ids.
 pub(crate) const RUNS: [&str; 2] = ["undisturbed", "disturbed"];
-/// How often files and processes are looked at.
+/// The pause between two looks at files and processes.
 const TICK: Duration = Duration::from_millis(50);
-/// Columns of the bar.
+/// Width of the progress bar, in columns.
 const BAR: usize = 40;
 
-/// The person wants it to end.
+/// The user has asked for the end of the program.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub(crate) struct Interrupted;
 
-/// The signals by which a person ends a program.
+/// The signals by which a user ends a program.
 pub(crate) struct Interrupt([Signal; 3]);
 
 impl Interrupt {
@@ -53,16 +53,16 @@ impl Interrupt {
 /// What both runs need.
 pub(crate) struct Stage {
     pub(crate) programs: Programs,
-    pub(crate) meeting: Meeting,
+    pub(crate) store: DemoStore,
     pub(crate) training: Training,
     pub(crate) folder: PathBuf,
-    /// Names this demo among others on the machine and in the store.
+    /// Tells this demo from others on the machine and in the store.
     pub(crate) id: String,
     pub(crate) screen: Screen,
     pub(crate) interrupt: Interrupt,
 }
 
-/// A run that goes on.
+/// A run that has not ended.
 pub(crate) struct Run<'a> {
     stage: &'a mut Stage,
     title: &'static str,
@@ -72,6 +72,25 @@ pub(crate) struct Run<'a> {
     watcher: Watcher,
     tail: Tail,
     started: Instant,
+}
+
+/// The kill, and what became of the killed agent's processes.
+#[derive(Debug)]
+pub(crate) struct Kill {
+    pub(crate) node: String,
+    /// Marks the agent's descendants.
+    pub(crate) mark: String,
+    /// The agent, its guard and its workers.
+    pub(crate) processes: Vec<u32>,
+    pub(crate) gone_after: Duration,
+    /// No round began while one of these processes lived.
+    pub(crate) round_waited: bool,
+    /// Those of them that were still there at the end.
+    pub(crate) left: Vec<u32>,
+    /// The other agents, their guards and workers, before the kill.
+    pub(crate) others: Vec<u32>,
+    /// The same, once all three agents trained again.
+    pub(crate) others_later: Vec<u32>,
 }
 
 /// What a finished run has left.
@@ -92,12 +111,12 @@ impl<'a> Run<'a> {
         std::fs::create_dir(&folder).with_context(|| format!("create {}", folder.display()))?;
         let job = stage.job(name)?;
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-        let store = &stage.meeting.store;
-        let (_, revision) = store.range(keys.root()).await?;
-        let watcher = store.watch(Scope::Prefix(keys.root().to_owned()), revision.next()).await?;
+        let client = &stage.store.client;
+        let (_, revision) = client.range(keys.root()).await?;
+        let watcher = client.watch(Scope::Prefix(keys.root().to_owned()), revision.next()).await?;
         let options = AgentOptions {
             programs: stage.programs.clone(),
-            endpoint: stage.meeting.endpoint.clone(),
+            endpoint: stage.store.endpoint.clone(),
             job: job.to_string(),
             folder: folder.clone(),
             runtime: stage.folder.clone(),
@@ -138,7 +157,7 @@ impl<'a> Run<'a> {
             .sum()
     }
 
-    /// Lets the run go on until `found` finds something; it is asked whenever something may have changed.
+    /// Waits until `found` returns something. It is called whenever something may have changed.
     pub(crate) async fn until<T>(
         &mut self,
         what: &str,
@@ -147,7 +166,7 @@ impl<'a> Run<'a> {
     ) -> anyhow::Result<T> {
         let deadline = Instant::now() + limit;
         loop {
-            // In this order: the trace of agents that have ended is whole.
+            // In this order: once agents have ended, their trace is complete.
             self.agents.look()?;
             self.tail.catch_up()?;
             if let Some(found) = found(self) {
@@ -173,7 +192,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Waits for the end that training comes to by itself.
+    /// Waits until training has ended by itself.
     pub(crate) async fn ended(&mut self, limit: Duration) -> anyhow::Result<Ended> {
         self.until("it has ended", limit, |run| run.agents.all_ended().then_some(())).await?;
         let took = self.started.elapsed();
@@ -192,11 +211,11 @@ impl<'a> Run<'a> {
         Ok(Ended { history, seals, parameters, correct, took })
     }
 
-    /// Ends what is left of the run and throws its checkpoints away. Returns processes that do not go.
+    /// Ends what is left of the run and deletes its checkpoints. Returns the processes that do not end.
     pub(crate) async fn close(mut self) -> Vec<u32> {
         let interrupt = &mut self.stage.interrupt;
         let left = self.agents.end(interrupt.caught()).await;
-        // Left over, they take place and harm nobody.
+        // Folders that cannot be deleted only take up space.
         let _ = std::fs::remove_dir_all(self.folder.join(CHECKPOINTS));
         let _ = std::fs::remove_dir_all(self.stage.folder.join(RUNTIME));
         left
@@ -204,7 +223,7 @@ impl<'a> Run<'a> {
 
     fn draw(&mut self) -> io::Result<()> {
         let Run { stage, title, agents, job_view, tail, started, .. } = self;
-        let Stage { training, screen, meeting, .. } = &mut **stage;
+        let Stage { training, screen, store, .. } = &mut **stage;
         let total = training.schedule.total_steps();
         let history = &tail.history;
         let (step, loss, epoch) = history.last().map_or((0, 0.0, 0), |last| (last.step, last.loss, last.epoch + 1));
@@ -221,7 +240,7 @@ impl<'a> Run<'a> {
             let mut lines = vec![
                 (Style::Dim, "─".repeat(79)),
                 (Style::Bold, format!(" {title}   {since:.1} s")),
-                (Style::Dim, format!(" {}", meeting.name)),
+                (Style::Dim, format!(" {}", store.name)),
             ];
             lines.push(match round {
                 None => (Style::Plain, " no round yet".to_owned()),
@@ -253,13 +272,13 @@ impl Stage {
         Ok(format!("{}-{name}", self.id).parse()?)
     }
 
-    /// Takes the runs' keys out of the store.
+    /// Deletes the runs' keys from the store.
     pub(crate) async fn forget(&self) {
         for name in RUNS {
             let Ok(job) = self.job(name) else { continue };
             let delete = Op::delete_prefix(Keys::new(Keys::DEFAULT_PREFIX, &job).root());
-            // A store that is away keeps a few small keys of a job that nobody will join.
-            let _ = self.meeting.store.put(Vec::new(), delete).await;
+            // If the store cannot be reached, a few small keys remain, of a job that nobody will join.
+            let _ = self.store.client.put(Vec::new(), delete).await;
         }
     }
 }
@@ -280,8 +299,8 @@ fn node_line(node: &str, agents: &Agents, job_view: &JobView) -> Line {
     (style, format!("   {node}   {state:<20} {pid}"))
 }
 
-/// Steps a second since the group's first step.
-fn rate(group_run: &crate::trace::GroupRun) -> f64 {
+/// Steps per second since the group's first step.
+fn rate(group_run: &GroupRun) -> f64 {
     match (group_run.steps.first(), group_run.steps.last()) {
         (Some(first), Some(last)) if last.time_ms > first.time_ms => {
             (group_run.steps.len() - 1) as f64 * 1e3 / (last.time_ms - first.time_ms) as f64
@@ -299,7 +318,7 @@ fn counts(accuracy: &str) -> Option<(u64, u64)> {
 
 /// A folder for a demo's files.
 pub(crate) fn folder() -> anyhow::Result<PathBuf> {
-    let base: PathBuf = std::env::temp_dir();
+    let base = std::env::temp_dir();
     let folder = tempfile::Builder::new().prefix("elastic-demo-").tempdir_in(&base);
-    Ok(folder.with_context(|| format!("make a folder in {}", Path::display(&base)))?.keep())
+    Ok(folder.with_context(|| format!("make a folder in {}", base.display()))?.keep())
 }

@@ -4,43 +4,24 @@ use std::time::{Duration, Instant};
 
 use crate::checks;
 use crate::processes::marked;
-use crate::run::{Ended, Interrupted, RUNS, Run, Stage};
+use crate::run::{Ended, Interrupted, Kill, RUNS, Run, Stage};
 use crate::screen::Style;
 use crate::summary;
 
 /// The agent that is killed.
 const VICTIM: &str = "b";
-/// Longest for nodes to agree on a round, or a kill to be noticed.
+/// The longest that nodes may take to agree on a round, or to notice a kill.
 const CHANGE: Duration = Duration::from_secs(60);
-/// Longest for training.
+/// The longest that training may take.
 const TRAINING: Duration = Duration::from_secs(600);
 
-/// The kill, and what became of the killed agent's processes.
-#[derive(Debug)]
-pub(crate) struct Kill {
-    pub(crate) node: String,
-    /// Tells its descendants.
-    pub(crate) mark: String,
-    /// The agent, its guard and its workers.
-    pub(crate) processes: Vec<u32>,
-    pub(crate) gone_after: Duration,
-    /// No round began while one of them lived.
-    pub(crate) round_waited: bool,
-    /// Those that were there at the end.
-    pub(crate) left: Vec<u32>,
-    /// The other agents, their guards and workers, before the kill.
-    pub(crate) others: Vec<u32>,
-    /// And when all three trained again.
-    pub(crate) others_later: Vec<u32>,
-}
-
-/// Plays it all; whether every check held.
+/// Runs both trainings and prints the checks. Returns whether every check held.
 pub(crate) async fn play(stage: &mut Stage) -> anyhow::Result<bool> {
-    stage.screen.say(Style::Plain, &format!("store     {}", stage.meeting.name))?;
+    stage.screen.say(Style::Plain, &format!("store     {}", stage.store.name))?;
     stage.screen.say(Style::Plain, &format!("training  {}", stage.training.describe()))?;
     stage.screen.say(Style::Plain, &format!("logs      {}", stage.folder.display()))?;
     stage.screen.say(Style::Bold, "\n1 of 2: three agents, undisturbed, to compare with")?;
-    let (quiet, _) = undisturbed(stage).await?;
+    let quiet = undisturbed(stage).await?;
     stage.screen.say(Style::Bold, &format!("\n2 of 2: the same, and agent {VICTIM} is killed and comes back"))?;
     let (disturbed, kill) = disturbed(stage).await?;
     let (schedule, order) = (&stage.training.schedule, &stage.training.order);
@@ -55,13 +36,9 @@ pub(crate) async fn play(stage: &mut Stage) -> anyhow::Result<bool> {
     Ok(failed == 0)
 }
 
-async fn undisturbed(stage: &mut Stage) -> anyhow::Result<(Ended, ())> {
+async fn undisturbed(stage: &mut Stage) -> anyhow::Result<Ended> {
     let run = Run::start(stage, RUNS[0], "1 of 2, undisturbed").await?;
-    finish(run, async |run| {
-        let ended = run.ended(TRAINING).await?;
-        Ok((ended, ()))
-    })
-    .await
+    finish(run, async |run| run.ended(TRAINING).await).await
 }
 
 async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
@@ -98,7 +75,7 @@ async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
     .await
 }
 
-/// SIGKILL, and watch what it leaves.
+/// Kills the agent with SIGKILL, and watches its processes end.
 async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
     let mark = run.agents.by_node[VICTIM].mark.clone();
     let processes = marked(&mark);
@@ -109,7 +86,7 @@ async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
     run.say(Style::Bad, &format!("killed agent {VICTIM} (SIGKILL): its processes were {processes:?}"))?;
     let mut round_waited = true;
     let look = |run: &mut Run<'_>| {
-        // A round that is known by now must not begin while one of them lives.
+        // A round that is known by now must not have begun while one of the processes lives.
         let sealed = run.job_view.seals.len() > rounds;
         let left = marked(&mark);
         round_waited &= left.is_empty() || !sealed;
@@ -129,7 +106,7 @@ fn others(run: &Run<'_>) -> Vec<u32> {
     processes
 }
 
-/// Plays a run's part and ends what is left of it, however the part went.
+/// Runs `part`, then ends what is left of the run, also when `part` failed.
 async fn finish<'a, T>(
     mut run: Run<'a>,
     part: impl AsyncFnOnce(&mut Run<'a>) -> anyhow::Result<T>,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const FRAME: Duration = Duration::from_millis(100);
 /// Time between two lines of progress where there is no panel.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// Columns, where the terminal does not say.
+/// The width, where the terminal does not tell its own.
 const COLUMNS: usize = 80;
 
 const HIDE_CURSOR: &str = "\x1b[?25l";
@@ -15,7 +15,7 @@ const SHOW_CURSOR: &str = "\x1b[?25h";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// How a line is set off from others, where that is possible.
+/// How a line looks, where colours are possible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Style {
     Plain,
@@ -33,7 +33,7 @@ pub(crate) type Line = (Style, String);
 pub(crate) struct Screen {
     terminal: bool,
     colours: bool,
-    /// Lines of the panel that stand there now.
+    /// How many lines of the panel are on the screen.
     drawn: usize,
     last: Option<Instant>,
 }
@@ -77,7 +77,7 @@ impl Screen {
             out.push_str(&format!("\x1b[{}F", self.drawn));
         }
         for (style, text) in &lines {
-            // A line that wraps would not be counted.
+            // A line that wrapped would take two lines, and the count would be wrong.
             let text: String = text.chars().take(columns.saturating_sub(1)).collect();
             out.push_str(&format!("{}{CLEAR_LINE}\n", self.styled(*style, &text)));
         }
@@ -118,7 +118,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nobody is left to tell that the terminal is gone.
+        // If the terminal is gone there is nobody to tell.
         let _ = self.clear();
     }
 }

@@ -1,4 +1,4 @@
-//! The store that the agents meet through: etcd where one is named, else one of this process.
+//! The store through which the agents find each other: the etcd that was named, else one that this process serves.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
@@ -8,19 +8,19 @@ use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use tokio::sync::oneshot;
 
-/// A store that answers.
-pub(crate) struct Meeting {
+/// The store of both runs, connected.
+pub(crate) struct DemoStore {
     /// `host:port`, as agents are told.
     pub(crate) endpoint: String,
     /// For people.
     pub(crate) name: String,
-    pub(crate) store: EtcdStore,
+    pub(crate) client: EtcdStore,
     /// Dropping it ends the store of this process.
     _served: Option<oneshot::Sender<()>>,
 }
 
 /// Connects to `etcd`, or serves a store on a free loopback port.
-pub(crate) async fn open(etcd: Option<&str>) -> anyhow::Result<Meeting> {
+pub(crate) async fn open(etcd: Option<&str>) -> anyhow::Result<DemoStore> {
     let (endpoint, served) = match etcd {
         Some(endpoint) => (endpoint.to_owned(), None),
         None => {
@@ -28,16 +28,16 @@ pub(crate) async fn open(etcd: Option<&str>) -> anyhow::Result<Meeting> {
             (address.to_string(), Some(served))
         }
     };
-    let store = EtcdStore::connect(EtcdConfig::new([endpoint.clone()]))?;
-    let probe = store.probe().await?;
+    let client = EtcdStore::connect(EtcdConfig::new([endpoint.clone()]))?;
+    let probe = client.probe().await?;
     let name = match &served {
         Some(_) => format!("embedded store of this process at {endpoint}"),
         None => format!("etcd {} at {endpoint}", probe.version),
     };
-    Ok(Meeting { endpoint, name, store, _served: served })
+    Ok(DemoStore { endpoint, name, client, _served: served })
 }
 
-/// On a thread of its own: a terminal that is paused must not pause the store.
+/// Serves a store on a thread of its own, since a paused terminal must not pause the store.
 async fn serve() -> anyhow::Result<(SocketAddr, oneshot::Sender<()>)> {
     let (opened, address) = oneshot::channel::<Result<SocketAddr, EmbeddedError>>();
     let (stop, stopped) = oneshot::channel::<()>();
@@ -46,7 +46,7 @@ async fn serve() -> anyhow::Result<(SocketAddr, oneshot::Sender<()>)> {
         match EmbeddedServer::bind((Ipv4Addr::LOCALHOST, 0).into(), false).await {
             Ok(server) => {
                 let _ = opened.send(Ok(server.address()));
-                // It ends with the process; an end before that shows in every agent's log.
+                // It serves until the process ends. If it stops earlier, every agent's log says so.
                 let _ = server.serve(async { drop(stopped.await) }).await;
             }
             Err(error) => drop(opened.send(Err(error))),

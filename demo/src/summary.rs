@@ -31,7 +31,7 @@ fn rows(run: &Ended) -> Vec<String> {
         let first = group_run.steps.first();
         let last = before.and_then(|before| before.steps.last());
         let again = last.map_or("–".to_owned(), |last| last.step.saturating_sub(group_run.from).to_string());
-        // One machine, one clock.
+        // The times can be subtracted: all agents run on one machine, with one clock.
         let lost = last.zip(first).map(|(last, first)| format!("{} ms", first.time_ms.saturating_sub(last.time_ms)));
         let seal = run.seals.iter().find(|seal| seal.round == group_run.round);
         let (nodes, when, why) = seal.map_or((0, 0.0, ""), |seal| (seal.nodes, seal.at.as_secs_f64(), &seal.reason));
