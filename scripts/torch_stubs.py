@@ -1,6 +1,6 @@
 """Lets a PyTorch that was built for CUDA be imported without the CUDA libraries: puts one small library beside
 PyTorch's own and links it under the name of every CUDA library that is missing there. Each of its functions returns an
-error, so `torch.cuda.is_available()` is false. Not for a machine that is to use its GPU.
+error, so `torch.cuda.is_available()` is false. It is of no use on a machine that computes on its GPU.
 
 usage: torch_stubs.py SITE_PACKAGES
 """

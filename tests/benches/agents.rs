@@ -1,5 +1,6 @@
 //! What the built agent costs and how fast it acts: launch, idle, and recovery on real etcd with two nodes of two
-//! workers that import nothing. Run by `make bench`. torchrun's figures for the same cases are in `docs/performance.md`.
+//! workers that import nothing. Run by `make bench`. torchrun's figures for the same cases are in
+//! `docs/performance.md`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,6 +1,6 @@
-//! What a snapshot and a save cost training, how fast a save gets to disk, and how fast it is loaded and verified, beside
-//! `dd` around the page cache of the same size in turns. In the folder that `ELASTIC_BENCH_DIR` names, or in the build's.
-//! Run by `make bench`.
+//! What a snapshot and a save cost training, how fast a save gets to disk, and how fast it is loaded and verified,
+//! beside `dd` around the page cache of the same size in turns. In the folder that `ELASTIC_BENCH_DIR` names, or in the
+//! build's. Run by `make bench`.
 
 #![allow(clippy::print_stdout)]
 

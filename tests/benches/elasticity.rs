@@ -1,5 +1,5 @@
-//! What the trainer's loop adds to a step, with an agent and with a trace: looks at the round, the agent's words, progress,
-//! votes. The loop and the bare step take turns in one process. Run by `make bench`.
+//! What the trainer's loop adds to a step, with an agent and with a trace: looks at the round, the agent's words,
+//! progress, votes. The loop and the bare step take turns in one process. Run by `make bench`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 

@@ -61,8 +61,8 @@ fn main() -> Result<()> {
     barriers(&servers)
 }
 
-/// The load on one core, each server on another: where the kernel puts two threads that wake each other differs from run
-/// to run by more than the servers do.
+/// The load on one core, each server on another: where the kernel puts two threads that wake each other differs from
+/// run to run by more than the servers do.
 fn apart(servers: &[Server]) -> Result<()> {
     if std::thread::available_parallelism()?.get() < 2 {
         return Ok(());

@@ -1,5 +1,6 @@
-//! elastic-agent and torchrun by the same protocol, on one etcd with the v2 API, taking turns: recovery after a worker's
-//! death, and what an idle group asks of etcd. The workers import nothing. Needs PyTorch; run by `make bench-torch`.
+//! elastic-agent and torchrun by the same protocol, on one etcd with the v2 API, taking turns: recovery after a
+//! worker's death, and what an idle group asks of etcd. The workers import nothing. Needs PyTorch; run by `make
+//! bench-torch`.
 
 #![allow(clippy::print_stdout)]
 
@@ -64,8 +65,8 @@ fn report(what: &str, unit: &str, samples: &mut [Vec<f64>; 2]) {
     println!("{what}, {unit}, n {TIMES}: torchrun {}   elastic-agent {}", show(theirs), show(ours));
 }
 
-/// All requests that etcd says it has carried out through its v2 API. Not reads that failed: etcd itself looks in vain for
-/// its users with every request.
+/// All requests that etcd says it has carried out through its v2 API. Not reads that failed: etcd itself looks in vain
+/// for its users with every request.
 fn counted(address: &str) -> Result<u64> {
     let mut stream = TcpStream::connect(address)?;
     write!(stream, "GET /v2/stats/store HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;

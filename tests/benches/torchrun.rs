@@ -1,5 +1,5 @@
-//! torchrun and elastic-agent side by side in one run, taking turns: launch, idle, and on `c10d` the failure of a worker
-//! and the death of an agent, one of two. The workers import nothing. Run by `make bench-torch`; needs PyTorch.
+//! torchrun and elastic-agent side by side in one run, taking turns: launch, idle, and on `c10d` the failure of a
+//! worker and the death of an agent, one of two. The workers import nothing. Run by `make bench-torch`; needs PyTorch.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
@@ -87,7 +87,7 @@ fn launch(torch: &Torch, launcher: Launcher) -> Result<f64> {
 /// Peak memory in MiB, and processor time in milliseconds a minute.
 fn idle(torch: &Torch, launcher: Launcher) -> Result<(f64, f64)> {
     let job = Job::new()?;
-    let agent = Running(command(torch, launcher).args(["--standalone", "--no-python"]).arg(job.script()).spawn()?);
+    let agent = RunningAgent(command(torch, launcher).args(["--standalone", "--no-python"]).arg(job.script()).spawn()?);
     job.started_since(0, 1)?;
     // What belongs to the start is over.
     std::thread::sleep(Duration::from_secs(2));
@@ -110,8 +110,8 @@ fn recovery(torch: &Torch, launcher: Launcher) -> Result<f64> {
     Ok(taken)
 }
 
-/// The agent that does not serve the store is killed. torchrun's survivor never notices that by itself: it is shown what
-/// it would see if its workers talked to those that are gone, their failure at once.
+/// The agent that does not serve the store is killed. torchrun's survivor never notices that by itself: it is shown
+/// what it would see if its workers talked to those that are gone, their failure at once.
 fn loss(torch: &Torch, launcher: Launcher) -> Result<f64> {
     let (job, [host, mut lost], workers) = two_nodes(torch, launcher)?;
     let begun = now()?;
@@ -125,16 +125,16 @@ fn loss(torch: &Torch, launcher: Launcher) -> Result<f64> {
 }
 
 /// Two nodes at work, the host of their store first.
-fn two_nodes(torch: &Torch, launcher: Launcher) -> Result<(Job, [Running; 2], Vec<u32>)> {
+fn two_nodes(torch: &Torch, launcher: Launcher) -> Result<(Job, [RunningAgent; 2], Vec<u32>)> {
     let job = Job::new()?;
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let start = || -> Result<Running> {
+    let start = || -> Result<RunningAgent> {
         let mut command = command(torch, launcher);
         command
             .args(["--rdzv-backend=c10d", &format!("--rdzv-endpoint=127.0.0.1:{port}"), "--rdzv-id=recovery"])
             .args(["--nnodes=1:2", "--max-restarts=3", "--local-addr=127.0.0.1", "--no-python"])
             .arg(job.script());
-        Ok(Running(command.spawn()?))
+        Ok(RunningAgent(command.spawn()?))
     };
     let host = start()?;
     wait("the store is served", || TcpStream::connect(("127.0.0.1", port)).ok())?;
@@ -201,7 +201,7 @@ impl Job {
         .map(|at| (at - begun) as f64 / 1e6)
     }
 
-    fn end<const N: usize>(&self, agents: [Running; N]) -> Result<()> {
+    fn end<const N: usize>(&self, agents: [RunningAgent; N]) -> Result<()> {
         drop(agents);
         for (pid, ..) in self.starts().into_iter().filter(|start| is_alive(start.0)) {
             kill(pid)?;
@@ -211,9 +211,9 @@ impl Job {
 }
 
 /// Killed when dropped.
-struct Running(Child);
+struct RunningAgent(Child);
 
-impl Drop for Running {
+impl Drop for RunningAgent {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();

@@ -1,4 +1,4 @@
-//! Built agents as processes, and workers that tell where they are. Not for what happens inside one process: that is
+//! Built agents as processes, and workers that write down their rank and node. Many nodes in one process are in
 //! [`crate::in_process`].
 
 mod worker;
@@ -30,7 +30,7 @@ pub const LEASE: Duration = Duration::from_secs(4);
 /// Exit code of an agent whose job has failed.
 pub const JOB_FAILED: i32 = 5;
 
-/// How soon a [`Job::prompt`] job answers what it need not wait out a lease for.
+/// How soon a [`Job::prompt`] job reacts where it does not have to wait for the end of a lease.
 pub const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// Agents of one machine meet on its loopback interface.
@@ -77,7 +77,7 @@ impl Job {
         job
     }
 
-    /// Gives the job a lease that outlasts [`AT_ONCE`]: what is seen by then was not owed to a lease's end.
+    /// Gives the job a lease that is longer than [`AT_ONCE`]: what happens within that time is not the end of a lease.
     #[must_use]
     pub fn prompt(self) -> Job {
         self.conf("lease_ttl", "20").conf("takeover_delay", "40s")
@@ -97,7 +97,7 @@ impl Job {
         self
     }
 
-    /// What workers run instead.
+    /// Has workers run this program instead of the script.
     #[must_use]
     pub fn program<A: Into<String>>(mut self, program: impl IntoIterator<Item = A>) -> Job {
         self.program = std::iter::once("--no-python".into()).chain(program.into_iter().map(Into::into)).collect();
@@ -111,7 +111,7 @@ impl Job {
         self.plain_script(name, args)
     }
 
-    /// Lets workers run one that needs no PyTorch, on whatever Python the agent finds.
+    /// Lets workers run a script that needs no PyTorch, on the Python that the agent finds.
     #[must_use]
     pub fn plain_script(mut self, name: &str, args: &[&str]) -> Job {
         let script = torch::script(name).into_os_string().into_string().expect("a path that is UTF-8");
@@ -165,7 +165,7 @@ impl Job {
         self.spawn(name, command)
     }
 
-    /// Starts an agent whose standard output and error go into a pipe: its other end.
+    /// Starts an agent whose standard output and error go into a pipe. Returns the pipe's other end too.
     pub fn start_into_pipe(&self, name: &str) -> (Agent, std::io::PipeReader) {
         let mut command = self.command(self.launcher(), name, &[LOCAL]);
         let (reader, writer) = std::io::pipe().expect("a pipe");
@@ -239,7 +239,7 @@ impl Job {
         self.records(etcd, name).await.into_iter().next()
     }
 
-    /// All of them, by key.
+    /// All records whose key begins with `name`, by key.
     pub async fn records(&self, etcd: &EtcdServer, name: &str) -> Vec<serde_json::Value> {
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &self.id.parse().expect("a job's id"));
         let (records, _) = etcd.store().range(&format!("{}{name}", keys.root())).await.expect("read records");
@@ -258,7 +258,7 @@ impl Job {
         Round::newest(self.workers())
     }
 
-    /// Pids that workers wrote of processes which left their group and session.
+    /// The ids of processes that left their worker's group and session, as the workers wrote them down.
     pub fn strays(&self) -> Vec<u32> {
         worker::strays(self.dir.path())
     }

@@ -1,5 +1,5 @@
-//! The product's own binaries, as built beside the tests, and running them. Not for building them: a test that builds
-//! is a slow test.
+//! The product's own binaries, as built beside the tests, and running them. They are built before the tests run: a test
+//! that builds is a slow test.
 
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Output};

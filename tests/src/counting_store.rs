@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_coordinator::store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
 
-/// What keys that were read are counted as.
+/// The kind under which keys that were read are counted.
 pub const KEYS: &str = "keys read";
 
 /// Passes every call on to another store, and counts it by kind; and the keys that reads return.

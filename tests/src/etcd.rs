@@ -1,5 +1,5 @@
-//! Real etcd servers on kernel-picked loopback ports, to be killed, frozen and restarted. Not a mock in any part;
-//! [`version_server`] stands for versions that cannot be installed, where nothing but their number matters.
+//! Real etcd servers on loopback ports that the kernel picks. Tests kill, freeze and restart them. Only
+//! [`version_server`] is a stand-in: for versions that cannot be installed, where only the version number matters.
 
 mod certs;
 pub(crate) mod process;
@@ -23,10 +23,10 @@ use crate::contract::Subject;
 use crate::requirement::skip;
 use crate::wait::{eventually, within};
 
-/// A server that is not ready by then will not be.
+/// The longest that a server may take to be ready.
 const READY: Duration = Duration::from_secs(15);
 
-/// Elections are quick here, and so is the shortest lease (1 s), which etcd derives from them.
+/// Elections are quick here. That makes the shortest lease short too (1 s), since etcd derives it from these times.
 const HEARTBEAT_MS: u32 = 50;
 const ELECTION_MS: u32 = 500;
 
@@ -85,7 +85,7 @@ pub struct EtcdServer {
 impl EtcdServer {
     /// Starts a server of its own and waits until it serves.
     pub async fn start(options: EtcdOptions) -> EtcdServer {
-        // Between our picking a port and the server's binding it, another process may take it.
+        // Another process may take a port after we have picked it and before the server binds it.
         for _ in 0..3 {
             let mut server = EtcdServer::prepare(options.clone(), Member::alone());
             server.spawn();
@@ -166,7 +166,7 @@ impl EtcdServer {
         let request = async { self.try_client(None).await.ok()?.get("ready", None).await.ok() };
         match tokio::time::timeout(Duration::from_secs(2), request).await {
             Ok(Some(_)) => true,
-            // With authentication on we are refused, by a server that is ready.
+            // With authentication on, a server that is ready refuses us.
             Ok(None) => self.options_refuse_strangers(),
             Err(_) => false,
         }

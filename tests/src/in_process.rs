@@ -1,5 +1,5 @@
-//! Many nodes in one process: the real driver and machines, with workers that no process stands for. Supervision is tested
-//! on the built agent.
+//! Many nodes in one process: the real driver and state machines, with simulated workers. The supervision of real
+//! worker processes is tested on the built agent.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The agent run to its end under any name and environment, as launch scripts run it. Not for jobs that a test acts on
-//! while they run: those are [`crate::agents::Job`]s.
+//! The agent run to its end under any name and environment, as launch scripts run it. Jobs that a test acts on while
+//! they run are [`crate::agents::Job`]s.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ impl Launcher {
         self.env("LD_LIBRARY_PATH", &folder)
     }
 
-    /// Starts the agent by the name `name`, a link to it unless it is its own.
+    /// Starts the agent under the name `name`: through a link, unless that is the agent's own name.
     pub fn start(&self, name: &str, args: &[&str]) -> Child {
         let program = if name == "elastic-agent" { binary(name) } else { self.path(name) };
         if !program.exists() {

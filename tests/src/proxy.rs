@@ -1,4 +1,4 @@
-//! A TCP proxy that does to connections what networks do. Not for servers' own faults: freeze or kill the server.
+//! A TCP proxy that does to connections what networks do. For a server's own faults, freeze or kill the server.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ struct Mode {
     /// Whether bytes flow to the server, and to the client.
     flows: [bool; 2],
     delay: Duration,
-    /// Connections of an older age are closed.
+    /// Connections that were opened at a lower age are closed.
     age: u64,
 }
 
@@ -58,7 +58,7 @@ impl FaultProxy {
         });
     }
 
-    /// Refuses new connections. Those that there are stay.
+    /// Refuses new connections. Open ones stay open.
     pub fn refuse_new(&self) {
         self.mode.send_modify(|mode| mode.accepts = false);
     }
@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, upstream: String, mut mode: watch::Receiv
             (mode.accepts, mode.age)
         };
         if !accepts {
-            // Only a port that nobody listens on refuses.
+            // A connection is refused only where nobody listens on the port.
             listener = None;
             if mode.changed().await.is_err() {
                 return;

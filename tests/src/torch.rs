@@ -1,4 +1,4 @@
-//! A Python that has PyTorch: found, or said to be absent. Not for installing it: that is `scripts/torch.sh`.
+//! Finding a Python that has PyTorch. `scripts/torch.sh` installs one.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -28,7 +28,7 @@ pub struct Torch {
 }
 
 impl Torch {
-    /// The one to test with. `None`, with a line that says why, where there is none.
+    /// The Python to test with. Where there is none, prints why and returns `None`.
     ///
     /// Panics instead if `ELASTIC_REQUIRE_TORCH` is set, or if [`PYTHON_ENV`] names what is not there.
     pub fn find() -> Option<Torch> {
@@ -39,7 +39,7 @@ impl Torch {
             return Some(Torch { python, library_path: set(LIBRARY_PATH_ENV) });
         }
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch");
-        // Written when all the rest is there.
+        // `installed` is written last, when all the rest is there.
         if dir.join("installed").exists() {
             return Some(Torch { python: dir.join("bin/python"), library_path: None });
         }
@@ -47,8 +47,8 @@ impl Torch {
         None
     }
 
-    /// One with torch 1.13, for its older client of the workers' store and as an old worker: no set-up has to provide it,
-    /// unless `ELASTIC_REQUIRE_TORCH_1_13` is set.
+    /// A Python with torch 1.13, which has an older client of the workers' store and can be an old worker. `None` where
+    /// there is none; panics instead if `ELASTIC_REQUIRE_TORCH_1_13` is set.
     pub fn old() -> Option<Torch> {
         let named = std::env::var_os(OLD_PYTHON_ENV).filter(|path| !path.is_empty()).map(PathBuf::from);
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".torch-debian");
@@ -109,7 +109,7 @@ impl Torch {
         program
     }
 
-    /// torch's own TCPStore server, by a file that prints its port and goes on until its standard input ends.
+    /// Starts torch's own TCPStore server: a script that prints its port and runs until its standard input ends.
     pub fn serve(&self, file: &Path) -> TorchServer {
         let mut child = self.run(file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("start Python");
         let mut line = String::new();

@@ -1,4 +1,4 @@
-//! Waiting for a condition with a deadline. Not for sleeping: a test that needs a pause has no condition yet.
+//! Waiting for a condition with a deadline. Tests wait for a condition, and do not just sleep.
 
 use std::future::Future;
 use std::os::unix::process::ExitStatusExt;
@@ -32,8 +32,8 @@ pub async fn within<F: Future>(what: &str, limit: Duration, future: F) -> F::Out
     }
 }
 
-/// Waits for the end of a process: its exit code, or minus the signal. Panics, naming `what`, when that takes longer than
-/// `limit`.
+/// Waits for the end of a process: its exit code, or minus the signal. Panics, naming `what`, when that takes longer
+/// than `limit`.
 pub async fn exit(child: &mut Child, what: &str, limit: Duration) -> i32 {
     let ended = || std::future::ready(child.try_wait().unwrap_or_else(|error| panic!("wait for {what}: {error}")));
     let status = eventually(&format!("{what} ends"), limit, ended).await;

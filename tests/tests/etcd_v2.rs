@@ -1,5 +1,5 @@
 //! The client of etcd's v2 API against real servers: conditions, times to live, long polls, and what servers and
-//! networks do to them. Not for what is kept there.
+//! networks do to them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ async fn done(client: &EtcdV2, request: Request) -> Entry {
     ask(client, request).await.outcome.unwrap()
 }
 
-/// The next change, over empty answers and members that fail.
+/// The next change. Empty answers and failing members are passed over.
 async fn change(client: &EtcdV2, key: &str, index: u64) -> (bool, Entry) {
     let next = eventually("a change", LIMIT, async || match client.wait(key, index).await {
         Ok(News::Change { gone, entry }) => Some((gone, entry)),
@@ -269,7 +269,7 @@ async fn tls_and_its_mismatches() {
     for (expected, client) in cases {
         let error = within("a probe", LIMIT, client.probe()).await.unwrap_err();
         eprintln!("{error}");
-        // Whether a refused certificate's alert is read before the connection breaks is a matter of luck.
+        // The alert about a refused certificate may or may not be read before the connection breaks.
         let luck = expected == "client certificate" && error.is_transient();
         assert!(luck || matches!(error, StoreError::Tls { .. }) && error.to_string().contains(expected), "{error}");
     }

@@ -1,5 +1,5 @@
-//! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded store,
-//! with nodes of this process, whose workers are simulated.
+//! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded
+//! store, with nodes of this process, whose workers are simulated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -147,7 +147,8 @@ async fn a_coordinator_takes_over_leads_and_dies_without_costing_a_round() {
     assert_ne!(leader.node, agent.node);
     assert_eq!(scene.round().await.modified, before, "taking over writes no round");
 
-    // It does lead: a failure is judged, and the members' pulses reach it, else a blamed peer would wait for ever.
+    // It does lead: it judges a failure, and the members' pulses reach it. Otherwise the round would wait for the
+    // blamed peer for ever.
     b.fail(FailureClass::Peer, "connection reset by peer");
     for node in [&mut a, &mut c] {
         let start = node.runs(2, 3, WITHIN).await.unwrap();

@@ -151,7 +151,8 @@ fn keys_read(store: &CountingStore) -> u64 {
 async fn those_who_wait_for_a_failed_jobs_last_nodes_do_not_all_read_them() {
     const LEFT: u64 = 200;
     const COME: u64 = 10;
-    // Given a job that has failed, whose leader died before it deleted what done nodes left, and a node that still leaves
+    // Given a job that has failed, whose leader died before it deleted what done nodes left, and a node that still
+    // leaves
     let mut job = TestJob::of(COME as u32, COME as u32);
     let failed = json!({ "number": 3, "generation": 1, "state": "failed", "reason": "r" });
     let spec = serde_json::to_vec(&job.spec).unwrap();

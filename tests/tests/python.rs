@@ -1,5 +1,5 @@
-//! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of the
-//! GPU kit. Needs no PyTorch.
+//! The Python package: its sampler, its end of the worker socket under real agents, and the wheel; and the runner of
+//! the GPU kit. Needs no PyTorch.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,4 +1,4 @@
-//! The store contract, held against real etcd servers. Not for faults: see `etcd_faults`.
+//! The store contract on real etcd servers. Faults are in `etcd_faults`.
 
 use elastic_tests::contract::Subject;
 use elastic_tests::etcd;

@@ -1,5 +1,5 @@
-//! The store contract, held against the embedded store: in the process, and over the network through the etcd client.
-//! Not for what only etcd's API shows: the coordinator's own tests do that.
+//! The store contract on the embedded store: in the process, and over the network through the etcd client. What only
+//! etcd's API shows is in the coordinator's own tests.
 
 // Tests report by panicking, their helpers too.
 

@@ -1,4 +1,4 @@
-//! The trainer's own step of one worker, but for its loop, and models to time it with. Not for what it is compared with.
+//! The trainer's own step of one worker, without its loop, and models to time it with.
 
 use std::num::NonZeroUsize;
 use std::time::Instant;
@@ -72,7 +72,7 @@ impl<B: Default + Send> Data for Shards<B> {
     }
 }
 
-/// Our side: the trainer's own step of one worker, but for its loop.
+/// The trainer's own step of one worker, without its loop.
 pub(crate) struct Run<M: Model> {
     model: M,
     data: Shards<M::Batch>,

@@ -1,4 +1,4 @@
-//! Workers as shell scripts that write down where they are and wait to be told how to end. Not for training.
+//! Workers as shell scripts that write down their rank and node, and wait to be told how to end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -7,8 +7,9 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A worker first looks whether any of another round is alive, for that must never be. Then it says where it is, and
-/// waits for its exit code. With the word `strays` it also starts a process that leaves its session and its parent.
+/// A worker first checks that no worker of another round is alive, since that must never happen. Then it writes down
+/// its rank and node, and waits for its exit code. With the argument `strays` it also starts a process that leaves its
+/// session and its parent.
 const SCRIPT: &str = r#"#!/bin/bash
 dir=${0%/*}
 while read -r _ round _ _ _ _ _ _ _ pid _; do
@@ -95,10 +96,10 @@ impl Worker {
     /// Tells it to exit with `code`.
     pub fn exit(&self, code: u8) {
         let control = self.dir.join(format!("control.{}", self.pid));
-        // For reading too, so that opening does not wait for a reader.
+        // Opened for reading too, so that opening does not wait for a reader.
         let mut pipe = std::fs::File::options().read(true).write(true).open(control).expect("the worker's pipe");
         writeln!(pipe, "{code}").expect("tell the worker");
-        // The worker must have read it before our end, perhaps the last, is closed: it holds one itself.
+        // The line is not lost when our end is closed: the worker holds an end of its own.
     }
 }
 
@@ -141,7 +142,7 @@ impl Round {
         self.workers[0].restarts
     }
 
-    /// Their pids: workers start side by side, so neither ranks nor starts have the order of pids.
+    /// Their pids, as a set: workers start at the same time, so pids are in the order of neither ranks nor starts.
     pub fn pids(&self) -> BTreeSet<u32> {
         self.workers.iter().map(|worker| worker.pid).collect()
     }
@@ -152,7 +153,7 @@ impl Round {
     }
 }
 
-/// Whether the process lives and is one of this job's: pids are used again.
+/// Whether the process is alive and belongs to this job. Its environment tells, since pids are used again.
 pub(super) fn is_alive(pid: u32, dir: &Path) -> bool {
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let own = dir.as_os_str().as_encoded_bytes();
@@ -174,7 +175,7 @@ pub(super) fn overlaps(dir: &Path) -> Option<String> {
     std::fs::read_to_string(dir.join("overlaps")).ok().filter(|text| !text.is_empty())
 }
 
-/// What the workers of one round do not agree on, or ranks that are no ranks.
+/// A round whose workers do not agree, or whose ranks are impossible.
 pub(super) fn disagreement(workers: &[Worker]) -> Option<String> {
     let mut rounds: BTreeMap<u64, Vec<&Worker>> = BTreeMap::new();
     for worker in workers {

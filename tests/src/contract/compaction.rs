@@ -1,4 +1,4 @@
-//! Promises about history that was compacted away. Not for ordinary watches: see the watch cases.
+//! Promises about history that was compacted away.
 
 use elastic_coordinator::store::{Event, Op, Scope, Txn, WatchUpdate};
 

@@ -1,6 +1,6 @@
-//! Promises about leases. Not for their use: what an agent does with one is the coordinator's business.
+//! Promises about leases.
 //!
-//! Time here is real, since it passes in the store; a store may grant more than was asked for, never less.
+//! These cases wait in real time, since it passes in the store. A store may grant more than was asked for, never less.
 
 use std::time::{Duration, Instant};
 
@@ -25,14 +25,14 @@ pub const CASES: &[Case] = contract_cases![
     leases_are_distinct,
 ];
 
-/// Long enough that no case outlives it.
+/// Longer than any case takes.
 const LONG: Duration = Duration::from_secs(60);
 
-/// As short as every store grants.
+/// The shortest lease that every store grants.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// Within this a lease of [`SHORT`] is gone, in any store: etcd rounds up to its election timeout and looks every
-/// half second.
+/// The longest that any store keeps a lease of [`SHORT`]: etcd rounds it up to its election timeout and looks for
+/// expired leases every half second.
 const GONE_BY: Duration = Duration::from_secs(8);
 
 async fn put_leased(ctx: &Ctx, name: &str, lease: LeaseId) {

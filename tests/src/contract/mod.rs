@@ -1,5 +1,5 @@
 //! What every `Store` promises, one function for each promise, to be run on any implementation.
-//! Not for faults: what only a networked store can suffer is tested beside it.
+//! Faults that only a networked store can have are tested beside each such store.
 //!
 //! An implementation's test file is one line:
 //!

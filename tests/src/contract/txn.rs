@@ -1,4 +1,4 @@
-//! Promises about guarded transactions, revisions and reads. Not for what happens over time: see the watch and lease cases.
+//! Promises about guarded transactions, revisions and reads.
 
 use elastic_coordinator::store::{Guard, Op, OpResult, Revision, Txn};
 

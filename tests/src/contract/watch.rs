@@ -1,4 +1,4 @@
-//! Promises about watches: everything, once, in order, whole. Not for leases and compaction: see their cases.
+//! Promises about watches: every event, once, in order, and each transaction whole.
 
 use std::collections::BTreeMap;
 

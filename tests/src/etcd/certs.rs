@@ -1,4 +1,4 @@
-//! Certificates for tests: a CA, a server's and a client's. Not for anything that lasts longer than a test.
+//! Certificates for tests: a CA, a server's and a client's. They are made for one test and deleted with it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Starting a process that ends with its test, and telling whose port it is. Not for what the process is.
+//! Starting a process that ends with its test, and finding out which process listens on a port.
 
 #![allow(unsafe_code)]
 

@@ -1,10 +1,11 @@
-//! What tells its version over HTTP and no more, as an etcd without the v2 API does: for versions that are not installed.
+//! A server that only tells its version over HTTP, as an etcd without the v2 API does. It stands for versions that are
+//! not installed.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Serves `version` at `/version`, whatever it is, and nothing else; its address. Must be called within a tokio runtime,
-/// with which it ends.
+/// Serves `version` at `/version`, whatever it is, and nothing else; its address. Must be called within a tokio
+/// runtime, with which it ends.
 pub async fn version_server(version: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("its address").to_string();

@@ -1,4 +1,4 @@
-//! Nodes that come and go as planned, of several sizes, and those that wait beside.
+//! Nodes that come and go as planned, nodes of several sizes, and spares.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What dies or freezes, and a job of three agents that goes on.
+//! Agents, workers and etcd that die or freeze, in a job of three agents that goes on.
 
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ async fn etcd_may_be_away_for_longer_than_the_lease() {
     etcd.kill();
     stays_for(&job, &first, LEASE * 5 / 2).await;
     etcd.restart().await;
-    // Leases that etcd forgot, or counts anew, are through by then.
+    // By then every lease has ended that etcd forgot, or counts from its restart.
     stays_for(&job, &first, LEASE * 2).await;
     assert_eq!(job.workers().len(), 3, "no worker was started again");
     ends_well(&job, &mut agents).await;

@@ -1,5 +1,5 @@
-//! What is left in memory when a job ends: an agent has it saved and commits it, and the job's next start goes on from
-//! there. Not for what lies in the memory.
+//! The final save: when a job ends, an agent has the newest snapshot in memory saved and commits it, and the job's next
+//! start goes on from there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,7 @@ fn number(line: &Value, name: &str) -> u64 {
     line[name].as_u64().unwrap()
 }
 
-/// A job of two workers a node that has no restart to spare.
+/// A job with two workers on each node and no restarts.
 fn job(etcd: &EtcdServer, nodes: &str) -> Job {
     let job = Job::on(etcd, nodes).flag("--nproc-per-node=2").flag("--max-restarts=0");
     std::fs::create_dir(job.path("checkpoints")).unwrap();
@@ -38,8 +38,8 @@ fn last(trace: &Path, event: &str) -> Option<u64> {
     json_lines(trace).iter().filter(|line| line["event"] == event).map(|line| number(line, "step")).max()
 }
 
-/// Holds all workers of the job, some way past a checkpoint, and kills them after `meanwhile`. The last step that was
-/// done.
+/// Stops all workers of the job some steps after a checkpoint, calls `meanwhile`, and kills them. Returns the last step
+/// that was done.
 async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl FnOnce()) -> u64 {
     let trace = job.path("trace");
     eventually("a checkpoint and some steps", LONG, async || {
@@ -114,7 +114,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
 }
 
 #[tokio::test]
-async fn a_rescue_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
+async fn a_final_save_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = job(&etcd, "1");
     let mut agent = job.start("a");
@@ -164,9 +164,9 @@ fn failing(job: Job, save: &str) -> (Job, Agent) {
     (job, agent)
 }
 
-/// The same, once its saving has begun, which takes until it is ended; and where that stands in `/proc`.
+/// The same, with a final save that lasts until somebody ends it, once it has begun. Returns its folder in `/proc` too.
 async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
-    // The agent makes one $ of two.
+    // The agent turns `$$` into `$`.
     let save = "echo $$$$ > pid; echo begun >&2; exec sleep 600";
     let (job, agent) = failing(Job::on(etcd, "1").flag("--max-restarts=0"), save);
     agent.says("saving from memory: begun", LONG).await;
@@ -175,7 +175,7 @@ async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_a_rescue_that_takes_long() {
+async fn a_second_signal_ends_a_final_save_that_takes_long() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (_job, mut agent, saves) = saving_for_long(&etcd).await;
     agent.signal(Signal::INT);
@@ -188,17 +188,17 @@ async fn a_second_signal_ends_a_rescue_that_takes_long() {
 }
 
 #[tokio::test]
-async fn a_rescue_dies_with_its_agent() {
+async fn a_final_save_dies_with_its_agent() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (_job, mut agent, saves) = saving_for_long(&etcd).await;
     agent.kill();
-    // A dead one that nobody has waited for is gone, too: it has no command line.
+    // A zombie counts as gone. It has no command line.
     let gone = async || std::fs::read(saves.join("cmdline")).map_or(true, |line| line.is_empty()).then_some(());
     eventually("the end of what saved", LONG, gone).await;
 }
 
 #[tokio::test]
-async fn what_a_rescue_prints_is_committed_only_if_it_is_a_checkpoint() {
+async fn what_a_final_save_prints_is_committed_only_if_it_is_a_checkpoint() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (save, says) in [
         ("echo no >&2; exit 4", "sh ended with exit status: 4: no; the job resumes from its beginning"),

@@ -1,5 +1,5 @@
-//! GPUs that a process of an earlier round still holds, on machines without any: a stand-in for NVIDIA's library, compiled
-//! here, tells of them. How a real driver behaves, these stories cannot tell.
+//! GPUs that a process of an earlier round still holds. A stand-in for NVIDIA's library, compiled here, lists the GPUs,
+//! so the machine needs none. These tests do not show how a real driver behaves.
 
 use std::process::{Child, Command, Stdio};
 
@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use crate::agents::hosted::endpoint;
 
-/// A process with the environment of a worker of node `a`, as one would be that escaped.
+/// A process with the environment of a worker of node `a`, like a process that escaped from such a worker.
 struct Leftover(Child);
 
 impl Leftover {
@@ -30,7 +30,7 @@ impl Drop for Leftover {
     }
 }
 
-/// Its agents find a library that lists these processes on GPUs 0 and 1.
+/// Has the job's agents find a library that lists these processes on GPUs 0 and 1.
 fn with_gpus(job: Job, first: u32, second: u32) -> Job {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/tests/fixtures/fake_nvml.c");
     let gpus = format!(r#"-DGPUS={{"GPU-0",0,1,0,{{{first}}}}},{{"GPU-1",0,2,0,{{{second}}}}}"#);
@@ -48,7 +48,7 @@ fn with_gpus(job: Job, first: u32, second: u32) -> Job {
 #[tokio::test]
 async fn workers_start_when_an_earlier_rounds_process_has_left_the_gpu() {
     let old = Leftover::start();
-    // Another's process, which has a GPU too, is nobody's business here.
+    // Somebody else's process also holds a GPU. The agent leaves it alone.
     let foreign = std::process::id();
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1");
     let job = with_gpus(job, foreign, old.pid());
@@ -58,7 +58,7 @@ async fn workers_start_when_an_earlier_rounds_process_has_left_the_gpu() {
 
     drop(old);
     let round = job.runs(1, 1).await;
-    // Nobody is waited for again.
+    // The agent does not wait for the process again.
     round.exit(0);
     assert_eq!(agent.exit(LIMIT).await, 0);
     assert_eq!(agent.output().matches("held by workers").count(), 1, "{}", agent.output());

@@ -74,7 +74,7 @@ async fn a_store_that_takes_no_new_connection_for_a_while_is_not_lost() {
     let mut other = job.start_with("other", &["--node-rank=1", &through]);
     let round = job.runs(1, 2).await;
 
-    // As a service whose pod is not ready for a while: longer than any lease.
+    // Like a Kubernetes service whose pod is not ready for a while: longer than any lease.
     proxy.refuse_new();
     let mut left = tokio::time::interval(Duration::from_millis(100));
     for _ in 0..LEASE.as_millis() / 50 {
@@ -97,7 +97,8 @@ async fn one_node_needs_no_store() {
     assert_eq!(agent.exit(LIMIT).await, 0);
 }
 
-/// A node that no other can take the place of is held up for longer than its lease; so are its workers, or not.
+/// Freezes the agent of a job of one node, which no other node can replace, for longer than its lease. Freezes its
+/// workers too if `workers_too`.
 async fn goes_on_after_a_freeze(workers_too: bool) {
     let job = Job::met_by(&["--standalone"], "1").flag("--nproc-per-node=2").flag("--max-restarts=1");
     let mut agent = job.start("a");

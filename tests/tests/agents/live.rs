@@ -1,5 +1,4 @@
-//! Training that lives through changes of its group: survivors keep their processes and what they hold in memory. Not
-//! for what the trainer does in a round.
+//! Training that goes on through changes of its group: survivors keep their processes and what they hold in memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +16,8 @@ use serde_json::Value;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Longest from a kill to the next step that counts. The aim is a second and a half; machines of tests are busy.
+/// The longest time from a kill to the next step that counts. The aim is a second and a half, but test machines are
+/// busy.
 const RECOVERY: Duration = Duration::from_secs(15);
 
 /// Two workers on the first node, one on each of the others.
@@ -68,7 +68,7 @@ fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
     file.seek(SeekFrom::Start(begin.saturating_sub(1))).unwrap();
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
-    // Before the first newline is the end of a line, unless the file begins here.
+    // The text before the first newline is the end of an earlier line, unless the file begins here.
     let text = if begin == 0 { &text[..] } else { text.split_once('\n').map_or("", |(_, lines)| lines) };
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -97,7 +97,7 @@ struct ChaosRun {
 
 impl ChaosRun {
     fn begin(etcd: &EtcdServer, flags: &[&str], seed: u64) -> ChaosRun {
-        // Failures of workers cost restarts as ever.
+        // Each failure of a worker costs a restart, so there must be enough.
         let job = Job::on(etcd, "1:3").flag("--max-restarts=1000").conf("last_call_timeout", "100ms");
         let trace = job.path("trace");
         let trainer = binary("elastic-trainer");
@@ -146,7 +146,7 @@ impl ChaosRun {
         let (at, told) = (now_ms(), length(&self.trace));
         self.kill(&before, &mut victims);
         if self.dice.below(3) == 0 {
-            // At some phase of the recovery from the first.
+            // The second kill comes at a random moment of the recovery from the first.
             tokio::time::sleep(Duration::from_millis(self.dice.below(250))).await;
             self.kill(&before, &mut victims);
         }
@@ -179,7 +179,7 @@ impl ChaosRun {
             let own = before.keys().filter(|other| other.0 == node);
             victims.extend(own.cloned());
         } else {
-            // It may have ended in the same moment, with its agent.
+            // It may have ended at this moment, with its agent.
             let _ = kill_process(Pid::from_raw(*pid).unwrap(), Signal::KILL);
             victims.push(worker.clone());
         }
@@ -196,7 +196,8 @@ impl ChaosRun {
         for line in &lines {
             if line["event"] == "begin" {
                 let (step, pid) = (number(line, "step"), number(line, "pid"));
-                // Nobody knows of a step that only a dead rank had done. What rank 0 has done is not lost with another.
+                // A step that only a dead rank had done is lost. What rank 0 has done is not lost when another rank
+                // dies.
                 let lost = done - step.min(done);
                 assert!(lost <= u64::from(writer.is_some_and(|writer| writer != pid)), "after {done} came {line}");
                 writer = Some(pid);
@@ -237,7 +238,8 @@ fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
     Undisturbed { losses, parameters }
 }
 
-/// Kills at this many moments that training's own progress sets, and compares the end with the undisturbed one.
+/// Kills processes at this many moments, spread over the training's progress, and compares the end with the end of an
+/// undisturbed run.
 async fn churn(flags: &[&str], kills: u64, seed: u64) {
     eprintln!("seed {seed}");
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! Memory that agents keep for their workers: a job goes on from it when all workers die at once. Not for what the
-//! trainer puts there.
+//! Memory that agents keep for their workers: a job goes on from it when all workers die at once.
 
 use std::process::Command;
 use std::time::Duration;
@@ -40,7 +39,7 @@ async fn when_all_workers_are_killed_at_once_training_goes_on_from_the_last_snap
     eventually("a checkpoint and some steps", LONG, async || json_lines(&trace).into_iter().find(far)).await;
     let killed = workers(&job);
     assert_eq!(killed.len(), 4);
-    // First all are held: a survivor of some milliseconds would hold the last step.
+    // All are stopped first: a worker that survived the others by some milliseconds would hold the last step.
     for signal in [Signal::STOP, Signal::KILL] {
         for pid in killed.values() {
             kill_process(Pid::from_raw(*pid).unwrap(), signal).unwrap();
@@ -72,7 +71,7 @@ async fn when_all_workers_are_killed_at_once_training_goes_on_from_the_last_snap
     assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
 }
 
-/// Asks for memory; in its second life for the same again. What it finds goes to files.
+/// Asks for memory, and after a restart for the same memory again. It writes what it finds to files.
 const WORKER: &str = r#"
 import json, mmap, os, pathlib, signal, socket, sys, time
 folder, round = pathlib.Path(sys.argv[1]), int(os.environ["ELASTIC_ROUND"])
@@ -122,7 +121,7 @@ async fn an_agent_keeps_a_workers_memory_for_its_successor_and_lends_no_more_tha
     assert!(first["much"]["message"].as_str().unwrap().contains("more than this node can spare"), "{first}");
     assert_eq!(first["given"], serde_json::json!({"type": "memory", "id": 3, "bytes": 64 << 20}));
     assert_eq!(first["found"], "\0\0\0\0");
-    // The pages are not the agent's.
+    // The memory does not count as the agent's own.
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
     let shared = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
     let kilobytes: u64 = shared.trim().trim_end_matches(" kB").parse().unwrap();

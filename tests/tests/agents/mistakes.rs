@@ -10,7 +10,7 @@ use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::{binary, output};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
 
-/// Nothing has to be waited for.
+/// Short, since the agent has nothing to wait for.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The agent ends with `code` and says all of `parts` in the one line it has for people.
@@ -147,7 +147,7 @@ async fn what_cannot_run_is_refused_before_anything_is_joined() {
     let job = job.program(["sleep", "1000"]);
     is_refused(&mut job.start_with("a", &[&format!("--peer-port={port}")]), 1, &[&port, "--peer-port"]).await;
 
-    // Root may write anywhere, but nobody below a file.
+    // The folder lies below a file, since root may write into any folder.
     let below = file.join("logs").display().to_string();
     is_refused(&mut job.start_with("a", &[&format!("--log-dir={below}")]), 1, &[&below]).await;
     assert_eq!(job.record(&etcd, "").await, None, "nothing was written");
@@ -194,7 +194,7 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
         assert!(output.contains(part), "{part:?} is not in\n{output}");
     }
 
-    // And that is one
+    // And that way out works
     let dropped = ctl(&etcd, &["drop-checkpoint", "job"]).await;
     assert!(dropped.contains(&format!("dropped step {step}")), "{dropped}");
     let mut agent = job.start("a");

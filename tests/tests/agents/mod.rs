@@ -1,4 +1,4 @@
-//! The built agents, end to end, on real etcd servers. Not for details of one crate.
+//! The built agents, end to end, on real etcd servers.
 
 #[allow(dead_code)] // What tests of the trainer need.
 #[path = "../../../trainer/cuda/tests/cuda/double.rs"]
@@ -6,6 +6,7 @@ mod double;
 mod elasticity;
 mod endings;
 mod faults;
+mod final_save;
 mod flags;
 mod gpus;
 mod hosted;
@@ -19,7 +20,6 @@ mod preemption;
 mod python;
 mod quiescing;
 mod records;
-mod rescue;
 mod shares;
 mod shortage;
 mod slow_files;

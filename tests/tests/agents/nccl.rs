@@ -1,5 +1,5 @@
-//! Training on GPUs that sums over NCCL, through changes of its group. GPU and NCCL are doubles: what passes here says
-//! nothing of either.
+//! Training on GPUs that sums over NCCL, through changes of its group. The GPU and NCCL are doubles: these tests say
+//! nothing about real ones.
 
 use std::path::PathBuf;
 use std::process::Command;

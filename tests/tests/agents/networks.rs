@@ -1,4 +1,5 @@
-//! Hosts with two networks and names of their own, as namespaces: how nodes meet there, and by which network.
+//! Hosts with two networks and host names, as network namespaces: how nodes find each other there, and over which
+//! network.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -36,7 +37,7 @@ impl Hosts {
     fn set_up(&self) -> Result<(), String> {
         let [a, b] = &self.names;
         std::fs::write(self.files.path().join("resolv.conf"), "nameserver 127.0.0.1\n").unwrap();
-        // As it should be: a host's own name is an address that others reach it by.
+        // The usual case: a host's own name leads to an address by which others reach it.
         let own = elastic_agent::machine::identity::hostname();
         for host in [0, 1] {
             self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
@@ -63,7 +64,7 @@ impl Hosts {
 
     /// Adds to a host's `/etc/hosts`.
     fn knows(&self, host: usize, lines: &str) {
-        // In place: the agents' file is this one, bound over another.
+        // Written in place: this file is mounted over the one that the agents see.
         let mut file = std::fs::File::options().create(true).append(true).open(self.file(host)).unwrap();
         file.write_all(lines.as_bytes()).unwrap();
     }
@@ -84,7 +85,7 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &self.names {
-            // Where it was never made there is nothing to delete.
+            // This fails if the namespace was never made.
             let _ = Command::new("ip").args(["netns", "del", host]).output();
         }
     }
@@ -121,7 +122,7 @@ else:
 
 /// A job of both hosts. The flags and variables are those of all its agents.
 fn job(flags: &[&str], env: &[(&str, &str)]) -> Job {
-    // The script itself listens where rank 0 is to.
+    // The script itself listens at the address of rank 0.
     let mut job = Job::met_by(flags, "2").conf("workers_store", "workers");
     for (name, value) in env {
         job = job.env(name, value);
@@ -171,7 +172,7 @@ async fn the_interface_is_pinned_where_that_is_asked_for() {
 async fn gloo_is_pinned_where_the_hosts_name_leads_to_itself_alone() {
     let Some(hosts) = Hosts::new("gloo") else { return };
     for host in [0, 1] {
-        // As Debian has it.
+        // Debian sets up a host like this.
         std::fs::write(hosts.file(host), format!("127.0.1.1 {}\n", elastic_agent::machine::identity::hostname()))
             .unwrap();
     }
@@ -227,7 +228,7 @@ async fn node_0_is_reached_by_a_name_that_leads_to_itself_alone() {
 #[tokio::test]
 async fn an_address_that_can_be_bound_and_is_anothers_is_not_served() {
     let Some(hosts) = Hosts::new("nonlocal") else { return };
-    // As load balancers have it.
+    // Hosts behind some load balancers are set up like this.
     for host in &hosts.names {
         let script = "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind";
         ip(&["netns", "exec", host, "sh", "-c", script]).expect("let addresses of others be bound");

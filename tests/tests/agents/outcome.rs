@@ -158,7 +158,7 @@ async fn the_out_of_memory_killer_is_convicted() {
     let Some(cgroup) = Cgroup::with_limit(96 << 20) else {
         return skip("OOM", "this machine lets us make no memory cgroup");
     };
-    // `tail` keeps the last lines, and /dev/zero has no first.
+    // `tail` keeps the last lines, and /dev/zero never ends its first one.
     let job = alone().within(&cgroup.0).program(["tail", "/dev/zero"]);
     let cause = failure_of(&job).await["cause"].clone();
     assert_eq!(text(&cause["killed_by"], "by"), "oom_killer", "{cause}");

@@ -14,7 +14,7 @@ use crate::agents::python::{noted, python};
 /// The exit code of an agent that left as planned.
 const LEFT: i32 = 3;
 
-/// On a signal it commits a checkpoint, and ends when it has heard what came of that.
+/// On a signal it commits a checkpoint, and ends when it has the answer.
 const COMMITS: &str = r#"
 def save(number, frame):
     (folder / "manifest.json").touch()
@@ -222,7 +222,7 @@ async fn a_node_that_has_no_place_yet_leaves_at_once() {
     let endpoint = format!("--rdzv-endpoint={}", silent.local_addr().unwrap());
     let job = saving(Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2"));
     let mut waiting = job.start("a");
-    // Its way into the store's face is seen from here.
+    // The agent has connected to the store.
     silent.accept().await.unwrap();
     leaves(&mut waiting).await;
     assert!(waiting.output().contains("SIGTERM: leaving before the job was joined"), "{}", waiting.output());
@@ -266,8 +266,8 @@ async fn without_the_store_workers_get_their_signal_all_the_same() {
     assert_eq!(["a", "b"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 2]);
 }
 
-/// A worker and its agent get a signal at the same time, as from systemd, from Slurm, from whoever stops a whole cgroup.
-/// The one that dies first does not tell.
+/// A worker and its agent get a signal at the same time, as systemd, Slurm and others send it to a whole cgroup. It
+/// makes no difference which of the two gets it first.
 #[tokio::test]
 async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;

@@ -1,8 +1,8 @@
-//! Workers in Python, with nothing but its standard library, for stories that need more than waiting. Not for PyTorch.
+//! Workers in Python that use only its standard library, for tests whose workers do more than wait.
 
 use elastic_tests::agents::Job;
 
-/// What every such worker has: notes in the job's folder, the line with which a worker says where it is, and its agent.
+/// What every such worker can do: write notes to the job's folder, write down its rank and node, and talk to its agent.
 const PRELUDE: &str = r#"
 import ctypes, json, os, pathlib, signal, socket, sys, threading, time
 e, folder = os.environ, pathlib.Path(sys.argv[1])

@@ -1,5 +1,5 @@
-//! Workers that know about rounds: which of them keep their process when the group changes. In Python, with nothing but
-//! its standard library, as anyone may write them. Not for training.
+//! Workers that know about rounds: which of them keep their process when the group changes. They are written in Python
+//! and use only its standard library, as users may write them.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Notes each place that it gets. Whether it knows about rounds, and whether it then quiesces, is a matter of files.
+/// Writes down each assignment that it gets. Files tell it whether to know about rounds, and whether to quiesce.
 const WORKER: &str = r#"
 import json, os, pathlib, signal, socket, sys, threading, time
 folder, node, local_rank = pathlib.Path(sys.argv[1]), os.environ["ELASTIC_NODE"], int(os.environ["ELASTIC_LOCAL_RANK"])
@@ -149,7 +149,7 @@ async fn a_worker_that_quiesces_waits_for_as_long_as_a_node_is_missing() {
     let first = places(&job, 0, 2).await;
     b.kill();
     a.says("the workers have quiesced", LIMIT).await;
-    // For longer than a lease, so that its fence point has to move on.
+    // Longer than a lease, so that the agent has to move its fence point.
     let begun = Instant::now();
     eventually("a lease's time is over", LIMIT, async || (begun.elapsed() > LEASE * 3 / 2).then_some(())).await;
     b = job.start("b");

@@ -1,4 +1,4 @@
-//! Checkpoints that the nodes of a job write together to a folder that they share. Not for how the shares are joined.
+//! Checkpoints that the nodes of a job write together to a folder that they share.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! A host that is short of what starting workers takes: nobody is charged for it, and a node that stays short leaves.
+//! A host that is short of what it takes to start workers: this costs no restart, and a node that stays short leaves.
 
 use elastic_tests::agents::{Agent, Job, LIMIT, exits};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -12,7 +12,7 @@ fn descriptors(agent: &Agent, limit: Option<u64>) {
     prlimit(pid, Resource::Nofile, Rlimit { current: limit.or(maximum), maximum }).unwrap();
 }
 
-/// What is there stays, and nothing can be opened any more.
+/// Open files stay open, and nothing more can be opened.
 const NONE_LEFT: Option<u64> = Some(3);
 
 #[tokio::test]
@@ -22,7 +22,7 @@ async fn a_start_that_lacks_descriptors_is_charged_to_nobody() {
     let short = job.start("b");
     let first = job.runs(1, 2).await;
     descriptors(&short, NONE_LEFT);
-    // This is the one restart that there is.
+    // This uses up the only restart.
     first.of("a").kill();
     for pause in ["250ms", "500ms", "1s"] {
         short.says(&format!("trying again in {pause}"), LIMIT).await;

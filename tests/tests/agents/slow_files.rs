@@ -8,8 +8,8 @@ use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use rustix::process::Signal;
 
-/// In the place of the C library's: `execvp` by the guard's child, and `mkdir` of an attempt's folder, take so many
-/// seconds.
+/// Replaces two functions of the C library: `execvp` by the guard's child, and `mkdir` of an attempt's folder, take
+/// this many seconds.
 const SLOW: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -73,7 +73,7 @@ async fn log_folders_that_take_longer_than_the_lease_to_make_are_waited_for() {
 #[tokio::test]
 async fn a_program_that_never_starts_meets_the_start_timeout() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    // Longer than the lease: what ends the wait is the timeout of its own.
+    // Longer than the lease: the wait is ended by a timeout of its own.
     let job = slow(Job::on(&etcd, "1").conf("start_timeout", "7s"), "SLOW_EXEC", LIMIT * 2);
     let mut agents = [job.start("a")];
     agents[0].says("evicted: ", LIMIT).await;

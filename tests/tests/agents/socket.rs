@@ -1,4 +1,4 @@
-//! A worker of another language, its standard library alone, that speaks to its agent over the socket.
+//! A worker in another language that uses only its standard library, and speaks to its agent over the socket.
 
 use elastic_tests::agents::{Agent, Job, LEASE, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
@@ -98,7 +98,7 @@ async fn an_evicted_nodes_commit_is_refused() {
     assert!(step < 1000, "an evicted node's checkpoint was published");
 }
 
-/// Commits what is there before it registers, and afterwards what is not.
+/// Before it registers, commits a checkpoint that exists; afterwards, one that does not.
 const UNFIT: &str = r#"
 import json, os, pathlib, socket, sys
 folder = pathlib.Path(sys.argv[1])
@@ -146,7 +146,7 @@ async fn rank_holders(job: &Job, etcd: &EtcdServer) -> Vec<String> {
     nodes.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Says far more than an agent can do at once, on connections that it does not keep; then fails. Rank 1 stays.
+/// Sends far more than an agent can handle at once, on connections that it does not keep, and then fails. Rank 1 stays.
 const FLOODS: &str = r#"
 import json, os, pathlib, socket, sys, time
 folder, rank, round = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])

@@ -10,7 +10,7 @@ use elastic_tests::wait::within;
 use rustix::process::Signal;
 use tokio::process::Command;
 
-/// One node's job, and its agent, started as `nohup` and shells start what is to stay.
+/// A job of one node, and its agent, started as `nohup` and shells start programs that run on.
 fn ignoring(flags: &[&str]) -> (Job, Agent) {
     let job = Job::met_by(&["--standalone"], "1").flag("--max-restarts=1");
     let script = r#"trap "" HUP INT QUIT; exec "$0" "$@""#;
@@ -41,7 +41,7 @@ async fn a_signal_that_is_named_is_handled_though_it_was_ignored() {
 
 #[tokio::test]
 async fn without_its_runtime_directory_an_agent_takes_another() {
-    // A login node's, as Slurm passes it on; and a file.
+    // The folder of a login node, as Slurm passes it on, and a file.
     let plain = tempfile::NamedTempFile::new().unwrap();
     for missing in ["/run/user/4294967294", plain.path().to_str().unwrap()] {
         let job = Job::met_by(&["--standalone"], "1").env("XDG_RUNTIME_DIR", missing);
@@ -80,7 +80,7 @@ async fn without_a_place_for_logs_that_nobody_asked_for_a_job_runs() {
     assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
     let warns = |line: &str| line.contains("WARN") && line.contains("/dev/null/absent") && line.contains("--log-dir");
     assert!(ended.stderr.lines().any(warns), "{ended:?}");
-    // A mistake in its name makes no folder.
+    // A TMPDIR that does not exist is a mistake. The agent does not make that folder.
     let missing = launcher.path("missing");
     let launcher = Launcher::default().env("TMPDIR", missing.to_str().unwrap());
     let ended = launcher.run("elastic-agent", &["--standalone", "--no-python", "echo", "hello"]).await;

@@ -62,11 +62,11 @@ async fn training_goes_on_from_the_committed_step() {
             lines.iter().filter(|line| line["event"] == kind && line["round"] == round).collect()
         };
         let begin = number(of("begin")[0], "step");
-        // A commit is published before it is traced: a death between the two leaves it out of the trace.
+        // A commit is published before it is traced, so a worker that dies between the two leaves it out of the trace.
         let traced = lines.iter().filter(|line| line["event"] == "committed" && number(line, "round") < round);
         let traced = traced.map(|line| number(line, "step")).max().unwrap_or(0);
         assert!(begin >= traced, "round {round} begins after step {begin}, committed was {traced}");
-        // The last step may have been the dead one's alone.
+        // Only the dead worker may have done the last step.
         assert!(begin + 1 >= done, "round {round} begins after step {begin}, {done} were done");
         resumed_later += u32::from(begin > 0);
         let steps: Vec<u64> = of("step").into_iter().map(|line| number(line, "step")).collect();

@@ -1,4 +1,4 @@
-//! `--warm-up`: workers that are started before their node joins. Not for what they do with the time.
+//! `--warm-up`: workers that are started before their node joins.
 
 use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
@@ -37,7 +37,7 @@ async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
     assert!(at("ready", "b") < at("forming", "a"), "a was disturbed before b could work");
     assert!(started(&job, "a")[0]["ELASTIC_WARM_UP"].is_null());
 
-    // It then is a worker as any other: when the group changes it goes on.
+    // Then it is a worker like any other: it goes on when the group changes.
     a.signal(Signal::TERM);
     let left = places(&job, round(&both), 1).await;
     assert_eq!(pid(of(&left, "b", 0)), pid(&early));

@@ -1,5 +1,5 @@
-//! Workers that hang: found by missing progress, by timers of their own, by the kernel's word; looked at, ended, and
-//! started again.
+//! Workers that hang: found by missing progress, by timers of their own, or by what the kernel says; their stacks kept,
+//! the workers ended and started again.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -52,7 +52,8 @@ async fn end(agents: &mut [elastic_tests::agents::Agent]) {
 async fn a_worker_that_falls_silent_is_looked_at_ended_and_started_again() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").flag("--max-restarts=1").flag("--progress-timeout=4").flag("--redirects=3");
-    // Not the real one, which a machine need not have: it prints what that would print of a collective that hangs.
+    // A stand-in, since the machine need not have the real one. It prints what the real one prints of a collective that
+    // hangs.
     let tools = job.path("tools");
     std::fs::create_dir(&tools).unwrap();
     let spy = "#!/bin/sh\n[ \"$1 $2\" = 'dump --pid' ] && echo \"Process $3: python3\" && \
@@ -127,7 +128,7 @@ async fn a_timer_that_expires_ends_its_worker_alone() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--nproc-per-node=2");
     let job = job.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
-    // As PyTorch's FileTimerClient does: one line for each opening of the pipe.
+    // PyTorch's FileTimerClient also opens the pipe once for each line.
     let job = python(
         job,
         r#"
@@ -153,7 +154,7 @@ while True: signal.pause()
     assert_eq!((&record["number"], &record["restarts"]), (&2.into(), &1.into()), "{record}");
     let reason = record["reason"].as_str().unwrap();
     assert!(reason.contains("a: the worker hangs: its timer \"step\" expired"), "{reason}");
-    // The other was asked to stop, as in any restart, and the agent is the one that began.
+    // The other worker was asked to stop, as in any restart, and the agent is still the first one.
     assert_eq!(noted(&job, "stopped"), "1 0\n");
     end(std::slice::from_mut(&mut agent)).await;
 }
@@ -162,7 +163,7 @@ while True: signal.pause()
 async fn a_worker_that_the_kernel_does_not_let_go_fails() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--max-restarts=1").env("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.8");
-    // Who calls vfork is in state D until its child ends or executes another program.
+    // A process that calls vfork is in state D until its child ends or executes another program.
     let job = python(
         job,
         r#"
@@ -203,7 +204,7 @@ time.sleep(1000)
     first.says("health port=", LIMIT).await;
     let output = first.output();
     let (_, rest) = output.split_once("health port=").unwrap();
-    // To this machine alone, since nobody said otherwise.
+    // Only on loopback, which is the default.
     assert!(rest.lines().next().unwrap().contains("address=127.0.0.1"), "{output}");
     let port = rest.split_whitespace().next().unwrap().to_owned();
 

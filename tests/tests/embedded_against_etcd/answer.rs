@@ -1,4 +1,4 @@
-//! What a server answered, with revisions counted from the case's beginning. Not for judging it.
+//! What a server answered, with revisions counted from the case's beginning.
 
 use etcd_client::Error;
 use etcd_client::proto::{PbEvent, PbKeyValue, PbRangeResponse, PbResponseHeader, PbTxnOpResponse, PbTxnResponse};

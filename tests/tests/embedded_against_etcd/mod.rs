@@ -1,5 +1,5 @@
 //! Random histories played on a real etcd and on the embedded server: every answer and every event must be the same.
-//! Not for what they may differ in: times, ids, and the headers inside a transaction's answer.
+//! They may differ in times, ids, and the headers inside a transaction's answer, so these are not compared.
 
 // Tests report by panicking, their helpers too.
 
@@ -20,7 +20,7 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use answer::Answer;
 use plan::Step;
 
-/// More for a longer look: `PROPTEST_CASES`.
+/// The number of cases. `PROPTEST_CASES` sets another.
 const CASES: u32 = 40;
 
 /// No answer takes longer.

@@ -1,4 +1,4 @@
-//! What is played: steps with keys and revisions of the case's own, made absolute for each server. Not for comparing.
+//! The steps of a history, with keys and revisions relative to the case. They are made absolute for each server.
 
 use etcd_client::{
     Client, Compare, CompareOp, DeleteOptions, GetOptions, LeaseGrantOptions, LeaseTimeToLiveOptions, PutOptions,
@@ -85,15 +85,15 @@ pub(crate) struct Plan {
     otherwise: Vec<Op>,
 }
 
-/// What makes a plan absolute.
+/// Makes the keys, revisions and leases of a case absolute for one server.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Absolute<'a> {
     base: i64,
     prefix: &'a str,
     case: u32,
 }
 
-impl Place<'_> {
+impl Absolute<'_> {
     fn key(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
@@ -214,49 +214,49 @@ impl Place<'_> {
 impl Step {
     /// Does it on a server.
     pub(crate) async fn play(&self, client: &mut Client, base: i64, prefix: &str, case: u32) -> Answer {
-        let place = Place { base, prefix, case };
+        let absolute = Absolute { base, prefix, case };
         let played = match self {
-            Step::Txn(plan) => client.txn(place.txn(plan)).await.map(|done| Answer::txn(done.0, base)),
+            Step::Txn(plan) => client.txn(absolute.txn(plan)).await.map(|done| Answer::txn(done.0, base)),
             Step::Range(range) => {
-                let (key, options) = place.get(range);
+                let (key, options) = absolute.get(range);
                 client.get(key, Some(options)).await.map(|done| Answer::range(done.0, base))
             }
             Step::Put(put) => {
-                let (key, value, options) = place.put(put);
+                let (key, value, options) = absolute.put(put);
                 if put.value.is_none() && put.lease.is_some_and(|lease| lease != 0) {
-                    // Which of two faults is named is nobody's business: ask for one thing at a time.
-                    let _ = client.lease_grant(LEASE_SECONDS, Some(place.grant(put.lease))).await;
+                    // Servers may name either of two faults, so the request must have only one: grant the lease first.
+                    let _ = client.lease_grant(LEASE_SECONDS, Some(absolute.grant(put.lease))).await;
                 }
                 let done = client.put(key, value, Some(options)).await;
                 done.map(|done| Answer::written(&done.0.header, done.0.prev_kv.into_iter().collect(), 0, base))
             }
             Step::Delete(span, prev) => {
-                let (key, options) = place.delete(span, *prev);
+                let (key, options) = absolute.delete(span, *prev);
                 let done = client.delete(key, Some(options)).await;
                 done.map(|done| Answer::written(&done.0.header, done.0.prev_kvs, done.0.deleted, base))
             }
             Step::Compact(at) => {
-                let done = client.compact(place.revision(*at), None).await;
+                let done = client.compact(absolute.revision(*at), None).await;
                 done.map(|done| Answer::Done(revision(&done.0.header, base)))
             }
             Step::Grant(lease) => {
-                let done = client.lease_grant(LEASE_SECONDS, Some(place.grant(Some(*lease)))).await;
+                let done = client.lease_grant(LEASE_SECONDS, Some(absolute.grant(Some(*lease)))).await;
                 done.map(|done| Answer::Lease(done.0.ttl, vec![]))
             }
-            Step::KeepAlive(lease) => match client.lease_keep_alive(place.lease(*lease)).await {
+            Step::KeepAlive(lease) => match client.lease_keep_alive(absolute.lease(*lease)).await {
                 // The client reads the first answer itself.
                 Ok(_kept) => Ok(Answer::Lease(1, vec![])),
-                // The client takes a lease without time left for an error.
+                // The client reports a lease without time left as an error.
                 Err(etcd_client::Error::LeaseKeepAliveError(_)) => Ok(Answer::Lease(0, vec![])),
                 Err(error) => Err(error),
             },
             Step::Revoke(lease) => {
-                let done = client.lease_revoke(place.lease(*lease)).await;
+                let done = client.lease_revoke(absolute.lease(*lease)).await;
                 done.map(|done| Answer::Done(revision(&done.0.header, base)))
             }
             Step::Inspect(lease) => {
                 let options = LeaseTimeToLiveOptions::new().with_keys();
-                let done = client.lease_time_to_live(place.lease(*lease), Some(options)).await;
+                let done = client.lease_time_to_live(absolute.lease(*lease), Some(options)).await;
                 done.map(|done| {
                     let mut keys = done.0.keys;
                     keys.sort();
@@ -272,7 +272,7 @@ fn key() -> impl Strategy<Value = &'static str> {
     select(&KEYS[..])
 }
 
-/// Starts lie before ends: etcd's check for keys written twice has no opinion on the opposite.
+/// The start is always before the end: etcd's check for keys written twice does not cover the opposite.
 fn span() -> impl Strategy<Value = Span> {
     let between = (0..KEYS.len() - 1).prop_flat_map(|start| (Just(start), start + 1..KEYS.len()));
     prop_oneof![

@@ -1,4 +1,4 @@
-//! Being let in: credentials, TLS, and what is no etcd at all.
+//! Access: credentials, TLS, and servers that are not etcd.
 
 use std::sync::Arc;
 use std::time::Duration;

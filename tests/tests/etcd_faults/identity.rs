@@ -1,4 +1,4 @@
-//! A store that is not the one that it was.
+//! A store that was replaced by another one at the same address.
 
 use std::time::Duration;
 

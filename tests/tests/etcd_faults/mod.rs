@@ -1,4 +1,4 @@
-//! What the etcd store does when etcd or the network fails. Not for the contract of a healthy store.
+//! What the etcd store does when etcd or the network fails.
 
 mod access;
 mod failures;

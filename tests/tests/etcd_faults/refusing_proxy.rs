@@ -1,5 +1,5 @@
-//! A gRPC proxy in front of an etcd server that answers calls itself when told to: what a server says that is well and
-//! cannot do it now. Not for broken connections: see [`elastic_tests::proxy`].
+//! A gRPC proxy in front of an etcd server. When told to, it answers calls itself, as a healthy server does that cannot
+//! carry them out now. Broken connections are in [`elastic_tests::proxy`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -30,8 +30,8 @@ struct State {
 }
 
 impl RefusingProxy {
-    /// Listens on a port of the kernel's choice, and passes everything on to the server at `upstream`. Transactions that
-    /// it refuses, it refuses in these words.
+    /// Listens on a port that the kernel picks, and passes everything on to the server at `upstream`. It refuses
+    /// transactions with this message.
     pub(super) async fn start(upstream: String, code: Code, words: &str) -> RefusingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("an address").to_string();
@@ -52,7 +52,7 @@ impl RefusingProxy {
         self.address.clone()
     }
 
-    /// Refuses the next transactions, so many of them.
+    /// Refuses this many of the next transactions.
     pub(super) fn refuse(&self, count: u32) {
         self.state.left.store(count, Ordering::SeqCst);
     }

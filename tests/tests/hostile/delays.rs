@@ -1,5 +1,5 @@
-//! A flood on a port delays neither what renews leases nor what sees a death. Measured beside the same without a flood;
-//! what is asserted is only that nothing waits until a lease is in danger, however busy the machine.
+//! A flood on a port delays neither the renewal of leases nor the detection of a death. Both are measured with and
+//! without a flood. The tests only assert that no delay comes near a lease's length, since the machine may be busy.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
 /// Renewals looked at.
 const RENEWALS: usize = 6;
 
-/// Two nodes, the first of which stays. It leads, unless a coordinator does; who leads has ports of this test's choice.
-/// The renewals of one of them pass a tap.
+/// Two nodes, the first of which stays. It leads, unless a coordinator does. The test picks the leader's ports. The
+/// lease renewals of one of them pass a tap.
 struct Scene {
     job: Job,
     stays: Agent,

@@ -1,4 +1,4 @@
-//! What a client without rights may say to a port, as often as it can. Not for what becomes of that.
+//! What a client without rights can send to a port, as often as it can.
 
 use std::future::{Future, pending};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::hostile::{JOB, WITHIN};
 
-/// How much was said so far.
+/// How much was sent so far.
 pub(crate) type Said = Arc<AtomicU64>;
 
 /// An attack that runs on a thread of its own until this is dropped.
@@ -93,8 +93,8 @@ pub(crate) async fn names(peer: SocketAddr, said: Said) {
     }
 }
 
-/// Opens as many streams as asked for on one connection, whatever the server allows, and waits until it has read all
-/// of them or hung up: whether it hung up.
+/// Opens this many streams on one connection, whatever the server allows, and waits until the server has read all of
+/// them or hung up. Returns whether it hung up.
 pub(crate) async fn streams(peer: SocketAddr, count: u32) -> bool {
     const SETTINGS: u8 = 4;
     const PING: u8 = 6;
@@ -106,7 +106,8 @@ pub(crate) async fn streams(peer: SocketAddr, count: u32) -> bool {
         [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
     };
     let text = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
-    // POST and http by their numbers, the path and the authority by their names' numbers, all others spelled out.
+    // POST and http by their numbers in HPACK's table, the path and the authority by the numbers of their names, all
+    // others spelled out.
     let headers = [
         vec![0x83, 0x86],
         text(&[0x04], "/elastic.v1.Pulse/Watch"),
@@ -144,7 +145,7 @@ pub(crate) async fn streams(peer: SocketAddr, count: u32) -> bool {
     hung_up
 }
 
-/// Questions about health, on more connections than it takes at once.
+/// Questions about health, on more connections than the server takes at once.
 pub(crate) async fn health(port: u16, said: Said) {
     let clients = (0..100).map(|_| async {
         let mut http = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
@@ -180,7 +181,7 @@ pub(crate) async fn workers_store(address: SocketAddr, said: Said) {
     pending().await
 }
 
-/// Writes to the embedded store, under a key that is nobody's.
+/// Writes to the embedded store, under a key that belongs to no job.
 pub(crate) async fn embedded_store(endpoint: String, said: Said) {
     let clients = (0..16).map(|client| {
         let (endpoint, said) = (endpoint.clone(), Arc::clone(&said));

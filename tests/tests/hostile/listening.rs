@@ -1,4 +1,4 @@
-//! Where processes listen, as the kernel tells. Not for what they say there.
+//! The addresses on which processes listen, as the kernel tells.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,7 +30,7 @@ fn parent(pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")).and_then(|parent| parent.trim().parse().ok())
 }
 
-/// What they are, as `socket:[1234]`.
+/// The sockets of a process, as `socket:[1234]`.
 fn descriptors(pid: u32) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_str()?.to_owned())).collect()

@@ -1,5 +1,4 @@
-//! What a client with no rights may do to the ports of an agent and of a coordinator, on the built binaries. Not for
-//! what the store or the workers do.
+//! What a client without rights can do to the ports of an agent and of a coordinator, on the built binaries.
 
 mod delays;
 mod floods;
@@ -59,7 +58,7 @@ fn agent_at(endpoint: SocketAddr, script: &str) -> (Running, SocketAddr) {
     (agent, (Ipv4Addr::LOCALHOST, peer).into())
 }
 
-/// One that serves its store itself, and leads.
+/// An agent that serves its store itself, and leads.
 fn agent(script: &str) -> (Running, SocketAddr) {
     agent_at((Ipv4Addr::LOCALHOST, free_port()).into(), script)
 }
@@ -137,7 +136,7 @@ async fn a_port_tells_a_stranger_no_name() {
     assert_eq!(refused.await.unwrap_err().message(), "that job is not led from here");
 }
 
-/// Has the processes that it starts begin with the usual soft limit, whatever this one has.
+/// Lets the processes that the test starts begin with the usual soft limit, whatever the test's own limit is.
 fn usual_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(1024), maximum }).unwrap();
@@ -160,7 +159,7 @@ async fn idle(address: SocketAddr) -> Vec<TcpStream> {
 async fn idle_connections_cost_a_job_no_restart() {
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("fail");
-    // Fails once, when it is told to.
+    // The worker fails once, when it is told to.
     let script = format!(
         "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; while [ ! -e {} ]; do sleep 0.05; done; exit 1",
         flag.display()

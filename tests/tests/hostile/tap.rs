@@ -1,4 +1,4 @@
-//! A proxy before a store that takes down when leases are renewed. Not for faults: it passes everything on.
+//! A proxy in front of a store that records when leases are renewed. It passes everything on.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -73,8 +73,8 @@ async fn pass_on(client: TcpStream, store: String, renewals: Arc<Mutex<Vec<Insta
     }
 }
 
-/// Renewals are data on a stream that was open before, as are a watch's questions for its progress, which are shorter;
-/// each other request opens its own.
+/// Renewals are data on a stream that is already open. So are a watch's questions for its progress, but these are
+/// shorter. Every other request opens a stream of its own.
 fn is_renewal(mut frames: &[u8]) -> bool {
     const DATA: u8 = 0;
     const HEADERS: u8 = 1;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::launchers::scene::{ALONE, Launcher, Meeting, PATIENCE, Running, Scene, cases, is_alive};
+use crate::launchers::scene::{ALONE, Launcher, PATIENCE, Rendezvous, RunningLauncher, Scene, cases, is_alive};
 
 cases! {
     a_failing_script_fails_the_launch
@@ -25,7 +25,7 @@ cases! {
     who_is_done_hears_of_a_failure_at_once = "both fail"
 }
 
-/// Less than a stop without end takes: torchrun's default is 30 s.
+/// Shorter than the grace that workers get by default: torchrun's is 30 s.
 const SOON: Duration = Duration::from_secs(20);
 
 async fn a_failing_script_fails_the_launch(launcher: Launcher) {
@@ -37,8 +37,8 @@ async fn a_failing_script_fails_the_launch(launcher: Launcher) {
 async fn what_a_script_raised_is_told(launcher: Launcher) {
     let scene = Scene::new(launcher, "");
     scene.write("raises.py", "raise RuntimeError('the digits are illegible')\n");
-    let meeting = Meeting::c10d();
-    let mut run = scene.start_program(&meeting.and(&["--nnodes=1:2", "--nproc_per_node=2"]), &["raises.py"]);
+    let rendezvous = Rendezvous::c10d();
+    let mut run = scene.start_program(&rendezvous.and(&["--nnodes=1:2", "--nproc_per_node=2"]), &["raises.py"]);
     assert_eq!(scene.end(&mut run).await, 1);
     let log = scene.log();
     assert!(log.contains("RuntimeError: the digits are illegible") && log.contains("raises.py"), "{log}");
@@ -91,8 +91,8 @@ async fn a_node_whose_worker_failed_waits_for_nobody(launcher: Launcher) {
         launcher,
         "if [ $1 = b ]; then until [ -s up-a ]; do sleep 0.05; done; exit 1; fi; echo > up-a; exec sleep 1000",
     );
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=2", "--no-python"]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=2", "--no-python"]);
     let program = scene.path("worker.sh");
     let start = |name| scene.start_program(&flags, &[program.to_str().unwrap(), name]);
     let (a, mut b) = (start("a"), start("b"));
@@ -105,8 +105,8 @@ async fn a_node_whose_worker_failed_waits_for_nobody(launcher: Launcher) {
 
 async fn one_node_may_be_done_before_another(launcher: Launcher) {
     let scene = Scene::new(launcher, "[ $RANK = 0 ] || until [ -e late ]; do sleep 0.05; done; echo > done-$RANK");
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=2"]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=2"]);
     let mut nodes = [scene.start(&flags), scene.start(&flags)];
     scene.appears("done-0").await;
     scene.write("late", "");
@@ -184,14 +184,14 @@ async fn who_is_done_hears_of_a_failure_at_once(launcher: Launcher) {
         launcher,
         "[ $RANK = 0 ] && { echo > done; exit 0; }; until [ -e late ]; do sleep 0.05; done; exit 1",
     );
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=2"]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=2"]);
     let mut nodes = [scene.start(&flags), scene.start(&flags)];
     scene.appears("done").await;
     scene.write("late", "");
     // Which of the two has rank 0 is theirs to say.
     let begun = Instant::now();
-    let mut ended = || nodes.iter_mut().map(Running::code).collect::<Vec<_>>();
+    let mut ended = || nodes.iter_mut().map(RunningLauncher::code).collect::<Vec<_>>();
     while ended().contains(&None) && begun.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -24,7 +24,7 @@ async fn streams_go_to_files_and_to_the_console_with_a_prefix(launcher: Launcher
     }
 }
 
-/// torchrun takes one digit for a rank here.
+/// torchrun allows only one digit for a rank here.
 async fn streams_of_ranks_beyond_nine_can_be_redirected(launcher: Launcher) {
     let scene = Scene::new(launcher, "echo from $RANK; touch rank-$RANK");
     let code = scene.run(&[ALONE, "--nproc_per_node=12", "-r", "10:1", "--log-dir=logs"]).await;

@@ -10,7 +10,7 @@ use elastic_tests::etcd::EtcdServer;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::launchers::scene::{Launcher, Meeting, Running, Scene, cases};
+use crate::launchers::scene::{Launcher, Rendezvous, RunningLauncher, Scene, cases};
 
 cases! {
     ; beyond torchrun:
@@ -30,7 +30,7 @@ const STAY: &str = "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e finish ]; do 
 const UNTIL_ALL: &str = "--rdzv_conf=last_call_timeout=30,min_round_time=0";
 
 /// The launcher of a node whose workers know its name.
-fn start(scene: &Scene, flags: &[&str], name: &str) -> Running {
+fn start(scene: &Scene, flags: &[&str], name: &str) -> RunningLauncher {
     let program = scene.path("worker.sh");
     scene.start_program(&[flags, &["--no-python"]].concat(), &[program.to_str().unwrap(), name])
 }
@@ -48,7 +48,7 @@ async fn has_joined(launcher: &Launcher, etcd: &EtcdServer) -> bool {
     answer.contains("modifiedIndex")
 }
 
-async fn finish<const N: usize>(scene: &Scene, nodes: [&mut Running; N]) {
+async fn finish<const N: usize>(scene: &Scene, nodes: [&mut RunningLauncher; N]) {
     scene.write("finish", "");
     for node in nodes {
         assert_eq!(scene.end(node).await, 0);
@@ -65,8 +65,8 @@ fn forget(scene: &Scene) {
 /// On `c10d` and `etcd-v2` the newcomer waits for an address that a surviving rank 0 does not write again.
 async fn a_group_takes_in_a_newcomer(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=1:2"]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=1:2"]);
     let mut first = start(&scene, &flags, "a");
     scene.has_ranks(["0-of-1-a"]).await;
     let mut second = start(&scene, &flags, "b");
@@ -74,13 +74,13 @@ async fn a_group_takes_in_a_newcomer(launcher: Launcher) {
     finish(&scene, [&mut first, &mut second]).await;
 }
 
-/// Nobody tells the others, as long as their workers notice nothing.
+/// Under torchrun, the others do not notice as long as their workers do not.
 async fn a_group_goes_on_without_a_killed_node(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=1:2", UNTIL_ALL]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=1:2", UNTIL_ALL]);
     let mut first = start(&scene, &flags, "a");
-    scene.eventually("the store is there", || TcpStream::connect(&meeting.endpoint).ok()).await;
+    scene.eventually("the store is there", || TcpStream::connect(&rendezvous.endpoint).ok()).await;
     let mut second = start(&scene, &flags, "b");
     scene.has_ranks(["0-of-2-a", "1-of-2-b"]).await;
     second.kill();
@@ -90,8 +90,8 @@ async fn a_group_goes_on_without_a_killed_node(launcher: Launcher) {
 
 async fn a_killed_node_is_replaced(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
-    let flags = meeting.and(&["--nnodes=2", "--max_restarts=2"]);
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
+    let flags = rendezvous.and(&["--nnodes=2", "--max_restarts=2"]);
     let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
     scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
     forget(&scene);
@@ -103,8 +103,8 @@ async fn a_killed_node_is_replaced(launcher: Launcher) {
 
 async fn the_node_of_rank_0_may_be_killed(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
-    let flags = meeting.and(&["--nnodes=2:3", UNTIL_ALL]);
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
+    let flags = rendezvous.and(&["--nnodes=2:3", UNTIL_ALL]);
     let names = ["a", "b", "c"];
     let mut nodes = names.map(|name| start(&scene, &flags, name));
     scene.eventually("the three work", || (scene.ranks().len() == 3).then_some(())).await;
@@ -118,14 +118,14 @@ async fn the_node_of_rank_0_may_be_killed(launcher: Launcher) {
     }
 }
 
-/// torchrun's takes over, but ends with 1 if nobody needs it.
+/// torchrun's spare takes over, but ends with exit code 1 if it is never needed.
 async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
     // torchrun takes seconds to begin at all.
     let join_timeout = if let Launcher::ElasticAgent = scene.launcher { 4 } else { 20 };
     let conf = format!("--rdzv_conf=join_timeout={join_timeout},last_call_timeout=1");
-    let flags = meeting.and(&["--nnodes=2", &conf]);
+    let flags = rendezvous.and(&["--nnodes=2", &conf]);
     let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
     scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
     let mut spares = [start(&scene, &flags, "c"), start(&scene, &flags, "d")];
@@ -140,13 +140,13 @@ async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
     finish(&scene, [&mut first, c, d]).await;
 }
 
-/// torchrun's dead one stays a participant until its keep-alives count as missed, which is put off here: for longer than
-/// the others take to come.
+/// With torchrun the dead node stays a participant until its keep-alives count as missed. Here that takes longer than
+/// the others need to join.
 async fn a_node_killed_before_the_first_round_holds_no_place(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let (server, meeting) = Meeting::etcd(&scene.launcher, "etcd-v2").await;
+    let (server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
     let flags =
-        meeting.and(&["--nnodes=2", "--rdzv_conf=last_call_timeout=1,min_round_time=0,keep_alive_max_attempt=60"]);
+        rendezvous.and(&["--nnodes=2", "--rdzv_conf=last_call_timeout=1,min_round_time=0,keep_alive_max_attempt=60"]);
     let mut first = start(&scene, &flags, "a");
     eventually("it has joined", Duration::from_secs(60), async || {
         has_joined(&scene.launcher, &server).await.then_some(())
@@ -159,12 +159,12 @@ async fn a_node_killed_before_the_first_round_holds_no_place(launcher: Launcher)
     finish(&scene, [b, c]).await;
 }
 
-/// torchrun handles signals only once workers run: before, SIGTERM ends it raw.
+/// torchrun handles signals only once workers run. Before that, SIGTERM ends it without any cleaning up.
 async fn a_signal_while_others_are_waited_for_is_a_leave(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
-    let meeting = Meeting::c10d();
-    let mut alone = start(&scene, &meeting.and(&["--nnodes=2"]), "a");
-    scene.eventually("the store is there", || TcpStream::connect(&meeting.endpoint).ok()).await;
+    let rendezvous = Rendezvous::c10d();
+    let mut alone = start(&scene, &rendezvous.and(&["--nnodes=2"]), "a");
+    scene.eventually("the store is there", || TcpStream::connect(&rendezvous.endpoint).ok()).await;
     alone.signal(Signal::TERM);
     assert_eq!((scene.end(&mut alone).await, scene.ranks().len()), (1, 0));
 }

@@ -1,6 +1,6 @@
 //! How many workers there are, what each is told about its place, and what it runs.
 
-use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
+use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, free_port, names};
 
 cases! {
     every_worker_has_a_rank
@@ -79,14 +79,14 @@ async fn workers_may_be_counted_by_a_word(launcher: Launcher) {
 
 async fn fewer_nodes_than_the_maximum_begin_after_the_last_call(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
-    let code = scene.run(&Meeting::c10d().and(&["--nnodes=1:2", "--nproc_per_node=2"])).await;
+    let code = scene.run(&Rendezvous::c10d().and(&["--nnodes=1:2", "--nproc_per_node=2"])).await;
     assert_eq!((code, scene.ranks()), (0, names(["0-of-2", "1-of-2"])));
 }
 
 async fn two_launchers_share_the_ranks(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
-    let meeting = Meeting::c10d();
-    let flags = meeting.and(&["--nnodes=2", "--nproc_per_node=2"]);
+    let rendezvous = Rendezvous::c10d();
+    let flags = rendezvous.and(&["--nnodes=2", "--nproc_per_node=2"]);
     let (mut first, mut second) = (scene.start(&flags), scene.start(&flags));
     assert_eq!([scene.end(&mut first).await, scene.end(&mut second).await], [0, 0]);
     assert_eq!(scene.ranks(), names(["0-of-4", "1-of-4", "2-of-4", "3-of-4"]));
@@ -94,8 +94,8 @@ async fn two_launchers_share_the_ranks(launcher: Launcher) {
 
 async fn nodes_of_several_sizes_share_the_ranks(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
-    let meeting = Meeting::c10d();
-    let start = |size| scene.start(&meeting.and(&["--nnodes=3", "--nproc_per_node", size]));
+    let rendezvous = Rendezvous::c10d();
+    let start = |size| scene.start(&rendezvous.and(&["--nnodes=3", "--nproc_per_node", size]));
     for mut node in ["1", "2", "3"].map(start) {
         assert_eq!(scene.end(&mut node).await, 0);
     }
@@ -104,9 +104,9 @@ async fn nodes_of_several_sizes_share_the_ranks(launcher: Launcher) {
 
 async fn each_role_has_ranks_of_its_own(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK; echo $ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE >> roles");
-    let meeting = Meeting::c10d();
+    let rendezvous = Rendezvous::c10d();
     let roles = [("master", "1"), ("trainer", "2"), ("ps", "3"), ("trainer", "1")];
-    let start = |(role, size)| scene.start(&meeting.and(&["--nnodes=4", "--role", role, "--nproc_per_node", size]));
+    let start = |(role, size)| scene.start(&rendezvous.and(&["--nnodes=4", "--role", role, "--nproc_per_node", size]));
     for mut node in roles.map(start) {
         assert_eq!(scene.end(&mut node).await, 0);
     }

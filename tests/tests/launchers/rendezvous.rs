@@ -1,6 +1,6 @@
-//! By which means nodes find each other, and what is said when they cannot.
+//! The rendezvous backends by which nodes find each other, and what a launcher says when they cannot.
 
-use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases, free_port, names};
+use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, free_port, names};
 
 cases! {
     nodes_with_fixed_ranks_meet_at_the_master
@@ -16,7 +16,7 @@ cases! {
 
 const TOUCH: &str = "touch rank-$RANK-$1";
 
-/// Two nodes by static rendezvous, the second first.
+/// Runs two nodes with static rendezvous. The one with rank 1 starts first.
 async fn fixed(scene: &Scene, flags: &[&str]) {
     let program = scene.path("worker.sh");
     let start = |rank| {
@@ -43,12 +43,12 @@ async fn nodes_with_fixed_ranks_meet_over_ipv6(launcher: Launcher) {
 
 async fn nodes_meet_on_etcd_below_a_prefix(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK-of-$WORLD_SIZE");
-    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd").await;
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd").await;
     let start = |prefix: &str| {
         let conf = format!("--rdzv_conf=timeout=60,last_call_timeout=1,protocol=http,etcd_prefix={prefix}");
-        scene.start(&meeting.and(&["--nnodes=2", &conf]))
+        scene.start(&rendezvous.and(&["--nnodes=2", &conf]))
     };
-    // A slash at its end changes nothing.
+    // A slash at the end of the prefix changes nothing.
     for mut node in ["/jobs/of/ours", "/jobs/of/ours/"].map(start) {
         assert_eq!(scene.end(&mut node).await, 0);
     }
@@ -87,8 +87,8 @@ async fn a_backend_that_does_not_exist_is_named(launcher: Launcher) {
 
 async fn too_few_nodes_give_up_after_the_join_timeout(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
-    let meeting = Meeting::c10d();
-    let code = scene.run(&meeting.and(&["--nnodes=2", "--rdzv_conf=join_timeout=3,last_call_timeout=1"])).await;
+    let rendezvous = Rendezvous::c10d();
+    let code = scene.run(&rendezvous.and(&["--nnodes=2", "--rdzv_conf=join_timeout=3,last_call_timeout=1"])).await;
     assert_eq!((code, scene.ranks()), (1, names([])));
     assert!(scene.log().to_lowercase().contains("timeout"), "{}", scene.log());
 }
@@ -96,8 +96,8 @@ async fn too_few_nodes_give_up_after_the_join_timeout(launcher: Launcher) {
 /// On torchrun's `etcd` the first failure closes the id for up to two hours.
 async fn a_failed_jobs_id_can_be_used_again(launcher: Launcher) {
     let scene = Scene::new(launcher, "[ -e better ] || exit 1; touch rank-$RANK-of-$WORLD_SIZE");
-    let (_server, meeting) = Meeting::etcd(&scene.launcher, "etcd").await;
-    assert_eq!(scene.run(&meeting.and(&["--nnodes=1"])).await, 1);
+    let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd").await;
+    assert_eq!(scene.run(&rendezvous.and(&["--nnodes=1"])).await, 1);
     scene.write("better", "");
-    assert_eq!((scene.run(&meeting.and(&["--nnodes=1"])).await, scene.ranks()), (0, names(["0-of-1"])));
+    assert_eq!((scene.run(&rendezvous.and(&["--nnodes=1"])).await, scene.ranks()), (0, names(["0-of-1"])));
 }

@@ -1,5 +1,4 @@
-//! A launcher, started as users start it, and a folder in which its workers write what the test looks at. Not for what
-//! is asserted.
+//! A launcher, started as users start it, and a folder in which its workers write what the test looks at.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -14,26 +13,27 @@ use elastic_tests::wait::{eventually, exit};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Several torchruns start meanwhile, on a busy machine.
+/// Long enough for several torchruns to start on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Who is put to the test.
+/// The launcher under test.
 #[derive(Clone)]
 pub(crate) enum Launcher {
-    /// Ours, by torchrun's name: with its defaults and exit codes.
+    /// elastic-agent under torchrun's name: with torchrun's defaults and exit codes.
     ElasticAgent,
     /// PyTorch's.
     Torchrun(Torch),
 }
 
-/// torchrun, which is there when its tests are asked for.
+/// torchrun. It must be installed where its tests are asked for.
 pub(crate) fn torchrun() -> Launcher {
     Launcher::Torchrun(Torch::find().expect("torchrun comes with PyTorch"))
 }
 
-/// One test of each case for each launcher. torchrun's are left out unless they are asked for, since it takes seconds to
-/// start. After `beyond torchrun` stand those that it was seen to fail, with a part of what is said of the one step that it
-/// fails, so that no slow start is taken for it. When it passes one, that test fails, and the documents are to be changed.
+/// Makes one test of each case for each launcher. The tests of torchrun run only on request, since it takes seconds to
+/// start. The cases after `beyond torchrun` are those that torchrun fails. Each names a part of the message of the step
+/// that fails, so that a slow start does not count as that failure. When torchrun passes such a case, its test fails,
+/// and the documents have to be changed.
 macro_rules! cases {
     ($($name:ident)* $(; beyond torchrun: $($beyond:ident = $failure:literal)*)?) => {
         mod elastic_agent {
@@ -105,19 +105,19 @@ impl Scene {
     }
 
     /// Starts a launcher whose workers run the script.
-    pub(crate) fn start(&self, flags: &[&str]) -> Running {
+    pub(crate) fn start(&self, flags: &[&str]) -> RunningLauncher {
         self.start_program(&[flags, &["--no-python"]].concat(), &[self.path("worker.sh").to_str().unwrap()])
     }
 
     /// Starts one whose workers run something else.
-    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> Running {
+    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> RunningLauncher {
         let mut command = match &self.launcher {
             Launcher::ElasticAgent => {
                 let mut command = Command::new(binary("elastic-agent"));
                 command.arg("torchrun-compat");
                 command
             }
-            // By the module: the script beside the interpreter names the path it was made at.
+            // By its module name, since the script beside the interpreter names the path it was made at.
             Launcher::Torchrun(torch) => {
                 let mut command = torch.command();
                 command.args(["-m", "torch.distributed.run"]);
@@ -134,7 +134,7 @@ impl Scene {
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command.stdout(log.try_clone().unwrap()).stderr(log);
         dies_with_test(&mut command);
-        Running(command.spawn().unwrap())
+        RunningLauncher(command.spawn().unwrap())
     }
 
     /// Runs a launcher to its end: its exit code.
@@ -143,7 +143,7 @@ impl Scene {
     }
 
     /// Waits for its end: the exit code, or minus the signal.
-    pub(crate) async fn end(&self, running: &mut Running) -> i32 {
+    pub(crate) async fn end(&self, running: &mut RunningLauncher) -> i32 {
         exit(&mut running.0, "the launcher", PATIENCE).await
     }
 
@@ -168,7 +168,7 @@ impl Scene {
         files.filter_map(|file| Some(file.file_name().to_str()?.strip_prefix("rank-")?.to_owned())).collect()
     }
 
-    /// Launchers, workers, and what those have started, that are alive.
+    /// The living processes of launchers, of workers, and of what those have started.
     fn living(&self) -> Vec<Pid> {
         let own = self.dir.path().as_os_str().as_encoded_bytes();
         let of_ours = |pid: &Pid| {
@@ -187,7 +187,7 @@ impl Drop for Scene {
         }
         let begun = Instant::now();
         if matches!(self.launcher, Launcher::ElasticAgent) {
-            // Every launcher is gone by now.
+            // Every launcher has ended by now, so its processes must end too.
             while !self.living().is_empty() && begun.elapsed() < PATIENCE && !std::thread::panicking() {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -200,9 +200,9 @@ impl Drop for Scene {
 }
 
 /// A launcher that was started. Dropping it kills it.
-pub(crate) struct Running(Child);
+pub(crate) struct RunningLauncher(Child);
 
-impl Running {
+impl RunningLauncher {
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
@@ -223,7 +223,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningLauncher {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -242,32 +242,32 @@ pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// How several nodes of a job meet, in flags.
-pub(crate) struct Meeting {
-    /// Where.
+/// The flags by which several nodes of a job find each other.
+pub(crate) struct Rendezvous {
+    /// The endpoint, as `host:port`.
     pub(crate) endpoint: String,
     flags: Vec<String>,
 }
 
-impl Meeting {
-    /// At the first of them.
-    pub(crate) fn c10d() -> Meeting {
-        Meeting::at("c10d", &format!("127.0.0.1:{}", free_port()))
+impl Rendezvous {
+    /// By `c10d`: the first node serves the store.
+    pub(crate) fn c10d() -> Rendezvous {
+        Rendezvous::at("c10d", &format!("127.0.0.1:{}", free_port()))
     }
 
-    fn at(backend: &str, endpoint: &str) -> Meeting {
+    fn at(backend: &str, endpoint: &str) -> Rendezvous {
         let by = [format!("--rdzv_backend={backend}"), format!("--rdzv_endpoint={endpoint}")];
         let more = ["--rdzv_id=j", "--local_addr=127.0.0.1", "--rdzv_conf=last_call_timeout=1,min_round_time=0"];
-        Meeting { endpoint: endpoint.to_owned(), flags: by.into_iter().chain(more.map(str::to_owned)).collect() }
+        Rendezvous { endpoint: endpoint.to_owned(), flags: by.into_iter().chain(more.map(str::to_owned)).collect() }
     }
 
-    /// On an etcd that speaks both of its APIs: torchrun takes the older one, by the newer of its two backends if that is
-    /// asked for.
-    pub(crate) async fn etcd(launcher: &Launcher, torchruns: &str) -> (EtcdServer, Meeting) {
+    /// On an etcd that speaks both of its APIs. torchrun uses the older API, by its backend `torchruns`: `etcd` or
+    /// `etcd-v2`.
+    pub(crate) async fn etcd(launcher: &Launcher, torchruns: &str) -> (EtcdServer, Rendezvous) {
         let server = EtcdServer::start(EtcdOptions::with_v2()).await;
         let backend = if matches!(launcher, Launcher::ElasticAgent) { "etcd" } else { torchruns };
-        let meeting = Meeting::at(backend, &server.address());
-        (server, meeting)
+        let rendezvous = Rendezvous::at(backend, &server.address());
+        (server, rendezvous)
     }
 
     /// These flags, and others after them.
@@ -276,7 +276,7 @@ impl Meeting {
     }
 }
 
-/// Whether a process of this id runs, and is not one that nobody has waited for.
+/// Whether a process of this id runs and is not a zombie.
 pub(crate) fn is_alive(pid: &str) -> bool {
     let status = std::fs::read_to_string(Path::new("/proc").join(pid.trim()).join("status")).unwrap_or_default();
     !pid.trim().is_empty() && status.lines().any(|line| line.starts_with("State:") && !line.contains('Z'))

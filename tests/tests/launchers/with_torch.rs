@@ -4,7 +4,7 @@ use elastic_tests::agents::json_lines;
 use elastic_tests::torch::{self, Torch};
 use serde_json::Value;
 
-use crate::launchers::scene::{ALONE, Launcher, Meeting, Scene, cases};
+use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases};
 
 cases! {
     workers_of_two_nodes_sum_over_all
@@ -21,10 +21,10 @@ fn scene(launcher: Launcher) -> Option<Scene> {
 
 /// Runs a script of `tests/pytorch` on two nodes: what its workers told.
 async fn on_two_nodes(scene: &Scene, workers: &str, program: &[&str]) -> Vec<Value> {
-    let meeting = Meeting::c10d();
+    let rendezvous = Rendezvous::c10d();
     let script = torch::script(program[0]);
     let program = [&[script.to_str().unwrap()], &program[1..]].concat();
-    let flags = meeting.and(&["--nnodes=2", "--nproc_per_node", workers]);
+    let flags = rendezvous.and(&["--nnodes=2", "--nproc_per_node", workers]);
     let start = || scene.start_program(&flags, &program);
     for mut node in [start(), start()] {
         assert_eq!(scene.end(&mut node).await, 0);

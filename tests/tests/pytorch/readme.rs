@@ -7,7 +7,7 @@ use elastic_tests::binaries::binary;
 use elastic_tests::torch::Torch;
 use tokio::process::Command;
 
-/// Imports of torch by two workers, twice, on a busy machine.
+/// Long enough for two workers to import torch, twice, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(150);
 
 fn root() -> &'static Path {
@@ -20,8 +20,8 @@ fn commands<'a>(page: &'a str, mark: &str) -> &'a str {
     blocks.find(|block| block.contains(mark)).unwrap_or_else(|| panic!("no commands in README.md have {mark:?}"))
 }
 
-/// What commands print that a shell runs in `folder`, with the built programs, PyTorch's Python and the agent's package.
-/// Programs in `folder` go before all others.
+/// Runs commands with a shell in `folder`, with the built programs, PyTorch's Python and the agent's package on its
+/// paths. Programs in `folder` are found before all others. Returns what the commands print.
 async fn typed(torch: &Torch, folder: &Path, commands: &str) -> String {
     let inherited = std::env::var_os("PATH").unwrap_or_default();
     let agent = binary("elastic-agent");

@@ -44,7 +44,8 @@ pub(crate) fn lines(job: &Job) -> Vec<Line> {
     json_lines(&job.path("trace")).into_iter().map(Line).collect()
 }
 
-/// Waits until two or more of `event` are told in a round of at least `round` and of `size` workers. Returns its number.
+/// Waits until two or more of `event` are told in a round of at least `round` and of `size` workers. Returns its
+/// number.
 pub(crate) async fn works(job: &Job, event: &str, round: u64, size: u64) -> u64 {
     eventually(&format!("`{event}` is told twice in round {round} or later by {size} workers"), LIMIT, async || {
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
@@ -108,8 +109,8 @@ pub(crate) fn last_epoch(lines: &[Line], event: &str) -> u64 {
     lines.iter().filter(|line| line.is(event)).map(|line| line.number("epoch")).max().unwrap_or_default()
 }
 
-/// How many workers began with the very parameters that some group had saved at that step. Saved and not told of is what
-/// a group was stopped in the midst of.
+/// How many workers began with the very parameters that some group had saved at that step. Saved and not told of is
+/// what a group was stopped in the midst of.
 pub(crate) fn resumes_what_was_saved(lines: &[Line]) -> usize {
     let begins = lines.iter().filter(|line| line.is("begin") && line.number("step") > 0);
     begins

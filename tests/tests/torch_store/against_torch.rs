@@ -1,5 +1,5 @@
-//! The same bytes to torch's server and to ours: the same answers, to everybody. Only what ours does better on purpose
-//! is left out (see `elastic_agent::meeting::workers_store::state`), and the order of a list of keys.
+//! Sends the same bytes to torch's server and to ours: all clients must get the same answers. Left out are what ours
+//! does better on purpose (see `elastic_agent::meeting::workers_store::state`) and the order of a list of keys.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = (usize, Vec<u8>)> {
     let said = prop_oneof![
         (prop::sample::select(vec![3_u8, 8]), key()).prop_map(|(op, key)| [vec![op], key].concat()),
         (prop::sample::select(vec![1_u8, 9]), key(), value()).prop_map(|(op, a, b)| [vec![op], a, b].concat()),
-        // On a key that nobody waits for: torch wakes those who do even if nothing was stored.
+        // Only on a key that nobody waits for: torch wakes waiting clients even if nothing was stored.
         (value(), value()).prop_map(|(a, b)| [vec![2], string("/compared"), a, b].concat()),
         (prop::sample::select(vec![4_u8, 18]), key(), number).prop_map(|(op, a, b)| [vec![op], a, b].concat()),
         (prop::sample::select(vec![5_u8, 6, 10]), keys).prop_map(|(op, keys)| [vec![op], keys].concat()),
@@ -86,7 +86,7 @@ fn torchs_server_answers_the_same() {
             let said = if waiting[*who] { vec![12] } else { said.clone() };
             ours[*who].0.write_all(&said).unwrap();
             theirs[*who].0.write_all(&said).unwrap();
-            // Whoever spoke is asked first, so that all it did is done.
+            // The client that sent something is asked first, so that all its requests are done.
             let order = std::iter::once(*who).chain((0..CLIENTS).filter(|other| other != who));
             for client in order {
                 let nonce = 0xfeed_0000 | at as u32;
@@ -94,7 +94,7 @@ fn torchs_server_answers_the_same() {
                 prop_assert_eq!(&mine, &torchs, "step {}, client {}", at, client);
                 match mine {
                     None => {
-                        // Cut off by both: as if it had left and another come.
+                        // Both servers cut it off: as if it had left and another client had come.
                         ours[client] = Client::of(port);
                         theirs[client] = Client::of(server.port);
                         waiting[client] = false;
@@ -111,7 +111,7 @@ fn torchs_server_answers_the_same() {
     result.unwrap();
 }
 
-/// torch's server goes on from case to case: what the last one left is taken away.
+/// torch's server runs through all cases, so what the last case left is deleted.
 fn clear(port: u16) {
     let mut client = Client::of(port);
     for key in ["/a", "/b", "/c", "/compared"] {

@@ -1,4 +1,4 @@
-//! What an agent says where it would never meet the others, or the server cannot do what it takes.
+//! What an agent says where it would never find the others, or where the server cannot do what is needed.
 
 use std::time::Duration;
 

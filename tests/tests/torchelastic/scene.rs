@@ -1,4 +1,4 @@
-//! A job whose nodes run either launcher, and workers that write down where they are. Not for what befalls them.
+//! A job whose nodes run either launcher, and workers that write down their rank and node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
@@ -13,10 +13,11 @@ use elastic_tests::wait::{eventually, exit};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Several processes import PyTorch meanwhile, on a busy machine; and torchrun waits for times to live of ten seconds.
+/// Long enough for several processes to import PyTorch on a busy machine, and for torchrun to wait for times to live of
+/// ten seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
-/// Says where it is, and waits to be told how to end. A group is known by where its rank 0 listens.
+/// Writes down its rank and node, and waits to be told how to end. A group is identified by the address of its rank 0.
 const WORKER: &str = r#"#!/bin/bash
 dir=${0%/*}
 mkfifo "$dir/control.$$"
@@ -245,7 +246,7 @@ impl Scene {
         for worker in self.living() {
             use std::io::Write;
             let control = self.path(&format!("control.{}", worker.pid));
-            // For reading too, so that opening does not wait for a reader.
+            // Opened for reading too, so that opening does not wait for a reader.
             let mut pipe = std::fs::File::options().read(true).write(true).open(control).expect("the worker's pipe");
             writeln!(pipe, "0").expect("tell the worker");
         }
