@@ -1,8 +1,6 @@
 //! Training with products of numbers that are rounded to bf16, on the double of the driver.
 
-use std::net::TcpListener;
-
-use crate::training::{SHORT, checksum, command, ended, printed, refused, together};
+use crate::training::{SHORT, checksum, printed, refused, refused_by_rank_0, together};
 
 #[test]
 fn a_perceptron_learns_in_bf16_and_every_number_of_workers_gives_the_same_bits() {
@@ -33,16 +31,6 @@ fn only_a_gpu_computes_in_bf16() {
 
 #[test]
 fn workers_of_another_precision_refuse_one_another() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let start = |rank: &str, precision: &str| {
-        let mut command = command(&format!("{SHORT} --device cuda:0 --precision {precision}"), "");
-        command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
-        command.spawn().unwrap()
-    };
-    let (mut first, second) = (start("0", "f32"), start("1", "bf16"));
-    let (well, _, logged) = ended(second.wait_with_output().unwrap());
-    // It would wait for another.
-    first.kill().unwrap();
-    first.wait().unwrap();
-    assert!(!well && logged.contains("refused by rank 0") && logged.contains("--precision bf16"), "{logged}");
+    let logged = refused_by_rank_0("--device cuda:0 --precision f32", "--device cuda:0 --precision bf16");
+    assert!(logged.contains("--precision bf16"), "{logged}");
 }

@@ -258,25 +258,28 @@ fn a_model_without_kernels_is_refused_and_stays_on_the_host_by_itself() {
     assert!(logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
 }
 
-#[test]
-fn a_worker_on_another_device_is_refused_by_its_peers() {
+/// Starts ranks 0 and 1 with these flags. Rank 0 refuses rank 1; what that one has logged.
+pub(crate) fn refused_by_rank_0(first: &str, second: &str) -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let start = |rank: &str, device: &str| {
-        let mut command = command(&format!("{SHORT} --device {device}"), "");
+    let start = |rank: &str, flags: &str| {
+        let mut command = command(&format!("{SHORT} {flags}"), "");
         command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
         command.spawn().unwrap()
     };
-    let (mut on_host, on_gpu) = (start("0", "cpu"), start("1", "cuda:0"));
-    let (well, _, logged) = ended(on_gpu.wait_with_output().unwrap());
+    let (mut first, second) = (start("0", first), start("1", second));
+    let (well, _, logged) = ended(second.wait_with_output().unwrap());
     // It would wait for another.
-    on_host.kill().unwrap();
-    on_host.wait().unwrap();
-    assert!(
-        !well
-            && logged.contains("refused by rank 0")
-            && logged.contains("(on a GPU: sm_90, NVRTC 13.5, cuBLASLt 13.1.0 on 132 processors)"),
-        "{logged}"
-    );
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(!well && logged.contains("refused by rank 0"), "{logged}");
+    logged
+}
+
+#[test]
+fn a_worker_on_another_device_is_refused_by_its_peers() {
+    let logged = refused_by_rank_0("--device cpu", "--device cuda:0");
+    let kind = "(on a GPU: sm_90, NVRTC 13.5, cuBLASLt 13.1.0 on 132 processors)";
+    assert!(logged.contains(kind), "{logged}");
 }
 
 #[test]
