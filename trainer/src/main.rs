@@ -65,9 +65,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(log_filter())
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .with_target(false)
@@ -92,6 +91,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for the crates for collectives and GPUs, unless it
+/// names them.
+fn log_filter() -> EnvFilter {
+    let said = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info".to_owned());
+    let levels = said.split(',').filter_map(|part| part.strip_prefix("elastic_trainer="));
+    let parts = levels.map(|level| format!("elastic_collective={level},elastic_cuda={level},"));
+    EnvFilter::try_new(parts.collect::<String>() + &said).unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 fn train_digits(flags: &digits::Flags) -> anyhow::Result<()> {
