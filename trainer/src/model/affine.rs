@@ -15,9 +15,9 @@ pub(super) struct Affine {
 
 /// Tensors one after the other.
 #[derive(Debug, Default)]
-pub(super) struct Layout(Vec<Tensor>);
+pub(super) struct TensorLayout(Vec<Tensor>);
 
-impl Layout {
+impl TensorLayout {
     /// The next tensor's place.
     pub(super) fn push(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
         let start = self.0.last().map_or(0, |tensor| tensor.range.end);

@@ -4,7 +4,7 @@
 #[cfg(feature = "cuda")]
 mod gpu;
 
-use super::affine::{Affine, Layout};
+use super::affine::{Affine, TensorLayout};
 use super::{Model, Tensor};
 use crate::random;
 
@@ -44,7 +44,7 @@ impl Mlp {
     /// With fewer than two sizes.
     pub fn new(sizes: &[usize]) -> Mlp {
         assert!(sizes.len() >= 2, "a network has inputs and outputs");
-        let mut layout = Layout::default();
+        let mut layout = TensorLayout::default();
         let layers = sizes.windows(2).enumerate();
         let layers =
             layers.map(|(layer, pair)| layout.affine(&format!("layers.{layer}"), vec![pair[1], pair[0]])).collect();

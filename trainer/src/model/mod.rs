@@ -22,7 +22,7 @@ pub use rate::{Course, Rate};
 
 use std::ops::Range;
 
-use affine::Layout;
+use affine::TensorLayout;
 pub(crate) use pointwise::add;
 
 /// What the trainer needs to know of a model.
@@ -108,7 +108,7 @@ pub struct Tensor {
 impl Tensor {
     /// Tensors of these names and shapes, one after the other. Those of more than one dimension decay.
     pub fn sequence<'a>(pieces: impl IntoIterator<Item = (&'a str, Vec<usize>)>) -> Vec<Tensor> {
-        let mut layout = Layout::default();
+        let mut layout = TensorLayout::default();
         for (name, shape) in pieces {
             layout.push(name.to_owned(), shape);
         }

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 pub use pass::Tokens;
 
-use super::affine::{Affine, Layout};
+use super::affine::{Affine, TensorLayout};
 use super::{Model, Tensor};
 use crate::random;
 
@@ -80,7 +80,7 @@ impl Gpt {
     /// When [`Size::refusal`] has a reason.
     pub fn new(size: Size) -> Gpt {
         assert_eq!(size.refusal(), None, "such a network cannot be");
-        let (mut layout, width) = (Layout::default(), size.width);
+        let (mut layout, width) = (TensorLayout::default(), size.width);
         let tokens = layout.push("transformer.wte.weight".into(), vec![size.vocabulary, width]);
         let positions = layout.push("transformer.wpe.weight".into(), vec![size.context, width]);
         let blocks = (0..size.layers).map(|layer| {
