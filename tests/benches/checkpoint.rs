@@ -180,7 +180,9 @@ impl Training {
     fn save(&self, writer: &Writer) -> Result<f64> {
         let snapshot = snapshot(self.step, &self.entries, &self.flat);
         let begun = Instant::now();
-        let offer = writer.offer(&snapshot);
+        let mut reserved = writer.reserve(true).context("the writer has no room")?;
+        reserved.slot.fill(&snapshot);
+        let offer = writer.take_in(reserved);
         let took = begun.elapsed().as_secs_f64() * 1e3;
         ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
         Ok(took)

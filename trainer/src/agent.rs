@@ -70,8 +70,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects, registers, and returns this worker's place. One that was started ahead of its round waits for it, for as
-    /// long as that takes.
+    /// Connects, registers, and returns this worker's assignment. A worker that was started ahead of its round waits for
+    /// it without a limit.
     pub fn register(path: &Path, environment: &Environment, stop: &Stop) -> Result<(Agent, Assignment), AgentError> {
         let connect = || {
             let socket = UnixStream::connect(path)?;
@@ -91,12 +91,12 @@ impl Agent {
                 None if environment.warm_up => {}
                 None => return Err(AgentError::Silent),
                 Some(ToWorker::Error { message, .. }) => return Err(AgentError::Refused(message)),
-                Some(ToWorker::Welcome(place)) => {
+                Some(ToWorker::Welcome(assignment)) => {
                     let told = (environment.round, environment.rank, environment.world_size);
-                    if environment.warm_up || (place.round, place.rank, place.world_size) == told {
-                        return Ok((agent, place));
+                    if environment.warm_up || (assignment.round, assignment.rank, assignment.world_size) == told {
+                        return Ok((agent, assignment));
                     }
-                    return Err(AgentError::Disagrees(Box::new(place), Box::new(environment.clone())));
+                    return Err(AgentError::Disagrees(Box::new(assignment), Box::new(environment.clone())));
                 }
                 Some(_) => {}
             }

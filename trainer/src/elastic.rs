@@ -151,8 +151,8 @@ impl<'a> Elastic<'a> {
             }
         };
         let result = ready
-            .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready))
-            .and_then(|trainer| trainer.rescued_by(rescue).train(out));
+            .map(|ready| Trainer::new(&settings, &environment, assignment, &mut agent, &stop, ready, rescue))
+            .and_then(|trainer| trainer.train(out));
         if let (Err(error), Some(agent)) = (&result, &mut agent)
             && !matches!(error, TrainError::Stopped)
         {

@@ -7,6 +7,7 @@
 //! ```
 
 mod account;
+mod agent_memory;
 mod error;
 mod loading;
 pub mod plot;
@@ -46,8 +47,9 @@ use crate::engine::{Engine, EngineError, Ranks, Reduced, Step, Transport};
 use crate::model::{AdamW, Model};
 use crate::settings::{Environment, Settings};
 use account::Account;
+use agent_memory::AgentMemory;
 use plot::Point;
-use report::{Output, Report};
+use report::{Printer, ProgressLine};
 use saving::Saving;
 use snapshot_copy::BackgroundCopy;
 use trace::{Event, Trace};
@@ -77,30 +79,26 @@ pub(crate) struct Trainer<'a, M: Model> {
     engine: Box<dyn Engine<M> + 'a>,
     /// Its numbers may be behind the engine's.
     state: State,
-    /// Whether `state` is one that training has reached: not room for one, and not one that has come by halves.
+    /// Whether `state` is one that training has reached, and not mere room for one, or half of one from a peer.
     held: bool,
     /// How its last step was done, if one was.
     last: Option<LastStep>,
-    /// Whether `state` is what a worker that was here before has left, and no live worker's.
+    /// Whether `state` was found in the agent's memory, where a worker that is dead has left it.
     rescued: bool,
-    /// Where this worker is on its node.
+    /// `LOCAL_RANK`.
     local_rank: u32,
-    /// What the agent keeps copies of the state in, once it was asked; or, on rank 0, memory of its own for them.
+    /// Room for copies of the state, in the agent's memory once it was asked for that; else, on rank 0, in its own.
     slots: Option<SnapshotSlots>,
-    asked_for_memory: bool,
-    /// What was left there was taken up, or there was nothing.
-    looked_for_memory: bool,
-    /// This round's snapshots are not kept there.
-    gives_back: bool,
+    agent_memory: AgentMemory,
     /// The beginning of a command line that saves what is there; `--dir` follows.
     rescue: Vec<String>,
     /// The last step that was copied.
     copied: u64,
-    /// A copy is due since one before took longer than to the next.
+    /// A copy is due at once: the last one was under way when it was due.
     copy_soon: bool,
     /// The next copy goes to disk, whichever step it is of.
     save_soon: bool,
-    /// A copy that takes no part in steps. It ends with the round.
+    /// A copy that is made beside steps. It ends with the round.
     background_copy: Option<BackgroundCopy>,
     /// In the present round.
     place: Place,
@@ -120,7 +118,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     saving: Option<Saving>,
     trace: Option<Trace>,
     account: Account,
-    /// Each step once, as it was done last; kept for a picture alone.
+    /// Each step once, as it was done last. They are kept only if a picture is wanted.
     seen: Vec<Point>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
@@ -151,6 +149,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         agent: &'a mut Option<Agent>,
         stop: &'a Stop,
         ready: Ready<'a, M>,
+        rescue: Vec<String>,
     ) -> Trainer<'a, M> {
         let Ready { model, data, engine } = ready;
         let samples = data.samples();
@@ -178,10 +177,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             rescued: false,
             local_rank: environment.local_rank,
             slots: None,
-            asked_for_memory: false,
-            looked_for_memory: false,
-            gives_back: false,
-            rescue: Vec::new(),
+            agent_memory: AgentMemory::Unasked,
+            rescue,
             copied: 0,
             copy_soon: false,
             save_soon: false,
@@ -200,14 +197,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    /// The same, with a command line that saves what is in the agent's memory, up to `--dir`.
-    pub(crate) fn rescued_by(self, rescue: Vec<String>) -> Self {
-        Trainer { rescue, ..self }
-    }
-
     /// Goes from round to round.
     pub(crate) fn train(mut self, out: &mut dyn Write) -> Result<Outcome, TrainError> {
-        let mut out = Output::new(out);
+        let mut out = Printer::new(out);
         loop {
             let ended = self.round(&mut out);
             let next = match ended.map_err(|error| self.with_record(error)) {
@@ -231,7 +223,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Takes part in a round.
-    fn round(&mut self, out: &mut Output<'_>) -> Result<Ended, TrainError> {
+    fn round(&mut self, out: &mut Printer<'_>) -> Result<Ended, TrainError> {
         let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
         let mut group = group.recorded_by(&self.recorder);
         let ended = loop {
@@ -247,7 +239,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// From making ready for sums to the end. None where all ranks have to begin anew with that, in the same round.
-    fn turn(&mut self, group: &mut Group, out: &mut Output<'_>) -> Result<Option<Ended>, TrainError> {
+    fn turn(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
         self.engine.join(group)?;
         self.agree(group)?;
         self.give_memory_back()?;
@@ -264,12 +256,12 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    fn steps(&mut self, group: &mut Group, out: &mut Output<'_>) -> Result<Option<Ended>, TrainError> {
+    fn steps(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
         let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
         let total = self.schedule.total_steps();
         let rate = self.settings.rate(total);
-        let mut report = Report::new(self.state.step, self.schedule, self.data, world_size);
+        let mut progress = ProgressLine::new(self.state.step, self.schedule, self.data, world_size);
         let mut drain_known = false;
         let round = self.place.round;
         let Transport { name: collectives, nccl_failures } = self.engine.transport();
@@ -334,8 +326,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             if votes & COMPARE != 0 {
                 self.share(group, step, &vec![true; world_size as usize])?;
             }
-            if rank == 0 && report.is_due() {
-                report.print(out, step, loss);
+            if rank == 0 && progress.is_due() {
+                progress.print(out, step, loss);
             }
             // All ranks learn in the same step that a round is forming, too: this is the boundary.
             if votes & QUIESCE != 0 {
@@ -354,7 +346,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     /// Ends a run whose steps are done.
-    fn finish(mut self, out: &mut Output<'_>) -> Result<Outcome, TrainError> {
+    fn finish(mut self, out: &mut Printer<'_>) -> Result<Outcome, TrainError> {
         let step = self.state.step;
         let stop = self.stop;
         self.save_last(FINISH_TIME, stop).map_err(|cause| {

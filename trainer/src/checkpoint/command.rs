@@ -367,14 +367,14 @@ fn export(
     let about = json!({"format": "pt", "job": loaded.manifest.job, "step": loaded.manifest.step.to_string()});
     let mut contents = tensors::header(&chosen, Some(about));
     contents.append(&mut data);
-    let place = |file: &Path| {
+    let write = |file: &Path| {
         let parent = file.parent().unwrap_or(Path::new("/"));
         let mut disk = Checkpoints::new(Host, parent);
-        disk.place(file, &contents)?;
+        disk.write_file(file, &contents)?;
         Host.sync_folder(parent)
     };
     let absolute = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
-    place(&absolute).map_err(|cause| CommandError::Unwritable { file: file.to_owned(), cause })?;
+    write(&absolute).map_err(|cause| CommandError::Unwritable { file: file.to_owned(), cause })?;
     let (count, size) = (chosen.len(), bytes(contents.len() as u64));
     Ok(writeln!(out, "step {}: {count} tensors, {size}, in {}", name.step, file.display())?)
 }

@@ -177,7 +177,7 @@ fn a_name_that_another_file_has_is_no_lost_answer() {
     let mut checkpoints = open(FaultyDisk::default());
     checkpoints.prepare().unwrap();
     let path = Path::new("/ckpt/committed");
-    checkpoints.place(path, b"step-00000003-r1").unwrap();
+    checkpoints.write_file(path, b"step-00000003-r1").unwrap();
     for other in [&b"step-00000006-r1"[..], b"longer than what is there"] {
         let renamed = checkpoints.rename(Path::new("/ckpt/none"), path, other);
         assert_eq!(renamed.unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -1,5 +1,4 @@
-//! Disks that fail as disks do: power that goes, no room, errors at any call, lies, and silence. Not the tests that use
-//! them.
+//! Disks that fail as disks do: power that goes, no room, errors at any call, lies, and silence.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

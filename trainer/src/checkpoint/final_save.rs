@@ -1,5 +1,4 @@
-//! Saving what an ended worker has left in memory, by a process that knows nothing of its run but what lies there. Not for
-//! going on from it: that is a worker's, with [`super::snapshot_slots`].
+//! Saving what an ended worker has left in memory, by a process that knows nothing of the run but what is there.
 
 use std::io;
 use std::os::fd::AsFd;

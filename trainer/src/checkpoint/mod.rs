@@ -1,5 +1,5 @@
-//! Saving the state so that a crash at any moment leaves the last good checkpoint, and loading one that is whole. Not
-//! for deciding when to save, nor for committing: that is the agent's transaction.
+//! Saving the state so that a crash at any moment leaves the last good checkpoint, and loading one that is whole.
+//! When to save is decided in `train/saving.rs`; to commit is the agent's transaction.
 //!
 //! ```text
 //! <folder>/step-00000120-r3/rank0-of-1.safetensors    the flat state; PyTorch's safetensors can read it
@@ -71,8 +71,8 @@ fn are_finite(state: &[u8]) -> bool {
     state.chunks_exact(size_of::<f32>()).all(|bytes| bytes.try_into().is_ok_and(|b| f32::from_ne_bytes(b).is_finite()))
 }
 
-/// What is not there any more is removed: another was quicker, or a file system over a network has done it, lost its
-/// answer, and was asked again.
+/// Takes a removal that finds nothing for a success: somebody else was quicker, or a file system over a network removed
+/// the file, lost its answer, and was asked again.
 fn removed(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -123,7 +123,7 @@ pub struct SavingJob {
     /// The job: what another one wrote is not overwritten or removed.
     pub job: String,
     /// It saves beside another job's checkpoints too: it has no agent that tells what it has committed, so that it
-    /// resumes from the newest in the folder, whose ever that is.
+    /// resumes from the newest in the folder, whichever job wrote that.
     pub beside_others: bool,
 }
 
@@ -134,7 +134,7 @@ impl<D: Disk> Checkpoints<D> {
         Checkpoints { disk, folder, owner: None }
     }
 
-    /// The same, for a job that saves there. (Without one all in it may be removed: that is for people.)
+    /// The same, for a job that saves there. Without a job, as when a person runs a command, all in it may be removed.
     pub fn owned_by(self, owner: SavingJob) -> Checkpoints<D> {
         Checkpoints { owner: Some(owner), ..self }
     }
@@ -166,7 +166,8 @@ impl<D: Disk> Checkpoints<D> {
         }
     }
 
-    /// Makes the folder its job's, or says whose it is. Folders of earlier versions are theirs whose checkpoints they hold.
+    /// Makes the folder its job's, or says whose it is. A folder of an earlier version of this program names no job: it is
+    /// the job's whose checkpoints it holds.
     fn claim(&mut self) -> io::Result<Option<String>> {
         let Some(SavingJob { job, .. }) = self.owner.clone() else { return Ok(None) };
         let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);
@@ -182,7 +183,7 @@ impl<D: Disk> Checkpoints<D> {
         match self.disk.write_new(&path, word.as_bytes()) {
             // Another was quicker; or a crash cut the word short.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match self.claimed() {
-                None => self.place(&path, word.as_bytes()).map(|()| None),
+                None => self.write_file(&path, word.as_bytes()).map(|()| None),
                 claimed => Ok(another(claimed)),
             },
             result => result.map(|()| None),
@@ -212,7 +213,7 @@ impl<D: Disk> Checkpoints<D> {
     /// Creates the folder so that a crash does not take it, and what will be in it, away again.
     fn create(&mut self) -> io::Result<()> {
         if let Err(error) = self.disk.create_folder(&self.folder) {
-            // It may be there all the same: the next attempt would find it, and trust it.
+            // It may be there all the same, and not be durable. The next attempt would find it and trust it.
             let _ = self.disk.remove_folder(&self.folder);
             return Err(error);
         }
@@ -248,12 +249,12 @@ impl<D: Disk> Checkpoints<D> {
         slot.check_finite()?;
         self.check_own(folder)?;
         match self.discard(folder) {
-            // Someone whose share is not wanted any more was quicker: it is in nobody's way.
+            // Somebody has written a share that is not wanted any more. It does no harm.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             result => result?,
         }
         self.disk.create_folder(folder)?;
-        self.place(&folder.join(DATA), slot.file.bytes())?;
+        self.write_file(&folder.join(DATA), slot.file.bytes())?;
         self.seal(folder, slot)
     }
 
@@ -271,7 +272,7 @@ impl<D: Disk> Checkpoints<D> {
     fn seal(&mut self, folder: &Path, slot: &Slot) -> io::Result<Checkpoint> {
         let manifest = slot.about.encode();
         let path = folder.join(MANIFEST);
-        self.place(&path, &manifest)?;
+        self.write_file(&path, &manifest)?;
         self.disk.sync_folder(folder)?;
         self.disk.sync_folder(&self.folder)?;
         let path = path.to_string_lossy().into_owned();
@@ -279,7 +280,7 @@ impl<D: Disk> Checkpoints<D> {
     }
 
     /// Writes a file so that its name never stands for half of it.
-    fn place(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fn write_file(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(TEMPORARY);
         let temporary = PathBuf::from(temporary);
@@ -291,8 +292,8 @@ impl<D: Disk> Checkpoints<D> {
         self.rename(&temporary, path, bytes)
     }
 
-    /// Gives a file its name. A file system over a network may do so, lose its answer, and tell the second request that
-    /// no such file is there: then it is enough that these bytes have the name.
+    /// Gives a file its name. A file system over a network may rename it, lose its answer, and say to the second request
+    /// that there is no such file. Then it is a success if the file of the new name has these bytes.
     fn rename(&mut self, from: &Path, to: &Path, bytes: &[u8]) -> io::Result<()> {
         match self.disk.rename(from, to) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.holds(to, bytes) => Ok(()),
@@ -322,19 +323,12 @@ impl<D: Disk> Checkpoints<D> {
         expected: Option<&str>,
         on_read: &(impl Fn(u64) + Sync),
     ) -> Result<Loaded, CheckpointError> {
-        let read = || {
-            let manifest = self.manifest(path, expected)?;
-            let mut state = room(manifest.state_bytes)?;
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut state);
-            pages::in_large_pages(bytes);
-            let flaws = self.check(path, &manifest, |place, piece| {
-                bytes[place as usize..place as usize + piece.len()].copy_from_slice(piece);
-                on_read(piece.len() as u64);
-            });
-            let flaws = flaws.map_err(|error| error.to_string())?;
-            flaws.first().map_or(Ok(Loaded { manifest, state }), |flaw| Err(flaw.to_string()))
-        };
-        read().map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
+        let manifest = self.about(path, expected)?;
+        let room = room(manifest.state_bytes);
+        let mut state = room.map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })?;
+        pages::in_large_pages(bytemuck::cast_slice_mut(&mut state));
+        self.load_share(path, &manifest, (0, 1), &mut state, on_read)?;
+        Ok(Loaded { manifest, state })
     }
 
     /// What the checkpoint whose manifest lies at `path` says of itself. Its files are there in their full length, and not
@@ -393,7 +387,7 @@ impl<D: Disk> Checkpoints<D> {
     /// Leaves word of a commit that is confirmed, for whoever tidies up by hand.
     pub fn note_commit(&mut self, committed: &Checkpoint) -> io::Result<()> {
         let name = Name { step: committed.step, round: committed.round };
-        self.place(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())
+        self.write_file(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())
     }
 
     /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the fact.

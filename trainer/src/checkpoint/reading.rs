@@ -1,5 +1,5 @@
-//! Reading what a manifest lists, and comparing every checksum: one thread reads, another checks what was read, so that
-//! a disk need not wait for either.
+//! Reading what a manifest lists, and comparing every checksum. One thread reads while another checks what was read, so
+//! that the disk does not wait for checksums.
 
 use std::io;
 use std::ops::Range;
@@ -34,12 +34,12 @@ impl Chunk<'_> {
         Flaw { file: extent.file.clone(), chunk: Some(*number), cause: format!("bytes {start} to {end} {cause}") }
     }
 
-    /// Where what of it is state begins there.
-    fn place(&self) -> u64 {
+    /// Where its part of the flat state begins.
+    fn state_offset(&self) -> u64 {
         self.extent.offset + self.start.saturating_sub(self.extent.file_offset).min(self.extent.len)
     }
 
-    /// Compares its checksum, and gives what of it is state to `take`, with its place there.
+    /// Compares its checksum, and gives its part of the flat state to `take`, with the offset there.
     fn check(&self, bytes: &[u8], take: &mut impl FnMut(u64, &[u8])) -> Option<Flaw> {
         let found = hex(crc32c::crc32c(bytes));
         if found != *self.expected {
@@ -68,13 +68,13 @@ fn chunks(manifest: &Manifest) -> impl Iterator<Item = Chunk<'_>> {
 fn share(manifest: &Manifest, index: usize, count: usize) -> (Range<usize>, Range<u64>) {
     let all = chunks(manifest).count();
     let bound = |index: usize| all * index / count;
-    let place = |chunk: usize| chunks(manifest).nth(chunk).map_or(manifest.state_bytes, |chunk| chunk.place());
-    (bound(index)..bound(index + 1), place(bound(index))..place(bound(index + 1)))
+    let offset = |chunk: usize| chunks(manifest).nth(chunk).map_or(manifest.state_bytes, |chunk| chunk.state_offset());
+    (bound(index)..bound(index + 1), offset(bound(index))..offset(bound(index + 1)))
 }
 
 impl<D: Disk> Checkpoints<D> {
-    /// Reads all files of a checkpoint and says what is wrong with them. What is right goes to `take`, with its place in
-    /// the flat state.
+    /// Reads all files of a checkpoint and says what is wrong with them. Chunks that are right go to `take`, with their
+    /// offset in the flat state.
     pub(super) fn check(
         &self,
         path: &Path,

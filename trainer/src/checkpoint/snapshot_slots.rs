@@ -1,7 +1,7 @@
-//! The two slots that snapshots are copied to, and whose turn it is: the older one's, so that the newest whole snapshot
-//! is never the one that is overwritten.
+//! The two slots that snapshots are copied to, and which one is filled next: the older one, so that the newest whole
+//! snapshot is never overwritten.
 //!
-//! In memory of the agent's they outlive this process: one that takes its place on the node goes on from there.
+//! In the agent's memory they outlive this process. A later process on the node goes on from there.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Idle {
     idle: Vec<Slot>,
-    /// SnapshotSlots whose memory is there.
+    /// How many slots have their memory.
     ready: usize,
 }
 
@@ -55,26 +55,26 @@ impl Layout {
 }
 
 impl SnapshotSlots {
-    /// SnapshotSlots that end with this process. Their memory is made ready by a thread.
+    /// Slots that end with this process. A thread makes their memory ready.
     pub fn own(layout: &Layout) -> io::Result<SnapshotSlots> {
         let mapping = Arc::new(Mapping::own(SLOTS * layout.slot_bytes())?);
         SnapshotSlots::make_ready((0..SLOTS).map(|number| Slot::at(&mapping, layout, number)).collect(), false)
     }
 
-    /// SnapshotSlots in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
-    /// that is left in it.
+    /// Slots in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run that
+    /// is left in it.
     pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(SnapshotSlots, Option<Rescued>)> {
         let (slots, newest) = SnapshotSlots::left(layout, file)?;
         Ok((SnapshotSlots::make_ready(slots, true)?, newest))
     }
 
-    /// That snapshot alone, for whoever keeps none there.
+    /// That snapshot alone, for a worker that keeps no snapshots there.
     pub fn look(layout: &Layout, file: impl AsFd) -> io::Result<Option<Rescued>> {
         Ok(SnapshotSlots::left(layout, file)?.1)
     }
 
     fn left(layout: &Layout, file: impl AsFd) -> io::Result<(Vec<Slot>, Option<Rescued>)> {
-        // To touch what lies behind its end would be death.
+        // To touch mapped memory behind a file's end kills the process (SIGBUS).
         if (rustix::fs::fstat(&file)?.st_size as u64) < layout.bytes() {
             return Err(io::Error::other("the file is shorter than it should be"));
         }

@@ -1,18 +1,18 @@
-//! A thread that writes checkpoints while training goes on, and all that touches their folder on the way. Not for what a
-//! durable checkpoint is good for: that is [`crate::train::saving`]'s.
+//! A thread that writes checkpoints while training goes on, and all that touches their folder on the way. What
+//! becomes of a durable checkpoint is decided in [`crate::train::saving`].
 //!
 //! ```text
 //!    training                  two slots                       the thread
-//!    offer ─── copy ──▶ idle ──────────────▶ queued ──▶ being written ──▶ idle
+//!    reserve ─ copy ──▶ idle ──────────────▶ queued ──▶ being written ──▶ idle
 //!    ended ◀──────────────────────────────────────────── durable, or why not
 //! ```
 //!
 //! A slot whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
 //! checkpoint is completed, or all of it written. (On other nodes than rank 0's it is idle again at once.)
 //!
-//! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot is offered, that one waits in
-//! the second slot; a third takes the place of the second, which is older and nobody has begun with. So memory is
-//! bounded, what is written next is always the newest, and a file system that hangs costs checkpoints but no step.
+//! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot comes, that one waits in the
+//! second slot. A third snapshot overwrites the second one, which is older, and whose write has not begun. So memory is
+//! bounded, the newest snapshot is always written next, and a file system that hangs costs checkpoints but no step.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -25,11 +25,11 @@ use tracing::info;
 use super::disk::Disk;
 use super::retention::Retention;
 use super::sharded_write::{EndedShare, Share};
-use super::snapshot::{Slot, Snapshot};
+use super::snapshot::Slot;
 use super::snapshot_slots::SnapshotSlots;
 use super::{CheckpointError, Checkpoints};
 
-/// What has become of an offer.
+/// What becomes of a slot that was filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     /// It will be written.
@@ -38,8 +38,6 @@ pub enum Offer {
     Overtook(u64),
     /// It is in memory, and will not be written.
     Kept,
-    /// There is no room: the slots' memory is not there yet, or a disk hangs.
-    NoRoom,
 }
 
 /// What becomes of a slot on its way to disk.
@@ -73,7 +71,7 @@ struct Queue {
     prune: Option<Checkpoint>,
     pruning: bool,
     ended: VecDeque<Result<Checkpoint, CheckpointError>>,
-    /// Nobody offers any more.
+    /// The owner is gone.
     closed: bool,
 }
 
@@ -94,9 +92,9 @@ impl ReservedSlot {
         ReservedSlot { slot, mode: None, overtaken: None }
     }
 
-    /// The same room, of which a share is to be written.
-    pub fn to_share(self, share: Share) -> ReservedSlot {
-        ReservedSlot { mode: Some(WriteMode::Share(share)), ..self }
+    /// One of which a share is to be written.
+    pub fn for_share(slot: Slot, share: Share) -> ReservedSlot {
+        ReservedSlot { slot, mode: Some(WriteMode::Share(share)), overtaken: None }
     }
 
     /// Whether a share is to be written.
@@ -189,19 +187,13 @@ impl Writer {
         &self.folder
     }
 
-    /// Copies a snapshot, to be written as soon as the disk is done with the one before.
-    pub fn offer(&self, snapshot: &Snapshot<'_>) -> Offer {
-        let Some(mut reserved) = self.reserve(true) else { return Offer::NoRoom };
-        reserved.slot.fill(snapshot);
-        self.take_in(reserved)
-    }
-
-    /// A slot to copy a snapshot to. The thread has nothing to do with it until it is [taken in](Self::take_in).
+    /// A slot to copy a snapshot to, unless the slots' memory is not there yet, or a disk hangs. The thread has nothing to
+    /// do with it until it is [taken in](Self::take_in); it is written as soon as the disk is done with the one before.
     pub fn reserve(&self, write: bool) -> Option<ReservedSlot> {
         if let Some(slot) = self.slots.take() {
             return Some(ReservedSlot { slot, mode: write.then_some(WriteMode::Whole), overtaken: None });
         }
-        // What waits for the disk is written all the same, only newer.
+        // No slot is idle. The snapshot that waits for the disk gives way to a newer one.
         let slot = self.shared.lock().queued.take()?;
         let overtaken = Some(slot.step());
         Some(ReservedSlot { slot, mode: Some(WriteMode::Whole), overtaken })
@@ -215,7 +207,7 @@ impl Writer {
             return Offer::Kept;
         };
         if mode != WriteMode::Whole {
-            // One that an earlier round has left to be done is superfluous.
+            // A share that an earlier round has left unwritten is superfluous.
             let older = self.shared.change(|queue| queue.sharing.replace((slot, mode)));
             older.into_iter().for_each(|(older, _)| self.slots.put(older));
             return Offer::Taken;
@@ -318,7 +310,7 @@ impl Queue {
         slots && self.writing.is_none() && self.prune.is_none() && !self.pruning
     }
 
-    /// What to do next. ReservedSlot is made before more is written.
+    /// What to do next. Old checkpoints are removed before more is written: that makes room on the disk.
     fn next(&mut self) -> Option<Action> {
         if self.closed {
             return Some(Action::End);

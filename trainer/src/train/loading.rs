@@ -41,7 +41,7 @@ enum Found {
 }
 
 /// Bytes that have been read so far.
-type Progress = Arc<AtomicU64>;
+type BytesRead = Arc<AtomicU64>;
 
 impl<M: Model> Trainer<'_, M> {
     /// Nobody holds a state: that of the checkpoint is everybody's, or the first one.
@@ -52,7 +52,7 @@ impl<M: Model> Trainer<'_, M> {
             return Err(TrainError::Unusable(format!("it makes {made} first parameters in place of {parameters}")));
         }
         self.state = State::new(first);
-        if !matches!(self.assignment.as_ref().map(|place| &place.checkpoint), Some(None)) {
+        if !matches!(self.assignment.as_ref().map(|it| &it.checkpoint), Some(None)) {
             self.load(group)?;
         }
         self.engine.take(&self.state)?;
@@ -64,7 +64,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Takes in the checkpoint to begin with, if there is one. With an agent only the committed one will do; without,
     /// rank 0's newest whole one.
     fn load(&mut self, group: &mut Group) -> Result<(), TrainError> {
-        let committed = self.assignment.as_ref().and_then(|place| place.checkpoint.clone());
+        let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.clone());
         let folder = self.settings.checkpoint_dir.clone().filter(|_| self.place.rank == 0);
         let wanted = committed.clone();
         let (found, all) = read(group, move |progress| find(wanted.as_ref(), folder.as_deref(), progress))?;
@@ -106,14 +106,14 @@ impl<M: Model> Trainer<'_, M> {
                     });
                     let read = read.and_then(|(read, _)| read.map_err(failed(step)));
                     (part, self.state.flat) = read.inspect_err(|_| {
-                        // What another round brings may need the room.
+                        // A state that comes in another round needs the room.
                         self.state = State::room(self.model.parameters());
                     })?;
                 }
                 (Found::Committed(..), None) => {}
             }
         } else if committed.is_some() {
-            // It takes part in the others' telling.
+            // The others tell each other that they read, and every rank must take part in that.
             read(group, |_| Ok(()))?.0.map_err(failed(0))?;
         }
         self.take_shares(group, step, part.start as usize..part.end as usize)
@@ -148,10 +148,10 @@ impl<M: Model> Trainer<'_, M> {
 /// nothing for as long as peers are waited for has failed.
 fn read<T: Send + 'static>(
     group: &mut Group,
-    work: impl FnOnce(&Progress) -> Result<T, CheckpointError> + Send + 'static,
+    work: impl FnOnce(&BytesRead) -> Result<T, CheckpointError> + Send + 'static,
 ) -> Result<(Result<T, CheckpointError>, Vec<u64>), TrainError> {
     let (told, tells) = channel();
-    let progress = Progress::default();
+    let progress = BytesRead::default();
     let of_thread = progress.clone();
     let thread = thread::Builder::new().name("loading".into());
     // Nobody may be left to hear it.
@@ -186,7 +186,7 @@ fn read<T: Send + 'static>(
     }
 }
 
-fn note(progress: &Progress, bytes: u64) {
+fn note(progress: &BytesRead, bytes: u64) {
     progress.fetch_add(bytes, Ordering::Relaxed);
 }
 
@@ -204,7 +204,7 @@ fn hear<T>(tells: &Receiver<Result<T, CheckpointError>>, time: Duration) -> Opti
 fn find(
     committed: Option<&Checkpoint>,
     folder: Option<&Path>,
-    progress: &Progress,
+    progress: &BytesRead,
 ) -> Result<Option<Found>, CheckpointError> {
     let Some(committed) = committed else {
         let newest =
@@ -224,7 +224,7 @@ mod tests {
 
     /// Two ranks, of which rank 0 reads: what both come to.
     fn by_two(
-        reads: impl Fn(&Progress) -> Result<u8, CheckpointError> + Copy + Send + 'static,
+        reads: impl Fn(&BytesRead) -> Result<u8, CheckpointError> + Copy + Send + 'static,
     ) -> Vec<(bool, Vec<u64>)> {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let rank = move |rank| {
@@ -233,7 +233,7 @@ mod tests {
             let place = Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
             let patience = Patience { form: Duration::from_secs(20), operation: PATIENCE };
             let mut group = Group::form(&place, patience, Stop::default()).unwrap();
-            let work = move |progress: &Progress| if rank == 0 { reads(progress) } else { Ok(0) };
+            let work = move |progress: &BytesRead| if rank == 0 { reads(progress) } else { Ok(0) };
             let (read, all) = read(&mut group, work).unwrap();
             group.leave();
             (read.is_ok(), all)
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn reading_may_take_longer_than_peers_are_waited_for() {
         // A disk that gives a byte now and then
-        let slow = |progress: &Progress| {
+        let slow = |progress: &BytesRead| {
             for _ in 0..20 {
                 thread::sleep(PATIENCE / 8);
                 note(progress, 1);
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_gives_nothing_is_given_up() {
-        let hangs = |_: &Progress| {
+        let hangs = |_: &BytesRead| {
             thread::sleep(100 * PATIENCE);
             Ok(0)
         };

@@ -12,11 +12,11 @@ use crate::data::{Data, Schedule, Unit};
 const REPORT_TIME: Duration = Duration::from_secs(1);
 
 /// Where the lines go, for as long as somebody takes them: that nobody does ends no training.
-pub(super) struct Output<'a>(Option<&'a mut dyn Write>);
+pub(super) struct Printer<'a>(Option<&'a mut dyn Write>);
 
-impl<'a> Output<'a> {
-    pub(super) fn new(out: &'a mut dyn Write) -> Output<'a> {
-        Output(Some(out))
+impl<'a> Printer<'a> {
+    pub(super) fn new(out: &'a mut dyn Write) -> Printer<'a> {
+        Printer(Some(out))
     }
 
     pub(super) fn line(&mut self, line: fmt::Arguments<'_>) {
@@ -29,7 +29,7 @@ impl<'a> Output<'a> {
 }
 
 /// How a run stands and how fast a round goes.
-pub(super) struct Report {
+pub(super) struct ProgressLine {
     schedule: Schedule,
     unit: Unit,
     reachable: String,
@@ -39,26 +39,26 @@ pub(super) struct Report {
     last: Instant,
 }
 
-impl Report {
+impl ProgressLine {
     /// Of a round with so many workers, which begins after `step` steps.
-    pub(super) fn new<B>(step: u64, schedule: Schedule, data: &dyn Data<Batch = B>, world_size: u32) -> Report {
+    pub(super) fn new<B>(step: u64, schedule: Schedule, data: &dyn Data<Batch = B>, world_size: u32) -> ProgressLine {
         let now = Instant::now();
         let reachable = data.reachable_loss().map_or(String::new(), |loss| format!(" ({loss:.4} is reachable)"));
-        Report { schedule, unit: data.unit(), reachable, world_size, started: now, first_step: step, last: now }
+        ProgressLine { schedule, unit: data.unit(), reachable, world_size, started: now, first_step: step, last: now }
     }
 
     pub(super) fn is_due(&self) -> bool {
         self.last.elapsed() >= REPORT_TIME
     }
 
-    pub(super) fn print(&mut self, out: &mut Output<'_>, step: u64, loss: f32) {
+    pub(super) fn print(&mut self, out: &mut Printer<'_>, step: u64, loss: f32) {
         self.last = Instant::now();
         out.line(format_args!("{}", self.line(step, loss, self.last - self.started)));
     }
 
     /// After `took` in this round.
     fn line(&self, step: u64, loss: f32, took: Duration) -> String {
-        let Report { schedule, unit, reachable, world_size, .. } = self;
+        let ProgressLine { schedule, unit, reachable, world_size, .. } = self;
         let (total, per_epoch) = (schedule.total_steps(), schedule.steps_per_epoch());
         let rate = (step - self.first_step) as f64 / took.as_secs_f64();
         let units = rate * (schedule.samples * unit.of_a_sample) as f64 / per_epoch as f64;
@@ -93,8 +93,8 @@ mod tests {
         // Given 100 windows of 8 tokens, 10 a step, twice; when 6 steps from the fourth on took 3 seconds
         let data = Markov::new(16, 8, 100, 0);
         let schedule = Schedule { samples: 100, batch: 10, epochs: 2 };
-        let report = Report::new(4, schedule, &data, 3);
-        let line = report.line(10, 1.5, Duration::from_secs(3));
+        let progress = ProgressLine::new(4, schedule, &data, 3);
+        let line = progress.line(10, 1.5, Duration::from_secs(3));
         // (4 + 7 · 1.75) / 8 bits are reachable.
         let wanted =
             "step 10/20  epoch 1/2  loss 1.5000 (1.4080 is reachable)  160 tokens/s  3 workers  about 5 s left";

@@ -46,8 +46,8 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Keeps what the collectives have done for whoever asks why one was given up. Not while a round forms: why that is
-    /// so, those know who form it.
+    /// Writes down what the collectives have done, for whoever asks why one was given up. Not while a round forms: then
+    /// the reason is the round's.
     pub(super) fn with_record(&self, error: TrainError) -> TrainError {
         let TrainError::Collective(cause) = error else { return error };
         if cause.is_planned() || self.stop.forming_after(self.place.round).is_some() {
@@ -86,7 +86,7 @@ impl<M: Model> Trainer<'_, M> {
                 return Err(cause.unwrap_or(TrainError::LeftAlone { round, waited }));
             }
         };
-        // A checkpoint that several write is rank 0's from here on.
+        // From here on rank 0 alone writes a checkpoint that several had begun.
         self.decide(WriteMode::Whole);
         let commits_by = Instant::now() + COMMIT_TIME;
         while self.saving.as_ref().is_some_and(Saving::is_pending) && Instant::now() < commits_by {
@@ -134,7 +134,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Comes to one state with the peers of a new group.
     pub(super) fn agree(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let begun = Instant::now();
-        let committed = self.assignment.as_ref().and_then(|place| place.checkpoint.as_ref()).map_or(0, |it| it.step);
+        let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.as_ref()).map_or(0, |it| it.step);
         self.prepare(committed)?;
         // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
@@ -152,12 +152,12 @@ impl<M: Model> Trainer<'_, M> {
         let holds: Vec<bool> = all.iter().map(|[held, ..]| *held == newest).collect();
         let only_rescued = all.iter().all(|[held, rescued, ..]| *held != newest || *rescued > 0);
         let lacking = self.share(group, step, &holds)?;
-        // Whoever writes the trace may not have been among those that did the step.
+        // The rank that writes the trace may not have done the step itself.
         if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
             self.record_step();
         }
         if only_rescued && step > committed {
-            // All workers had died, and it is nowhere else.
+            // All workers had died, and this step is in the agents' memory alone.
             self.save_soon = true;
         }
         let (round, took) = (self.place.round, begun.elapsed());
@@ -179,7 +179,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         self.begin_saving(committed)?;
         if let Some(path) = &self.settings.plot {
-            // Better known now than when the work is done.
+            // A file that cannot be written is better known now than at the end.
             let opened = OpenOptions::new().create(true).append(true).open(path);
             opened.map_err(|cause| TrainError::Plot { path: path.clone(), cause })?;
         }
@@ -244,12 +244,12 @@ impl<M: Model> Trainer<'_, M> {
             return Ok(0);
         }
         let theirs: Vec<_> = all.iter().zip(holds).filter(|(_, holds)| **holds).map(|(told, _)| *told).collect();
-        // One may have loaded what another has done, so that they may know differently how it was done.
+        // Of two ranks that hold the step, one may have loaded it. Only one that did it knows how it was done.
         let Some(&[sum, round, world_size, loss]) = theirs.iter().max_by_key(|[_, _, world_size, _]| *world_size > 0)
         else {
             return Err(TrainError::Damaged { step });
         };
-        // Until all of it is here it is no state.
+        // Until all of it is here, this rank holds no state.
         self.held = holder;
         group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;
         if checksum(&self.state) != sum {
@@ -265,11 +265,11 @@ impl<M: Model> Trainer<'_, M> {
         Ok(lacking)
     }
 
-    /// Nobody knows what is right: nothing of it is kept, not in the agent's memory either, from where the next start
-    /// would take it up again. What is committed is all there is.
+    /// Nobody knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would take it
+    /// up from there. Only what is committed is left.
     fn split(&mut self, step: u64, sums: String) -> Result<TrainError, TrainError> {
         self.held = false;
-        self.gives_back = self.asked_for_memory;
+        (self.agent_memory, _) = self.agent_memory.in_round(false, true);
         self.give_memory_back()?;
         Ok(TrainError::Split { step, sums })
     }

@@ -1,5 +1,5 @@
-//! When a saved checkpoint counts, and what happens when saving fails while training goes on. Not for how one is
-//! written: that is a thread's, [`crate::checkpoint::writer`].
+//! When a saved checkpoint counts, and what happens when saving fails while training goes on. A
+//! thread writes it: [`crate::checkpoint::writer`].
 //!
 //! Durable first, then committed by the agent, and only then may older ones go. A disk that is slow, fills up or hangs
 //! does not stop the training: the last good checkpoint stays, warnings get rarer, and the run ends with an error if its
@@ -82,7 +82,7 @@ impl Saving {
         if step <= self.newest() || !self.has_room() {
             return None;
         }
-        self.writer.slots().take().map(|slot| ReservedSlot::in_memory(slot).to_share(share))
+        self.writer.slots().take().map(|slot| ReservedSlot::for_share(slot, share))
     }
 
     /// The thread that writes.

@@ -1,5 +1,5 @@
-//! Copies of the state: to the agent's memory, which outlives this worker, and from there to disk. Not for when a
-//! checkpoint counts: that is [`crate::train::saving`]'s.
+//! Copies of the state: to the agent's memory, which outlives this worker, and from there to disk. When a
+//! checkpoint counts is decided in [`crate::train::saving`].
 //!
 //! A copy is made while the next step's gradient is computed: the state stands still until the optimizer changes it,
 //! which waits for what is not copied yet. From a GPU the numbers come to memory of their own meanwhile, and that is all
@@ -19,6 +19,7 @@ use elastic_collective::stop::Stop;
 use elastic_proto::worker::Checkpoint;
 use tracing::{info, warn};
 
+use super::agent_memory::AgentMemory;
 use super::saving::Saving;
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
@@ -87,22 +88,22 @@ pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// Asks the agent for memory that outlives this worker, and takes up what one that was here before has left there.
-    /// Without it, all goes on as well, but for what a death of all workers costs. On a node that keeps no snapshots in
-    /// this round, it is only looked for what is left.
+    /// Asks the agent for memory that outlives this worker, and takes up what an earlier worker has left there. Training
+    /// also goes on without that memory, but then resumes from a checkpoint when all workers die. On a node that keeps no
+    /// snapshots in this round, it only looks for what is left.
     pub(super) fn find_memory(&mut self) -> Result<(), TrainError> {
-        let node = self.assignment.as_ref().map_or(0, |place| place.group_rank);
+        let may_ask = self.local_rank == 0 && self.settings.snapshot_every > 0;
+        let node = self.assignment.as_ref().map_or(0, |assignment| assignment.group_rank);
         let keeps = self.settings.checkpoint_replicas.is_none_or(|nodes| node < nodes.get());
-        let begins = keeps && !self.asked_for_memory;
-        let looks = !keeps && !self.looked_for_memory && !self.held;
-        self.gives_back |= !keeps && (looks || self.asked_for_memory);
-        let asks = self.local_rank == 0 && self.settings.snapshot_every > 0 && (begins || looks);
         let folder = self.settings.checkpoint_dir.as_ref().and_then(|folder| path::absolute(folder).ok());
         let folder = folder.as_deref().and_then(Path::to_str).filter(|_| !self.rescue.is_empty());
         let layout = self.layout();
-        let Some(agent) = self.agent.as_mut().filter(|_| asks) else { return Ok(()) };
-        self.looked_for_memory = true;
-        self.asked_for_memory |= keeps;
+        let Some(agent) = self.agent.as_mut().filter(|_| may_ask) else { return Ok(()) };
+        let asks;
+        (self.agent_memory, asks) = self.agent_memory.in_round(keeps, self.held);
+        if !asks {
+            return Ok(());
+        }
         let rescue = folder.map_or(Vec::new(), |folder| {
             self.rescue.iter().cloned().chain(["--dir".to_owned(), folder.to_owned()]).collect()
         });
@@ -134,13 +135,13 @@ impl<M: Model> Trainer<'_, M> {
         Ok(())
     }
 
-    /// Gives memory back to the agent that this round's snapshots are not kept in, once the ranks have agreed on a state.
+    /// Gives the agent's memory back where this round's snapshots are not kept in it, once the ranks agree on a state.
     pub(super) fn give_memory_back(&mut self) -> Result<(), TrainError> {
-        if !std::mem::take(&mut self.gives_back) || self.local_rank > 0 {
+        if !self.agent_memory.is_to_return() {
             return Ok(());
         }
         self.slots = self.slots.take().filter(|slots| !slots.are_kept());
-        (self.asked_for_memory, self.helper) = (false, None);
+        (self.agent_memory, self.helper) = (AgentMemory::Returned, None);
         self.agent.as_mut().map_or(Ok(()), |agent| Ok(agent.forget()?))
     }
 
@@ -168,9 +169,9 @@ impl<M: Model> Trainer<'_, M> {
         self.slots = self.slots.take().filter(SnapshotSlots::are_kept);
     }
 
-    /// Where a copy of the present state is due, and there is a slot for it, the beginning of one: what is to be made
-    /// [`during`] the next gradient, unless it is made beside steps. What is to be on disk is on rank 0 alone; a disk that
-    /// fails is warned of, no error.
+    /// Begins a copy of the present state where one is due and there is a slot for it. Returns what is to be made
+    /// [`during`] the next gradient; none where the copy is made beside steps. Only rank 0 writes to disk; a disk that
+    /// fails is warned of, and is no error.
     pub(super) fn begin_copy(&mut self) -> Result<Option<Copying>, TrainError> {
         if self.background_copy.as_ref().is_some_and(|beside| beside.thread.is_finished()) {
             self.end_background_copy()?;
@@ -181,22 +182,21 @@ impl<M: Model> Trainer<'_, M> {
         }
         let due = self.sharded.is_none() && step.is_multiple_of(self.settings.checkpoint_every.get());
         let write = self.save_soon || due;
-        // While there is no place for what is to be on disk it stays due, and is not copied in vain at each step.
+        // While saving has no room the checkpoint stays due, and no copy is made in vain at each step.
         let waits = write && self.saving.as_ref().is_some_and(|saving| !saving.has_room());
         let due = due || write && !waits || self.copy_soon || every > 0 && step.is_multiple_of(every);
         if step == 0 || step == self.copied || !due {
             return Ok(None);
         }
-        // Two at once would leave none that is whole to whoever comes after a kill.
+        // Two copies at once would leave no whole snapshot after a kill.
         if self.background_copy.is_some() {
             (self.copy_soon, self.save_soon) = (true, write);
             return Ok(None);
         }
         self.copy_soon = false;
-        let slots = self.slots.as_ref().filter(|slots| slots.are_kept());
         let reserved = match &mut self.saving {
             Some(saving) => saving.reserve(step, write),
-            None => slots.and_then(SnapshotSlots::take).map(ReservedSlot::in_memory),
+            None => self.kept_slots().and_then(SnapshotSlots::take).map(ReservedSlot::in_memory),
         };
         let Some(reserved) = reserved else {
             self.save_soon |= write && self.saving.is_some();
@@ -224,7 +224,7 @@ impl<M: Model> Trainer<'_, M> {
             Some(saving) => saving.reserve_for_share(step, share),
             None => {
                 let slot = self.slots.as_ref().and_then(SnapshotSlots::take);
-                slot.map(|slot| ReservedSlot::in_memory(slot).to_share(share))
+                slot.map(|slot| ReservedSlot::for_share(slot, share))
             }
         };
         let Some(reserved) = reserved else {
@@ -275,12 +275,12 @@ impl<M: Model> Trainer<'_, M> {
     pub(super) fn offer_folder(&mut self) -> u64 {
         self.sharded = None;
         self.decide(WriteMode::Whole);
-        let nodes = self.assignment.as_ref().map_or(1, |place| place.group_world_size);
-        let of_two = self.place.rank == 0 && nodes > 1 && self.chunks() > 1 && self.keeps_snapshots();
-        self.settings.checkpoint_dir.clone().filter(|_| of_two).map_or(0, sharded_write::offer)
+        let nodes = self.assignment.as_ref().map_or(1, |assignment| assignment.group_world_size);
+        let offers = self.place.rank == 0 && nodes > 1 && self.layout().chunks() > 1 && self.kept_slots().is_some();
+        self.settings.checkpoint_dir.clone().filter(|_| offers).map_or(0, sharded_write::offer)
     }
 
-    /// Comes to know, with all ranks, which of them share rank 0's folder.
+    /// Finds out, together with all ranks, which of them share rank 0's folder.
     pub(super) fn find_writers(&mut self, group: &mut Group, nonce: u64) -> Result<(), TrainError> {
         if nonce == 0 {
             return Ok(());
@@ -288,22 +288,18 @@ impl<M: Model> Trainer<'_, M> {
         let folder = self.settings.checkpoint_dir.clone();
         let sees = |folder| sharded_write::sees(folder, nonce);
         let own = self.place.rank == 0 || self.may_help() && folder.clone().is_some_and(sees);
-        self.sharded = ShardedWrite::agree(group, nonce, own, folder, self.chunks())?;
+        self.sharded = ShardedWrite::agree(group, nonce, own, folder, self.layout().chunks())?;
         Ok(())
     }
 
-    fn chunks(&self) -> usize {
-        self.layout().chunks()
-    }
-
-    fn keeps_snapshots(&self) -> bool {
-        self.slots.as_ref().is_some_and(SnapshotSlots::are_kept)
+    /// The slots in the agent's memory.
+    fn kept_slots(&self) -> Option<&SnapshotSlots> {
+        self.slots.as_ref().filter(|slots| slots.are_kept())
     }
 
     /// Whether there is what it takes to write shares, on another rank than 0.
     fn may_help(&mut self) -> bool {
-        let slots = self.slots.as_ref().filter(|slots| slots.are_kept());
-        let (Some(folder), Some(slots)) = (&self.settings.checkpoint_dir, slots) else { return false };
+        let (Some(folder), Some(slots)) = (&self.settings.checkpoint_dir, self.kept_slots()) else { return false };
         if self.helper.is_none() {
             self.helper = Writer::helping(Checkpoints::new(Host, folder), slots.clone())
                 .inspect_err(|error| warn!(%error, "this worker writes no shares of checkpoints"))
@@ -312,7 +308,7 @@ impl<M: Model> Trainer<'_, M> {
         self.helper.is_some()
     }
 
-    /// What is to be said of checkpoints in the next step's sum.
+    /// This rank's votes on checkpoints, which go with the next step's sum.
     pub(super) fn share_vote(&mut self) -> u32 {
         let Some(sharded) = &mut self.sharded else { return 0 };
         let writer = self.saving.as_ref().map(Saving::writer).or(self.helper.as_ref());
@@ -337,7 +333,7 @@ impl<M: Model> Trainer<'_, M> {
             // Without a copy there is nothing to write: the next one is due at once.
             Next::Alone if sharded.had_no_room() => self.save_soon |= sharded.want(),
             Next::Alone => {
-                // What is decided is for the slot.
+                // The decision is about a slot that the writer has.
                 self.end_background_copy()?;
                 self.decide(WriteMode::Whole);
             }

@@ -175,7 +175,7 @@ fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() 
     // Given a step that both have written their share of
     begin(&mut saving, 1);
     with_state(1, |snapshot| {
-        let mut reserved = ReservedSlot::in_memory(peers.take().unwrap()).to_share(share(1));
+        let mut reserved = ReservedSlot::for_share(peers.take().unwrap(), share(1));
         reserved.slot.fill(snapshot);
         helper.take_in(reserved);
     });
