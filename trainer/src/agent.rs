@@ -70,8 +70,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Connects, registers, and returns this worker's assignment. A worker that was started ahead of its round waits for
-    /// it without a limit.
+    /// Connects, registers, and returns this worker's assignment. A worker that was started ahead of its round waits
+    /// for it without a limit.
     pub fn register(path: &Path, environment: &Environment, stop: &Stop) -> Result<(Agent, Assignment), AgentError> {
         let connect = || {
             let socket = UnixStream::connect(path)?;

@@ -16,8 +16,8 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 ///
 /// # A model of one's own
 ///
-/// A program defines a [`Model`], which is parameters in a flat slice and a gradient, and [`Data`], which is samples with
-/// numbers. Here a straight line is fitted to points that lie on one:
+/// A program defines a [`Model`], which is parameters in a flat slice and a gradient, and [`Data`], which is samples
+/// with numbers. Here a straight line is fitted to points that lie on one:
 ///
 /// ```
 /// use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Tensor};
@@ -111,10 +111,11 @@ impl<'a> Elastic<'a> {
         Elastic { stop, ..self }
     }
 
-    /// The words of a command line that runs [`checkpoint::command::Command::Rescue`](crate::checkpoint::command::Command)
-    /// of this very program, up to its flags: `["/bin/line", "checkpoint", "rescue"]`. An agent that ends with its job
-    /// runs it, and so saves the snapshots that it keeps in memory. Without it they end with the agent: what was not
-    /// written to [`Settings::checkpoint_dir`] by then is lost.
+    /// The words of a command line that runs
+    /// [`checkpoint::command::Command::Rescue`](crate::checkpoint::command::Command) of this very program, up to its
+    /// flags: `["/bin/line", "checkpoint", "rescue"]`. An agent that ends with its job runs it, and so saves the
+    /// snapshots that it keeps in memory. Without it they end with the agent: what was not written to
+    /// [`Settings::checkpoint_dir`] by then is lost.
     pub fn rescue(self, words: impl IntoIterator<Item = String>) -> Elastic<'a> {
         Elastic { rescue: words.into_iter().collect(), ..self }
     }

@@ -21,9 +21,9 @@ const STOPPED: u8 = 143;
 /// Elastic data-parallel training: the worker that elastic-agent starts
 ///
 /// Started by hand it trains alone. Started by elastic-agent it finds its peers by RANK, WORLD_SIZE, MASTER_ADDR and
-/// MASTER_PORT. When its group changes it keeps its process and what it has learned, and shares that with whoever comes;
-/// where nobody holds it any more, training resumes from the checkpoint that the job has committed. The result is the
-/// same, bit for bit, however many workers took part and whenever they came and went.
+/// MASTER_PORT. When its group changes it keeps its process and what it has learned, and shares that with whoever
+/// comes; where nobody holds it any more, training resumes from the checkpoint that the job has committed. The result
+/// is the same, bit for bit, however many workers took part and whenever they came and went.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100)]
 struct Arguments {
@@ -93,8 +93,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for the crates for collectives and GPUs, unless it
-/// names them.
+/// What `RUST_LOG` says; what it says of `elastic_trainer` also holds for the crates for collectives and GPUs, unless
+/// it names them.
 fn log_filter() -> EnvFilter {
     let said = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| "info".to_owned());
     let levels = said.split(',').filter_map(|part| part.strip_prefix("elastic_trainer="));

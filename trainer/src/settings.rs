@@ -56,20 +56,21 @@ pub struct Settings {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
     /// Where to compute: cpu; cuda, on the GPU whose number is LOCAL_RANK; cuda:N, on GPU N; or auto, on a GPU where
-    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind. Not yet run
-    /// on a GPU
+    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind. Not yet
+    /// run on a GPU
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
-    /// What products of matrices are computed in, on a GPU. Parameters, gradients and the optimizer's state are f32 with
-    /// either. A run must go on with the same
+    /// What products of matrices are computed in, on a GPU. Parameters, gradients and the optimizer's state are f32
+    /// with either. A run must go on with the same
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL where
-    /// every worker has one that works, else over TCP. In the fixed order the result is the same. Workers on CPUs use TCP
+    /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL
+    /// where every worker has one that works, else over TCP. In the fixed order the result is the same. Workers on CPUs
+    /// use TCP
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Collectives::Auto)]
     pub collectives: Collectives,
-    /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python environment,
-    /// or where the loader looks]
+    /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python
+    /// environment, or where the loader looks]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
     /// Make NCCL's communicator anew in each round, in place of shrinking or growing the last one. One worker that has
@@ -83,9 +84,9 @@ pub struct Settings {
     /// many workers there were at any time; or any, whichever is quickest, with other bits for every number of workers
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = SumOrder::Fixed)]
     pub sum_order: SumOrder,
-    /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is still
-    /// being computed; all of it at once with 0, and where GPUs sum over TCP. In the fixed order results do not depend on
-    /// it; all workers must have the same
+    /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is
+    /// still being computed; all of it at once with 0, and where GPUs sum over TCP. In the fixed order results do not
+    /// depend on it; all workers must have the same
     #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
     pub bucket_mb: f32,
     /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
@@ -111,8 +112,8 @@ pub struct Settings {
     /// Append a line of JSON for each step and each committed checkpoint to this file (rank 0)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Draw the loss over the steps, and where the group changed, into this SVG file when training ends (rank 0, of what
-    /// its process has seen)
+    /// Draw the loss over the steps, and where the group changed, into this SVG file when training ends (rank 0, of
+    /// what its process has seen)
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Give up on a peer that keeps a step waiting for this long; and, where a peer is lost, on a next round that does

@@ -54,14 +54,15 @@ use saving::Saving;
 use snapshot_copy::BackgroundCopy;
 use trace::{Event, Trace};
 
-/// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with it.)
+/// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with
+/// it.)
 const DRAIN: u32 = 1;
 /// The vote to quiesce after this step, since a round is forming.
 const QUIESCE: u32 = 2;
 /// The vote to compare what the ranks hold after this step, since it is to be saved.
 const COMPARE: u32 = 32;
-/// How long a leaving rank 0 waits for its last commit, and how long a finished one does: by then its peers are done,
-/// and a store that is away may still come back.
+/// How long rank 0 waits for its last commit when it leaves, and when it has finished. In the second case its peers are
+/// done, so it can wait for a store that is away.
 const LEAVE_TIME: Duration = Duration::from_secs(3);
 const FINISH_TIME: Duration = Duration::from_secs(120);
 
@@ -77,7 +78,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     order: Order,
     schedule: Schedule,
     engine: Box<dyn Engine<M> + 'a>,
-    /// Its numbers may be behind the engine's.
+    /// The engine's own copy may have newer numbers.
     state: State,
     /// Whether `state` is one that training has reached, and not mere room for one, or half of one from a peer.
     held: bool,
@@ -92,7 +93,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     agent_memory: AgentMemory,
     /// The beginning of a command line that saves what is there; `--dir` follows.
     rescue: Vec<String>,
-    /// The last step that was copied.
+    /// The last step whose state was copied.
     copied: u64,
     /// A copy is due at once: the last one was under way when it was due.
     copy_soon: bool,
@@ -106,15 +107,15 @@ pub(crate) struct Trainer<'a, M: Model> {
     assignment: Option<Assignment>,
     /// The next one.
     assigned: Option<Assignment>,
-    /// The peers that a farewell is owed to.
+    /// The group that was left well: its peers are still to be told.
     group: Option<Group>,
     /// What the groups of all rounds have done.
     recorder: Recorder,
     /// Its part in checkpoints that several nodes write in this round.
     sharded: Option<ShardedWrite>,
-    /// What writes its shares, on other ranks than 0.
+    /// What writes its shares, on ranks other than 0.
     helper: Option<Writer>,
-    /// Rank 0's.
+    /// What saves checkpoints, on rank 0.
     saving: Option<Saving>,
     trace: Option<Trace>,
     account: Account,
@@ -213,7 +214,7 @@ impl<'a, M: Model> Trainer<'a, M> {
                 Err(error) => {
                     let error = self.part(error);
                     if error.is_stuck() {
-                        // NCCL may be at all that this holds.
+                        // NCCL may still use whatever this holds.
                         std::mem::forget(self);
                     }
                     return Err(error);
@@ -231,14 +232,14 @@ impl<'a, M: Model> Trainer<'a, M> {
                 break ended;
             }
         };
-        // After any other error it is dropped without a farewell: the peers shall not wait in vain.
+        // After any other error the group is dropped, so that its sockets close and the peers do not wait in vain.
         if matches!(ended, Ok(_) | Err(TrainError::Stopped)) {
             self.group = Some(group);
         }
         ended
     }
 
-    /// From making ready for sums to the end. None where all ranks have to begin anew with that, in the same round.
+    /// A try at a round, from making ready for sums to the end. None where all ranks must begin anew in the same round.
     fn turn(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
         self.engine.join(group)?;
         self.agree(group)?;
@@ -251,7 +252,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Some(ended) = ended.and_then(|ended| copied.map(|()| ended))? else { return Ok(None) };
         match self.engine.leave(group) {
             Err(EngineError::Again) => Ok(None),
-            // Whoever is gone now is missed in the next round, if there is one.
+            // A peer that is gone by now is missed in the next round, if there is one.
             _ => Ok(Some(ended)),
         }
     }
@@ -337,8 +338,9 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(Some(Ended::Finished))
     }
 
-    /// Whether this rank asks all to compare what they hold after the next step: rank 0 does before it saves that. Not
-    /// where each comparison would hold up a GPU until its numbers are here: those are compared when a round begins.
+    /// Whether this rank asks all ranks to compare their states after the next step. Rank 0 does so before it saves
+    /// that state. On a GPU each comparison would wait for a download, so there states are compared only when a round
+    /// begins.
     fn is_to_compare(&self, total: u64) -> bool {
         let next = self.state.step + 1;
         let saves = next == total || next.is_multiple_of(self.settings.checkpoint_every.get());
@@ -378,8 +380,8 @@ impl<'a, M: Model> Trainer<'a, M> {
         }
     }
 
-    /// Draws the picture, if one is wanted. That it cannot be written is no failure: the work is done and saved, and to
-    /// do it again would not help.
+    /// Draws the picture, if one is wanted. A picture that cannot be written is no failure: the work is done and saved,
+    /// and to do it again would not help.
     fn draw(&self) {
         let Some(path) = &self.settings.plot else { return };
         if let Err(cause) = fs::write(path, plot::draw(&self.seen, self.data.reachable_loss())) {
@@ -389,10 +391,10 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Leaves for good, before the last step.
     fn part(&mut self, error: TrainError) -> TrainError {
-        // A drain's last state is not thrown away, whatever ends the round.
+        // While a node drains the last state is saved, whatever ends the round.
         let lost = error.spoils_the_state();
         if self.draining && self.held && !lost {
-            // A stop that is raised already must not cut this wait short: it is what the commit is for.
+            // A stop that is raised already must not cut this wait short: the commit is made because of it.
             self.save_last(LEAVE_TIME, &Stop::default())
                 .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
         }

@@ -49,11 +49,11 @@ pub enum Command {
         #[arg(long)]
         state: bool,
     },
-    /// Remove old checkpoints, and those that were never completed; never the last one that is known to be committed, nor
-    /// the newest whole one, nor what is newer than either
+    /// Remove old checkpoints, and those that were never completed; never the last one that is known to be committed,
+    /// nor the newest whole one, nor what is newer than either
     ///
-    /// What a job resumes from is the checkpoint that it has committed. The file DIR/committed names the newest of which
-    /// its workers have heard that; where it is missing, `elasticctl describe` tells.
+    /// What a job resumes from is the checkpoint that it has committed. The file DIR/committed names the newest of
+    /// which its workers have heard that; where it is missing, `elasticctl describe` tells.
     Prune {
         /// The folder
         dir: PathBuf,

@@ -53,8 +53,8 @@ fn last(keep: usize) -> Retention {
     Retention { keep: NonZeroUsize::new(keep).unwrap(), every: None }
 }
 
-/// Saves as [`save`] does, with a share for each of `count` writers, which write in another order at each step; all of it
-/// where one of them cannot.
+/// Saves as [`save`] does, with a share for each of `count` writers, which write in another order at each step; all of
+/// it where one of them cannot.
 fn save_shared(
     checkpoints: &mut Checkpoints<FaultyDisk>,
     step: u64,

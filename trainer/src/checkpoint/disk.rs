@@ -1,5 +1,5 @@
-//! The few things that saving needs from a file system. A seam, so that tests can crash between any two of them, and let
-//! a file system hang or lie; not a file API.
+//! The few things that saving needs from a file system. A seam, so that tests can crash between any two of them, and
+//! let a file system hang or lie; not a file API.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
@@ -33,8 +33,8 @@ pub trait Disk {
     fn write_new(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     /// Whether it is a symbolic link.
     fn is_link(&self, path: &Path) -> bool;
-    /// Writes a piece of a file, which need not be there yet, makes it durable and closes the file. Others may write other
-    /// pieces meanwhile.
+    /// Writes a piece of a file, which need not be there yet, makes it durable and closes the file. Others may write
+    /// other pieces meanwhile.
     fn write_part(&mut self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Gives a file another name in its folder, replacing what had it.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
@@ -49,7 +49,8 @@ pub trait Disk {
 /// The file system of this host.
 ///
 /// Large files whose bytes lie at a multiple of 4 KiB in memory are written around the page cache where the file system
-/// allows that: it is faster, leaves the cache to others, and an error is known at the write instead of some time later.
+/// allows that: it is faster, leaves the cache to others, and an error is known at the write instead of some time
+/// later.
 #[derive(Debug, Default)]
 pub struct Host;
 
@@ -169,8 +170,8 @@ fn end_direct(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? & !OFlags::DIRECT)?)
 }
 
-/// Writes all bytes, by as many calls as it takes. A direct write ends where the rest cannot go that way: at a last piece
-/// or after a short write that does not fill a block, or where the file system allows the flag but not the write.
+/// Writes all bytes, by as many calls as it takes. A direct write ends where the rest cannot go that way: at a last
+/// piece or after a short write that does not fill a block, or where the file system allows the flag but not the write.
 fn write_all(
     file: &mut impl Write,
     bytes: &[u8],

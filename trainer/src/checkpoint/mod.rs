@@ -166,8 +166,8 @@ impl<D: Disk> Checkpoints<D> {
         }
     }
 
-    /// Makes the folder its job's, or says whose it is. A folder of an earlier version of this program names no job: it is
-    /// the job's whose checkpoints it holds.
+    /// Makes the folder its job's, or says whose it is. A folder of an earlier version of this program names no job: it
+    /// is the job's whose checkpoints it holds.
     fn claim(&mut self) -> io::Result<Option<String>> {
         let Some(SavingJob { job, .. }) = self.owner.clone() else { return Ok(None) };
         let another = |theirs: Option<String>| theirs.filter(|theirs| *theirs != job);
@@ -292,8 +292,8 @@ impl<D: Disk> Checkpoints<D> {
         self.rename(&temporary, path, bytes)
     }
 
-    /// Gives a file its name. A file system over a network may rename it, lose its answer, and say to the second request
-    /// that there is no such file. Then it is a success if the file of the new name has these bytes.
+    /// Gives a file its name. A file system over a network may rename it, lose its answer, and say to the second
+    /// request that there is no such file. Then it is a success if the file of the new name has these bytes.
     fn rename(&mut self, from: &Path, to: &Path, bytes: &[u8]) -> io::Result<()> {
         match self.disk.rename(from, to) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && self.holds(to, bytes) => Ok(()),
@@ -331,8 +331,8 @@ impl<D: Disk> Checkpoints<D> {
         Ok(Loaded { manifest, state })
     }
 
-    /// What the checkpoint whose manifest lies at `path` says of itself. Its files are there in their full length, and not
-    /// read yet. With a digest, only that very manifest will do.
+    /// What the checkpoint whose manifest lies at `path` says of itself. Its files are there in their full length, and
+    /// not read yet. With a digest, only that very manifest will do.
     pub fn about(&self, path: &Path, expected: Option<&str>) -> Result<Manifest, CheckpointError> {
         self.manifest(path, expected).map_err(|cause| CheckpointError::Load { path: path.to_owned(), cause })
     }
@@ -390,7 +390,8 @@ impl<D: Disk> Checkpoints<D> {
         self.write_file(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())
     }
 
-    /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the fact.
+    /// The newest checkpoint that is known to be committed. Newer ones may be committed too: word is left after the
+    /// fact.
     pub(super) fn committed(&self) -> Option<Name> {
         Name::parse(self.text(COMMITTED)?.trim_end())
     }

@@ -91,9 +91,9 @@ impl Pages {
         }
     }
 
-    /// Has the kernel give all of its pages now, with what is in them: the first touch of a fresh page costs many times
-    /// what copying it does. Large ones, where it has them: copying to many small ones takes longer, above all in a
-    /// virtual machine.
+    /// Makes the kernel provide all of its pages now, with their contents: the first touch of a fresh page costs many
+    /// times what copying it does. The kernel is asked for large pages, since copying to many small ones takes longer,
+    /// above all in a virtual machine.
     pub(super) fn populate(&mut self) {
         let bytes = self.bytes_mut();
         let (start, len) = (bytes.as_mut_ptr(), bytes.len());
@@ -107,7 +107,7 @@ impl Pages {
         if populated != 0 {
             // Before Linux 5.14.
             for place in (0..len).step_by(ALIGNMENT) {
-                // SAFETY: within the part. Volatile, since writing back what is there would else be left out.
+                // SAFETY: within the part. Volatile, or the compiler would leave the write out.
                 #[allow(unsafe_code)]
                 unsafe {
                     start.add(place).write_volatile(start.add(place).read_volatile());
@@ -117,14 +117,14 @@ impl Pages {
     }
 }
 
-/// Lets the kernel give fresh memory in large pages, where it has them: the first touch of each small one costs more than
-/// reading what goes there.
+/// Lets the kernel give fresh memory in large pages, where it has them: the first touch of each small one costs more
+/// than reading what goes there.
 pub(super) fn in_large_pages(bytes: &mut [u8]) {
     let skip = bytes.as_ptr().align_offset(ALIGNMENT);
     let Some(rest) = bytes.get_mut(skip..) else { return };
     let len = rest.len() / ALIGNMENT * ALIGNMENT;
-    // SAFETY: whole pages within the slice, and how they are backed changes nothing in them. The kernel may refuse, which
-    // is as good as before.
+    // SAFETY: whole pages within the slice, and how they are backed changes nothing in them. The kernel may refuse,
+    // which is as good as before.
     #[allow(unsafe_code)]
     unsafe {
         libc::madvise(rest.as_mut_ptr().cast(), len, libc::MADV_HUGEPAGE);

@@ -84,8 +84,8 @@ impl<D: Disk> Checkpoints<D> {
         self.check_part(path, manifest, 0..usize::MAX, take)
     }
 
-    /// Reads one of `count` shares of a checkpoint's state into its place in `state`, which has room for all of it. Says
-    /// which bytes these are; `on_read` hears how many more have been read.
+    /// Reads one of `count` shares of a checkpoint's state into its place in `state`, which has room for all of it.
+    /// Says which bytes these are; `on_read` hears how many more have been read.
     pub fn load_share(
         &self,
         path: &Path,

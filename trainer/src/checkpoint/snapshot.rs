@@ -6,8 +6,8 @@
 //!            the file that it becomes: header, flat state
 //! ```
 //!
-//! The mark is taken away before anything else of a slot changes and set when all of it has: a worker may be killed
-//! between any two instructions, and whoever comes after it must not take half a copy for a whole one.
+//! The mark is cleared before anything else in a slot changes, and set when all of it has changed. A worker may be
+//! killed between any two instructions, and the next worker must not take half a copy for a whole one.
 
 use std::io;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ const BITE: usize = 128 << 10;
 /// How much room a snapshot of a run takes.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    /// What a slot is to say of itself; its numbers are none yet.
+    /// The manifest of a slot that is still empty.
     like: Manifest,
     head: usize,
     header: usize,
@@ -120,7 +120,7 @@ impl Layout {
         Layout { like: Manifest { step: 0, ..largest }, head, header }
     }
 
-    /// That of a slot, from what the slot says of itself: for whoever does not know the run.
+    /// The layout of a slot, from the slot's own manifest, for a process that does not know the run.
     pub(super) fn found(slot: &[u8]) -> Result<Layout, Unfit> {
         if slot.get(MARK..MARK + 8) != Some(&WHOLE.to_ne_bytes()) {
             return Err(Unfit::Torn);
@@ -160,14 +160,14 @@ impl Layout {
 pub struct Slot {
     /// What the checkpoint's manifest says.
     pub(super) about: Manifest,
-    /// What whoever comes after this process is to know.
+    /// What a later process needs: the mark, how the last step was done, the manifest.
     head: Pages,
     /// The state's place in the file.
     header: usize,
     pub(super) file: Pages,
 }
 
-/// Why what lies in memory is no snapshot of this run.
+/// Why a slot in memory holds no snapshot of this run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
     /// Nothing was ever put there, or it was cut short.
@@ -177,7 +177,7 @@ pub(super) enum Unfit {
 }
 
 impl Slot {
-    /// Fails where a number of the state is none: no training goes on from there.
+    /// Fails where a number of the state is not finite: training could not go on from it.
     pub(super) fn check_finite(&self) -> io::Result<()> {
         match are_finite(&self.file.bytes()[self.header..]) {
             true => Ok(()),
@@ -204,7 +204,7 @@ impl Slot {
     /// When the snapshot is not one that the layout is for.
     pub fn fill(&mut self, snapshot: &Snapshot<'_>) {
         self.mark().store(0, Ordering::Relaxed);
-        // Nothing below may come before it.
+        // No write below may become visible before the mark is cleared.
         fence(Ordering::SeqCst);
         let header = tensors::header(snapshot.tensors, None);
         let state: &[u8] = bytemuck::cast_slice(snapshot.state);
@@ -282,7 +282,7 @@ impl Slot {
         Ok(done)
     }
 
-    /// Has all of its memory be there.
+    /// Makes the kernel provide all of its memory.
     pub(super) fn populate(&mut self) {
         self.head.populate();
         self.file.populate();

@@ -61,8 +61,8 @@ impl SnapshotSlots {
         SnapshotSlots::make_ready((0..SLOTS).map(|number| Slot::at(&mapping, layout, number)).collect(), false)
     }
 
-    /// Slots in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run that
-    /// is left in it.
+    /// Slots in a file that outlives this process, and has [`Layout::bytes`]; and the newest whole snapshot of this run
+    /// that is left in it.
     pub fn kept(layout: &Layout, file: impl AsFd) -> io::Result<(SnapshotSlots, Option<Rescued>)> {
         let (slots, newest) = SnapshotSlots::left(layout, file)?;
         Ok((SnapshotSlots::make_ready(slots, true)?, newest))

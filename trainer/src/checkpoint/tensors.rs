@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use super::disk::ALIGNMENT;
 use super::manifest::Entry;
 
-/// Everything before the data: the length of the JSON, and the JSON, padded with spaces. What `about` says is for people
-/// and programs that ask for a file's `__metadata__`.
+/// Everything before the data: the length of the JSON, and the JSON, padded with spaces. What `about` says is for
+/// people and programs that ask for a file's `__metadata__`.
 pub(super) fn header(tensors: &[Entry], about: Option<Value>) -> Vec<u8> {
     let entry = |tensor: &Entry| {
         let offsets = [tensor.offset, tensor.offset + tensor.len];

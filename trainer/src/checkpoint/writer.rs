@@ -10,9 +10,10 @@
 //! A slot whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
 //! checkpoint is completed, or all of it written. (On other nodes than rank 0's it is idle again at once.)
 //!
-//! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot comes, that one waits in the
-//! second slot. A third snapshot overwrites the second one, which is older, and whose write has not begun. So memory is
-//! bounded, the newest snapshot is always written next, and a file system that hangs costs checkpoints but no step.
+//! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot comes, that one waits in
+//! the second slot. A third snapshot overwrites the second one, which is older, and whose write has not begun. So
+//! memory is bounded, the newest snapshot is always written next, and a file system that hangs costs checkpoints but no
+//! step.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -187,8 +188,9 @@ impl Writer {
         &self.folder
     }
 
-    /// A slot to copy a snapshot to, unless the slots' memory is not there yet, or a disk hangs. The thread has nothing to
-    /// do with it until it is [taken in](Self::take_in); it is written as soon as the disk is done with the one before.
+    /// A slot to copy a snapshot to, unless the slots' memory is not there yet, or a disk hangs. The thread has nothing
+    /// to do with it until it is [taken in](Self::take_in); it is written as soon as the disk is done with the one
+    /// before.
     pub fn reserve(&self, write: bool) -> Option<ReservedSlot> {
         if let Some(slot) = self.slots.take() {
             return Some(ReservedSlot { slot, mode: write.then_some(WriteMode::Whole), overtaken: None });
@@ -230,8 +232,8 @@ impl Writer {
         self.shared.lock().ended_share.take()
     }
 
-    /// What becomes of the slot of which a share is, or is being, written: it is completed, or written whole, if nothing
-    /// newer waits for that. Nothing, if there is none.
+    /// What becomes of the slot of which a share is, or is being, written: it is completed, or written whole, if
+    /// nothing newer waits for that. Nothing, if there is none.
     pub fn decide(&self, mode: WriteMode) {
         let superfluous = self.shared.change(|queue| {
             let newer = queue.queued.is_some() && mode == WriteMode::Whole || mode == WriteMode::Cancel;

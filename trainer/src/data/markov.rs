@@ -1,9 +1,9 @@
 //! Generated text whose entropy is known: what a perfect model of it would reach is a number, and a loss can be judged
 //! by it.
 //!
-//! A token has four that may follow, with chances 1/2, 1/4, 1/8 and 1/8. Which four depends on the token, and on whether
-//! the one before it is even: so a model must look back on two. The corpus is a list of windows that begin with two
-//! tokens at random, and each window follows from its number: nothing is stored, and any rank can have any of them.
+//! A token has four that may follow, with chances 1/2, 1/4, 1/8 and 1/8. Which four depends on the token, and on
+//! whether the one before it is even: so a model must look back on two. The corpus is a list of windows that begin with
+//! two tokens at random, and each window follows from its number: nothing is stored, and any rank can have any of them.
 
 use super::{Data, Unit};
 use crate::model::gpt::Tokens;

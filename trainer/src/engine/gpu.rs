@@ -158,15 +158,15 @@ impl<'a, M: Model> OnGpu<'a, M> {
 
 impl<M: Model> Drop for OnGpu<'_, M> {
     fn drop(&mut self) {
-        // A sum that failed may have left it at a gradient, by graphs and buffers that end now. One that cannot compute is
-        // at nothing.
+        // A sum that failed may have left it at a gradient, by graphs and buffers that end now. One that cannot compute
+        // is at nothing.
         let _ = self.gpu.wait();
     }
 }
 
 impl<M: Model> Passes<'_, M> {
-    /// Has the GPU write the gradient and the loss of samples that are computed at once. Somebody may be told how much of
-    /// it is final, each time that one more bucket of so many numbers is.
+    /// Has the GPU write the gradient and the loss of samples that are computed at once. Somebody may be told how much
+    /// of it is final, each time that one more bucket of so many numbers is.
     fn run(
         &mut self,
         gpu: &Gpu,

@@ -139,8 +139,8 @@ impl<M: Model> GradientTask<'_, M> {
     }
 
     /// As [`sum_under`](Self::sum_under) of a node with these [parts](parts_of), but handed out in pieces of `size`
-    /// numbers, the end of the flat slice first: each as soon as the last shard's pass has left it behind. A thread hands
-    /// out its own part's, by `give`: the part, and the numbers.
+    /// numbers, the end of the flat slice first: each as soon as the last shard's pass has left it behind. A thread
+    /// hands out its own part's, by `give`: the part, and the numbers.
     ///
     /// # Panics
     /// With other than one of `outboxes` for each part, or a `size` of 0.

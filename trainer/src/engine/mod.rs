@@ -1,8 +1,8 @@
 //! What computes a step: CPUs, or a GPU; and has its gradient summed over the ranks, where that is.
 //!
-//! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one from
-//! elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be taken of that
-//! copy, while steps go on. How many steps are done stands in the loop's state at all times.
+//! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one
+//! from elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be
+//! taken of that copy, while steps go on. How many steps are done stands in the loop's state at all times.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -61,8 +61,8 @@ pub(crate) trait Engine<M: Model> {
         Ok(())
     }
 
-    /// Waits until all ranks have what was summed last: until then, none may end what it sends with. All of them call it
-    /// when they end the round together.
+    /// Waits until all ranks have what was summed last: until then, none may end what it sends with. All of them call
+    /// it when they end the round together.
     fn leave(&mut self, group: &mut Group) -> Result<(), EngineError> {
         let _ = group;
         Ok(())
@@ -174,8 +174,8 @@ impl DeviceError {
     }
 }
 
-/// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said; but not
-/// for what CPUs do not compute.
+/// The engine that the settings ask for. Left the choice, it is CPUs where a GPU cannot be had, and that is said; but
+/// not for what CPUs do not compute.
 pub(crate) fn choose<'a, M: Model>(
     settings: &Settings,
     environment: &Environment,

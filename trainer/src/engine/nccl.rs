@@ -3,8 +3,8 @@
 //!
 //! Which way a sum takes changes no bit of it, so ranks may change over between two steps. They do it together: each
 //! step begins with a small exchange over TCP, in which a rank also tells that NCCL failed it in the step before. The
-//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew. A round that goes
-//! on over TCP is not the end of NCCL: a later one tries it again, see [`Failures`].
+//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew. A round that
+//! goes on over TCP is not the end of NCCL: a later one tries it again, see [`Failures`].
 
 use std::io;
 use std::ops::Range;
@@ -183,8 +183,8 @@ impl Nccl {
         Ok(all.iter().fold(0, |votes, [vote, _]| votes | *vote as u32))
     }
 
-    /// Writes the sum over all ranks of a `part` of the numbers into that part of `sum`. The GPU's own stream must be done
-    /// with it.
+    /// Writes the sum over all ranks of a `part` of the numbers into that part of `sum`. The GPU's own stream must be
+    /// done with it.
     pub(super) fn sum(
         &mut self,
         gpu: &Gpu,

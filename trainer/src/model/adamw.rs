@@ -42,8 +42,8 @@ impl AdamW {
         AdamW { rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay }
     }
 
-    /// Moves parameters by `scale` times their gradient, as step number `step`, counted from 1. Each number goes its way
-    /// alone: a step may be cut into pieces anywhere.
+    /// Moves parameters by `scale` times their gradient, as step number `step`, counted from 1. Each number goes its
+    /// way alone: a step may be cut into pieces anywhere.
     ///
     /// # Panics
     /// When the slices do not all have the same length.
@@ -70,8 +70,8 @@ impl AdamW {
         }
     }
 
-    /// As [`step`](Self::step), on a GPU: `state` are its parameters, means and squares, and the gradient may go on after
-    /// as many numbers.
+    /// As [`step`](Self::step), on a GPU: `state` are its parameters, means and squares, and the gradient may go on
+    /// after as many numbers.
     #[cfg(feature = "cuda")]
     pub fn step_on_gpu(
         &self,

@@ -49,10 +49,10 @@ pub trait Model: Sync {
     /// returns that sum. The trainer divides both. There is at least one sample.
     fn gradient(&self, parameters: &[f32], batch: &mut Self::Batch, gradient: &mut [f32]) -> f32;
 
-    /// As [`gradient`](Self::gradient), to the same bits; and tells on the way how much of the gradient is final, if the
-    /// model knows: `done` takes the slice from some place on to its end. Ranks sum that while the rest is computed. A
-    /// pass back fills a gradient from its end, where the last layer's parameters lie. What `done` is not told of is
-    /// final at the return; told of nothing, ranks sum all of it then.
+    /// As [`gradient`](Self::gradient), to the same bits; and tells on the way how much of the gradient is final, if
+    /// the model knows: `done` takes the slice from some place on to its end. Ranks sum that while the rest is
+    /// computed. A pass back fills a gradient from its end, where the last layer's parameters lie. What `done` is not
+    /// told of is final at the return; told of nothing, ranks sum all of it then.
     fn gradient_from_back(
         &self,
         parameters: &[f32],

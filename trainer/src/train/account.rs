@@ -1,4 +1,4 @@
-//! Where a worker's time goes: into steps that count, or not. Not a clock: whoever knows the time says it.
+//! Where a worker's time goes: into steps that count, or not. Callers pass the time.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -189,9 +189,9 @@ impl From<AgentError> for TrainError {
 }
 
 impl TrainError {
-    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU. Such a program says why and ends at once,
-    /// by `_exit`: `std::process::exit` and a return from `main` run the ends of libraries, which would wait for that
-    /// thread for ever. See [`Elastic::run`](crate::Elastic::run).
+    /// Whether the process has to end: NCCL keeps a thread of it, and the GPU. Such a program says why and ends at
+    /// once, by `_exit`: `std::process::exit` and a return from `main` run the ends of libraries, which would wait for
+    /// that thread for ever. See [`Elastic::run`](crate::Elastic::run).
     pub fn is_stuck(&self) -> bool {
         let (TrainError::Collective(cause) | TrainError::GivenUp { cause, .. }) = self else { return false };
         matches!(cause, CollectiveError::Stuck { .. })

@@ -1,7 +1,8 @@
 //! The first state of a run that nobody holds: from disk, or the model's own.
 //!
-//! Every rank that reaches the committed checkpoint reads its share of it, and all have the rest from one another. Reading
-//! may take longer than peers are waited for: while a thread reads, the ranks tell each other that they still do.
+//! Every rank that reaches the committed checkpoint reads its share of it, and all have the rest from one another.
+//! Reading may take longer than peers are waited for: while a thread reads, the ranks tell each other that they still
+//! do.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};

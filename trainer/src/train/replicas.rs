@@ -1,4 +1,4 @@
-//! Whether ranks that hold a step hold the same numbers, and whose count where they do not.
+//! Whether ranks that hold a step hold the same numbers, and which of them are right where they do not.
 //!
 //! All replicas of a step are equal bit by bit, since each does the same with the same sum. Where they are not, a
 //! machine, its memory or a build is faulty. What most of them hold is then taken to be right.
@@ -13,9 +13,9 @@ const NAMED: usize = 16;
 pub(super) enum Verdict {
     /// They are equal.
     Same,
-    /// They differ; this is who holds, by rank, what counts.
+    /// They differ. For each rank: whether it holds the numbers that are taken to be right.
     Most(Vec<bool>),
-    /// They differ, and nobody can tell who is right.
+    /// They differ, and no majority shows which are right.
     Split,
 }
 

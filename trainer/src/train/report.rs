@@ -11,7 +11,7 @@ use crate::data::{Data, Schedule, Unit};
 /// Time between two lines.
 const REPORT_TIME: Duration = Duration::from_secs(1);
 
-/// Where the lines go, for as long as somebody takes them: that nobody does ends no training.
+/// Prints lines until that fails. Training goes on then, without them.
 pub(super) struct Printer<'a>(Option<&'a mut dyn Write>);
 
 impl<'a> Printer<'a> {

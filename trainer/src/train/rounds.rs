@@ -265,8 +265,8 @@ impl<M: Model> Trainer<'_, M> {
         Ok(lacking)
     }
 
-    /// Nobody knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would take it
-    /// up from there. Only what is committed is left.
+    /// Nobody knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would take
+    /// it up from there. Only what is committed is left.
     fn split(&mut self, step: u64, sums: String) -> Result<TrainError, TrainError> {
         self.held = false;
         (self.agent_memory, _) = self.agent_memory.in_round(false, true);

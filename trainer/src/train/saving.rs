@@ -1,9 +1,9 @@
 //! When a saved checkpoint counts, and what happens when saving fails while training goes on. A
 //! thread writes it: [`crate::checkpoint::writer`].
 //!
-//! Durable first, then committed by the agent, and only then may older ones go. A disk that is slow, fills up or hangs
-//! does not stop the training: the last good checkpoint stays, warnings get rarer, and the run ends with an error if its
-//! last state could not be saved. Only that last one is waited for, as long as its caller allows.
+//! A checkpoint is made durable, then committed by the agent; only then may older ones go. A disk that is slow, fills
+//! up or hangs does not stop the training: the last good checkpoint stays, warnings get rarer, and the run ends with an
+//! error if its last state could not be saved. Only that last save is waited for, as long as the caller allows.
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +27,7 @@ use crate::checkpoint::{CheckpointError, Checkpoints};
 /// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
 const MOST_PENDING: usize = 4;
 
-/// Attempts to save the last state: the second is for room on the disk, or for a store, that has come back meanwhile.
+/// Attempts to save the last state. The second one helps if the disk has room again, or the store is back.
 const LAST_ATTEMPTS: u32 = 2;
 
 /// How long a checkpoint's folder may take to show that it can be written.
@@ -64,8 +64,8 @@ impl Saving {
         Ok(Saving { writer, pending, saved: step, committed: step, failures: 0, overtaken: 0, last_failure })
     }
 
-    /// A slot to copy a snapshot of `step` to, which is to be saved, or only to be in memory; [`take_in`](Self::take_in)
-    /// follows. None where there is nothing to be done, or nowhere to do it.
+    /// A slot to copy a snapshot of `step` to, which is to be saved, or only to be in memory;
+    /// [`take_in`](Self::take_in) follows. None where there is nothing to be done, or nowhere to do it.
     pub fn reserve(&mut self, step: u64, write: bool) -> Option<ReservedSlot> {
         let write = write && step > self.newest();
         if write && self.has_room() {

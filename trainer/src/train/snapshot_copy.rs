@@ -1,12 +1,12 @@
 //! Copies of the state: to the agent's memory, which outlives this worker, and from there to disk. When a
 //! checkpoint counts is decided in [`crate::train::saving`].
 //!
-//! A copy is made while the next step's gradient is computed: the state stands still until the optimizer changes it,
-//! which waits for what is not copied yet. From a GPU the numbers come to memory of their own meanwhile, and that is all
-//! the optimizer waits for; from there they are copied beside as many steps as it takes.
+//! On CPUs a copy is made while the next step's gradient is computed. The state does not change until the optimizer
+//! runs, and the optimizer waits for the copy. From a GPU the numbers first go to memory of their own, and the
+//! optimizer waits only for that; they are copied from there beside as many steps as it takes.
 //!
-//! One worker of each node keeps snapshots in its agent's memory, the first: all hold the same state, and nodes fail as
-//! a whole. Rank 0 is one of them, and writes every so many to disk.
+//! The first worker of each node keeps snapshots in its agent's memory. One is enough, since all workers hold the same
+//! state, and nodes fail as a whole. Rank 0 is such a worker, and writes every so many snapshots to disk.
 
 use std::io;
 use std::panic;
@@ -47,7 +47,7 @@ pub(super) struct BackgroundCopy {
 impl BackgroundCopy {
     fn start(mut reserved: ReservedSlot, about: SnapshotHeader, numbers: HostCopy) -> io::Result<BackgroundCopy> {
         let work = move || {
-            // Where they do not come, what is in the slot stays.
+            // If the numbers do not come, the slot keeps its old snapshot.
             reserved.slot.fill(&about.of(numbers.numbers()?));
             Ok(reserved)
         };
@@ -88,9 +88,9 @@ pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl
 }
 
 impl<M: Model> Trainer<'_, M> {
-    /// Asks the agent for memory that outlives this worker, and takes up what an earlier worker has left there. Training
-    /// also goes on without that memory, but then resumes from a checkpoint when all workers die. On a node that keeps no
-    /// snapshots in this round, it only looks for what is left.
+    /// Asks the agent for memory that outlives this worker, and takes up what an earlier worker has left there.
+    /// Training also goes on without that memory, but then resumes from a checkpoint when all workers die. On a node
+    /// that keeps no snapshots in this round, it only looks for what is left.
     pub(super) fn find_memory(&mut self) -> Result<(), TrainError> {
         let may_ask = self.local_rank == 0 && self.settings.snapshot_every > 0;
         let node = self.assignment.as_ref().map_or(0, |assignment| assignment.group_rank);
@@ -270,8 +270,8 @@ impl<M: Model> Trainer<'_, M> {
         result
     }
 
-    /// Ends what was agreed in the round before. On rank 0, offers its folder to other nodes: the number that they look by,
-    /// or 0 where there is nothing to share.
+    /// Ends what was agreed in the round before. On rank 0, offers its folder to other nodes: the number that they look
+    /// by, or 0 where there is nothing to share.
     pub(super) fn offer_folder(&mut self) -> u64 {
         self.sharded = None;
         self.decide(WriteMode::Whole);

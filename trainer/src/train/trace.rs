@@ -1,5 +1,5 @@
 //! A record of steps and commits, one JSON object a line, from which anyone can check that each sample was trained on
-//! once and that no step was lost. Not a log for people.
+//! once and that no step was lost.
 //!
 //! A step that was done again after a failure appears again, in a later round: the last line for a step is the one that
 //! counts. Samples are named by their places in the epoch's order, `first` to `end` (exclusive).

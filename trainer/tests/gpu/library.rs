@@ -61,8 +61,8 @@ fn it_multiplies_where_it_will_do_and_else_the_own_kernel_does() {
 const TO_LOAD: &str = "LIBRARIES_OF_TEST";
 
 /// Whether this machine has one of these libraries where the trainer looks, apart from `ELASTIC_CUDA_LIBRARIES`: in a
-/// Python environment, where the loader looks (by an `LD_LIBRARY_PATH` of one's own), and in CUDA's folder. It is another
-/// process that loads them, as the doubles may be loaded here.
+/// Python environment, where the loader looks (by an `LD_LIBRARY_PATH` of one's own), and in CUDA's folder. It is
+/// another process that loads them, as the doubles may be loaded here.
 pub(crate) fn is_installed(names: &[&str], prefix: Option<&Path>, library_path: Option<&str>) -> bool {
     let mut folders: Vec<PathBuf> = vec!["".into(), "/usr/local/cuda/lib64".into()];
     if let Some(lib) = prefix.map(|prefix| prefix.join("lib")) {

@@ -1,5 +1,5 @@
-//! A model's whole pass, and a step of AdamW, beside the same on the host. On the double of the driver, or, by `make gpu`,
-//! on a real GPU.
+//! A model's whole pass, and a step of AdamW, beside the same on the host. On the double of the driver, or, by `make
+//! gpu`, on a real GPU.
 
 mod gpt;
 

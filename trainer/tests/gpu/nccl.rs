@@ -1,5 +1,6 @@
-//! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it says, and how it
-//! goes on when NCCL fails. Not a word about NCCL itself, nor about agents: with these, see `tests/tests/agents/nccl.rs`.
+//! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it says, and how
+//! it goes on when NCCL fails. Not a word about NCCL itself, nor about agents: with these, see
+//! `tests/tests/agents/nccl.rs`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

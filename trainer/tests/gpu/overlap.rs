@@ -1,5 +1,5 @@
-//! Sums over NCCL that begin while the GPU still computes: on the doubles of the driver and of NCCL, which show what may
-//! run beside what, and nothing of a real GPU's time. How workers go on when NCCL fails is in `nccl`, too.
+//! Sums over NCCL that begin while the GPU still computes: on the doubles of the driver and of NCCL, which show what
+//! may run beside what, and nothing of a real GPU's time. How workers go on when NCCL fails is in `nccl`, too.
 
 use std::fs;
 use std::path::Path;

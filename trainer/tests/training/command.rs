@@ -31,7 +31,8 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Trains for some epochs of 23 steps, of which each leaves one checkpoint, and one is there besides that was cut short.
+/// Trains for some epochs of 23 steps, of which each leaves one checkpoint, and one is there besides that was cut
+/// short.
 fn trained<const EPOCHS: usize>(folder: &Path) -> [PathBuf; EPOCHS] {
     for epoch in 1..=EPOCHS as u64 {
         let flags = format!("--hidden 16 --checkpoint-every 1000000 --keep 50 --epochs {epoch}");

@@ -10,10 +10,11 @@
 //! ```
 //!
 //! The first workers of nodes hold the same snapshots. Those that see the same folder write a share each. Rank 0 puts a
-//! file with a name that nobody can guess there, and whoever finds it shares the folder, whatever it is called on its node.
+//! file with a name that nobody can guess there, and whoever finds it shares the folder, whatever it is called on its
+//! node.
 //!
-//! The nonce is the round's: a writer that was left behind by its round, or by rank 0's patience, writes to a name, or a
-//! file without one, that nobody else uses any more.
+//! The nonce is the round's: a writer that was left behind by its round, or by rank 0's patience, writes to a name, or
+//! a file without one, that nobody else uses any more.
 
 mod share;
 mod votes;
@@ -37,8 +38,8 @@ use votes::ShareVotes;
 /// How long a folder may take to show whether it is shared: one that takes longer is not.
 const LOOK_TIME: Duration = Duration::from_secs(2);
 
-/// Puts something into rank 0's folder that other nodes can look for: the nonce that they look by, or 0 where that cannot
-/// be done.
+/// Puts something into rank 0's folder that other nodes can look for: the nonce that they look by, or 0 where that
+/// cannot be done.
 pub fn offer(folder: PathBuf) -> u64 {
     // Keys of hash maps are random.
     let nonce = RandomState::new().build_hasher().finish() | 1;
@@ -77,8 +78,8 @@ pub struct ShardedWrite {
 }
 
 impl ShardedWrite {
-    /// Comes to know, with all ranks, which of them write a share: those that see rank 0's `folder`, at most so many. None
-    /// where this rank is not among them, or alone.
+    /// Comes to know, with all ranks, which of them write a share: those that see rank 0's `folder`, at most so many.
+    /// None where this rank is not among them, or alone.
     pub fn agree(
         group: &mut Group,
         nonce: u64,

@@ -1,5 +1,5 @@
-//! When all shares of a checkpoint are durable, and what follows if one never is. Each writer decides it by the votes that
-//! travel with every step's sum.
+//! When all shares of a checkpoint are durable, and what follows if one never is. Each writer decides it by the votes
+//! that travel with every step's sum.
 //!
 //! ```text
 //! rank 0      wants one ── BEGIN ─▶ all writers copy that step's state, and write a share of it each

@@ -5,9 +5,9 @@
 //! NCCL's stream                                                        │ sum │ sum │ sum │ the last
 //! ```
 //!
-//! The host asks for the whole pass, with a mark behind each bucket of the gradient, and then goes from mark to mark: when
-//! the GPU is at one, the bucket before it is summed. A mark waits for nothing but this rank's own computing, so it always
-//! comes. See the same on CPUs in `host::overlap`.
+//! The host asks for the whole pass, with a mark behind each bucket of the gradient, and then goes from mark to mark:
+//! when the GPU is at one, the bucket before it is summed. A mark waits for nothing but this rank's own computing, so
+//! it always comes. See the same on CPUs in `host::overlap`.
 
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ pub(super) fn cut(gpu: &Gpu, numbers: usize, size: usize) -> Result<Vec<Bucket>,
 }
 
 impl<M: Model> OnGpu<'_, M> {
-    /// Sums over ranks on GPUs. Where this fails the GPU may still be at the gradient; what is asked of it afterwards waits
-    /// for that by itself.
+    /// Sums over ranks on GPUs. Where this fails the GPU may still be at the gradient; what is asked of it afterwards
+    /// waits for that by itself.
     pub(super) fn sum_over_nccl(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<u32, EngineError> {
         let Ranks { group, nodes, vote } = ranks;
         // Those of the sum before.

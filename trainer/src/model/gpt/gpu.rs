@@ -1,9 +1,9 @@
 //! The GPT's pass on a GPU: the steps of `pass`, by kernels.
 //!
-//! What the way back needs stays there, in f32, in room that is kept from call to call: for each token and block sixteen
-//! times the width, a number for each head and four more; for each token eleven times the width, once; and the scores of
-//! the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens. GPT-2 with its context of
-//! 1024 takes 640 MB for a sample, and 410 MB for the scores.
+//! What the way back needs stays there, in f32, in room that is kept from call to call: for each token and block
+//! sixteen times the width, a number for each head and four more; for each token eleven times the width, once; and the
+//! scores of the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens. GPT-2 with
+//! its context of 1024 takes 640 MB for a sample, and 410 MB for the scores.
 
 use elastic_cuda::{
     After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm,
