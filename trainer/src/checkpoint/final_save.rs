@@ -70,38 +70,19 @@ fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, FinalSaveError>
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
-    use std::time::Duration;
 
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    use super::super::manifest::{Entry, Position};
-    use super::super::snapshot::Snapshot;
     use super::super::snapshot_slots::SnapshotSlots;
+    use super::super::snapshot_slots::tests::{NUMBERS, keep, layout, memory};
     use super::*;
-
-    const NUMBERS: usize = 3 << 20;
-
-    fn entries() -> Vec<Entry> {
-        vec![Entry { name: "a".into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
-    }
 
     /// Memory in which a worker has left snapshots of these steps.
     fn left(steps: &[u64]) -> File {
-        let tensors = entries();
-        let layout = Layout::new("job", "--flags", &tensors);
-        let memory = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
-        memory.set_len(layout.bytes()).unwrap();
+        let layout = layout("job", "--flags");
+        let memory = memory(&layout);
         let (slots, _) = SnapshotSlots::kept(&layout, &memory).unwrap();
-        assert!(slots.wait(Duration::from_secs(60)));
-        for &step in steps {
-            let (data, state) = (Position::default(), vec![step as f32; NUMBERS]);
-            let (tensors, state) = (&tensors, &state);
-            let (job, settings, done) = ("job", "--flags", None);
-            let snapshot = Snapshot { job, round: 4, world_size: 2, step, done, settings, data, tensors, state };
-            let mut slot = slots.take().unwrap();
-            slot.fill(&snapshot);
-            slots.put(slot);
-        }
+        steps.iter().for_each(|&step| keep(&slots, step));
         memory
     }
 

@@ -146,7 +146,7 @@ impl Shared {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
@@ -158,17 +158,18 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
     /// More than one chunk's.
-    const NUMBERS: usize = 3 << 20;
+    pub(in super::super) const NUMBERS: usize = 3 << 20;
 
     fn tensors(name: &str) -> Vec<Entry> {
         vec![Entry { name: name.into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
     }
 
-    fn layout(job: &str, settings: &str) -> Layout {
+    pub(in super::super) fn layout(job: &str, settings: &str) -> Layout {
         Layout::new(job, settings, &tensors("a"))
     }
 
-    fn keep(slots: &SnapshotSlots, step: u64) {
+    /// Fills a slot with the snapshot of a step: that number again and again.
+    pub(in super::super) fn keep(slots: &SnapshotSlots, step: u64) {
         let (tensors, state, data) = (tensors("a"), vec![step as f32; NUMBERS], Position::default());
         let done = Some(LastStep { round: 3, world_size: 2, loss: 0.1 + step as f32 }).filter(|_| step != 5);
         let (tensors, state) = (&tensors, &state);
@@ -180,7 +181,7 @@ mod tests {
         slots.put(slot);
     }
 
-    fn memory(layout: &Layout) -> File {
+    pub(in super::super) fn memory(layout: &Layout) -> File {
         let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(layout.bytes()).unwrap();
         file

@@ -76,7 +76,7 @@ impl<M: Model> GradientTask<'_, M> {
             let pieces = std::iter::from_fn(|| Some(next()).filter(|sums| !sums.is_empty())).collect();
             pool.each(pieces, |mut sums| add_parts(node, &parts, &mut sums));
         }
-        // Whence they came: else those of one thread would pile up while another makes new ones.
+        // Each buffer goes back to its thread. Else one thread's would pile up while another makes new ones.
         let others = sums.split_off(1);
         all_buffers[1..].iter_mut().zip(others).for_each(|(buffers, sum)| buffers.spare.push(sum));
         sums.swap_remove(0)
@@ -168,7 +168,7 @@ impl<M: Model> GradientTask<'_, M> {
         size: usize,
         give: impl FnMut(&'o mut [f32]),
     ) {
-        // All but the last of its last shard's pieces. What is added to that one, outermost first.
+        // The sums of all but the last shard's last piece. They are added to that piece, outermost first.
         let mut sums = Vec::new();
         while let Some((left, right)) = node.children() {
             sums.push(self.sum_of(left, buffers));
@@ -205,14 +205,14 @@ impl<M: Model> GradientTask<'_, M> {
     }
 }
 
-/// A part's sum on its way out.
+/// Hands out a part's sum in pieces.
 struct HandOut<'a, 'o, F> {
     /// Its length, and that of a piece.
     whole: usize,
     size: usize,
     /// What is not handed out yet: the front.
     left: &'o mut [f32],
-    /// Whether the last gradient is added to what is there, or put there.
+    /// Whether `left` already holds a sum that the last gradient is added to.
     adds: bool,
     /// What is added to that, outermost first.
     sums: &'a [Vec<f32>],

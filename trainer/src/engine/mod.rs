@@ -1,4 +1,4 @@
-//! What computes a step: CPUs, or a GPU; and has its gradient summed over the ranks, where that is.
+//! What computes a step, on CPUs or a GPU, and has its gradient summed over the ranks.
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one
 //! from elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be
@@ -41,7 +41,7 @@ pub(crate) trait Engine<M: Model> {
     /// What equal bits need besides equal settings, in words; nothing where there is no more.
     fn kind(&self) -> Option<String>;
 
-    /// Takes a state that has come from elsewhere.
+    /// Takes over a state that the engine has not computed itself.
     fn take(&mut self, state: &State) -> Result<(), EngineError>;
 
     /// Why there is no NCCL, where there is none.
@@ -100,9 +100,9 @@ pub(crate) struct Transport {
 /// The ranks that share a step, and this one's part in it.
 pub(crate) struct Ranks<'a> {
     pub(crate) group: &'a mut Group,
-    /// The nodes of the tree that this rank has whole.
+    /// The nodes of the tree all of whose shards are this rank's.
     pub(crate) nodes: &'a [Node],
-    /// What it tells the others, asked for as late as can be.
+    /// Gives this rank's votes; called as late as possible.
     pub(crate) vote: &'a mut dyn FnMut() -> u32,
 }
 
@@ -138,9 +138,9 @@ pub(crate) enum EngineError {
 pub(crate) struct Step<'a> {
     pub(crate) rule: AdamW,
     pub(crate) tensors: &'a [Tensor],
-    /// Makes the mean of it.
+    /// What makes the mean of the summed gradient.
     pub(crate) scale: f32,
-    /// The longest that the mean may be.
+    /// The greatest norm that the mean may have.
     pub(crate) clip: Option<f32>,
 }
 

@@ -21,7 +21,7 @@ use crate::settings::{Collectives, Environment, Settings};
 /// Why gradients are not summed over NCCL.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoNccl {
-    /// Or there is nobody to sum with.
+    /// NCCL is not asked for, or there is nobody to sum with.
     #[error("it is not asked for")]
     Unasked,
     #[error(transparent)]
@@ -36,10 +36,10 @@ pub(super) enum NoNccl {
     Unlike(String),
     #[error("NCCL does not work for this worker: {0}")]
     Failed(String),
-    /// This rank was not there, or had no trouble of its own.
+    /// This rank had no failure of its own, or joined later.
     #[error("NCCL failed between these workers")]
     Between,
-    /// It is not for want of it here.
+    /// This rank could use NCCL, others cannot.
     #[error("NCCL cannot be used by rank {}, which says why", list_ranks(.0))]
     Ranks(Vec<usize>),
 }
@@ -53,9 +53,9 @@ pub(super) struct Nccl {
     /// Whether a sum has gone over it since then.
     carried: bool,
     failures: Failures,
-    /// The last that befell this rank.
+    /// The last failure on this rank.
     cause: Option<String>,
-    /// What was said of TCP in its place: each thing once.
+    /// The last warning that TCP is used instead, so that it is not repeated.
     said: Option<String>,
     staging: Option<CudaSlice<f32>>,
 }
@@ -134,10 +134,10 @@ impl Nccl {
                 }
                 Ok(())
             }
-            // That is no failure: who comes next may bring the right one.
+            // That is no failure: in a later round the versions may be alike.
             Joined::Unlike { versions } => self.fall_back(NoNccl::Unlike(versions)),
             Joined::Refused { ranks, cause } => {
-                // Here all of them know it.
+                // All ranks know of this failure.
                 self.failures = self.failures.with_round(group.round());
                 self.cause = cause;
                 let failed = self.failed();
@@ -177,7 +177,7 @@ impl Nccl {
     pub(super) fn exchange(&mut self, group: &mut Group, vote: u32) -> Result<u32, EngineError> {
         let all = group.gather([u64::from(vote), 0])?;
         if all.iter().any(|[_, failed]| *failed > 0) {
-            // Its rank warns of it; this one may have more luck, and is not to blame for it.
+            // The rank where NCCL failed warns of it. For this rank it is no failure of its own.
             return Err(EngineError::Again);
         }
         Ok(all.iter().fold(0, |votes, [vote, _]| votes | *vote as u32))

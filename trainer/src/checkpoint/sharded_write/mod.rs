@@ -9,9 +9,9 @@
 //! <folder>/step-00000120-r3/<nonce>.1.crc                         what share 1's writer has written, for rank 0
 //! ```
 //!
-//! The first workers of nodes hold the same snapshots. Those that see the same folder write a share each. Rank 0 puts a
-//! file with a name that nobody can guess there, and whoever finds it shares the folder, whatever it is called on its
-//! node.
+//! The first worker of each node holds the same snapshot. Those that see the same folder write a share each. To find out
+//! which do, rank 0 puts a file there whose name nobody can guess. A worker that finds the file shares the folder,
+//! whatever the folder's path is on its node.
 //!
 //! The nonce is the round's: a writer that was left behind by its round, or by rank 0's patience, writes to a name, or
 //! a file without one, that nobody else uses any more.
@@ -66,13 +66,13 @@ fn in_time<T: Send + 'static>(folder: PathBuf, act: impl FnOnce(Checkpoints<Host
 pub struct ShardedWrite {
     votes: ShareVotes,
     share: Share,
-    /// Its clock's beginning.
+    /// When this worker's part began; votes are timed from there.
     since: Instant,
     /// The step of the checkpoint that was begun last.
     step: u64,
-    /// It is to be copied now.
+    /// Whether that step's state is to be copied now.
     begins: bool,
-    /// There was no room for the copy.
+    /// Whether there was no room for the copy.
     lacked: bool,
     failures: u32,
 }
@@ -90,7 +90,7 @@ impl ShardedWrite {
         let rank = group.rank() as usize;
         let all = group.gather([u64::from(sees)])?;
         if let Some(folder) = folder.filter(|_| rank == 0) {
-            // Whether it hangs now plays no part any more.
+            // If the folder hangs now, that does not matter any more.
             let _ = in_time(folder, |mut checkpoints| checkpoints.unmark_shared());
         }
         let mut writers: Vec<usize> =
@@ -135,7 +135,7 @@ impl ShardedWrite {
 
     /// Takes in what has become of the share.
     pub fn take_in(&mut self, ended: Option<EndedShare>) {
-        // One of another round may have taken as long as that.
+        // A slow write may be of an earlier round.
         let Some(ended) = ended.filter(|ended| (ended.step, ended.share) == (self.step, self.share)) else { return };
         self.votes.wrote(ended.result.is_ok());
         if let Err(error) = ended.result {
@@ -146,7 +146,7 @@ impl ShardedWrite {
         }
     }
 
-    /// What is to be said of checkpoints in the next step's sum.
+    /// This rank's votes on checkpoints, which go with the next step's sum.
     pub fn vote(&self) -> u32 {
         self.votes.vote()
     }

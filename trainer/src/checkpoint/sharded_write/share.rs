@@ -13,7 +13,7 @@ use super::super::retention::Name;
 use super::super::snapshot::Slot;
 use super::super::{CheckpointError, Checkpoints, DATA, TEMPORARY, removed};
 
-/// How the file begins by which a shared folder is told.
+/// How the name of the file begins that shows whether a folder is shared.
 const SHARED: &str = ".shared-";
 
 /// One of the shares that a round's checkpoints are cut into.
@@ -51,7 +51,7 @@ impl Share {
         (start * chunk).min(len)..(end * chunk).min(len)
     }
 
-    /// What all of its round write to.
+    /// The file that all writers of its round write to.
     fn file(&self, folder: &Path) -> PathBuf {
         folder.join(format!("{DATA}.{:016x}{TEMPORARY}", self.nonce))
     }
@@ -69,22 +69,22 @@ fn sums(share: &Share, slot: &Slot) -> Vec<u8> {
 }
 
 impl<D: Disk> Checkpoints<D> {
-    /// Puts something into the folder that others can look for.
+    /// Puts a file into the folder that other nodes can look for.
     pub fn mark_shared(&mut self, nonce: u64) -> io::Result<()> {
         let path = self.shared(nonce);
         self.disk.write(&path, b"whoever sees this writes its share of the checkpoints here\n")
     }
 
-    /// Whether it is there.
+    /// Whether that file is there.
     pub fn is_shared(&self, nonce: u64) -> bool {
         self.disk.length(&self.shared(nonce)).is_ok()
     }
 
-    /// Removes it, and what others before have left.
+    /// Removes that file, and those that earlier rounds have left.
     pub fn unmark_shared(&mut self) {
         for name in self.disk.list(&self.folder).unwrap_or_default() {
             if name.starts_with(SHARED) {
-                // Whoever comes next tries again.
+                // The next round tries again.
                 let _ = self.disk.remove_file(&self.folder.join(name));
             }
         }

@@ -25,16 +25,16 @@ struct Sums<'a, 'o> {
     group: &'a mut Group,
     shards: u32,
     order: SumOrder,
-    /// Where the sum is made: that of the first node, if it is done before the last. Else in what the last's first part
-    /// hands out.
+    /// Where the sum is made, unless this rank has one node alone: then it is made in what that node's first part hands
+    /// out.
     first: Option<&'a mut [f32]>,
     /// The sums of the nodes between the first and the last.
     done: &'a [Vec<f32>],
-    /// The last node, its parts, and whence their buckets come, the end of the gradient first.
+    /// The last node, its parts, and the channels that their buckets come through, the end of the gradient first.
     last: Option<Node>,
     parts: &'a [Node],
     inboxes: Vec<Receiver<&'o mut [f32]>>,
-    /// Asks for this rank's vote, and where it comes.
+    /// Asks for this rank's vote, and receives it.
     ask: Sender<()>,
     vote: Receiver<u32>,
 }
@@ -69,7 +69,7 @@ impl<M: Model> OnHost<M> {
                 // Nobody takes it where a sum has failed.
                 let _ = senders[part].send(numbers);
             });
-            // As late as can be: when the last bucket's turn has come. None asks where a sum has failed.
+            // As late as possible: when the last bucket is to be summed. Where a sum has failed nobody asks.
             if asked.recv().is_ok() {
                 let _ = answer.send(vote());
             }
@@ -90,7 +90,8 @@ impl Sums<'_, '_> {
         let mut first = first.map(|first| first.rchunks_mut(bucket));
         for number in 0..count {
             let arrived: Result<Vec<&mut [f32]>, RecvError> = inboxes.iter().map(Receiver::recv).collect();
-            // Else a computing thread has panicked: that goes on where it is.
+            // A channel that is closed means that a computing thread has panicked; its panic is raised where it is
+            // joined.
             let Ok(mut arrived) = arrived else { return Ok(votes) };
             if let Some(last) = last {
                 add_parts(last, parts, &mut arrived);
