@@ -1,5 +1,4 @@
-//! The flags that say which store and which prefix, shared by `elastic-coordinator` and `elasticctl`. Not for anything
-//! that only one of them takes.
+//! The flags that say which store and which prefix, shared by `elastic-coordinator` and `elasticctl`.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
-//! Listening sockets that everybody on the network can reach, and the descriptors that they cost. Not for who may say
-//! what: a connection is let in here before it has said anything.
+//! Listening sockets that everybody on the network can reach, and the descriptors that they cost. A connection is
+//! accepted here before its client has said anything.
 //!
-//! Whoever connects costs this process a descriptor, so each listener has a share of them and lets no more in: those
-//! that come on top wait in the kernel's queue. What never says anything, or whose host is gone, is closed, so that
-//! the share is not lost to it.
+//! Each connection costs this process a descriptor, so each listener has a share of them and lets no more in: those
+//! that come on top wait in the kernel's queue. What never says anything, or whose host is gone, is closed, so that the
+//! share is not lost to it.
 
 #[cfg(test)]
 pub(crate) mod blackhole_proxy;

@@ -2,7 +2,7 @@
 //!
 //! A checker that misses faults proves nothing. `list.rs` names the faults, as changes of one place in the sources of
 //! `elastic_coordinator::rendezvous`; the build script puts all of them in, each behind a switch; each test turns one
-//! on and plays seeds until a promise is broken. Not for the protocol itself: the model's mutations are for that.
+//! on and plays seeds until a promise is broken. The model's mutations test the protocol itself.
 //!
 //! ```text
 //! cargo nextest run -p elastic-mutants

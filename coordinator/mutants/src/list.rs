@@ -1,4 +1,4 @@
-//! The faults. Not for putting them in: the build script does.
+//! The faults. The build script puts them in.
 
 /// One fault in one place.
 pub struct Mutant {

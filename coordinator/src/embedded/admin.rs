@@ -1,5 +1,5 @@
-//! etcd's Maintenance and Cluster services as far as they mean something for a single process, and what is said to
-//! who wants to log in. Not for clusters: there is one member and always will be.
+//! etcd's Maintenance and Cluster services as far as they mean something for a single process, and the answer to
+//! clients that want to log in. There is always exactly one member.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The one live copy of the embedded store: a lock around the state machine, its clock, and who waits for what.
-//! Not for rules about keys, which are [`crate::embedded::mvcc`]'s, nor for any protocol.
+//! The one live copy of the embedded store: a lock around the state machine, its clock, and the subscriptions. The
+//! rules about keys are in [`crate::embedded::mvcc`].
 //!
 //! Writers never wait for watchers. A subscription is a span and a place in the history; after each write the hub wakes
 //! those whose span was touched and moves the others on. Each reads its events from the history at its own pace, so the
@@ -98,7 +98,7 @@ impl Hub {
         let id = state.next_subscription;
         state.next_subscription += 1;
         let next = from.unwrap_or(current.next());
-        // A cursor in the past is looked into at once; there need not be anything.
+        // A cursor in the past is looked into at once, even if nothing is there.
         let pending = next <= current;
         if pending {
             wake.notify_one();
@@ -114,7 +114,8 @@ impl Hub {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in the middle of a write would be a bug in the state machine; serving on beats a second panic.
+        // A panic in the middle of a write would be a bug in the state machine. Going on to serve is better than a
+        // second panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

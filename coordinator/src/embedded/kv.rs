@@ -1,4 +1,4 @@
-//! etcd's KV service: reads, writes, transactions, compaction. Not for the rules, which are [`crate::embedded::mvcc`]'s.
+//! etcd's KV service: reads, writes, transactions, compaction. The rules are in [`crate::embedded::mvcc`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! etcd's Lease service. Not for when leases end: the hub's task sees to that.
+//! etcd's Lease service. The hub's task ends leases in time.
 
 use std::sync::Arc;
 use std::time::Duration;

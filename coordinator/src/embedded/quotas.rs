@@ -1,7 +1,7 @@
-//! How much of the embedded store one address may have: watches and leases. Not for the store's own bounds, which are
+//! How much of the embedded store one address may have: watches and leases. The bounds of the whole store are
 //! [`crate::embedded::mvcc::Limits`].
 //!
-//! The store knows no users, so whoever reaches it may use all of it. A quota for each address leaves room for the
+//! The store knows no users, so anybody who reaches it may use all of it. A quota for each address leaves room for the
 //! others: one host alone can neither fill this process's memory nor lock newcomers out. Of an IPv6 address only the
 //! network's part counts, since a host chooses the rest itself (RFC 8981).
 

@@ -1,5 +1,5 @@
-//! etcd's Watch service: one task for each stream, which carries any number of watches. Not for finding out what
-//! happened: the hub's subscriptions do.
+//! etcd's Watch service: one task for each stream, which carries any number of watches. The events come from the hub's
+//! subscriptions.
 //!
 //! A stream's task is the only one that waits for its client. While it does, its events wait in the history.
 

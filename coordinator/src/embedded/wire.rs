@@ -1,5 +1,5 @@
-//! etcd's messages to and from the state machine's values. Not for deciding anything: what both sides can say is
-//! passed on as it is. The numbers are those of etcd's `rpc.proto`.
+//! etcd's messages to and from the state machine's values. Nothing is decided here: whatever both sides can express is
+//! passed on unchanged. The numbers are those of etcd's `rpc.proto`.
 
 use etcd_client::proto::{
     PbCompare, PbDeleteRequest, PbDeleteResponse, PbEvent, PbKeyValue, PbPutRequest, PbPutResponse, PbRangeRequest,

@@ -1,4 +1,4 @@
-//! HTTP to one member at a time. Not for which member, nor for what is asked.
+//! HTTP to one member at a time.
 //!
 //! A member that does not answer in time is left for the next one, with every long poll that hangs on it: on a frozen
 //! server they would never end by themselves.

@@ -1,5 +1,5 @@
-//! What failed: the record by which every agent of a job tells the same story. Not for judging which of several
-//! failures is the job's cause: that is `rendezvous`.
+//! What failed: the record by which every agent of a job tells the same story. Which of several failures is the job's
+//! cause is decided in `rendezvous`.
 //!
 //! A failure travels through the store, in a node's key and then in the round's, so each of its parts is bounded:
 //! [`Failure::bounded`] keeps the whole below about 16 KiB, whatever a worker wrote.

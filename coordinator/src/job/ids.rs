@@ -1,4 +1,4 @@
-//! Ids that must not be mixed up. Not for ranks, which are plain numbers of one round.
+//! Ids that must not be mixed up. Ranks have no type of their own: they are plain numbers of one round.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,5 @@
-//! Every job under a prefix, as the store tells it: one read, then events. Not for deciding anything about a job, and
-//! never written back.
+//! Every job under a prefix, as the store tells it: one read, then events. It is only read: nothing is decided by it,
+//! and it is never written back.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The JSON records that nodes and leaders write. Not for what they mean together: that is `rendezvous`.
+//! The JSON records that nodes and leaders write. What they mean together is in `rendezvous`.
 
 use std::fmt;
 

@@ -146,8 +146,8 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Does something with the leader, if this node leads. Without one, a stream that was opened ends here: who does
-    /// not lead takes no pulses.
+    /// Does something with the leader, if this node leads. Without a leader, a stream that was opened ends here: a node
+    /// that does not lead takes no pulses.
     fn lead<T>(&mut self, act: impl FnOnce(&mut LeaderDrive) -> T) -> Option<T> {
         let leader = self.leader.as_mut()?;
         let done = act(leader);
@@ -172,7 +172,7 @@ impl<'a> Drive<'a> {
     fn member(&mut self, input: MemberInput) {
         let outputs = self.member.step(Time::now(), input);
         if self.member.is_over() {
-            // Before its stream and its key end, by which others learn that they must ask.
+            // This comes before its stream and its key end: others learn from those that they must ask.
             self.node.front.leave();
         }
         for output in outputs {

@@ -1,5 +1,5 @@
-//! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. Not for who leads, nor for the
-//! member beside it: an agent has one, a coordinator's replica has none.
+//! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. An agent has a member beside
+//! it; a replica of the coordinator has none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const FIRST_BEAT: Duration = Duration::from_millis(200);
 /// How long a suspect may leave a dial unanswered while the job's own patience is not known yet.
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Most notes taken in before a decision, and before whoever shares the task has its turn.
+/// Most notes taken in before a decision, and before others on the same task have their turn.
 const BATCH: usize = 1024;
 /// Streams of nodes that the leader does not know. A node may come before its key does, or before a new leader has read
 /// it; it is taken in as soon as the leader knows it, and one that is turned away comes again.
@@ -282,7 +282,7 @@ impl LeaderDrive {
         let Some(Stream { node, answers, .. }) = self.streams.get(&stream) else { return };
         let node = node.clone();
         if echo_ms > answers.borrow().answer.map(|answer| answer.sent_ms) {
-            // It claims to have heard what was not said to it: whoever that is, it is not that node.
+            // The sender claims to have heard what was not said to it, so it is not that node.
             tracing::warn!(%node, "a pulse stream in the name of this node is ended: it answers what was not sent on it");
             return self.closed(stream);
         }

@@ -1,5 +1,5 @@
-//! Carries the machines of [`crate::rendezvous`]: runs their transactions, watches, leases, pulses and timers, and hands
-//! worker commands to the agent. Not for decisions: nothing here chooses.
+//! Carries the machines of [`crate::rendezvous`]: runs their transactions, watches, leases, pulses and timers, and
+//! hands worker commands to the agent. Nothing is decided here.
 //!
 //! One task owns a [`Member`] and, while it leads, a [`Leader`](crate::rendezvous::Leader). All IO runs beside it and
 //! reports back through one queue, so the machines see one event at a time:
@@ -55,8 +55,8 @@ pub enum Command {
     Forming(u64, String),
     /// A line for the log.
     Say(String),
-    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`]. Only
-    /// from a driver that is [`Node::concluding`].
+    /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`].
+    /// Only from a driver that is [`Node::concluding`].
     Conclude(NodeId, End),
 }
 
@@ -162,7 +162,7 @@ impl Node {
     }
 }
 
-/// What turns this machine's clock into milliseconds since the Unix epoch, for the history that people read.
+/// What to add to this machine's clock for milliseconds since the Unix epoch, for the history that people read.
 pub(crate) fn epoch_ms(now: Time) -> u64 {
     crate::time::date::now_ms().saturating_sub(now.as_millis())
 }

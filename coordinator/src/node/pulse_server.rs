@@ -37,7 +37,7 @@ const FIRST_WORDS: Duration = Duration::from_secs(5);
 /// How often a silent client is asked whether it is there, and how long it may take to answer.
 const CLIENT_CHECK: Duration = Duration::from_secs(10);
 
-/// Notes for leaders under way at once, of all streams together. They take turns: who says much waits.
+/// Notes for leaders under way at once, of all streams together. They take turns: a client that says much waits.
 const NOTES: usize = 256;
 
 /// Who answers behind a peer port, and where the pulses of each job go. An agent takes part in one job; a coordinator's
@@ -66,8 +66,9 @@ impl PeerPort {
         self.lock().jobs.remove(job.as_ref());
     }
 
-    /// Names nobody any more: whoever took part here is about to go, and does nothing that others need fear. Asked by
-    /// then, this port would vouch for a node whose stream and key end in the same moment, and nobody would ask again.
+    /// Names nobody any more: the node that took part here is about to go, and does nothing that others need to fear.
+    /// Asked by then, this port would vouch for a node whose stream and key end in the same moment, and nobody would
+    /// ask again.
     pub(crate) fn leave(&self) {
         self.lock().node.clear();
     }

@@ -1,5 +1,4 @@
-//! What runs beside the machines: tasks that end with their handle, watches, and deadlines. Not for what they
-//! report.
+//! What runs beside the machines: tasks that end with their handle, watches, and deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! Carries the machine of [`crate::torchelastic`]: its requests, its watch, its timers. To the agent it is what
-//! [`Node`](super::Node) is. Not for decisions: nothing here chooses.
+//! [`Node`](super::Node) is. Nothing is decided here.
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;

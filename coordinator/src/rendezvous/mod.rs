@@ -1,5 +1,5 @@
-//! How nodes agree on rounds: the leader's decisions and every node's steps, as pure machines. Not for IO: the driver
-//! in [`crate::node`] carries what they ask for, and the simulator does too.
+//! How nodes agree on rounds: the leader's decisions and every node's steps, as pure machines. They do no IO: the
+//! drivers in [`crate::node`] do what they ask for, and so does the simulation.
 //!
 //! | module | what it is |
 //! |---|---|

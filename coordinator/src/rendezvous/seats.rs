@@ -23,7 +23,7 @@ pub(super) struct Contest<'a> {
 }
 
 /// The nodes that get in, in order of ranks: candidates with the place that each must have, if ranks are fixed. At most
-/// `most` get in, the first that came.
+/// `most` get in: those that came first.
 ///
 /// Where two claim one place, the later one is its predecessor's next incarnation (others are turned away), and their
 /// keys do not tell which is alive. Neither gets in until one of them is gone.

@@ -1,5 +1,5 @@
-//! What a leader knows when it decides: the store's records and its own observations. Not for deciding, nor for
-//! keeping itself up to date (that is [`super::Leader`]).
+//! What a leader knows when it decides: the store's records and its own observations. [`super::Leader`] keeps it up to
+//! date.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl View {
     /// work: nothing follows from what the other members say, not even that all have said it.
     pub(super) fn damage(&self) -> Option<String> {
         let sealed = self.round.value.sealed?;
-        // Where the record does not say how many there are, there is one at least.
+        // Where the record does not say how many there are, there is at least one.
         let members = sealed.nodes.max(self.round.value.group_world_size).max(1) as usize;
         let there = self.roster.size();
         (there < members).then(|| {

@@ -12,7 +12,7 @@ use crate::time::Time;
 /// Pause after the store failed.
 const RETRY: Duration = Duration::from_millis(300);
 
-/// Keeps a lease for ever. `held` tells which; none while the store has not confirmed it for `ttl`.
+/// Keeps a lease for ever. `held` tells which one it is; none while the store has not confirmed it for `ttl`.
 pub(super) async fn keep(store: Arc<dyn Store>, ttl: Duration, held: watch::Sender<Option<LeaseId>>) {
     let mut failing = false;
     loop {

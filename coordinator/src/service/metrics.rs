@@ -1,5 +1,5 @@
-//! What Prometheus is told: gauges out of the jobs' records at each scrape, counters out of their changes. Not for the
-//! meaning of each name, which is documented in `docs/metrics.md`.
+//! What Prometheus is told: gauges out of the jobs' records at each scrape, counters out of their changes. The meaning
+//! of each name is documented in `docs/metrics.md`.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

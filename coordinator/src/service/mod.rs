@@ -1,5 +1,5 @@
-//! The coordinator service: leads every job under a prefix while it runs. Not for what a leader does
-//! ([`crate::rendezvous::Leader`]), nor for carrying it out ([`crate::node`]): this only decides which jobs to lead.
+//! The coordinator service: leads every job under a prefix while it runs. This only decides which jobs to lead; what a
+//! leader does is in [`crate::rendezvous::Leader`], and [`crate::node`] carries it out.
 //!
 //! It keeps no state outside the store. Any number of replicas may run: each has its own lease, on which the `leader`
 //! keys that it writes hang, and none takes a job from another. Where an agent leads a running job, a replica puts
@@ -50,7 +50,7 @@ const RETRY: Duration = Duration::from_millis(300);
 /// How long a job is left to its agents after one of them could not reach this replica.
 const STAND_BACK: Duration = Duration::from_secs(60);
 
-/// How long leaving may take before the lease is given up whatever is under way.
+/// How long leaving may take before the lease is given up, whatever is still under way.
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// What a replica needs.

@@ -1,5 +1,5 @@
-//! The key-value service behind all coordination, as one narrow trait. Not for protocol: keys and records live in
-//! [`crate::job`], decisions in [`crate::rendezvous`].
+//! The key-value service behind all coordination, as one narrow trait. Keys and records are in [`crate::job`],
+//! decisions in [`crate::rendezvous`].
 //!
 //! Semantics are etcd v3's: every write has a revision that only grows, a key has a create and a mod revision, a
 //! transaction is atomic and guarded, a watch replays from a revision and delivers every event once and in order.

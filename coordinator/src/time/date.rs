@@ -1,4 +1,4 @@
-//! Dates for people, from what records say of wall clocks. Not for deciding anything: that is [`crate::time`]'s.
+//! Dates for people, from the wall-clock times in records. Decisions use [`crate::time`] only.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -1,6 +1,6 @@
-//! TorchElastic's own rendezvous, the one that torchrun calls `etcd`, as a pure machine: what a node asks of etcd's v2 API
-//! and does with its workers, so that elastic agents and torchrun meet in one job. Not for IO, which is
-//! [`crate::node::torchelastic`]'s, nor for our own protocol, which is [`crate::rendezvous`].
+//! TorchElastic's own rendezvous, the one that torchrun calls `etcd`, as a pure machine: what a node asks of etcd's v2
+//! API and does with its workers, so that elastic agents and torchrun meet in one job. IO is in
+//! [`crate::node::torchelastic`], our own protocol in [`crate::rendezvous`].
 //!
 //! | module | what it is |
 //! |---|---|

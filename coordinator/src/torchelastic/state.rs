@@ -1,5 +1,4 @@
-//! The state of a rendezvous as all agents read and write it: the JSON value of `active_version`. Not for what follows
-//! from it.
+//! The state of a rendezvous as all agents read and write it: the JSON value of `active_version`.
 //!
 //! ```text
 //!             join             all joined, or     each member confirms        joins, leaves, deaths

@@ -169,7 +169,7 @@ fn leaves(phase: Phase) -> bool {
     matches!(phase, Phase::Draining | Phase::Stopped)
 }
 
-/// Who of the last round's members publishes at its end: of those that are still there, the one with the first ranks.
+/// Which of the last round's members publishes at its end: the one with the lowest ranks of those that are still there.
 /// Nobody where the job has not failed and one of them goes on with it.
 fn last_publisher(failed: bool, there: &[(NodeId, u32, Phase)]) -> Option<&NodeId> {
     if !failed && !there.iter().all(|(.., phase)| leaves(*phase)) {

@@ -1,5 +1,5 @@
-//! The embedded server as clients see it: etcd's own command, and the Rust client. Not for the rules about keys, which
-//! have their tests beside the state machine.
+//! The embedded server as clients see it: etcd's own command, and the Rust client. The rules about keys are tested
+//! beside the state machine.
 
 // Tests report by panicking, their helpers too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -1,5 +1,5 @@
-//! TorchElastic's rendezvous, with agents of ours and a model of torchrun's mixed in one job: every schedule comes from a
-//! seed and can be played again. Not for a real etcd or a real torchrun: `tests/` has those.
+//! TorchElastic's rendezvous, with agents of ours and a model of torchrun's mixed in one job: every schedule comes from
+//! a seed and can be played again. The package `tests` runs a real etcd and a real torchrun.
 //!
 //! ```text
 //! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test mixed replay -- --ignored --nocapture

@@ -1,4 +1,4 @@
-//! Our machine, carried in virtual time. Not for decisions: nothing here chooses.
+//! Our machine, carried in virtual time. Nothing is decided here.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! One schedule: which nodes there are, what befalls them, and what must have come of it in the end. Not for how a node
-//! behaves.
+//! One schedule: which nodes there are, which faults happen, and what must hold in the end.
 
 use std::time::Duration;
 

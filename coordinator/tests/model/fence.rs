@@ -1,5 +1,5 @@
 //! The fence point in discrete time: whether a member that was evicted has surely stopped one TTL later, whatever it
-//! still hears. Not for who is evicted when: the main model takes this one's result as its rule `past_fence`.
+//! still hears. The main model takes this one's result as its rule `past_fence`.
 //!
 //! M is a member. It hears from the store through keep-alives and linearizable reads, and from L, the old leader,
 //! through pulses. K is the member that L's successor keeps: it has its stream to L until it opens one to the

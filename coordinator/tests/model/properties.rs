@@ -1,5 +1,4 @@
-//! What must hold in every state, and what must happen in some, so that the model is not empty. Not for how a state
-//! comes about.
+//! What must hold in every state, and what must happen in some, so that the model is not empty.
 
 use stateright::Property;
 

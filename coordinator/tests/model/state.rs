@@ -1,5 +1,5 @@
 //! What the model's world consists of: the store's keys, the nodes, the transactions under way, and a few ghosts.
-//! Not for behaviour: `steps` says what can happen, `txn` what the store does with a transaction.
+//! `steps` says what can happen, `txn` what the store does with a transaction.
 
 use std::fmt;
 

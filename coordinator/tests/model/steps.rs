@@ -1,4 +1,4 @@
-//! What can happen in the world and what it changes. Not for the store's side of a transaction: see `txn`.
+//! What can happen in the world and what it changes. The store's side of a transaction is in `txn`.
 
 use crate::rules::{Mutation, Rules};
 use crate::state::{

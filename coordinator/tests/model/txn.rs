@@ -1,4 +1,4 @@
-//! What the store does with a transaction that arrives: guards, then effects. Not for who sends one when: see `steps`.
+//! What the store does with a transaction that arrives: guards, then effects. Who sends one, and when, is in `steps`.
 
 use crate::rules::{Mutation, Rules};
 use crate::state::{

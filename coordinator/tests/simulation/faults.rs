@@ -1,4 +1,4 @@
-//! What breaks, and what an operator does. Not for when: that is the schedule's.
+//! What breaks, and what an operator does. The schedule says when.
 
 use elastic_coordinator::job::{Desired, FailureClass};
 use elastic_coordinator::rendezvous::MemberInput;

@@ -1,5 +1,5 @@
-//! The real machines in a simulated world: every schedule comes from a seed and can be played again.
-//! Not for a real store or real processes: `tests/` has those.
+//! The real machines in a simulated world: every schedule comes from a seed and can be played again. The package
+//! `tests` runs a real store and real processes.
 //!
 //! ```text
 //! ELASTIC_SEED=123 cargo test -p elastic-coordinator --test simulation replay -- --ignored --nocapture

@@ -1,5 +1,5 @@
-//! The store as a service: calls that take time, fail or lose their answers, and watches. Not for what is stored: that
-//! is the real [`Mvcc`].
+//! The store as a service: calls that take time, fail or lose their answers, and watches. The real [`Mvcc`] holds what
+//! is stored.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

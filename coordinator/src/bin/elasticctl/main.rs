@@ -1,4 +1,4 @@
-//! `elasticctl`: see the jobs and ask things of them. Not for starting any: agents do that.
+//! `elasticctl`: shows the jobs and changes what is desired of them. Agents start jobs.
 
 mod operator;
 mod show;

@@ -79,7 +79,7 @@ impl History {
     /// Compacts as far as the bounds want it, but never the newest revision.
     pub(super) fn trim(&mut self, limits: &Limits, current: Revision) {
         let kept = limits.history_revisions.max(1);
-        // Zero would say that all of history is there, and a store younger than the bound has just that.
+        // Zero says that all of history is there, as in a store younger than the bound.
         if current.0 - kept > 0 {
             self.compact(Revision(current.0 - kept + 1));
         }

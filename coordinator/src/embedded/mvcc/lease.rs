@@ -1,4 +1,4 @@
-//! Leases: who holds which keys until when. Not for renewing one's own lease: that is the client's side.
+//! Leases: which keys hang on them, and when they end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

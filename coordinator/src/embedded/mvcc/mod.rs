@@ -1,5 +1,5 @@
-//! A key-value store with etcd v3's semantics as a pure state machine: time is an argument, nothing is random.
-//! Not a server and not a [`crate::store::Store`]: those are [`crate::embedded`] and [`crate::embedded::MemoryStore`].
+//! A key-value store with etcd v3's semantics as a pure state machine: time is an argument, nothing is random. The
+//! server is [`crate::embedded`]; the [`crate::store::Store`] is [`crate::embedded::MemoryStore`].
 //!
 //! The live keys are one ordered map; the past is one log of events, each with the record it replaced. Everything else
 //! follows from these two: a watch reads the log forwards, a historical range undoes it backwards, and compaction

@@ -10,22 +10,22 @@ use crate::rendezvous::seats::{Contest, in_order, seats};
 use crate::rendezvous::view::{Liveness, View};
 use crate::time::Time;
 
-/// Ends the reason of a plan that a new leader made anew.
+/// The end of the reason where a new leader made the plan anew.
 const TAKEN_OVER: &str = " (taken over)";
 
 pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
     let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh, quick: false });
-    // Whom it waits for then are the members of a generation that is over: their loss is no reason of this one.
+    // It then waits for the members of a generation that is over. Their loss is no reason for this round.
     let fresh = round.begins_anew();
     if !view.planned_here {
-        // Every first leader finds a generation's first record, written by whoever began it.
+        // A generation's first record was written by the node that began it, so its first leader always finds one.
         let suffix = if round.sealed.is_some() && !fresh { TAKEN_OVER } else { "" };
         let reason = round.reason.trim_end_matches(TAKEN_OVER);
         return (anew(Vec::new(), false), format!("{reason}{suffix}"));
     }
     if view.drained_members().iter().any(|name| !round.leaving.contains(name)) {
-        // Asked only now: the plan tells them.
+        // They are asked only now, since the plan tells them.
         return (anew(Vec::new(), false), round.reason.clone());
     }
     let (evict, outstanding) = outstanding(now, view, wake);
@@ -46,7 +46,7 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     let waiting = Some((round.number, Phase::Waiting));
     let waits =
         |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, round.number) == Some(Phase::Waiting);
-    // Who waits for the round, but is not to have a place in it.
+    // Nodes that wait for the round and get no place in it.
     let unkept: BTreeSet<&NodeId> = roster.late().chain(view.drained_nodes()).filter(waits).collect();
     let kept = roster.count_saying(waiting) - unkept.len();
     let newcomers = roster.count_newcomers();
@@ -54,7 +54,7 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     let stays = |node: &NodeId| waits(&node) && !unkept.contains(node);
     let (excluded, contest) = contest(view, |node| comes(node) || stays(node));
     let here = (kept + newcomers - excluded).min(view.max_nodes());
-    // In order only when they are needed: nodes come one by one.
+    // Nodes come one by one, so they are sorted only when they are needed.
     let in_order = || {
         let mut kept: Vec<_> = roster
             .saying(waiting)
@@ -118,7 +118,7 @@ fn contest(view: &View, is_candidate: impl Fn(&NodeId) -> bool) -> (usize, Optio
     (excluded, first)
 }
 
-/// When a job below its minimum has failed: `join_timeout` after it came to that. Where every node has left, or none was
+/// When a job below its minimum has failed: `join_timeout` after it fell below. Where every node has left, or none was
 /// ever there, nobody waits, and the time counts from the first that comes.
 fn patience_ends(view: &View) -> Option<Time> {
     let since = match view.round.value.sealed {
@@ -154,7 +154,7 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
     let timings = &view.spec.timings;
     let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;
     if now < soonest {
-        // Nobody's time is over yet: a few are enough to name.
+        // Nobody's time is over yet. It is enough to name a few.
         if silent.peek().is_some() {
             wake.at(soonest);
         }

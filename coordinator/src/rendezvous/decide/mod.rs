@@ -71,9 +71,9 @@ pub struct Form {
     pub charge: bool,
     /// Who is evicted with it.
     pub evict: Vec<Eviction>,
-    /// All of the last round have left: no later leader need look for them.
+    /// All members of the last round have left, so no later leader needs to look for them.
     pub afresh: bool,
-    /// It ends a round for growth before that is `min_round_time` old.
+    /// It ends a round, for growth, before that round is `min_round_time` old.
     pub quick: bool,
 }
 

@@ -10,13 +10,13 @@ pub(super) fn refusals(view: &View) -> Option<(Verdict, String)> {
     dismissals(view).or_else(|| clashes(view)).or_else(|| contested_places(view))
 }
 
-/// Turns a node away that has no place. That it has none is as the leader sees it: its tombstone proves nothing about
-/// workers to a later leader that finds it to be a member.
+/// Turns a node away that has no place. It has none as far as this leader knows. A later leader may find that it is a
+/// member, so its tombstone proves nothing about its workers.
 fn refusal(node: &NodeId, reason: &str) -> Eviction {
     Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
 }
 
-/// Nodes that the operator drains end once they have no place: none to keep, and none to get.
+/// Nodes that the operator drains end once they have no place, neither in this round nor in the next.
 fn dismissals(view: &View) -> Option<(Verdict, String)> {
     let drained: Vec<&NodeId> = view.drained_newcomers().take(MOST_EVICTIONS).collect();
     if drained.is_empty() {

@@ -10,8 +10,8 @@ use crate::rendezvous::view::{Liveness, View};
 use crate::store::Revision;
 use crate::time::Time;
 
-/// Whoever stops a node's processes all at once signals one after the other. For so long after a worker was ended by a
-/// signal that asks it to stop, its agent may be told to leave too: then it was no failure.
+/// What stops all of a node's processes at once signals them one after the other. After a signal that asks programs to
+/// stop has ended a worker, its agent may be told to leave within this time. The exit was then no failure.
 const TOLD_TOO: Duration = Duration::from_millis(300);
 
 pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
@@ -30,9 +30,9 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
             return (Verdict::Wait, format!("{story}; waiting for whether its agent is told to leave"));
         }
         let blames_peer = failure.class == FailureClass::Peer;
-        // What takes a node away breaks the connections of those that stay.
+        // A node that goes breaks the connections of those that stay.
         let explained = !lost.is_empty() || !leaving.is_empty();
-        // Who lives, but does not reach this leader, never answers: one lease is time enough for everybody else.
+        // A member that lives but does not reach this leader never answers. One lease is enough time for all others.
         let answer_by = failure.said + view.spec.timings.lease_ttl;
         let unjudged = blames_peer && !explained && now < answer_by && !all_answered_since(view, failure.report);
         if unjudged {

@@ -105,7 +105,7 @@ impl Leader {
         let number = |kv: &KeyValue| kv.key.rsplit('/').next()?.parse::<u64>().ok();
         self.next_event = one(7).and_then(number).map_or(0, |last| last + 1);
 
-        // What this leader observed stays observed.
+        // What this leader has observed is kept.
         let old = self.view.take();
         let same_state =
             |old: &View| (old.round.value.number, old.round.value.state) == (round.value.number, round.value.state);
@@ -159,7 +159,7 @@ impl Leader {
             if view.roster.member(&node).is_none() {
                 continue;
             }
-            // That it stands there says that the node was evicted; what it says of its workers is lost.
+            // That the record is there proves that the node was evicted. What it says about the workers cannot be read.
             let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
                 |problem| {
                     strays.push(left_out(&problem));
@@ -174,8 +174,8 @@ impl Leader {
         Ok(view)
     }
 
-    /// What the job agreed on. Where that record is lost whoever leads still knows it, and writes it again: newcomers
-    /// need it.
+    /// What the job agreed on. Where that record is lost, the leader still knows it and writes it again, since
+    /// newcomers need it.
     fn spec_of(&mut self, kv: Option<&KeyValue>, strays: &mut Vec<String>) -> Result<Spec, String> {
         let key = self.keys.spec();
         let gone = || format!("the record at {key} is gone: was the store emptied?");

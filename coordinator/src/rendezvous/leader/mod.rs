@@ -122,14 +122,14 @@ pub struct Leader {
     checkpoint: Option<Checkpoint>,
     /// The mod revision of the record that says so.
     pointer: Revision,
-    /// The job's spec as whoever leads knows it, for where its record is damaged.
+    /// The job's spec as the leading node knows it, in case its record is damaged.
     known_spec: Option<Spec>,
     /// Puts a damaged record right.
     mend: Option<Txn>,
     next_event: u64,
     /// The store's revision at which the view was read; older news is no news.
     loaded: Revision,
-    /// A read older than this says less than a watch already did: read again.
+    /// A read older than this tells less than a watch has told already, so the job is read again.
     behind: Revision,
     /// The newest write of the round, its own or another's, that the watch told of.
     round_news: Revision,
@@ -189,7 +189,7 @@ impl Leader {
         }
     }
 
-    /// A leader that knows the job's spec: where the record is lost it writes it again.
+    /// A leader that knows the job's spec. Where the record is lost, it writes it again.
     #[must_use]
     pub fn knowing(self, spec: Spec) -> Leader {
         Leader { known_spec: Some(spec), ..self }
@@ -205,7 +205,7 @@ impl Leader {
         self.view.as_ref()
     }
 
-    /// Whether a node is a member of the sealed round, or has a key. What others say of themselves is not worth keeping.
+    /// Whether a node is a member of the sealed round, or has a key. What other nodes say of themselves is not kept.
     pub fn knows(&self, node: &NodeId) -> bool {
         self.view.as_ref().is_some_and(|view| view.roster.node(node).is_some() || view.roster.member(node).is_some())
     }
@@ -303,11 +303,12 @@ impl Leader {
     pub fn word(&self, now: Time) -> Option<Word> {
         let view = self.view.as_ref()?;
         let round = &view.round.value;
-        // Not when a beat came in: it may have been long under way, and its sender gone to a successor.
+        // The time a beat came in does not count: it may have been long under way, and its sender may follow a
+        // successor by now.
         let oldest = view.roster.all_echoed();
         let all_heard = oldest
             .map(|oldest| oldest.map_or(Duration::ZERO, |echoed| now.since(echoed)))
-            // Whose rank keys are lost may be silent.
+            // Members whose rank keys are lost may be silent.
             .filter(|_| view.damage().is_none());
         Some(Word {
             round: round.number,
@@ -361,7 +362,8 @@ impl Leader {
         if let Some(txn) = self.mend.take() {
             return self.start(Doing::Mend, txn, out);
         }
-        // Who has not come by then to a new leader may have died with the old one: no stream will tell.
+        // A member that has not come to a new leader by then may have died with the old one. No stream will tell of
+        // that.
         let come_by = self.elected + view.spec.timings.beat() * 2;
         if !self.called && now >= come_by {
             self.called = true;

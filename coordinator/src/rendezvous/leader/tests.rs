@@ -1,5 +1,5 @@
-//! What a leader asks for, step by step, over records as a store would return them. Not for whole histories: the
-//! simulation plays those.
+//! What a leader asks for, step by step, over records as a store would return them. The simulation plays whole
+//! histories.
 
 mod cost;
 mod doubt;

@@ -37,8 +37,8 @@ impl Leader {
             reason: reason.to_owned(),
             cause: None,
         };
-        // The record stands once and last, with the evictions that fit beside it: each time it is written, every node
-        // reads it.
+        // The record is written once, and last, with the evictions that fit beside it: every node reads it each time it
+        // is written.
         let first = form.evict.len().saturating_sub(1) / MOST_EVICTIONS * MOST_EVICTIONS;
         let (before, last) = form.evict.split_at(first);
         let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));
@@ -57,8 +57,8 @@ impl Leader {
         (Doing::Refuse { nodes }, txn)
     }
 
-    /// Guards that hold where the evicted have said nothing new: whoever is not known to be dead may have spoken since,
-    /// and a watch can be late.
+    /// Guards that hold if the evicted nodes have said nothing new. A node that is not known to be dead may have
+    /// written since, and a watch can be late.
     fn silent(&self, view: &View, evictions: &[Eviction]) -> Vec<Guard> {
         let silent = |eviction: &Eviction| {
             let known = view.roster.node(&eviction.node).map_or(Revision::NONE, |present| present.modified);
@@ -144,12 +144,12 @@ impl Leader {
         Some((Doing::Sweep { swept }, txn))
     }
 
-    /// Behind a final state, done nodes' keys have no lease to end them.
+    /// After a final state, the keys of done nodes have no lease that would end them.
     fn sweep_ops(&self, swept: &[NodeId]) -> Vec<Op> {
         swept.iter().map(|node| Op::delete(self.keys.node(node))).collect()
     }
 
-    /// Deletes as many of these rounds' keys as fit; the rest stay stale, and their turn comes.
+    /// Deletes as many of these rounds' keys as fit; the rest stay stale and are deleted later.
     pub(super) fn prune_txn(&self, mut rounds: Vec<u64>) -> (Doing, Txn) {
         rounds.truncate(BATCH / 2);
         let of = |number: &u64| {

@@ -1,5 +1,4 @@
-//! How long a node's workers may live: the fence point. Not for killing them (the guard does, even if the agent is
-//! frozen).
+//! How long a node's workers may live: the fence point. The guard kills them then, even if the agent is frozen.
 //!
 //! Two proofs age: that the lease lives (its last renewal) and that the round is still the current one (a leader's word
 //! or a read). Workers end before the lease's time to live has passed since the older of them was *sent*, so that
@@ -11,7 +10,7 @@ use super::{Member, Workers};
 use crate::job::{OnStoreLoss, Spec};
 use crate::time::Time;
 
-/// Since when nothing else than this is known.
+/// When each proof was last made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Proofs {
     /// When the newest lease was last known to be good; stays when the lease is lost.

@@ -76,7 +76,7 @@ impl Member {
             if deserted {
                 return self.wait_for_deserted(now, &round, &differs.to_string(), out);
             }
-            // What it says concerns the leader alone, who warns of one that nobody can read.
+            // What it says concerns only the leader, which warns of a record that nobody can read.
             if value(2).is_none() {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);

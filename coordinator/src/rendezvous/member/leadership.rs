@@ -1,4 +1,4 @@
-//! Who leads, as a node sees it, and when it campaigns itself. Not for leading: that is [`crate::rendezvous::Leader`].
+//! Who leads, as a node sees it, and when it campaigns itself. Leading itself is in [`crate::rendezvous::Leader`].
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub(super) struct Leadership {
     pub(super) own_term: Option<Revision>,
     /// The revision up to which news of the leader are known.
     news: Revision,
-    /// The mod revision of a `leader` record that nobody holds: whoever campaigns writes over it. [`Revision::NONE`]: no
-    /// such record is there.
+    /// The mod revision of a `leader` record that nobody holds: the node that campaigns writes over it.
+    /// [`Revision::NONE`]: no such record is there.
     vacant: Revision,
     /// The term of a leader whose death is confirmed.
     pub(super) dead_term: Option<Revision>,
@@ -102,7 +102,7 @@ impl Member {
         }
     }
 
-    /// Opens a stream to the leader. Who has not joined has nothing to say to it.
+    /// Opens a stream to the leader. A node that has not joined has nothing to say to it.
     pub(super) fn open_pulse(&self, out: &mut Out) {
         if let Some(leader) =
             self.leadership.leader.as_ref().filter(|_| self.joining.is_none() && self.leadership.own_term.is_none())

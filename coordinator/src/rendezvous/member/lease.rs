@@ -1,4 +1,4 @@
-//! The lease that a node's key hangs on: asked for, renewed, lost. Not for what lapses with it.
+//! The lease that a node's key hangs on: asked for, renewed, lost.
 
 use super::step::Out;
 use super::timers::Timer;

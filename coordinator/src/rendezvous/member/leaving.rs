@@ -22,7 +22,8 @@ impl Member {
     /// Begins a planned leave, or hurries one.
     ///
     /// The others are told first, and this node's workers get their signal when the next round is forming: peers whose
-    /// connections break before they know why would count as failed. Where nobody answers they are not kept waiting.
+    /// connections break before they know why would count as failed. Where nobody answers, the workers are not kept
+    /// waiting.
     pub(super) fn drain(&mut self, now: Time, out: &mut Out) {
         if self.leave != Leave::No {
             self.leave = Leave::Hurried;

@@ -1,5 +1,5 @@
-//! A node's own steps, as a machine: it joins, waits for a place, starts workers, reports, stops, and leaves. Not for
-//! IO, and not for decisions about others.
+//! A node's own steps, as a machine: it joins, waits for a place, starts workers, reports, stops, and leaves. It does
+//! no IO and decides nothing about other nodes.
 //!
 //! ```text
 //!              seat in running n             all workers ended well

@@ -81,8 +81,8 @@ impl OwnKey {
         (!held && self.is_idle()).then(|| self.put(wanted))
     }
 
-    /// The same record once more. It proves that this node was not evicted, and the leader sees a sign of life: what a
-    /// node does that the leader's pulse does not reach.
+    /// The same record once more. It proves that this node was not evicted, and the leader sees a sign of life. A node
+    /// does this while the leader's pulse does not reach it.
     pub(super) fn touch(&mut self) -> Option<Txn> {
         if self.created.is_none() || !self.is_idle() {
             return None;

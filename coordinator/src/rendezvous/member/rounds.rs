@@ -138,7 +138,8 @@ impl Member {
     }
 
     pub(super) fn seat_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
-        // Which seat was asked for, not which round is known by now: the watch may have been faster than this answer.
+        // This is about the seat that was asked for, not about the round known by now: the watch may have been faster
+        // than this answer.
         let asked = self.seat.asked.take();
         match result.results.first().and_then(OpResult::value) {
             Some(kv) => self.round_read(now, Versioned::parse(kv), out),
@@ -180,7 +181,7 @@ impl Member {
                 if let Mode::Waiting(Some(asked)) = self.mode
                     && asked <= sealed.number
                 {
-                    // Whoever has no place needs no workers, at rest or not.
+                    // A node without a place needs no workers, whether they are at rest or not.
                     self.stop(out);
                     self.mode = Mode::Waiting(None);
                 }

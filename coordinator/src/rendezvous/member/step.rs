@@ -1,5 +1,5 @@
-//! The node's step: takes an input, then does whatever is due. Not for what a round's news means (`rounds.rs`), nor for
-//! joining (`join.rs`).
+//! The node's step: takes an input, then does whatever is due. What news of the round means is in `rounds.rs`, joining
+//! in `join.rs`.
 
 use std::time::Duration;
 
@@ -237,8 +237,8 @@ impl Member {
                 let told_to_stop = failure.class == FailureClass::Signalled;
                 self.mode = Mode::Failed(round, failure);
                 if told_to_stop {
-                    // Its fellows have perhaps been told too, and save. They have until it is known what this was: a
-                    // failure, or this node's leave with its own grace.
+                    // The other workers have perhaps been told too, and save. They have time until it is known what
+                    // this was: a failure, or a leave of this node, which has a grace of its own.
                     return;
                 }
                 return self.quiesce(out);
@@ -310,7 +310,7 @@ impl Member {
         if self.is_due(Timer::Join, now) {
             self.give_up_joining(out);
         }
-        // Last of what ends it: each of the above may.
+        // This comes last, since each of the steps above may end it.
         if self.is_finished() {
             return self.finish(out);
         }
@@ -329,7 +329,7 @@ impl Member {
         let fence = self.fence_point();
         if fence != self.fence {
             self.fence = fence;
-            // Before a start that stands in the same batch.
+            // The fence comes before a start in the same batch.
             out.insert(0, MemberOutput::Fence(fence));
         }
     }

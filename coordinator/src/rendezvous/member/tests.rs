@@ -1,5 +1,4 @@
-//! What a node does about records and stores that are not as they should be. Not for whole histories: the simulation plays
-//! those.
+//! What a node does about records and stores that are not as they should be. The simulation plays whole histories.
 
 use serde_json::{Value, json};
 

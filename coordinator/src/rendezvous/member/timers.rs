@@ -66,8 +66,8 @@ impl Timers {
 impl Member {
     /// When a timer goes off; `None` while it is not set, or what it is for cannot be done now.
     ///
-    /// Whoever acts on a timer asks [`Member::is_due`]: so nothing is due that no deadline tells of, and no deadline
-    /// passes on which nothing is done.
+    /// Code that acts on a timer asks [`Member::is_due`]. So nothing is due without a deadline that tells of it, and
+    /// something is done at each deadline.
     fn timer(&self, timer: Timer) -> Option<Time> {
         if self.mode == Mode::Over {
             return None;

@@ -1,4 +1,4 @@
-//! Nodes filed under a key. Not for which.
+//! Nodes filed under a key of any type.
 
 use std::collections::{BTreeMap, BTreeSet};
 

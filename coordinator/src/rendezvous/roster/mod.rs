@@ -1,6 +1,5 @@
 //! The nodes as a leader knows them: their keys, places and contacts, indexed by what is asked about them. Each change
-//! files one node anew, so a question costs what its answer is long, not what the job is large. Not for
-//! judging, nor for the round.
+//! files one node anew, so the cost of a question depends on the length of its answer, not on the size of the job.
 
 mod entries;
 mod index;

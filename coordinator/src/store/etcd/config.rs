@@ -1,5 +1,5 @@
-//! Where etcd is and how to be let in: endpoints, TLS, credentials, deadlines.
-//! Not for flags: who reads a command line fills this in.
+//! Where etcd is and how to be let in: endpoints, TLS, credentials, deadlines. The code that reads a command line fills
+//! this in.
 
 use std::fmt;
 use std::os::unix::fs::MetadataExt;

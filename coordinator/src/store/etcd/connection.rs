@@ -1,5 +1,5 @@
-//! Connecting to one member, and a call over that connection: deadlines, new tokens. Not for which member, nor for when a
-//! call is sent again: that is the rotation's; nor for what is asked.
+//! Connecting to one member, and a call over that connection: deadlines, new tokens. Which member is used, and when a
+//! call is sent again, is in `rotation`.
 
 use std::future::Future;
 use std::sync::Arc;

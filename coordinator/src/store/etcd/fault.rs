@@ -1,5 +1,5 @@
 //! What a failed call proves: that nothing was sent, or that nobody knows, or that etcd said no; and whether the
-//! connection is to blame. Not for what to do about it: the rotation decides that.
+//! connection is to blame. What to do about it is decided in `rotation`.
 
 use std::error::Error as _;
 
@@ -67,7 +67,7 @@ impl Fault {
         }
     }
 
-    /// The error for whoever called.
+    /// The error for the caller.
     pub(crate) fn into_error(self, write: bool, at: &str) -> StoreError {
         let endpoints = at.to_owned();
         match self {

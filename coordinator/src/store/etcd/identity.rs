@@ -1,5 +1,5 @@
-//! Which cluster we talk to and how far its history had got: what tells a store that was restored or emptied.
-//! Not for safety within one cluster: that is the guards' business.
+//! Which cluster we talk to and how far its history had got: this shows whether the store was restored or emptied.
+//! Safety within one cluster comes from the guards.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! The store on an etcd cluster, API v3. Not for protocol, and not a general client: it does what [`Store`] asks.
+//! The store on an etcd cluster, API v3. It is no general client: it does only what [`Store`] asks for.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! What is wrong with an endpoint, found by asking it: nothing there, TLS or not, an old etcd, no etcd at all.
-//! Not for working calls: these report faults as they meet them.
+//! What is wrong with an endpoint, found by asking it: nothing there, TLS or not, an old etcd, no etcd at all. Working
+//! calls do not ask: they report faults as they meet them.
 
 use std::time::Duration;
 

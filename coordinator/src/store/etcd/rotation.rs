@@ -219,7 +219,7 @@ mod tests {
             assert_eq!(answer.await.is_ok(), again, "{what}");
             assert_eq!(begun.elapsed() >= Duration::from_millis(20), waits, "{what}");
         }
-        // Who stays busy is asked with longer and longer pauses, and no longer than the call may take.
+        // A member that stays busy is asked with longer and longer pauses, but no longer than the call may take.
         let rotation = Rotation::<()>::new(uris(1), 1);
         let (tries, begun) = (AtomicU32::new(0), Instant::now());
         let answer: Result<()> = rotation

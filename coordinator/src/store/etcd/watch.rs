@@ -74,7 +74,7 @@ impl Watch {
                 // say so meanwhile.
                 End::Broken(error @ StoreError::Denied { .. }) if self.allowed => error.to_string(),
                 End::Broken(error) => {
-                    // If nobody listens, nobody is to be told.
+                    // If nobody listens, there is nobody to tell.
                     let _ = self.updates.send(WatchUpdate::Broken(error)).await;
                     return;
                 }

@@ -1,4 +1,4 @@
-//! What the answer to a request changes. Not for the next request: that follows from what is known then.
+//! What the answer to a request changes. The next request follows from what is known then.
 
 use std::time::Duration;
 

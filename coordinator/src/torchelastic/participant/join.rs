@@ -1,5 +1,4 @@
-//! Finding a place: making a version or joining one, confirming it, and waiting while there is none. Not for what a member
-//! does.
+//! Finding a place: making a version or joining one, confirming it, and waiting while there is none.
 
 use std::time::Duration;
 
@@ -14,7 +13,8 @@ use crate::torchelastic::exchange;
 use crate::torchelastic::state::{RendezvousState, RendezvousStatus};
 use crate::torchelastic::view::Files;
 
-/// How often whoever waits for the last call says that it lives: its state's time to live is more than twice that.
+/// How often the node that waits for the last call says that it lives: its state's time to live is more than twice
+/// that.
 const HOLD: Duration = Duration::from_secs(4);
 /// As long as torchrun's sign of life lasts when nobody refreshes it.
 const TORCHRUN_TTL: Duration = Duration::from_secs(10);

@@ -1,5 +1,4 @@
-//! What a member of a final version does: tells ranks, watches over the version, meets the others at the end. Not for
-//! how a place is found.
+//! What a member of a final version does: tells ranks, watches over the version, meets the others at the end.
 
 use super::{Call, Mode, PATIENCE, Participant, Stage, VersionRank, torchruns};
 use crate::etcd_v2::{Only, Request};

@@ -42,7 +42,7 @@ const RUN_UPKEEP: Duration = Duration::from_secs(1800);
 /// torchrun looks ten times a second whether anybody waits. A world that it is in is not taken away before it has had
 /// this long to see so: it would go on in it.
 const NOTICE: Duration = Duration::from_secs(1);
-/// How long a sign of life may be missing while etcd was just away: whoever lives puts it back.
+/// How long a sign of life may be missing while etcd was just away: a node that lives puts it back.
 const PUT_BACK: Duration = Duration::from_secs(2);
 /// How long the door stays open at least, for nodes that only now hear of the new version; and where torchrun's are
 /// near, which look again after a second.

@@ -1,5 +1,5 @@
-//! Barriers: a named point that all members of a round reach before any passes. Not for workers of one node: each node
-//! arrives once.
+//! Barriers: a named point that all members of a round reach before any passes. Each node arrives once, for all its
+//! workers.
 
 mod on_v2;
 
@@ -101,7 +101,7 @@ pub async fn meet(
             }
         }
     };
-    // Whatever is being waited for, be it an answer of the store: nothing outlives the round.
+    // No wait outlives the round, not even one for an answer of the store.
     let met = async {
         tokio::select! {
             met = met => met,

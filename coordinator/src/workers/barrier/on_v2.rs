@@ -1,5 +1,5 @@
-//! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Not for nodes that run
-//! torchrun: they never arrive.
+//! Barriers on etcd's v2 API, among the members of a version of TorchElastic's rendezvous. Nodes that run torchrun
+//! never arrive.
 //!
 //! No transaction is needed there. A version's ranks are given once and never again, so an arrival under one of them can
 //! only be its member's; arrivals only grow in number; and whoever reads all of them knows as much as who was last.

@@ -1,6 +1,5 @@
-//! torchrun 2.15 with its `etcd` backend, as its sources and our measurements say it behaves: the model that our machine is
-//! mixed with. It follows the original step by step, with its delays, its polling, and its defects. Not for what our
-//! agents would do better.
+//! torchrun 2.15 with its `etcd` backend, as its sources and our measurements say it behaves: the model that our
+//! machine is mixed with. It follows the original step by step, with its delays, its polling, and its defects.
 
 mod agent;
 

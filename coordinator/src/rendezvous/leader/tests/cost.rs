@@ -1,5 +1,5 @@
-//! What an event costs a leader of many nodes, counted in records that it looks at. Not for times: they differ from
-//! machine to machine.
+//! What an event costs a leader of many nodes, counted in records that it looks at. Times are not measured, since they
+//! differ between machines.
 
 use super::*;
 use crate::rendezvous::roster::looks;
