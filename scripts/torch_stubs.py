@@ -14,7 +14,7 @@ import tempfile
 # How NVIDIA's libraries, and the functions in them, begin.
 LIBRARY = re.compile(r"lib(cu|nv|nccl)\w*\.so(\.\d+)*$")
 FUNCTION = re.compile(r"(cu|nv|nccl)[A-Za-z]\w*$")
-# No driver call of the CUDA runtime answers this by accident.
+# No driver call of the CUDA runtime returns this number by accident.
 ERROR = 999
 
 
@@ -64,7 +64,7 @@ def main(site_packages: pathlib.Path) -> None:
         command = ["cc", "-w", "-fno-builtin", "-shared", "-fPIC", "-o", str(stub), "-Wl,-soname,libno_cuda.so"]
         subprocess.run([*command, f"-Wl,--version-script={script}", str(source)], check=True)
     for name in missing:
-        # PyTorch's libraries look beside themselves, so nobody has to set LD_LIBRARY_PATH.
+        # PyTorch's libraries look in their own folder, so LD_LIBRARY_PATH need not be set.
         (folder / name).symlink_to(stub.name)
     print(f"torch_stubs: {len(wanted)} functions stand in for {len(missing)} CUDA libraries")
 

@@ -32,7 +32,7 @@ def training(trainer: str, size: str, device: str, folder: Path) -> "List[str]":
 
 
 def runs(command: "List[str]", folder: Path, steps: int, seconds: float, variables: "Dict[str, str]" = {}) -> str:
-    """Runs a training until it has done so many steps, is ended by its tool, or is late: what it logged."""
+    """Runs a training until it has done this many steps, its tool ends it, or it takes too long. Returns its log."""
     end = time.monotonic() + seconds
     with open(folder / "log", "w") as log:
         child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **variables})
@@ -40,7 +40,7 @@ def runs(command: "List[str]", folder: Path, steps: int, seconds: float, variabl
         while child.poll() is None and time.monotonic() < end and len(traced(folder / "trace")) < steps:
             time.sleep(0.1)
     finally:
-        # Tools write what they found when what they look at is told to end.
+        # The tools write their results when the program under them is told to end.
         child.terminate()
         try:
             child.wait(15)
@@ -51,7 +51,7 @@ def runs(command: "List[str]", folder: Path, steps: int, seconds: float, variabl
 
 
 def summed(lines: "Iterable[str]") -> "List[Tuple[str, int, float]]":
-    """Of Nsight Compute's CSV: each kernel, how often it was launched, and its microseconds in all, the longest first."""
+    """Reads Nsight Compute's CSV: each kernel, its launches and its microseconds in total, longest first."""
     units = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
     rows = [line for line in lines if line.startswith('"')]
     times: "DefaultDict[str, List[float]]" = defaultdict(list)
@@ -63,7 +63,7 @@ def summed(lines: "Iterable[str]") -> "List[Tuple[str, int, float]]":
 
 
 def chosen(lines: "Iterable[str]") -> "Dict[str, int]":
-    """Of cuBLASLt's log: the algorithms of its products, and how often each was taken."""
+    """Reads cuBLASLt's log: the algorithms of its products, and how often each was chosen."""
     counts: "DefaultDict[str, int]" = defaultdict(int)
     for line in lines:
         algorithm = re.search(r"algo=\[([^\]]*)\]", line)
@@ -86,7 +86,7 @@ def find_ncu() -> "Optional[str]":
 
 def by_ncu(trainer: str, size: str, device: str, folder: Path) -> int:
     ncu = find_ncu() or "ncu"
-    # Clocks stay as they are: the machine is another's.
+    # The clocks are left as they are, since the machine may be somebody else's.
     flags = f"--clock-control none --metrics gpu__time_duration.sum --csv --launch-count {LAUNCHES} --kill yes"
     tool = [ncu, *flags.split(), "--log-file", str(folder / "ncu.csv")]
     said = runs(tool + training(trainer, size, device, folder), folder, 4, 75)

@@ -25,7 +25,7 @@ WANTED = {
     "libnccl.so.2": "ncclGetVersion",
     "libcudart.so.13": "cudaRuntimeGetVersion",
 }
-# Of the driver, where containers get it from the host.
+# Folders of the driver, where containers get it from the host.
 USUAL = ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib64"]
 USUAL += ["/usr/local/cuda/lib64"]
 PROGRAMS = ["nvidia-smi", "nvcc", "ncu", "compute-sanitizer", "cuobjdump"]
@@ -39,7 +39,7 @@ def python_folders() -> "List[Path]":
 
 
 def loads(name: str) -> bool:
-    """Whether the loader finds it by itself. In a process of its own: what is loaded stays."""
+    """Whether the loader finds it by itself. A process of its own tries, since a loaded library stays loaded."""
     code = f"import ctypes; ctypes.CDLL({name!r})"
     try:
         return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, timeout=LOADING).returncode == 0
@@ -81,7 +81,7 @@ def places(name: str, cached: "Dict[str, List[Path]]") -> "List[Dict[str, str]]"
 
 
 def version(path: str, function: str) -> str:
-    """What a library says of itself, in a process of its own."""
+    """The version that a library tells, asked in a process of its own."""
     code = [sys.executable, __file__, "--version-of", path, function]
     try:
         told = subprocess.run(code, capture_output=True, text=True, timeout=LOADING)
@@ -93,7 +93,7 @@ def version(path: str, function: str) -> str:
 
 
 def tell_version(path: str, function: str) -> None:
-    # What it needs beside it may lie in the same folder.
+    # Libraries that it needs may lie in the same folder.
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     if not function:
         return print("loads")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Dict, List
 
 STEPS = 3
-# How far a loss may be off the CPU's, as a share of it.
+# How far a loss may be from the CPU's, as a share of it.
 NEAR = {"f32": 1e-4, "bf16": 1e-2}
-# Given up after.
+# Seconds after which a run is given up.
 SECONDS = 170
 
 
@@ -50,7 +50,7 @@ def main() -> int:
                 if len(steps) >= STEPS or ended:
                     took[way] = time.monotonic() - began
                     losses[way] = [step["loss"] for step in steps[:STEPS]]
-                    # What it would do after its steps takes long, and is not looked at.
+                    # It is ended after its steps: the rest takes long, and nobody looks at it.
                     workers[way].kill()
             time.sleep(0.1)
         for worker in workers.values():

@@ -21,15 +21,15 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from losses import traced
 
-# A step that gets on, an end: nothing here takes so long.
+# Seconds. Every wait here is shorter, be it for a step or for an end.
 DEADLINE = 45.0
-# Seconds of --peer-timeout, and of the agents' stop_grace; in small, and whole.
+# Seconds of --peer-timeout and of the agents' stop_grace, with small sizes (True) and whole ones (False).
 PATIENCE = {True: 2, False: 4}
-# How long a disturbed run should take, undisturbed; it must not end before all of it has happened.
+# Seconds that the disturbed run should take if nothing disturbed it. It must not end before all has happened.
 LONG = {True: 3.0, False: 30.0}
 NODES = ["a", "b", "c"]
 TRAINING = "digits --hidden 128 --batch 200 --shards 6"
-# Between processes that take each other for other hosts, on the loopback device.
+# For processes that take each other for other hosts, over the loopback device.
 SOCKETS = {
     "NCCL_NET": "Socket",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -41,13 +41,13 @@ SOCKETS = {
     "NCCL_DEBUG": "INFO",
 }
 FALLS_BACK = "gradients are summed over TCP, through the host"
-# Of a training: the checksum of its parameters, and the loss of each step.
+# The result of a training: the checksum of its parameters, and the loss of each step.
 Result = Tuple[str, Dict[int, float]]
 MADE = re.compile(r"NCCL's communicator is made.*?round=(\d+).*?way=(\w+)")
 
 
 class Failed(Exception):
-    """Something that should be is not."""
+    """Something that must hold does not."""
 
 
 def result(**figures: object) -> None:
@@ -55,7 +55,7 @@ def result(**figures: object) -> None:
 
 
 def until(what: str, look: "Callable[[], object]", seconds: float = DEADLINE):
-    """Waits until it is so: what it is."""
+    """Waits until `look` returns something, and returns that."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         found = look()
@@ -66,7 +66,7 @@ def until(what: str, look: "Callable[[], object]", seconds: float = DEADLINE):
 
 
 class Job:
-    """Three agents on this machine, each with one worker, that meet through the first one's store."""
+    """Three agents on this machine, each with one worker. They find each other through the first one's store."""
 
     def __init__(self, name: str, options: argparse.Namespace, over: str, flags: str, hosts: bool, epochs: int):
         self.folder = Path(tempfile.mkdtemp(prefix=f"nccl-{name}-"))
@@ -95,7 +95,7 @@ class Job:
         if self.hosts:
             variables["NCCL_HOSTID"] = f"host-{node}"
         elif self.options.nccl_library:
-            # The tests' stand-in refuses nothing by itself.
+            # The tests' stand-in for NCCL has to be told to refuse.
             variables["FAKE_NCCL_FAIL"] = "ncclCommInitRankConfig:5"
         command = [self.options.agent, *(f"--{name}={value}" for name, value in flags.items()), "--no-python"]
         with open(self.folder / f"agent-{node}", "a") as log:
@@ -128,12 +128,12 @@ class Job:
         return "".join(f"-- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
 
     def made(self) -> "List[str]":
-        """How the communicator of each round was made, as node a's worker says."""
+        """How the communicator of each round was made, from the log of node a's worker."""
         logged = (self.folder / "agent-a").read_text(errors="replace")
         return [f"{way} in round {number}" for number, way in MADE.findall(logged)]
 
     def gets_on(self, world_size: int, after: int, round_above: int = 0) -> dict:
-        """Waits until so many train, some steps on: the first such step."""
+        """Waits until this many workers train, some steps further on. Returns the first such step."""
 
         def look():
             for node, agent in self.agents.items():
@@ -147,7 +147,7 @@ class Job:
         return until(f"{world_size} train, after step {after}", look)
 
     def ends(self) -> "Result":
-        """Waits until it has ended: what came of it."""
+        """Waits until it has ended. Returns its result."""
         until("all have ended", lambda: all(agent.poll() is not None for agent in self.agents.values()), 150)
         codes = {node: agent.returncode for node, agent in self.agents.items()}
         if any(codes.values()):
@@ -172,7 +172,7 @@ def show_nccl(folder: Path) -> None:
 
 
 def on(options: argparse.Namespace, device: str, over: str) -> "List[str]":
-    """Flags for where to compute, and what carries sums: TCP alone on CPUs."""
+    """Flags for where to compute and how to sum. On CPUs sums go over TCP."""
     if options.device == "cpu":
         return ["--device", "cpu", "--collectives", "tcp"]
     library = ["--nccl-library", options.nccl_library] if options.nccl_library else []
@@ -186,18 +186,18 @@ def free_port() -> int:
 
 
 def losses(trace: Path) -> "Dict[int, float]":
-    """The loss of each step; of one that was done again, the last."""
+    """The loss of each step. If a step was done again, the last one counts."""
     return {line["step"]: line["loss"] for line in traced(trace)}
 
 
 def checksum(printed: str) -> str:
-    """That of the parameters, as rank 0 prints it in the end."""
+    """The checksum of the parameters, as rank 0 prints it at the end."""
     found = re.search(r"parameters crc32c:(\S+)", printed)
     return found.group(1) if found else "none"
 
 
 def alone(options: argparse.Namespace, epochs: int) -> "Result":
-    """One worker without an agent: what came of it."""
+    """Runs one worker without an agent. Returns its result."""
     folder = Path(tempfile.mkdtemp(prefix="nccl-alone-"))
     device = "cpu" if options.device == "cpu" else "cuda:0"
     command = [options.trainer, *TRAINING.split(), "--epochs", str(epochs), "--device", device]
@@ -210,7 +210,7 @@ def alone(options: argparse.Namespace, epochs: int) -> "Result":
 
 
 def by_hand(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
-    """Three workers without agents: NCCL's init and sums, whatever the machine makes of agents."""
+    """Runs three workers without agents: NCCL's init and sums, even where agents cannot run."""
     folder, port = Path(tempfile.mkdtemp(prefix="nccl-hand-")), str(free_port())
     command = [options.trainer, *TRAINING.split(), "--epochs", str(epochs), *on(options, "cuda:0", "nccl")]
     group = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **SOCKETS}
@@ -238,7 +238,7 @@ def by_hand(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
 
 
 def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, flags: str) -> float:
-    """Sums in three workers of agents, which must have the bits of one worker: steps a second."""
+    """Runs three workers of agents. Their sums must have the bits of one worker's. Returns steps a second."""
     job, began = Job("sums", options, over, flags, True, epochs), time.monotonic()
     try:
         job.start_all()
@@ -256,7 +256,7 @@ def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, 
 
 
 def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: str) -> None:
-    """One dies, comes back, has its worker killed, and has it stopped."""
+    """One node dies and comes back; then its worker is killed, and later stopped."""
     job = Job("faults", options, over, "", True, epochs)
 
     def after(what: str, do: "Callable[[], object]", world_size: int, new_round: bool = True) -> dict:
@@ -299,7 +299,7 @@ def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: 
 
 
 def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
-    """Without host ids of their own, NCCL refuses: all go on over TCP, and say why."""
+    """Without host ids of their own NCCL refuses. All workers go on over TCP, and say why."""
     job = Job("refused", options, "auto", "", False, epochs)
     try:
         job.start_all()
@@ -344,7 +344,7 @@ def main() -> int:
         found.append((over, part(f"sums over {over}", lambda: sums(options, wanted, epochs, over, flags))))
     if options.device != "cpu":
         part("without host ids", lambda: refused(options, wanted, epochs))
-    # Where NCCL does not work, TCP shows what it can.
+    # Where NCCL does not work, the same is shown over TCP.
     over, rate = next(((over, rate) for over, rate in found if rate), ("", 0.0))
     if rate:
         longer = max(int(rate * LONG[options.small] * epochs / len(wanted[1])), 2 * epochs)

@@ -18,20 +18,20 @@ from libraries import driver_folder, python_folders
 from steps import STEPS, Setting, Step, steps
 
 HERE = Path(__file__).resolve().parent
-# Of a part. A machine may give a command ten minutes, and files have to come back.
+# Seconds for a part. A machine may allow a command ten minutes, and files have to be copied back.
 SECONDS = 525.0
-# Too little to begin a step.
+# With fewer seconds left no step is started.
 TOO_LITTLE = 5.0
 # Bytes of a step's log that are kept: half from its beginning, half from its end.
 KEPT = 1 << 20
-# Lines of each kind that are shown of it.
+# Lines of each kind that the report shows of it.
 SHOWN = 12
-# Stands in the environment of all that a step starts.
+# A variable in the environment of all processes that a step starts.
 MARK = "ELASTIC_GPU_STEP"
 
 
 def environment(setting: Setting, kept: Path) -> "dict[str, str]":
-    """What steps run in: the caller's own, with NVIDIA's libraries of this Python, and folders that are new."""
+    """The environment of steps: the caller's, with NVIDIA's libraries of this Python, and new folders."""
     folders = setting.libraries or python_folders()
     changed = {
         "ELASTIC_CUDA_LIBRARIES": ":".join(map(str, folders)),
@@ -49,7 +49,7 @@ def environment(setting: Setting, kept: Path) -> "dict[str, str]":
 
 
 def end_all(mark: str) -> int:
-    """Kills all processes with this mark, in whatever groups and sessions they are: how many there were."""
+    """Kills all processes with this mark, in any group and session. Returns how many there were."""
     wanted, found = f"{MARK}={mark}".encode(), set()
     for _ in range(20):
         fresh = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has(pid, wanted)]
@@ -69,7 +69,7 @@ def _has(pid: int, wanted: bytes) -> bool:
     try:
         if wanted not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return False
-        # The dead keep an entry until their parent has looked.
+        # Dead processes keep an entry until their parent has waited for them.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except (OSError, IndexError):
         return False
@@ -127,7 +127,7 @@ def read(text: str, well: bool) -> dict:
         found = [line.strip()[:400] for line in lines if any(word in line for word in words)]
         return list(dict.fromkeys(found))[:SHOWN]
 
-    # Which GPU and which libraries the trainer took is worth a line, too.
+    # The lines that say which GPU and which libraries the trainer took are shown too.
     libraries, warnings = those_with("INFO computes on", "INFO NCCL "), those_with(" WARN ", " ERROR ")
     told = {"figures": figures, "libraries": libraries, "warnings": warnings}
     return told if well else {**told, "last": [line[:400] for line in lines[-15:]]}
@@ -157,7 +157,7 @@ def as_text(report: dict) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole at any time: this run may be killed."""
+    """Writes a file so that it is complete at any time, since this run may be killed."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     part.replace(path)
@@ -170,7 +170,7 @@ def run_all(
     out: Path,
     seconds: float = SECONDS,
 ) -> bool:
-    """Runs the steps one after the other; whether all went well."""
+    """Runs the steps one after the other. Returns whether all went well."""
     name, logs, began = f"part{report['part']}", "", time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as folder:
         kept = Path(folder)

@@ -63,12 +63,12 @@ def main() -> int:
             if not well:
                 print("result: " + json.dumps({"failed": name, "why": cause(said)}), flush=True)
     print("result: " + json.dumps({"tests": len(found), "failed": len(failed)}), flush=True)
-    # No test at all is a filter that is wrong.
+    # If no test is found, the filter is wrong.
     return 1 if failed or not found else 0
 
 
 def cause(said: str) -> str:
-    """The line that a test failed with: behind the place of the panic, or what a tool counted."""
+    """The line that says why a test failed: after the place of the panic, or a tool's count."""
     lines = said.splitlines()
     for place, line in enumerate(lines):
         if "panicked at" in line:

@@ -22,7 +22,7 @@ class Setting:
     kit: Path
     # Small sizes, and no GPU.
     dry: bool = False
-    # Stand-ins, in a dry run.
+    # Stand-ins for the libraries, in a dry run.
     libraries: Tuple[Path, ...] = ()
     nccl_library: str = ""
 
@@ -40,7 +40,7 @@ class Step:
     what: str
     seconds: float
     command: List[str]
-    # Variables of its own; None for those that must not be set.
+    # Variables of its own. None: the variable must not be set.
     variables: Dict[str, Optional[str]] = field(default_factory=dict)
     # Why it is not run here.
     left_out: str = ""
