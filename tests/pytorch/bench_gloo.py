@@ -11,7 +11,7 @@ dist.init_process_group("gloo")
 for line in sys.stdin:
     _, size, turns = line.split()
     data = torch.zeros(int(size) // 4)
-    # The first touches fresh memory and waits for ranks that are not here yet.
+    # The first sum touches fresh memory and waits for ranks that have not started yet.
     dist.all_reduce(data)
     dist.barrier()
     started = time.perf_counter()

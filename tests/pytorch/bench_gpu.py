@@ -18,13 +18,13 @@ import torch
 
 from models import Gpt, Mlp
 
-# Given up after, for one turn.
+# Seconds after which one turn is given up.
 SECONDS = 600
-# Steps that are not counted: rooms are made, graphs captured, kernels compiled.
+# Steps that are not counted: memory is allocated, graphs are captured, kernels compiled.
 FIRST = 5
-# Epochs beyond those that are timed: a run is killed, and must not end before that.
+# Epochs beyond those that are timed: a run is killed in the end, and must not end before that.
 BEYOND = 1000
-# Lines of a worker's log that are shown, beside its warnings.
+# Lines of a worker's log that are shown, besides its warnings.
 SHOWN = 4
 
 parser = argparse.ArgumentParser()
@@ -51,7 +51,7 @@ def events(trace):
 
 
 def run(flags, folder, enough):
-    """Runs `elastic-trainer FLAGS` until `enough` of its trace gives something that is not None: that."""
+    """Runs `elastic-trainer FLAGS` until `enough` of its trace gives something that is not None. Returns that."""
     trace, log = Path(folder, "trace"), Path(folder, "log")
     trace.unlink(missing_ok=True)
     command = [arguments.trainer, *flags.split(), "--device", "cuda:0" if on_gpu else "cpu"]
@@ -68,7 +68,7 @@ def run(flags, folder, enough):
                 raise Ended(f"{' '.join(command)} did {steps} steps:\n{log.read_text()[-2000:]}")
             time.sleep(0.1)
     finally:
-        # What it would do after its steps is not timed.
+        # It is ended after its steps: the rest is not timed.
         worker.kill()
         worker.wait()
     lines = log.read_text().splitlines()
@@ -78,7 +78,7 @@ def run(flags, folder, enough):
 
 
 def ours(flags, epochs, units, steps, checkpoints):
-    """Units a second of `elastic-trainer FLAGS`, over `steps` steps after the first ones."""
+    """Runs `elastic-trainer FLAGS`. Returns units a second, over `steps` steps after the first ones."""
 
     def rate(trace):
         done = [event["time_ms"] for event in trace if event["event"] == "step"]
@@ -89,7 +89,7 @@ def ours(flags, epochs, units, steps, checkpoints):
     flags += f" --epochs {epochs}"
     with tempfile.TemporaryDirectory() as folder:
         if checkpoints is not None:
-            # It begins with the parameters that an earlier start has made; no other step is saved while it is timed.
+            # It begins with the parameters that an earlier run has made. No step is saved while it is timed.
             flags += f" --checkpoint-dir {checkpoints} --checkpoint-every {1 << 40}"
         return run(flags, folder, rate)
 
@@ -147,7 +147,7 @@ def compare(case, name, unit, flags, epochs, units, steps, bf16, model, data):
                 rates["here"].append(ours(flags, epochs, units, steps, kept))
                 tell(case, "here", unit, rates)
             except Ended as error:
-                # What PyTorch does is worth knowing all the same.
+                # PyTorch's figures are still worth knowing.
                 print(error, flush=True)
             for way in ["eager", "compiled"]:
                 try:
@@ -170,7 +170,7 @@ def compare(case, name, unit, flags, epochs, units, steps, bf16, model, data):
 
 
 def tell(case, way, unit, rates):
-    """A line for programs: whoever ends this run early has what was measured until then."""
+    """Prints a line for programs. If this run is ended early, what was measured until then is there."""
     figures = {"case": case, "way": way, f"{unit} a second": round(rates[way][-1])}
     if way != "here" and rates["here"]:
         figures["here is"] = f"{rates['here'][-1] / rates[way][-1]:.2f} times that"
@@ -216,6 +216,6 @@ if unknown:
     parser.error(f"there is no case {', '.join(unknown)}, but {', '.join(cases)}")
 where = torch.cuda.get_device_name() if on_gpu else "the CPU, which says nothing of a GPU"
 print(f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, on {where}", flush=True)
-# One that fails stops no other.
+# A measurement that fails does not stop the others.
 whole = [cases[case](case) for case in only]
 sys.exit(0 if all(whole) else 1)

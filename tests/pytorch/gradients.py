@@ -34,5 +34,5 @@ print(loss.item())
 for name, parameter in model.named_parameters():
     print(name, list(parameter.shape))
 sys.stdout.flush()
-# PyTorch's threads may abort the interpreter while it ends.
+# PyTorch's threads may abort the interpreter while it shuts down.
 os._exit(0)

@@ -12,7 +12,7 @@ import time
 
 DIR = pathlib.Path(os.environ["TEST_DIR"])
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-# torchrun has neither: one node, and rounds that its restarts count.
+# torchrun has neither. There is one node then, and the restarts count the rounds.
 NODE = os.environ.get("ELASTIC_NODE", "node")
 ROUND = int(os.environ.get("ELASTIC_ROUND", os.environ["TORCHELASTIC_RESTART_COUNT"]))
 
@@ -65,7 +65,7 @@ def digits(count: int):
 
 
 def exit_now() -> None:
-    """Ends the process, whose work is done. While the interpreter is taken apart PyTorch's threads at times abort it
+    """Ends the process, whose work is done. While the interpreter shuts down, PyTorch's threads sometimes abort it
     ("terminate called without an active exception"), which no launcher can help."""
     sys.stdout.flush()
     sys.stderr.flush()

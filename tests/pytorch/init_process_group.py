@@ -1,4 +1,4 @@
-"""Meets its fellows by the way that is asked for, `env` or `tcp`, sums over them, and leaves."""
+"""Makes a process group in the given way, `env` or `tcp`, sums over it, and leaves."""
 
 import harness
 

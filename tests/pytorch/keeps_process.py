@@ -1,4 +1,4 @@
-"""A worker that keeps its process while its group changes: it tells each place that it gets. Needs no PyTorch."""
+"""A worker that keeps its process while its group changes: it tells each assignment that it gets. Needs no PyTorch."""
 
 import os
 import time
@@ -7,7 +7,7 @@ import elastic_agent
 
 place, step = elastic_agent.ready(), 0
 
-# It looks for its rank at once.
+# The harness looks for its rank at once.
 import harness  # noqa: E402
 
 harness.report_start()

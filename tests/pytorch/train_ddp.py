@@ -65,12 +65,12 @@ def main() -> None:
             optimizer.step()
             used += index.tolist()
             total += loss.item()
-            # As long as a step of something larger.
+            # About as long as a step of a larger model.
             time.sleep(0.01)
         if "--fail" in sys.argv and epoch == 1:
             raise ValueError("the digits are illegible")
         harness.trace("epoch", epoch=epoch, used=used, loss=total / len(loader))
-        # What a checkpoint holds, all have told.
+        # All have told of the steps that a checkpoint holds.
         dist.barrier()
         if harness.RANK == 0:
             save_checkpoint(epoch, model, optimizer)

@@ -19,7 +19,7 @@ FOLDER = harness.DIR / "sharded"
 
 
 def digest(model) -> str:
-    """Of the parameters as a whole, however they are sharded."""
+    """A checksum of all parameters, however they are sharded."""
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     names = b"".join(whole[name].numpy().tobytes() for name in sorted(whole))
     return hashlib.sha256(names).hexdigest() if names else ""

@@ -85,7 +85,7 @@ def main() -> None:
             state.step += 1
             state.sampler.advance(len(index))
             harness.trace("step", step=state.step, epoch=epoch, used=index.tolist())
-            # What any checkpoint holds, all have told.
+            # All have told of the steps that any checkpoint holds.
             dist.barrier()
             # The nodes' disks hold different steps.
             if harness.RANK == 0 or state.step % 3 == 0:
