@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use elastic_tests::binaries::binary;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -129,8 +129,7 @@ fn an_interrupted_demo_leaves_nothing() {
 
 #[test]
 fn an_etcd_that_is_not_there_is_named() {
-    // A port that was free a moment ago.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let (status, _, err) = Demo::run(&["--etcd", &format!("127.0.0.1:{port}")]);
     assert_eq!(status.code(), Some(1));
     assert!(err.contains(&format!("127.0.0.1:{port}")) && err.contains("refused"), "{err}");

@@ -94,12 +94,7 @@ impl Job {
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
         let agents = (0..NODES).map(|node| {
             let (mut command, backend) = match launcher {
-                // By the module: the script beside the interpreter names the path it was made at.
-                Launcher::Torchrun => {
-                    let mut command = torch.command();
-                    command.args(["-m", "torch.distributed.run"]);
-                    (command, "etcd")
-                }
+                Launcher::Torchrun => (torch.torchrun(), "etcd"),
                 Launcher::Ours => {
                     let mut command = Command::new(binary("elastic-agent"));
                     command.arg(format!("--node-name=node{node}"));

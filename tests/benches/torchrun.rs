@@ -65,12 +65,7 @@ fn report(what: &str, unit: &str, samples: &[[f64; 2]]) {
 
 fn command(torch: &Torch, launcher: Launcher) -> Command {
     let mut command = match launcher {
-        // By the module: the script beside the interpreter names the path it was made at.
-        Torchrun => {
-            let mut command = torch.command();
-            command.args(["-m", "torch.distributed.run"]);
-            command
-        }
+        Torchrun => torch.torchrun(),
         Ours => Command::new(binary("elastic-agent")),
     };
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).env("OMP_NUM_THREADS", "1");

@@ -16,7 +16,7 @@ use elastic_coordinator::store::Store;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::binaries::binary;
+use crate::binaries::{binary, remove_settings};
 use crate::etcd::{EtcdServer, dies_with_test};
 use crate::torch::{self, Torch};
 use crate::wait::{eventually, exit};
@@ -207,10 +207,7 @@ impl Job {
     }
 
     fn spawn_as(&self, name: &str, mut command: Command, log: PathBuf, begin: usize) -> Agent {
-        let set = |(name, _): &(String, String)| name.starts_with("PET_") || name.starts_with("TORCH");
-        for (name, _) in std::env::vars().filter(set) {
-            command.env_remove(name);
-        }
+        remove_settings(&mut command);
         command.env("XDG_RUNTIME_DIR", self.path("run")).env("OMP_NUM_THREADS", "1").env_remove("LOGLEVEL");
         command.envs(&self.env).stdin(Stdio::null());
         dies_with_test(&mut command);

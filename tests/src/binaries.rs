@@ -2,7 +2,7 @@
 //! that builds is a slow test.
 
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus, Output};
+use std::process::{Child, Command, ExitStatus, Output};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -20,6 +20,13 @@ pub fn binary(name: &str) -> PathBuf {
     let path = built.join(name);
     assert!(path.is_file(), "{} is not built: run `cargo build --workspace --bins` first", path.display());
     path
+}
+
+/// Removes the variables that would configure an agent or torchrun from the environment that `command` inherits.
+pub fn remove_settings(command: &mut Command) {
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PET_") || name.starts_with("TORCH")) {
+        command.env_remove(name);
+    }
 }
 
 /// A binary that runs beside the test. Dropping it kills it; it also dies with the test's thread.

@@ -6,7 +6,7 @@ pub(crate) mod process;
 mod version;
 
 pub use certs::Certs;
-pub use process::dies_with_test;
+pub use process::{dies_with_test, free_port};
 pub use version::version_server;
 
 use std::path::{Path, PathBuf};

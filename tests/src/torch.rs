@@ -65,11 +65,6 @@ impl Torch {
         &self.python
     }
 
-    /// A program that is installed beside it: `torchrun`.
-    pub fn beside(&self, name: &str) -> PathBuf {
-        self.python.with_file_name(name)
-    }
-
     /// What a process must have in its environment so that it, or an agent's workers, run on this Python.
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut all = vec![("PYTHON_EXEC", self.python.clone().into_os_string())];
@@ -88,6 +83,14 @@ impl Torch {
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
         command.envs(self.environment());
+        command
+    }
+
+    /// A command that runs torchrun. It runs the module, since the script beside the interpreter names the path it was made
+    /// at.
+    pub fn torchrun(&self) -> Command {
+        let mut command = self.command();
+        command.args(["-m", "torch.distributed.run"]);
         command
     }
 

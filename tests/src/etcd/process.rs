@@ -7,6 +7,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+/// A loopback port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let [port] = free_ports();
+    port
+}
+
 /// Ports that were free a moment ago.
 pub(super) fn free_ports<const N: usize>() -> [u16; N] {
     let listeners: Vec<_> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();

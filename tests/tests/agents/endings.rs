@@ -27,27 +27,18 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
 }
 
 #[tokio::test]
-async fn after_success_a_late_agent_leaves_with_success() {
+async fn success_leaves_no_node_behind_and_a_late_agent_leaves_with_success() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").prompt();
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.exit(0);
     assert_eq!(exits(&mut agents).await, [0, 0]);
+    assert_eq!(job.record(&etcd, "nodes/").await, None, "nothing is left under nodes/");
 
     let mut late = job.start("late");
     assert_eq!(late.exit(AT_ONCE).await, 0);
     assert!(late.output().contains("the job has succeeded"), "{}", late.output());
     assert_eq!(job.workers().len(), 2, "it started no worker");
-}
-
-#[tokio::test]
-async fn success_leaves_no_node_behind() {
-    let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2");
-    let mut agents = job.start_all(["a", "b"]);
-    job.runs(1, 2).await.exit(0);
-    assert_eq!(exits(&mut agents).await, [0, 0]);
-    assert_eq!(job.record(&etcd, "nodes/").await, None, "nothing is left under nodes/");
 }
 
 #[tokio::test]

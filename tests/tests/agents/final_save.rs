@@ -10,21 +10,16 @@ use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
-use crate::agents::live::workers;
+use crate::agents::live::{number, workers};
 
 const LONG: Duration = Duration::from_secs(60);
 
 const TRAINING: [&str; 3] = ["digits", "--epochs=40", "--hidden=128,128"];
 
-fn number(line: &Value, name: &str) -> u64 {
-    line[name].as_u64().unwrap()
-}
-
-/// A job with two workers on each node and no restarts.
-fn job(etcd: &EtcdServer, nodes: &str) -> Job {
-    let job = Job::on(etcd, nodes).flag("--nproc-per-node=2").flag("--max-restarts=0");
+/// A job that trains, with two workers on each node.
+pub(crate) fn training_job(etcd: &EtcdServer, nodes: &str, restarts: u32) -> Job {
+    let job = Job::on(etcd, nodes).flag("--nproc-per-node=2").flag(&format!("--max-restarts={restarts}"));
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut program = vec![binary("elastic-trainer").to_str().unwrap().to_owned()];
     program.extend(TRAINING.iter().map(|&word| word.to_owned()));
@@ -34,13 +29,14 @@ fn job(etcd: &EtcdServer, nodes: &str) -> Job {
     job.program(program)
 }
 
-fn last(trace: &Path, event: &str) -> Option<u64> {
+/// The last step of this event in the trace.
+pub(crate) fn last(trace: &Path, event: &str) -> Option<u64> {
     json_lines(trace).iter().filter(|line| line["event"] == event).map(|line| number(line, "step")).max()
 }
 
-/// Stops all workers of the job some steps after a checkpoint, calls `meanwhile`, and kills them. Returns the last step
-/// that was done.
-async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl FnOnce()) -> u64 {
+/// Stops all workers of the job some steps after a checkpoint, calls `meanwhile`, and kills them: a worker that survived
+/// the others by some milliseconds would hold the last step. Returns the last step that was done.
+pub(crate) async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl FnOnce()) -> u64 {
     let trace = job.path("trace");
     eventually("a checkpoint and some steps", LONG, async || {
         (last(&trace, "committed").is_some() && last(&trace, "step") >= Some(240)).then_some(())
@@ -60,7 +56,7 @@ async fn kill_all_workers(job: &Job, count: usize, meanwhile: impl FnOnce()) -> 
 }
 
 /// The step that the newest round began after, once there is a round newer than `round`.
-async fn begun_after(job: &Job, round: u64) -> u64 {
+pub(crate) async fn begun_after(job: &Job, round: u64) -> u64 {
     let begin = eventually("the next start's round", LONG, async || {
         let lines = json_lines(&job.path("trace"));
         lines.into_iter().find(|line| line["event"] == "begin" && number(line, "round") > round)
@@ -68,8 +64,16 @@ async fn begun_after(job: &Job, round: u64) -> u64 {
     number(&begin.await, "step")
 }
 
-fn newest_round(job: &Job) -> u64 {
+pub(crate) fn newest_round(job: &Job) -> u64 {
     json_lines(&job.path("trace")).iter().map(|line| number(line, "round")).max().unwrap()
+}
+
+/// Checks that an agent has written the result of an undisturbed run.
+pub(crate) fn ends_as_undisturbed(agents: &[Agent]) {
+    let alone = Command::new(binary("elastic-trainer")).args(TRAINING).arg("--device=cpu").output().unwrap();
+    let printed = String::from_utf8(alone.stdout).unwrap();
+    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
+    assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
 }
 
 /// What an agent says it has saved.
@@ -82,7 +86,7 @@ fn saved(agent: &Agent) -> Option<u64> {
 #[tokio::test]
 async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_the_next_start_goes_on_from_it() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job(&etcd, "2");
+    let job = training_job(&etcd, "2", 0);
     let mut agents = job.start_all(["a", "b"]);
     let done = kill_all_workers(&job, 4, || ()).await;
     let round = newest_round(&job);
@@ -107,16 +111,13 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
     let mut agents = job.start_all(["a", "b"]);
     assert_eq!(begun_after(&job, round).await, step);
     assert_eq!(exits(&mut agents).await, [0, 0]);
-    let alone = Command::new(binary("elastic-trainer")).args(TRAINING).arg("--device=cpu").output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
-    assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
+    ends_as_undisturbed(&agents);
 }
 
 #[tokio::test]
 async fn a_final_save_that_fails_leaves_the_last_good_checkpoint_and_says_why() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job(&etcd, "1");
+    let job = training_job(&etcd, "1", 0);
     let mut agent = job.start("a");
     // Given a folder that cannot be written
     let (folder, aside) = (job.path("checkpoints"), job.path("aside"));

@@ -1,16 +1,15 @@
 //! Jobs without etcd: an agent serves the store, or a single node needs none.
 
-use std::net::TcpListener;
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, LEASE, LIMIT, exits};
+use elastic_tests::etcd::free_port;
 use elastic_tests::proxy::FaultProxy;
 use rustix::process::Signal;
 
-/// An address on which nothing listens.
+/// The flag for an address on which nothing listens yet.
 pub(crate) fn endpoint() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("--rdzv-endpoint=127.0.0.1:{}", listener.local_addr().unwrap().port())
+    format!("--rdzv-endpoint=127.0.0.1:{}", free_port())
 }
 
 #[tokio::test]
@@ -53,20 +52,8 @@ async fn without_its_host_a_job_ends_everywhere() {
 }
 
 #[tokio::test]
-async fn without_its_host_no_worker_goes_on() {
-    let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1:3").flag("--max-restarts=5");
-    let mut a = job.start("a");
-    a.says("this agent serves the job's store", LIMIT).await;
-    let _others = job.start_all(["b", "c"]);
-    job.runs(1, 3).await;
-
-    a.kill();
-    job.nobody_is_left(LEASE * 2).await;
-}
-
-#[tokio::test]
 async fn a_store_that_takes_no_new_connection_for_a_while_is_not_lost() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let proxy = FaultProxy::start(format!("127.0.0.1:{port}")).await;
     let job = Job::met_by(&["--master-addr=127.0.0.1"], "2");
     let through = proxy.address().replace("127.0.0.1:", "--master-port=");

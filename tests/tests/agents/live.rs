@@ -78,7 +78,8 @@ fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-fn number(line: &Value, name: &str) -> u64 {
+/// A number of a trace's line.
+pub(crate) fn number(line: &Value, name: &str) -> u64 {
     line[name].as_u64().unwrap()
 }
 

@@ -1,61 +1,21 @@
 //! Memory that agents keep for their workers: a job goes on from it when all workers die at once.
 
-use std::process::Command;
-use std::time::Duration;
-
 use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
 
-use crate::agents::live::workers;
-
-const LONG: Duration = Duration::from_secs(60);
-
-fn number(line: &Value, name: &str) -> u64 {
-    line[name].as_u64().unwrap()
-}
+use crate::agents::final_save::{begun_after, ends_as_undisturbed, kill_all_workers, last, newest_round, training_job};
 
 #[tokio::test]
 async fn when_all_workers_are_killed_at_once_training_goes_on_from_the_last_snapshot_in_memory() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=4");
-    let (trace, checkpoints) = (job.path("trace"), job.path("checkpoints"));
-    std::fs::create_dir(&checkpoints).unwrap();
-    let trainer = binary("elastic-trainer");
-    let training = ["digits", "--epochs=40", "--hidden=128,128"];
-    let mut program = vec![trainer.to_str().unwrap().to_owned()];
-    program.extend(training.iter().map(|&word| word.to_owned()));
-    program.extend(["--checkpoint-every=200".to_owned(), "--snapshot-every=7".to_owned()]);
-    program.push(format!("--checkpoint-dir={}", checkpoints.display()));
-    program.push(format!("--trace={}", trace.display()));
-    let job = job.program(program);
+    let job = training_job(&etcd, "2", 4);
     let mut agents = job.start_all(["a", "b"]);
+    let done = kill_all_workers(&job, 4, || ()).await;
+    let (round, committed) = (newest_round(&job), last(&job.path("trace"), "committed").unwrap());
 
-    // Given a job some way past a checkpoint, when all of its workers are killed at once
-    let far = |line: &Value| line["event"] == "step" && number(line, "step") >= 240;
-    eventually("a checkpoint and some steps", LONG, async || json_lines(&trace).into_iter().find(far)).await;
-    let killed = workers(&job);
-    assert_eq!(killed.len(), 4);
-    // All are stopped first: a worker that survived the others by some milliseconds would hold the last step.
-    for signal in [Signal::STOP, Signal::KILL] {
-        for pid in killed.values() {
-            kill_process(Pid::from_raw(*pid).unwrap(), signal).unwrap();
-        }
-    }
-    let before = json_lines(&trace);
-    let round = before.iter().filter(|line| line["event"] == "begin").map(|line| number(line, "round")).max().unwrap();
-
-    // Then the next ones go on from the last snapshot
-    let begin = eventually("the next round", LONG, async || {
-        let lines = json_lines(&trace);
-        lines.into_iter().find(|line| line["event"] == "begin" && number(line, "round") > round)
-    });
-    let begin = number(&begin.await, "step");
-    let of = |kind: &str| before.iter().filter(|line| line["event"] == kind).map(|line| number(line, "step")).max();
-    let (done, committed) = (of("step").unwrap(), of("committed").unwrap_or(0));
+    // The next ones go on from the last snapshot
+    let begin = begun_after(&job, round).await;
     assert!(begin.is_multiple_of(7) || begin.is_multiple_of(200), "{begin} is no step of a snapshot");
     assert!(
         begin + 8 > done && begin > committed,
@@ -63,12 +23,8 @@ async fn when_all_workers_are_killed_at_once_training_goes_on_from_the_last_snap
     );
 
     // And the end is the undisturbed run's.
-    let [a, b] = &mut agents;
-    assert_eq!(exits([a, b]).await, [0, 0]);
-    let alone = Command::new(&trainer).args(training).output().unwrap();
-    let printed = String::from_utf8(alone.stdout).unwrap();
-    let checksum = printed.lines().find(|line| line.starts_with("parameters crc32c:")).unwrap();
-    assert!(agents.iter().any(|agent| agent.output().contains(checksum)), "not {checksum}");
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    ends_as_undisturbed(&agents);
 }
 
 /// Asks for memory, and after a restart for the same memory again. It writes what it finds to files.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use elastic_coordinator::job::Keys;
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::{binary, output};
-use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
+use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
 
 /// Short, since the agent has nothing to wait for.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -24,10 +24,6 @@ async fn is_refused(agent: &mut Agent, code: i32, parts: &[&str]) {
         assert!(lines[0].contains(part), "{part:?} is not in\n{output}");
     }
     assert!(!output.contains("panicked"), "{output}");
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 #[tokio::test]

@@ -3,10 +3,10 @@
 use std::net::TcpListener;
 
 use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::etcd::free_port;
 
 fn job(nnodes: &str) -> Job {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    Job::met_by(&["--master_addr=127.0.0.1", &format!("--master_port={port}")], nnodes)
+    Job::met_by(&["--master_addr=127.0.0.1", &format!("--master_port={}", free_port())], nnodes)
 }
 
 #[tokio::test]

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, Job, LEASE, Round, exits};
 use elastic_tests::binaries::Running;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
 
 use crate::hostile::floods::{self, Flood};
 use crate::hostile::tap::Tap;
-use crate::hostile::{WITHIN, coordinator, free_port};
+use crate::hostile::{WITHIN, coordinator};
 
 /// How often a node renews its lease.
 const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);

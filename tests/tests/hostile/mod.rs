@@ -5,12 +5,13 @@ mod floods;
 mod listening;
 mod tap;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Found, Hello, IdentifyRequest, MemberMessage};
 use elastic_tests::binaries::Running;
+use elastic_tests::etcd::free_port;
 use elastic_tests::wait::{eventually, within};
 use floods::Flood;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -28,10 +29,6 @@ const ROOM_KB: u64 = 48 << 10;
 
 /// How many connections an attacker opens that does nothing with them: more than the usual soft limit.
 const IDLE: usize = 1_100;
-
-fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
-}
 
 /// An agent that takes part in a job of its own by way of `endpoint`, and where it takes pulses.
 fn agent_at(endpoint: SocketAddr, script: &str) -> (Running, SocketAddr) {

@@ -92,10 +92,8 @@ async fn a_node_whose_worker_failed_waits_for_nobody(launcher: Launcher) {
         "if [ $1 = b ]; then until [ -s up-a ]; do sleep 0.05; done; exit 1; fi; echo > up-a; exec sleep 1000",
     );
     let rendezvous = Rendezvous::c10d();
-    let flags = rendezvous.and(&["--nnodes=2", "--no-python"]);
-    let program = scene.path("worker.sh");
-    let start = |name| scene.start_program(&flags, &[program.to_str().unwrap(), name]);
-    let (a, mut b) = (start("a"), start("b"));
+    let flags = rendezvous.and(&["--nnodes=2"]);
+    let (a, mut b) = (scene.start_with(&flags, &["a"]), scene.start_with(&flags, &["b"]));
     scene.appears("up-a").await;
     let begun = Instant::now();
     assert_eq!(scene.end(&mut b).await, 1);
@@ -110,9 +108,7 @@ async fn one_node_may_be_done_before_another(launcher: Launcher) {
     let mut nodes = [scene.start(&flags), scene.start(&flags)];
     scene.appears("done-0").await;
     scene.write("late", "");
-    for node in &mut nodes {
-        assert_eq!(scene.end(node).await, 0);
-    }
+    scene.end_well(&mut nodes).await;
 }
 
 async fn signals_to_the_launcher_reach_its_workers(launcher: Launcher) {

@@ -31,8 +31,7 @@ const UNTIL_ALL: &str = "--rdzv_conf=last_call_timeout=30,min_round_time=0";
 
 /// The launcher of a node whose workers know its name.
 fn start(scene: &Scene, flags: &[&str], name: &str) -> RunningLauncher {
-    let program = scene.path("worker.sh");
-    scene.start_program(&[flags, &["--no-python"]].concat(), &[program.to_str().unwrap(), name])
+    scene.start_with(flags, &[name])
 }
 
 /// Whether a node waits for others.
@@ -50,12 +49,15 @@ async fn has_joined(launcher: &Launcher, etcd: &EtcdServer) -> bool {
 
 async fn finish<const N: usize>(scene: &Scene, nodes: [&mut RunningLauncher; N]) {
     scene.write("finish", "");
-    for node in nodes {
-        assert_eq!(scene.end(node).await, 0);
-    }
+    scene.end_well(nodes).await;
 }
 
-/// Forgets who was where.
+/// Waits until this many workers have started.
+async fn works(scene: &Scene, what: &str, workers: usize) {
+    scene.eventually(what, || (scene.ranks().len() == workers).then_some(())).await;
+}
+
+/// Forgets the workers that have started so far.
 fn forget(scene: &Scene) {
     for rank in scene.ranks() {
         std::fs::remove_file(scene.path(&format!("rank-{rank}"))).unwrap();
@@ -93,11 +95,11 @@ async fn a_killed_node_is_replaced(launcher: Launcher) {
     let (_server, rendezvous) = Rendezvous::etcd(&scene.launcher, "etcd-v2").await;
     let flags = rendezvous.and(&["--nnodes=2", "--max_restarts=2"]);
     let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
-    scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
+    works(&scene, "both work", 2).await;
     forget(&scene);
     second.kill();
     let mut third = start(&scene, &flags, "c");
-    scene.eventually("both work again", || (scene.ranks().len() == 2).then_some(())).await;
+    works(&scene, "both work again", 2).await;
     finish(&scene, [&mut first, &mut third]).await;
 }
 
@@ -107,15 +109,13 @@ async fn the_node_of_rank_0_may_be_killed(launcher: Launcher) {
     let flags = rendezvous.and(&["--nnodes=2:3", UNTIL_ALL]);
     let names = ["a", "b", "c"];
     let mut nodes = names.map(|name| start(&scene, &flags, name));
-    scene.eventually("the three work", || (scene.ranks().len() == 3).then_some(())).await;
+    works(&scene, "the three work", 3).await;
     let zeroth = names.iter().position(|name| scene.ranks().contains(&format!("0-of-3-{name}"))).unwrap();
     forget(&scene);
     nodes[zeroth].kill();
-    scene.eventually("the two work", || (scene.ranks().len() == 2).then_some(())).await;
+    works(&scene, "the two work", 2).await;
     scene.write("finish", "");
-    for at in (0..3).filter(|at| *at != zeroth) {
-        assert_eq!(scene.end(&mut nodes[at]).await, 0);
-    }
+    scene.end_well(nodes.iter_mut().enumerate().filter(|(at, _)| *at != zeroth).map(|(_, node)| node)).await;
 }
 
 /// torchrun's spare takes over, but ends with exit code 1 if it is never needed.
@@ -127,7 +127,7 @@ async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
     let conf = format!("--rdzv_conf=join_timeout={join_timeout},last_call_timeout=1");
     let flags = rendezvous.and(&["--nnodes=2", &conf]);
     let (mut first, mut second) = (start(&scene, &flags, "a"), start(&scene, &flags, "b"));
-    scene.eventually("both work", || (scene.ranks().len() == 2).then_some(())).await;
+    works(&scene, "both work", 2).await;
     let mut spares = [start(&scene, &flags, "c"), start(&scene, &flags, "d")];
     // For longer than it may take to join.
     let until = Instant::now() + Duration::from_secs(join_timeout + 2);
@@ -135,7 +135,7 @@ async fn a_spare_waits_takes_over_and_ends_well(launcher: Launcher) {
     assert!(spares.each_mut().iter_mut().all(|spare| !spare.is_gone()), "a spare gave up\n{}", scene.log());
     forget(&scene);
     second.kill();
-    scene.eventually("one takes over", || (scene.ranks().len() == 2).then_some(())).await;
+    works(&scene, "one takes over", 2).await;
     let [c, d] = &mut spares;
     finish(&scene, [&mut first, c, d]).await;
 }
@@ -153,10 +153,9 @@ async fn a_node_killed_before_the_first_round_holds_no_place(launcher: Launcher)
     })
     .await;
     first.kill();
-    let mut others = [start(&scene, &flags, "b"), start(&scene, &flags, "c")];
-    scene.eventually("the others work", || (scene.ranks().len() == 2).then_some(())).await;
-    let [b, c] = &mut others;
-    finish(&scene, [b, c]).await;
+    let [mut b, mut c] = ["b", "c"].map(|name| start(&scene, &flags, name));
+    works(&scene, "the others work", 2).await;
+    finish(&scene, [&mut b, &mut c]).await;
 }
 
 /// torchrun handles signals only once workers run. Before that, SIGTERM ends it without any cleaning up.

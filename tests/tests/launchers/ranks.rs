@@ -1,6 +1,8 @@
 //! How many workers there are, what each is told about its place, and what it runs.
 
-use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, free_port, names};
+use elastic_tests::etcd::free_port;
+
+use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, names};
 
 cases! {
     every_worker_has_a_rank
@@ -87,8 +89,7 @@ async fn two_launchers_share_the_ranks(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
     let rendezvous = Rendezvous::c10d();
     let flags = rendezvous.and(&["--nnodes=2", "--nproc_per_node=2"]);
-    let (mut first, mut second) = (scene.start(&flags), scene.start(&flags));
-    assert_eq!([scene.end(&mut first).await, scene.end(&mut second).await], [0, 0]);
+    scene.end_well(&mut [scene.start(&flags), scene.start(&flags)]).await;
     assert_eq!(scene.ranks(), names(["0-of-4", "1-of-4", "2-of-4", "3-of-4"]));
 }
 
@@ -96,9 +97,7 @@ async fn nodes_of_several_sizes_share_the_ranks(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
     let rendezvous = Rendezvous::c10d();
     let start = |size| scene.start(&rendezvous.and(&["--nnodes=3", "--nproc_per_node", size]));
-    for mut node in ["1", "2", "3"].map(start) {
-        assert_eq!(scene.end(&mut node).await, 0);
-    }
+    scene.end_well(&mut ["1", "2", "3"].map(start)).await;
     assert_eq!(scene.ranks(), names(["0-of-6", "1-of-6", "2-of-6", "3-of-6", "4-of-6", "5-of-6"]));
 }
 
@@ -107,9 +106,7 @@ async fn each_role_has_ranks_of_its_own(launcher: Launcher) {
     let rendezvous = Rendezvous::c10d();
     let roles = [("master", "1"), ("trainer", "2"), ("ps", "3"), ("trainer", "1")];
     let start = |(role, size)| scene.start(&rendezvous.and(&["--nnodes=4", "--role", role, "--nproc_per_node", size]));
-    for mut node in roles.map(start) {
-        assert_eq!(scene.end(&mut node).await, 0);
-    }
+    scene.end_well(&mut roles.map(start)).await;
     assert_eq!(scene.ranks(), names(["0", "1", "2", "3", "4", "5", "6"]));
     let told = scene.read("roles");
     let mut told: Vec<&str> = told.lines().collect();
@@ -150,10 +147,8 @@ async fn torchruns_variables_are_there(launcher: Launcher) {
 
 async fn the_local_rank_is_filled_in(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch \"rank-$1\"");
-    let program = scene.path("worker.sh");
-    let program = [program.to_str().unwrap(), "${local_rank}"];
-    let code = scene.end(&mut scene.start_program(&[ALONE, "--no-python", "--nproc_per_node=2"], &program)).await;
-    assert_eq!((code, scene.ranks()), (0, names(["0", "1"])));
+    scene.end_well(&mut [scene.start_with(&[ALONE, "--nproc_per_node=2"], &["${local_rank}"])]).await;
+    assert_eq!(scene.ranks(), names(["0", "1"]));
 }
 
 async fn each_worker_may_see_its_own_device_alone(launcher: Launcher) {

@@ -1,6 +1,8 @@
 //! The rendezvous backends by which nodes find each other, and what a launcher says when they cannot.
 
-use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, free_port, names};
+use elastic_tests::etcd::free_port;
+
+use crate::launchers::scene::{ALONE, Launcher, Rendezvous, Scene, cases, names};
 
 cases! {
     nodes_with_fixed_ranks_meet_at_the_master
@@ -18,14 +20,8 @@ const TOUCH: &str = "touch rank-$RANK-$1";
 
 /// Runs two nodes with static rendezvous. The one with rank 1 starts first.
 async fn fixed(scene: &Scene, flags: &[&str]) {
-    let program = scene.path("worker.sh");
-    let start = |rank| {
-        let flags = [flags, &["--nnodes=2", "--no-python", "--node_rank", rank]].concat();
-        scene.start_program(&flags, &[program.to_str().unwrap(), rank])
-    };
-    for mut node in ["1", "0"].map(start) {
-        assert_eq!(scene.end(&mut node).await, 0);
-    }
+    let start = |rank| scene.start_with(&[flags, &["--nnodes=2", "--node_rank", rank]].concat(), &[rank]);
+    scene.end_well(&mut ["1", "0"].map(start)).await;
     assert_eq!(scene.ranks(), names(["0-0", "1-1"]));
 }
 
@@ -49,9 +45,7 @@ async fn nodes_meet_on_etcd_below_a_prefix(launcher: Launcher) {
         scene.start(&rendezvous.and(&["--nnodes=2", &conf]))
     };
     // A slash at the end of the prefix changes nothing.
-    for mut node in ["/jobs/of/ours", "/jobs/of/ours/"].map(start) {
-        assert_eq!(scene.end(&mut node).await, 0);
-    }
+    scene.end_well(&mut ["/jobs/of/ours", "/jobs/of/ours/"].map(start)).await;
     assert_eq!(scene.ranks(), names(["0-of-2", "1-of-2"]));
 }
 
@@ -63,14 +57,10 @@ async fn a_node_alone_heeds_no_rendezvous_flags(launcher: Launcher) {
 
 async fn two_nodes_that_are_alone_do_not_meet(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e both ]; do sleep 0.05; done");
-    let program = scene.path("worker.sh");
-    let start = |name| scene.start_program(&[ALONE, "--no-python"], &[program.to_str().unwrap(), name]);
-    let mut nodes = ["a", "b"].map(start);
+    let mut nodes = ["a", "b"].map(|name| scene.start_with(&[ALONE], &[name]));
     scene.has_ranks(["0-of-1-a", "0-of-1-b"]).await;
     scene.write("both", "");
-    for node in &mut nodes {
-        assert_eq!(scene.end(node).await, 0);
-    }
+    scene.end_well(&mut nodes).await;
 }
 
 async fn a_backend_that_does_not_exist_is_named(launcher: Launcher) {

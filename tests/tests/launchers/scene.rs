@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elastic_tests::binaries::binary;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test};
+use elastic_tests::binaries::{binary, remove_settings};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test, free_port};
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::{eventually, exit};
 use rustix::process::{Pid, Signal, kill_process};
@@ -106,7 +106,14 @@ impl Scene {
 
     /// Starts a launcher whose workers run the script.
     pub(crate) fn start(&self, flags: &[&str]) -> RunningLauncher {
-        self.start_program(&[flags, &["--no-python"]].concat(), &[self.path("worker.sh").to_str().unwrap()])
+        self.start_with(flags, &[])
+    }
+
+    /// Starts a launcher whose workers run the script with these arguments.
+    pub(crate) fn start_with(&self, flags: &[&str], arguments: &[&str]) -> RunningLauncher {
+        let script = self.path("worker.sh");
+        let program = [&[script.to_str().unwrap()], arguments].concat();
+        self.start_program(&[flags, &["--no-python"]].concat(), &program)
     }
 
     /// Starts one whose workers run something else.
@@ -117,17 +124,9 @@ impl Scene {
                 command.arg("torchrun-compat");
                 command
             }
-            // By its module name, since the script beside the interpreter names the path it was made at.
-            Launcher::Torchrun(torch) => {
-                let mut command = torch.command();
-                command.args(["-m", "torch.distributed.run"]);
-                command
-            }
+            Launcher::Torchrun(torch) => torch.torchrun(),
         };
-        let set = |(name, _): &(String, String)| name.starts_with("PET_") || name.starts_with("TORCH");
-        for (name, _) in std::env::vars().filter(set) {
-            command.env_remove(name);
-        }
+        remove_settings(&mut command);
         let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         command.args(flags).args(program).current_dir(self.path("")).stdin(Stdio::null());
         command.env("OMP_NUM_THREADS", "1").env("XDG_RUNTIME_DIR", self.path("")).env_remove("LOGLEVEL");
@@ -145,6 +144,13 @@ impl Scene {
     /// Waits for its end: the exit code, or minus the signal.
     pub(crate) async fn end(&self, running: &mut RunningLauncher) -> i32 {
         exit(&mut running.0, "the launcher", PATIENCE).await
+    }
+
+    /// Waits until all have ended with success.
+    pub(crate) async fn end_well<'a>(&self, launchers: impl IntoIterator<Item = &'a mut RunningLauncher>) {
+        for launcher in launchers {
+            assert_eq!(self.end(launcher).await, 0);
+        }
     }
 
     pub(crate) async fn eventually<T>(&self, what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
@@ -235,11 +241,6 @@ pub(crate) const ALONE: &str = "--standalone";
 
 pub(crate) fn names<const N: usize>(ranks: [&str; N]) -> BTreeSet<String> {
     ranks.map(str::to_owned).into()
-}
-
-/// A port that nobody listens on.
-pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// The flags by which several nodes of a job find each other.

@@ -26,9 +26,7 @@ async fn on_two_nodes(scene: &Scene, workers: &str, program: &[&str]) -> Vec<Val
     let program = [&[script.to_str().unwrap()], &program[1..]].concat();
     let flags = rendezvous.and(&["--nnodes=2", "--nproc_per_node", workers]);
     let start = || scene.start_program(&flags, &program);
-    for mut node in [start(), start()] {
-        assert_eq!(scene.end(&mut node).await, 0);
-    }
+    scene.end_well(&mut [start(), start()]).await;
     json_lines(&scene.path("trace"))
 }
 
@@ -67,8 +65,7 @@ async fn a_timer_that_expires_ends_its_worker_alone(launcher: Launcher) {
     let scene = scene.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
     let script = torch::script("file_timer.py");
     let flags = [ALONE, "--nproc_per_node=2", "--max_restarts=1"];
-    let code = scene.end(&mut scene.start_program(&flags, &[script.to_str().unwrap()])).await;
-    assert_eq!(code, 0);
+    scene.end_well(&mut [scene.start_program(&flags, &[script.to_str().unwrap()])]).await;
     let told = json_lines(&scene.path("trace"));
     let of = |attempt: u64, event: &str| {
         let fits = |line: &&Value| line["attempt"] == attempt && line["event"] == event;

@@ -2,10 +2,10 @@
 //! and go. `make test` plays a few of these pairs, in which each script, each means and each kind of change has a part;
 //! `make test-torch-matrix` plays all.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
@@ -124,7 +124,7 @@ async fn job(means: Means, nnodes: &str) -> (Job, Store) {
             (Job::on(&etcd, nnodes), Store::Etcd(etcd))
         }
         Means::C10d => {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
             (Job::met_by(&["--rdzv-backend=c10d", &endpoint], nnodes), Store::OfTheFirst(port))
         }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use elastic_tests::binaries::binary;
+use elastic_tests::etcd::free_port;
 use elastic_tests::torch::Torch;
 use tokio::process::Command;
 
@@ -89,7 +90,7 @@ async fn the_slurm_example_starts_an_agent_on_each_node() {
         std::fs::write(folder.path().join(name), text).unwrap();
         std::fs::set_permissions(folder.path().join(name), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let submit = format!(
         "export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node[0-1] SLURM_JOB_NUM_NODES=2 WORKERS=1 XDG_RUNTIME_DIR=$PWD\n\
          ENDPOINT=127.0.0.1:{port} bash \"$EXAMPLES/train.sbatch\" \"$EXAMPLES/train_ddp.py\" --epochs=2"

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
+use elastic_tests::binaries::{binary, remove_settings};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test};
 use elastic_tests::torch::{self, Torch};
 use elastic_tests::wait::{eventually, exit};
@@ -161,15 +161,9 @@ impl Scene {
                 command.arg(format!("--node-name={name}"));
                 command
             }
-            Torchrun => {
-                let mut command = self.torch.as_ref().expect("torchrun").command();
-                command.args(["-m", "torch.distributed.run"]);
-                command
-            }
+            Torchrun => self.torch.as_ref().expect("torchrun").torchrun(),
         };
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("PET_") || name.starts_with("TORCH")) {
-            command.env_remove(name);
-        }
+        remove_settings(&mut command);
         if let Some(torch) = &self.torch {
             command.envs(torch.environment());
         }
