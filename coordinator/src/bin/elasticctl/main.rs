@@ -1,4 +1,4 @@
-//! `elasticctl`: shows the jobs and changes what is desired of them. Agents start jobs.
+//! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
 mod operator;
 mod show;
