@@ -16,7 +16,7 @@ use elastic_trainer::checkpoint::command;
 use elastic_trainer::checkpoint::disk::Host;
 use elastic_trainer::checkpoint::manifest::{Entry, Position};
 use elastic_trainer::checkpoint::retention::Retention;
-use elastic_trainer::checkpoint::snapshot::{Layout, Snapshot};
+use elastic_trainer::checkpoint::snapshot::{Layout, SnapshotHeader};
 use elastic_trainer::checkpoint::snapshot_slots::SnapshotSlots;
 use elastic_trainer::checkpoint::writer::{Offer, Writer};
 use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Workspace};
@@ -152,10 +152,9 @@ impl Training {
 
     /// Milliseconds from the end of a gradient to that of the copy that was begun with it.
     fn save_during_gradient(&mut self, writer: &Writer) -> Result<f64> {
-        let Training { model, entries, flat, batch, sink, step, .. } = self;
-        let snapshot = snapshot(*step, entries, flat);
+        let Training { model, flat, batch, sink, step, .. } = self;
         let mut reserved = writer.reserve(true).context("the writer has no room")?;
-        let done = reserved.slot.fill_during(&snapshot, || {
+        let done = reserved.slot.fill_during(&header(*step), flat, || {
             model.gradient(&flat[..sink.len()], batch, sink);
             Instant::now()
         });
@@ -178,10 +177,9 @@ impl Training {
 
     /// Milliseconds that training waits.
     fn save(&self, writer: &Writer) -> Result<f64> {
-        let snapshot = snapshot(self.step, &self.entries, &self.flat);
         let begun = Instant::now();
         let mut reserved = writer.reserve(true).context("the writer has no room")?;
-        reserved.slot.fill(&snapshot);
+        reserved.slot.fill(&header(self.step), &self.flat);
         let offer = writer.take_in(reserved);
         let took = begun.elapsed().as_secs_f64() * 1e3;
         ensure!(offer == Offer::Taken, "{offer:?}: the writer had not ended");
@@ -189,9 +187,8 @@ impl Training {
     }
 }
 
-fn snapshot<'a>(step: u64, tensors: &'a [Entry], state: &'a [f32]) -> Snapshot<'a> {
-    let (data, done) = (Position::default(), None);
-    Snapshot { job: "bench", round: 0, world_size: 1, step, done, settings: "", data, tensors, state }
+fn header(step: u64) -> SnapshotHeader {
+    SnapshotHeader { round: 0, world_size: 1, step, done: None, data: Position::default() }
 }
 
 /// Waits until so many saves are durable, and the last one's predecessors are gone. Seconds to the first of these.

@@ -14,7 +14,7 @@ use elastic_trainer::{Data, Elastic, Environment, Model, Settings, Stop, Tensor,
 /// What the points scatter around.
 pub(crate) const SLOPE: f32 = 3.0;
 pub(crate) const HEIGHT: f32 = -1.0;
-/// How far they lie from it at most.
+/// How far the points lie from the line at most.
 const NOISE: f32 = 0.5;
 
 /// Fit a line to points, by as many workers as there happen to be
@@ -62,7 +62,7 @@ impl Model for Line {
     }
 }
 
-/// As many points. None is stored: a point follows from its number.
+/// So many points. None is stored: a point follows from its number.
 #[derive(Debug)]
 pub(crate) struct Points(pub(crate) u64);
 
@@ -82,7 +82,7 @@ impl Data for Points {
         }));
     }
 
-    /// Its error is evenly spread over twice [`NOISE`], whose variance is known.
+    /// The noise is uniform over a width of twice [`NOISE`], and the variance of that is known.
     fn reachable_loss(&self) -> Option<f64> {
         Some(f64::from(NOISE).powi(2) / 3.0)
     }

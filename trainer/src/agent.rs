@@ -1,5 +1,5 @@
-//! The worker's side of the agent's socket: JSON lines. A thread of its own reads them, so that a collective operation
-//! which waits for a peer learns that a round is forming.
+//! The worker's side of the agent's socket: JSON lines. A separate thread reads them, so that a collective operation
+//! that waits for a peer learns that a round is forming.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, IoSliceMut, Read, Write};
@@ -26,7 +26,7 @@ const PROGRESS_TIME: Duration = Duration::from_millis(100);
 /// Why the agent cannot be spoken with.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Nobody is there.
+    /// Nobody listens on the socket.
     #[error("cannot reach the agent at {}: {cause}; unset ELASTIC_AGENT_SOCKET to run without one", path.display())]
     Connect {
         /// The socket.
@@ -34,13 +34,13 @@ pub enum AgentError {
         /// Why.
         cause: io::Error,
     },
-    /// It went, or no longer reads.
+    /// The agent has ended, or no longer reads.
     #[error("lost the agent: {0}")]
     Lost(io::Error),
-    /// It did not accept the worker.
+    /// The agent did not accept the worker.
     #[error("the agent refused this worker: {0}")]
     Refused(String),
-    /// It is silent.
+    /// The agent did not answer in time.
     #[error("the agent did not answer within {} s", AGENT_TIME.as_secs())]
     Silent,
     /// Environment and agent contradict each other.
@@ -52,7 +52,7 @@ pub enum AgentError {
     Stopped,
 }
 
-/// What the agent has said, and the file that came beside it.
+/// A message of the agent, and the file that came with it.
 struct Received {
     message: ToWorker,
     file: Option<OwnedFd>,
@@ -63,7 +63,7 @@ struct Received {
 pub struct Agent {
     socket: UnixStream,
     inbox: Receiver<Result<Received, io::Error>>,
-    /// Heard while an answer was waited for.
+    /// Messages that came while this worker waited for an answer.
     aside: VecDeque<ToWorker>,
     requests: u64,
     last_progress: Option<Instant>,
@@ -133,8 +133,8 @@ impl Agent {
         }
     }
 
-    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none. `rescue` is a command
-    /// line that saves what is in it; without words there is none.
+    /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none. `rescue` is the
+    /// command line that saves what is in it; it is empty where there is no such command.
     pub fn memory(
         &mut self,
         bytes: u64,
@@ -153,7 +153,7 @@ impl Agent {
                 ToWorker::Memory { id, .. } if id == asked => {
                     return Ok(file.ok_or_else(|| "no descriptor came with it".to_owned()));
                 }
-                // An agent that knows nothing of memory cannot know the request's number.
+                // An agent that does not know this request cannot read its number.
                 ToWorker::Error { id, message } if id.is_none_or(|id| id == asked) => return Ok(Err(message)),
                 other => self.aside.push_back(other),
             }
@@ -165,7 +165,7 @@ impl Agent {
         self.say(&FromWorker::Forget)
     }
 
-    /// What the agent has said, if anything; does not wait.
+    /// The agent's next message, if there is one. Does not wait.
     pub fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
         if let Some(message) = self.aside.pop_front() {
             return Ok(Some(message));
@@ -177,7 +177,7 @@ impl Agent {
         }
     }
 
-    /// The agent's next message; none at the deadline.
+    /// Waits for the agent's next message. `None` at the deadline.
     pub fn next(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<ToWorker>, AgentError> {
         match self.aside.pop_front() {
             Some(message) => Ok(Some(message)),
@@ -216,7 +216,7 @@ impl Drop for Agent {
     }
 }
 
-/// A socket's bytes, and apart from them the files that came along.
+/// A socket's bytes, and, separately, the files that came with them.
 struct Incoming {
     socket: UnixStream,
     files: VecDeque<OwnedFd>,
@@ -237,7 +237,7 @@ impl Read for Incoming {
     }
 }
 
-/// Reads to the connection's end.
+/// Reads messages until the connection ends.
 fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Error>>) {
     let mut reader = BufReader::new(Incoming { socket, files: VecDeque::new() });
     let mut line = Vec::new();
@@ -252,7 +252,7 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Er
                     if let ToWorker::Forming { round, quiesce_ms, .. } = &message {
                         stop.forms(*round, Duration::from_millis(*quiesce_ms));
                     }
-                    // It comes with the line's first bytes, so that it is here.
+                    // The descriptor comes with the line's first bytes, so it has been received.
                     let file = match &message {
                         ToWorker::Memory { .. } => reader.get_mut().files.pop_front(),
                         _ => None,
@@ -262,7 +262,7 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Er
                     }
                     continue;
                 }
-                // A newer agent may know messages that this worker does not need.
+                // A newer agent may send messages that this worker does not know.
                 Err(error) => {
                     debug!(%error, "passed over a line of the agent's");
                     continue;
@@ -270,7 +270,7 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Er
             },
             Err(error) => error,
         };
-        // Nobody may be left to hear it.
+        // The receiver may be gone.
         let _ = outbox.send(Err(end));
         return;
     }

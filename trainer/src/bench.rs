@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use elastic_trainer::Stop;
-use elastic_trainer::collective::{Group, Patience, Place};
+use elastic_trainer::collective::{Group, GroupConfig, Patience};
 use elastic_trainer::settings::Environment;
 
 /// Reads `ring|ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
@@ -14,9 +14,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let Environment { rank, world_size, master_addr, master_port, agent_store, .. } = environment;
     let (job, settings) = ("bench".to_owned(), String::new());
-    let place = Place { job, round: 0, rank, world_size, master_addr, master_port, agent_store, settings };
+    let config = GroupConfig { job, round: 0, rank, world_size, master_addr, master_port, agent_store, settings };
     let time = Duration::from_secs(60);
-    let mut group = Group::form(&place, Patience { form: time, operation: time }, Stop::default())?;
+    let mut group = Group::form(&config, Patience { form: time, operation: time }, Stop::default())?;
     for line in io::stdin().lock().lines() {
         let line = line?;
         let [what, bytes, turns] = line.split(' ').collect::<Vec<_>>()[..] else { bail!("`{line}` is no task") };

@@ -1,5 +1,5 @@
-//! Numbers that look random and depend on nothing but their key. Not a stateful generator: whoever needs a number
-//! names it, so that no history of ranks and restarts can change it.
+//! Numbers that look random and depend only on their key. There is no generator with a state, so no history of ranks
+//! and restarts can change a number.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -125,7 +125,7 @@ pub struct Settings {
     pub form_timeout: Duration,
 }
 
-/// What carries the gradients of GPUs.
+/// How workers on GPUs sum their gradients.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum Collectives {
     /// NCCL where every worker has it, else TCP.
@@ -138,7 +138,7 @@ pub enum Collectives {
 }
 
 impl Default for Settings {
-    /// As without any flag.
+    /// The values of a command line without flags.
     fn default() -> Settings {
         let command = Settings::augment_args(clap::Command::new("defaults").no_binary_name(true));
         let matches = command.get_matches_from(std::iter::empty::<&str>());
@@ -147,8 +147,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What fixes a step's result in a run of `steps`, given words for the model and for the data: training may only go
-    /// on with the same.
+    /// What determines a step's result in a run of `steps`: these settings, and the words for the model and the data.
+    /// Training may only go on with the same.
     pub fn of_a_step(&self, model: &str, data: &str, steps: u64) -> String {
         let Settings { batch, shards, lr, weight_decay, seed, .. } = self;
         let mut words = format!("{model} --batch {batch} --shards {shards} --lr {lr} --weight-decay {weight_decay}");
@@ -173,10 +173,10 @@ impl Settings {
         format!("{words} --seed {seed} {data}")
     }
 
-    /// Numbers of a gradient that are summed over the ranks at once; 0 for all.
+    /// How many numbers of a gradient are summed over the ranks at once; 0 for all.
     pub(crate) fn bucket(&self) -> usize {
         let bytes = f64::from(self.bucket_mb) * f64::from(1 << 20);
-        // A bucket has at least a number.
+        // A bucket has at least one number.
         if bytes > 0.0 { (bytes as usize / size_of::<f32>()).max(1) } else { 0 }
     }
 
@@ -186,7 +186,7 @@ impl Settings {
         Rate { highest, lowest, warmup, course, steps }
     }
 
-    /// Which checkpoints stay.
+    /// Which checkpoints are kept.
     pub fn retention(&self) -> Retention {
         Retention { keep: self.keep, every: self.keep_every }
     }
@@ -231,12 +231,14 @@ pub struct Environment {
     pub job: String,
     /// The agent's socket, in `ELASTIC_AGENT_SOCKET`.
     pub agent: Option<PathBuf>,
-    /// `ELASTIC_WARM_UP`: there is no place yet. The agent tells it, and what stands here of it means nothing.
+    /// `ELASTIC_WARM_UP`: the worker has no rank yet. The agent tells it later, and the rank and round in here mean
+    /// nothing.
     pub warm_up: bool,
     /// Where the flight recorder's files go: `ELASTIC_RECORD_DIR`, or the folder of `TORCHELASTIC_ERROR_FILE`, which is
     /// the worker's own in the agent's logs. None are written without either.
     pub record_dir: Option<PathBuf>,
-    /// `LOCAL_RANK` as it stands: among the workers that see the same GPUs. With `--virtual-local-rank` each sees one.
+    /// `LOCAL_RANK` as it is set: a number among the workers that see the same GPUs. With `--virtual-local-rank` each
+    /// sees one.
     pub device_rank: u32,
     /// Where CUDA's libraries may lie.
     #[cfg(feature = "cuda")]
@@ -246,7 +248,7 @@ pub struct Environment {
 /// A variable does not hold what it should.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
-    /// Not a number, or too large.
+    /// A variable is not a number, or too large.
     #[error("{name} is \"{value}\", which is no number in its range; whoever starts this worker must set it")]
     Number {
         /// The variable.
@@ -273,7 +275,7 @@ pub enum EnvironmentError {
 }
 
 impl Environment {
-    /// Reads variables through `get`, which is `std::env::var` but in tests. Empty means not set.
+    /// Reads variables through `get`, which is `std::env::var` outside tests. An empty variable counts as not set.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Environment, EnvironmentError> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         fn number<T: std::str::FromStr>(

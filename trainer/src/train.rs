@@ -33,7 +33,7 @@ pub(crate) use ready::Ready;
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
 use elastic_collective::tree::{cover, shards_of};
-use elastic_collective::{Group, Place};
+use elastic_collective::{Group, GroupConfig};
 
 use crate::agent::Agent;
 use crate::checkpoint::sharded_write::ShardedWrite;
@@ -102,7 +102,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     /// A copy that is made beside steps. It ends with the round.
     background_copy: Option<BackgroundCopy>,
     /// In the present round.
-    place: Place,
+    group_config: GroupConfig,
     /// What the agent said of it.
     assignment: Option<Assignment>,
     /// The next one.
@@ -165,7 +165,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             settings,
             model,
             data,
-            place: place(environment, assignment.as_ref(), shared),
+            group_config: group_config(environment, assignment.as_ref(), shared),
             words,
             agent,
             stop,
@@ -225,7 +225,7 @@ impl<'a, M: Model> Trainer<'a, M> {
 
     /// Takes part in a round.
     fn round(&mut self, out: &mut Printer<'_>) -> Result<Ended, TrainError> {
-        let group = Group::form(&self.place, self.settings.patience(), self.stop.clone())?;
+        let group = Group::form(&self.group_config, self.settings.patience(), self.stop.clone())?;
         let mut group = group.recorded_by(&self.recorder);
         let ended = loop {
             if let Some(ended) = self.turn(&mut group, out).transpose() {
@@ -258,13 +258,14 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn steps(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
-        let (rank, world_size, shards) = (self.place.rank, self.place.world_size, self.settings.shards.get());
+        let (rank, world_size, shards) =
+            (self.group_config.rank, self.group_config.world_size, self.settings.shards.get());
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
         let total = self.schedule.total_steps();
         let rate = self.settings.rate(total);
         let mut progress = ProgressLine::new(self.state.step, self.schedule, self.data, world_size);
         let mut drain_known = false;
-        let round = self.place.round;
+        let round = self.group_config.round;
         let Transport { name: collectives, nccl_failures } = self.engine.transport();
         let (step, pid) = (self.state.step, std::process::id());
         self.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
@@ -344,7 +345,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     fn is_to_compare(&self, total: u64) -> bool {
         let next = self.state.step + 1;
         let saves = next == total || next.is_multiple_of(self.settings.checkpoint_every.get());
-        self.place.rank == 0 && self.engine.is_in_place() && saves
+        self.group_config.rank == 0 && self.engine.is_in_place() && saves
     }
 
     /// Ends a run whose steps are done.
@@ -359,7 +360,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         if !self.state.is_finite() {
             return Err(TrainError::NotFinite { step });
         }
-        if self.place.rank == 0 {
+        if self.group_config.rank == 0 {
             out.line(format_args!("done: {step} steps, {} epochs", self.settings.epochs));
             out.line(format_args!("{}", self.account.summary(Instant::now())));
             self.draw();
@@ -368,7 +369,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         if let Some(group) = self.group.take() {
             group.leave();
         }
-        Ok(Outcome { rank: self.place.rank, state: self.state })
+        Ok(Outcome { rank: self.group_config.rank, state: self.state })
     }
 
     /// Keeps a step for the picture, if one is wanted.
@@ -464,16 +465,16 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 }
 
-fn place(environment: &Environment, assignment: Option<&Assignment>, settings: String) -> Place {
+fn group_config(environment: &Environment, assignment: Option<&Assignment>, settings: String) -> GroupConfig {
     let agent_store = environment.agent_store;
     match assignment.cloned() {
         Some(Assignment { job, round, rank, world_size, master_addr, master_port, .. }) => {
-            Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+            GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
         }
         None => {
             let Environment { rank, world_size, round, master_port, .. } = *environment;
             let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
-            Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
+            GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
         }
     }
 }

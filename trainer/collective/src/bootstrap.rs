@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-use super::{CollectiveError, Place};
+use super::{CollectiveError, GroupConfig};
 use crate::stop::{GLANCE, Stop};
 
 /// The start of each message, which distinguishes a peer from another program.
@@ -52,18 +52,22 @@ enum Answer {
 
 /// One bootstrap.
 struct Bootstrap<'a> {
-    place: &'a Place,
+    config: &'a GroupConfig,
     stop: &'a Stop,
     started: Instant,
     time: Duration,
 }
 
 /// Connects to all peers. Returns the sockets by rank; they do not block, and send without delay.
-pub(super) fn connect(place: &Place, time: Duration, stop: &Stop) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
-    let mut links: Vec<Option<TcpStream>> = (0..place.world_size).map(|_| None).collect();
-    if place.world_size > 1 {
-        let bootstrap = Bootstrap { place, stop, started: Instant::now(), time };
-        if place.rank == 0 { bootstrap.lead(&mut links)? } else { bootstrap.follow(&mut links)? }
+pub(super) fn connect(
+    config: &GroupConfig,
+    time: Duration,
+    stop: &Stop,
+) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
+    let mut links: Vec<Option<TcpStream>> = (0..config.world_size).map(|_| None).collect();
+    if config.world_size > 1 {
+        let bootstrap = Bootstrap { config, stop, started: Instant::now(), time };
+        if config.rank == 0 { bootstrap.lead(&mut links)? } else { bootstrap.follow(&mut links)? }
     }
     Ok(links)
 }
@@ -72,7 +76,7 @@ impl Bootstrap<'_> {
     fn lead(&self, links: &mut [Option<TcpStream>]) -> Result<(), CollectiveError> {
         let master = self.resolve_master()?;
         let at = listening(master.ip());
-        let listener = if self.place.agent_store {
+        let listener = if self.config.agent_store {
             let listener = listen(SocketAddr::new(at, 0))?;
             let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
             let (_, store) = self.dial(0, || Ok(master))?;
@@ -101,10 +105,10 @@ impl Bootstrap<'_> {
     }
 
     fn follow(&self, links: &mut [Option<TcpStream>]) -> Result<(), CollectiveError> {
-        let rank = self.place.rank as usize;
+        let rank = self.config.rank as usize;
         let (master, zero) = self.dial(0, || {
             let master = self.resolve_master()?;
-            if self.place.agent_store { self.look_up(master) } else { Ok(master) }
+            if self.config.agent_store { self.look_up(master) } else { Ok(master) }
         })?;
         let listener = listen(SocketAddr::new(listening(master.ip()), 0))?;
         let port = listener.local_addr().map_err(|cause| listen_error(master, cause))?.port();
@@ -120,7 +124,7 @@ impl Bootstrap<'_> {
 
     /// Says hello, waits for the answer, and returns its addresses.
     fn greet(&self, link: &TcpStream, rank: usize, port: u16) -> Result<Vec<SocketAddr>, CollectiveError> {
-        let Place { job, round, rank: own_rank, world_size, settings, .. } = self.place.clone();
+        let GroupConfig { job, round, rank: own_rank, world_size, settings, .. } = self.config.clone();
         self.send(link, rank, &Hello { job, round, rank: own_rank, world_size, settings, port })?;
         let mut message = Message::default();
         loop {
@@ -167,7 +171,7 @@ impl Bootstrap<'_> {
                     Err(error) => debug!(%error, "a stranger does not speak this protocol"),
                     Ok(Some(hello)) => match self.judge(&hello, &expected, links) {
                         Ok(rank) => {
-                            if self.place.rank > 0 {
+                            if self.config.rank > 0 {
                                 self.send(&visitor, rank, &Answer::Welcome(Vec::new()))?;
                             }
                             on_hello(rank, hello.port);
@@ -193,7 +197,7 @@ impl Bootstrap<'_> {
 
     /// The rank of the peer that sends this hello, or why it is refused.
     fn judge(&self, hello: &Hello, expected: &Range<usize>, links: &[Option<TcpStream>]) -> Result<usize, String> {
-        let Place { job, round, rank, world_size, settings, .. } = self.place;
+        let GroupConfig { job, round, rank, world_size, settings, .. } = self.config;
         let rank_there = hello.rank as usize;
         if hello.job != *job {
             Err(format!("this is job {job}, not {}", hello.job))
@@ -247,7 +251,7 @@ impl Bootstrap<'_> {
     }
 
     fn resolve_master(&self) -> Result<SocketAddr, CollectiveError> {
-        let Place { master_addr, master_port, .. } = self.place;
+        let GroupConfig { master_addr, master_port, .. } = self.config;
         let error = |cause: String| CollectiveError::Address { address: master_addr.clone(), cause };
         let found: Vec<_> =
             (master_addr.as_str(), *master_port).to_socket_addrs().map_err(|cause| error(cause.to_string()))?.collect();
@@ -289,7 +293,7 @@ impl Bootstrap<'_> {
         if self.stop.is_raised() {
             return Err(CollectiveError::Stopped);
         }
-        if let Some(forming) = self.stop.forming_after(self.place.round) {
+        if let Some(forming) = self.stop.forming_after(self.config.round) {
             return Err(CollectiveError::Superseded { round: forming.round });
         }
         if self.left().is_zero() {

@@ -44,9 +44,9 @@ const PAIRWISE_BYTES: usize = 64 * 1024;
 /// Bytes that are reduced and passed on at a time, so that receiving, adding and sending overlap.
 const SEGMENT_BYTES: usize = 256 * 1024;
 
-/// A rank's place among its peers, and what all of them must agree on.
+/// This process's rank, where rank 0 listens, and what all ranks must agree on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupConfig {
     /// The job's id.
     pub job: String,
     /// The round. A peer of another round is refused.
@@ -246,14 +246,14 @@ struct Traffic {
 }
 
 impl Group {
-    /// Finds all peers of `place` and connects to each. Gives up as soon as a later round forms. An operation does so
+    /// Finds all peers of `config` and connects to each. Gives up as soon as a later round forms. An operation does so
     /// only when [`Forming::give_up`](stop::Forming::give_up) has come.
-    pub fn form(place: &Place, patience: Patience, stop: Stop) -> Result<Group, CollectiveError> {
-        let links = bootstrap::connect(place, patience.form, &stop)?;
+    pub fn form(config: &GroupConfig, patience: Patience, stop: Stop) -> Result<Group, CollectiveError> {
+        let links = bootstrap::connect(config, patience.form, &stop)?;
         Ok(Group {
-            round: place.round,
-            rank: place.rank as usize,
-            world_size: place.world_size as usize,
+            round: config.round,
+            rank: config.rank as usize,
+            world_size: config.world_size as usize,
             departed: vec![false; links.len()],
             traffic: links.iter().map(|_| Traffic::default()).collect(),
             links,

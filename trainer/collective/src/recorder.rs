@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::Place;
+use super::GroupConfig;
 
 /// How many operations are remembered.
 pub const REMEMBERED: usize = 1024;
@@ -118,17 +118,17 @@ impl Recorder {
         }
     }
 
-    /// Writes all entries into a file, after the last operation was given up for `error` in the round of `place`.
+    /// Writes all entries into a file, after the last operation was given up for `error` in the round of `config`.
     /// Writes none, and returns none, if the last operation was not given up in that round, or if there is no folder.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn write(&self, place: &Place, error: &str) -> io::Result<Option<PathBuf>> {
+    pub fn write(&self, config: &GroupConfig, error: &str) -> io::Result<Option<PathBuf>> {
         let mut ring = self.lock();
-        let Some(folder) = self.folder.as_deref().filter(|_| ring.has_given_up(place.round)) else { return Ok(None) };
-        let text = serde_json::to_vec_pretty(&ring.report(place, error, Instant::now(), SystemTime::now()))?;
+        let Some(folder) = self.folder.as_deref().filter(|_| ring.has_given_up(config.round)) else { return Ok(None) };
+        let text = serde_json::to_vec_pretty(&ring.report(config, error, Instant::now(), SystemTime::now()))?;
         fs::create_dir_all(folder)?;
-        let path = folder.join(format!("collectives-round-{}-rank-{}.json", place.round, place.rank));
+        let path = folder.join(format!("collectives-round-{}-rank-{}.json", config.round, config.rank));
         // A program that collects files while this process ends finds a whole file or none.
         let unfinished = path.with_extension("json.part");
         fs::write(&unfinished, text)?;
@@ -186,7 +186,13 @@ impl Ring {
             .is_some_and(|entry| entry.operation.round == round && matches!(entry.end, Some((_, Ending::GivenUp(_)))))
     }
 
-    fn report<'a>(&'a self, place: &'a Place, error: &'a str, now: Instant, wall: SystemTime) -> FlightRecord<'a> {
+    fn report<'a>(
+        &'a self,
+        config: &'a GroupConfig,
+        error: &'a str,
+        now: Instant,
+        wall: SystemTime,
+    ) -> FlightRecord<'a> {
         let since_epoch = wall.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let seconds = |at: Instant| since_epoch.saturating_sub(now.saturating_duration_since(at)).as_secs_f64();
         let line = |entry: &'a Entry| {
@@ -201,10 +207,10 @@ impl Ring {
         };
         FlightRecord {
             version: 1,
-            job: &place.job,
-            round: place.round,
-            rank: place.rank,
-            world_size: place.world_size,
+            job: &config.job,
+            round: config.round,
+            rank: config.rank,
+            world_size: config.world_size,
             pid: std::process::id(),
             error,
             written: seconds(now),
@@ -222,8 +228,8 @@ mod tests {
         Operation { round, number, transport: "tcp", name: "ring sum", bytes: 4096 }
     }
 
-    fn place(round: u64) -> Place {
-        Place {
+    fn config(round: u64) -> GroupConfig {
+        GroupConfig {
             job: "job".to_owned(),
             round,
             rank: 1,
@@ -250,7 +256,7 @@ mod tests {
         let peer = Peer { rank: 0, received: 24, sent: 100, owes: true };
         recorder.give_up(last, begun + Duration::from_millis(5), vec![peer]);
 
-        let path = recorder.write(&place(3), "rank 0 is silent").unwrap().unwrap();
+        let path = recorder.write(&config(3), "rank 0 is silent").unwrap().unwrap();
         let report: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
         assert_eq!((&report["job"], &report["error"]), (&"job".into(), &"rank 0 is silent".into()));
         let lines = report["operations"].as_array().unwrap();
@@ -271,20 +277,20 @@ mod tests {
         let now = Instant::now();
         let files = || fs::read_dir(folder.path()).unwrap().count();
 
-        assert_eq!(recorder.write(&place(0), "nothing").unwrap(), None);
+        assert_eq!(recorder.write(&config(0), "nothing").unwrap(), None);
         recorder.done(recorder.begin(operation(0, 1), now), now);
-        assert_eq!(recorder.write(&place(0), "it went well").unwrap(), None);
+        assert_eq!(recorder.write(&config(0), "it went well").unwrap(), None);
         for round in 1..=FILES as u64 + 2 {
             recorder.give_up(recorder.begin(operation(round, 1), now), now, Vec::new());
-            assert_eq!(recorder.write(&place(round + 1), "another round").unwrap(), None);
-            let path = recorder.write(&place(round), "lost").unwrap().unwrap();
-            assert_eq!(recorder.write(&place(round), "lost again").unwrap(), Some(path));
+            assert_eq!(recorder.write(&config(round + 1), "another round").unwrap(), None);
+            let path = recorder.write(&config(round), "lost").unwrap().unwrap();
+            assert_eq!(recorder.write(&config(round), "lost again").unwrap(), Some(path));
         }
         assert_eq!(files(), FILES);
         assert!(!folder.path().join("collectives-round-2-rank-1.json").exists(), "the oldest make way");
         let nowhere = Recorder::default();
         nowhere.give_up(nowhere.begin(operation(1, 1), now), now, Vec::new());
-        assert_eq!(nowhere.write(&place(1), "no folder").unwrap(), None);
+        assert_eq!(nowhere.write(&config(1), "no folder").unwrap(), None);
     }
 
     #[test]

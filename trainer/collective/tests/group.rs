@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
 use elastic_collective::tree::{Node, cover, shards_of};
-use elastic_collective::{CollectiveError, Group, Patience, Place};
+use elastic_collective::{CollectiveError, Group, GroupConfig, Patience};
 use elastic_proto::worker::FailureClass;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
 
 const PATIENCE: Patience = Patience { form: Duration::from_secs(20), operation: Duration::from_secs(20) };
 
-/// A port that stays taken, though nobody listens on it: as an agent holds it for its rank 0.
+/// A port that is reserved, though nobody listens on it: as an agent holds it for its rank 0.
 fn hold_port() -> (rustix::fd::OwnedFd, u16) {
     let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     sockopt::set_socket_reuseaddr(&held, true).unwrap();
@@ -27,8 +27,8 @@ fn hold_port() -> (rustix::fd::OwnedFd, u16) {
     (held, port)
 }
 
-fn place(rank: u32, world_size: u32, master_port: u16) -> Place {
-    Place {
+fn config(rank: u32, world_size: u32, master_port: u16) -> GroupConfig {
+    GroupConfig {
         job: "test".to_owned(),
         round: 3,
         rank,
@@ -46,14 +46,14 @@ fn world<T: Send>(ranks: u32, patience: Patience, work: impl Fn(Group) -> T + Sy
     thread::scope(|scope| {
         let rank = |rank| {
             let work = &work;
-            scope.spawn(move || work(Group::form(&place(rank, ranks, port), patience, Stop::default()).unwrap()))
+            scope.spawn(move || work(Group::form(&config(rank, ranks, port), patience, Stop::default()).unwrap()))
         };
         let threads: Vec<_> = (0..ranks).map(rank).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
-/// Numbers whose sum shows in its last bits in which order they were added.
+/// Numbers whose sum depends, in its last bits, on the order of additions.
 fn numbers(of: u32, length: usize) -> Vec<f32> {
     let mut random = SmallRng::seed_from_u64(of.into());
     (0..length).map(|_| random.random::<f32>() - 0.5).collect()
@@ -234,9 +234,9 @@ fn a_dead_peer_is_named_at_once() {
                 return None; // The group is dropped, and its sockets with it, as by a SIGKILL.
             }
             let started = Instant::now();
-            // A broadcast may end without rank 2; the following ones cannot.
+            // A broadcast may succeed without rank 2; the following ones cannot.
             let error = (0..10).find_map(|_| operation(&mut group).err()).expect("an operation without rank 2 fails");
-            // Keep the sockets until the others had time to name the right one.
+            // Keep the sockets until the others have had time to name the lost rank.
             Some((error, started.elapsed(), group))
         });
         for (error, took, _group) in results.into_iter().flatten() {
@@ -274,7 +274,7 @@ fn a_stalled_peer_is_named_after_the_deadline() {
 #[test]
 fn a_record_names_the_operation_that_was_given_up_and_who_was_waited_for() {
     let patience = Patience { operation: Duration::from_millis(300), ..PATIENCE };
-    // A dead peer's sockets close, a frozen one's stay.
+    // A dead peer's sockets close; a frozen peer's stay open.
     for frozen in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let all_have_summed = Barrier::new(3);
@@ -289,7 +289,7 @@ fn a_record_names_the_operation_that_was_given_up_and_who_was_waited_for() {
             }
             let rank = group.rank();
             let error = group.gather([1]).unwrap_err();
-            let path = recorder.write(&place(rank, 3, 0), &error.to_string()).unwrap().unwrap();
+            let path = recorder.write(&config(rank, 3, 0), &error.to_string()).unwrap().unwrap();
             (Some((path, error.to_string())), Some(group))
         });
         for (rank, (survivor, _)) in results.iter().enumerate() {
@@ -312,7 +312,7 @@ fn a_raised_stop_ends_the_wait() {
     let (_held, port) = hold_port();
     let stop = Stop::default();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| Group::form(&place(0, 2, port), PATIENCE, stop.clone()).unwrap_err());
+        let waiting = scope.spawn(|| Group::form(&config(0, 2, port), PATIENCE, stop.clone()).unwrap_err());
         stop.raise();
         assert!(matches!(waiting.join().unwrap(), CollectiveError::Stopped));
     });
@@ -320,31 +320,31 @@ fn a_raised_stop_ends_the_wait() {
 
 #[test]
 fn peers_that_do_not_belong_are_refused_and_hear_why() {
-    type Change = (fn(&mut Place), &'static str);
+    type Change = (fn(&mut GroupConfig), &'static str);
     let changes: [Change; 5] = [
-        (|place| place.round = 4, "this is round 3 of job test, not round 4"),
-        (|place| place.job = "other".to_owned(), "this is job test, not other"),
-        (|place| place.settings = "--batch 7".to_owned(), "--batch 7"),
-        (|place| place.world_size = 3, "2 ranks, not 3"),
-        (|place| place.rank = 4, "does not expect a rank 4"),
+        (|config| config.round = 4, "this is round 3 of job test, not round 4"),
+        (|config| config.job = "other".to_owned(), "this is job test, not other"),
+        (|config| config.settings = "--batch 7".to_owned(), "--batch 7"),
+        (|config| config.world_size = 3, "2 ranks, not 3"),
+        (|config| config.rank = 4, "does not expect a rank 4"),
     ];
     let (_held, port) = hold_port();
     thread::scope(|scope| {
-        let zero = scope.spawn(move || Group::form(&place(0, 2, port), PATIENCE, Stop::default()).map(Group::leave));
+        let zero = scope.spawn(move || Group::form(&config(0, 2, port), PATIENCE, Stop::default()).map(Group::leave));
         for (change, reason) in changes {
             // Given a peer of another world, when it says hello, then it is told why it is refused.
-            let mut foreign = place(1, 2, port);
+            let mut foreign = config(1, 2, port);
             change(&mut foreign);
             let error = Group::form(&foreign, PATIENCE, Stop::default()).unwrap_err();
             assert!(matches!(&error, CollectiveError::Refused { rank: 0, .. }), "{error}");
             assert!(error.to_string().contains(reason), "{error}");
         }
-        // And strangers, silent or loud, do no harm: the right peer still gets in.
+        // And strangers, silent or not, do no harm: the right peer is still accepted.
         let _silent = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut loud = TcpStream::connect(("127.0.0.1", port)).unwrap();
         loud.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
         assert_eq!(loud.read(&mut [0]).unwrap_or(0), 0, "the stranger is shown the door");
-        Group::form(&place(1, 2, port), PATIENCE, Stop::default()).unwrap().leave();
+        Group::form(&config(1, 2, port), PATIENCE, Stop::default()).unwrap().leave();
         zero.join().unwrap().unwrap();
     });
 }
@@ -353,9 +353,9 @@ fn peers_that_do_not_belong_are_refused_and_hear_why() {
 fn peers_that_never_come_are_named() {
     let patience = Patience { form: Duration::from_millis(200), ..PATIENCE };
     let (_held, port) = hold_port();
-    let error = Group::form(&place(0, 3, port), patience, Stop::default()).unwrap_err();
+    let error = Group::form(&config(0, 3, port), patience, Stop::default()).unwrap_err();
     assert!(matches!(&error, CollectiveError::Missing { ranks, .. } if *ranks == [1, 2]), "{error}");
-    let error = Group::form(&place(1, 3, port), patience, Stop::default()).unwrap_err();
+    let error = Group::form(&config(1, 3, port), patience, Stop::default()).unwrap_err();
     assert!(matches!(&error, CollectiveError::Unreachable { rank: 0, .. }), "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
 }
@@ -364,11 +364,11 @@ fn peers_that_never_come_are_named() {
 fn a_member_that_dies_before_the_group_is_complete_is_named() {
     let (_held, port) = hold_port();
     thread::scope(|scope| {
-        let zero = scope.spawn(move || Group::form(&place(0, 3, port), PATIENCE, Stop::default()).unwrap_err());
-        // Rank 1 says hello and goes again; the first time it may go before rank 0 is there.
+        let zero = scope.spawn(move || Group::form(&config(0, 3, port), PATIENCE, Stop::default()).unwrap_err());
+        // Rank 1 says hello and leaves again. The first time it may leave before rank 0 listens.
         let short = Patience { form: Duration::from_millis(100), ..PATIENCE };
         while !zero.is_finished() {
-            Group::form(&place(1, 3, port), short, Stop::default()).unwrap_err();
+            Group::form(&config(1, 3, port), short, Stop::default()).unwrap_err();
         }
         let error = zero.join().unwrap();
         assert!(matches!(error, CollectiveError::PeerLost { rank: 1, .. }), "{error}");
@@ -379,7 +379,7 @@ fn a_member_that_dies_before_the_group_is_complete_is_named() {
 fn a_taken_master_port_is_explained() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let error = Group::form(&place(0, 2, port), PATIENCE, Stop::default()).unwrap_err();
+    let error = Group::form(&config(0, 2, port), PATIENCE, Stop::default()).unwrap_err();
     assert!(error.to_string().contains("another program has MASTER_PORT"), "{error}");
 }
 

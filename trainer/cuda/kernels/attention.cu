@@ -19,11 +19,6 @@
 #define UNSEEN -1e30f
 #define LOG2_E 1.44269504f
 
-// Four numbers, which a thread reads or writes at once.
-struct __align__(16) Quad {
-    float at[4];
-};
-
 // How sequences and heads lie in the rows of a batch.
 struct Shape {
     int time, heads, columns;
@@ -40,48 +35,31 @@ struct Shape {
         return (long long)(blockIdx.x / heads) * time * width() + blockIdx.x % heads * columns;
     }
     __device__ long long log() const { return (long long)blockIdx.x * time; }
-    // Whether the head's columns in rows that begin at `first` can be read four at a time.
-    __device__ bool aligned(const float *first) const
-    {
-        return columns % 4 == 0 && (unsigned long long)first % sizeof(Quad) == 0;
-    }
 };
-
-// Four of a head's columns from `column` on; zeros beyond the last column.
-static __device__ Quad quad(const float *row, int column, int columns, bool whole)
-{
-    Quad found = {};
-    if (whole && column < columns)
-        return *(const Quad *)(row + column);
-    for (int i = 0; i < 4; i++)
-        if (column + i < columns)
-            found.at[i] = row[column + i];
-    return found;
-}
-
-static __device__ void put_quad(float *row, int column, int columns, bool whole, const Quad &numbers)
-{
-    if (whole && column < columns) {
-        *(Quad *)(row + column) = numbers;
-        return;
-    }
-    for (int i = 0; i < 4; i++)
-        if (column + i < columns)
-            row[column + i] = numbers.at[i];
-}
 
 // Fills a tile with rows that are `stride` numbers apart. Only `left` of them exist; the rest of the tile becomes zero.
 template <int ROWS, int DEPTH>
 static __device__ void load(float (*tile)[DEPTH + 4], const float *from, int stride, int left, Shape shape)
 {
-    const bool whole = shape.aligned(from);
+    const bool whole = aligned(from, shape.columns);
     for (int place = threadIdx.x; place < ROWS * (DEPTH / 4); place += THREADS) {
         const int row = place / (DEPTH / 4), column = place % (DEPTH / 4) * 4;
-        Quad numbers = {};
+        Four numbers = {};
         if (row < left)
-            numbers = quad(from + (long long)row * stride, column, shape.columns, whole);
-        *(Quad *)&tile[row][column] = numbers;
+            numbers = four(from + (long long)row * stride, column, shape.columns, whole);
+        *(Four *)&tile[row][column] = numbers;
     }
+}
+
+// Fills a tile with keys and one with values: those of rows from `first` on.
+template <int ROWS, int DEPTH>
+static __device__ void load_keys_and_values(float (*keys)[DEPTH + 4], float (*values)[DEPTH + 4], const float *triples,
+                                            int first, Shape shape)
+{
+    const int stride = 3 * shape.width();
+    const float *here = triples + (long long)first * stride + shape.width();
+    load<ROWS, DEPTH>(keys, here, stride, shape.time - first, shape);
+    load<ROWS, DEPTH>(values, here + shape.width(), stride, shape.time - first, shape);
 }
 
 // Writes the dot products of the thread's rows of `left` with its rows of `right`.
@@ -97,13 +75,13 @@ static __device__ void multiply(float (&out)[ROWS / GROUPS][COLUMNS / LANES], co
             out[i][j] = 0.0f;
 #pragma unroll 4
     for (int depth = 0; depth < DEPTH; depth += 4) {
-        Quad lefts[ROWS / GROUPS], rights[COLUMNS / LANES];
+        Four lefts[ROWS / GROUPS], rights[COLUMNS / LANES];
 #pragma unroll
         for (int i = 0; i < ROWS / GROUPS; i++)
-            lefts[i] = *(const Quad *)&left[group + i * GROUPS][depth];
+            lefts[i] = *(const Four *)&left[group + i * GROUPS][depth];
 #pragma unroll
         for (int j = 0; j < COLUMNS / LANES; j++)
-            rights[j] = *(const Quad *)&right[lane + j * LANES][depth];
+            rights[j] = *(const Four *)&right[lane + j * LANES][depth];
 #pragma unroll
         for (int i = 0; i < ROWS / GROUPS; i++)
 #pragma unroll
@@ -122,15 +100,15 @@ static __device__ void add_weighted(float (&sums)[ROWS / GROUPS][DEPTH / LANES],
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll 2
     for (int column = 0; column < COLUMNS; column += 4) {
-        Quad shares[ROWS / GROUPS];
+        Four shares[ROWS / GROUPS];
 #pragma unroll
         for (int i = 0; i < ROWS / GROUPS; i++)
-            shares[i] = *(const Quad *)&weights[group + i * GROUPS][column];
+            shares[i] = *(const Four *)&weights[group + i * GROUPS][column];
 #pragma unroll
         for (int c = 0; c < 4; c++)
 #pragma unroll
             for (int part = 0; part < DEPTH / LANES; part += 4) {
-                const Quad numbers = *(const Quad *)&right[column + c][part * LANES + lane * 4];
+                const Four numbers = *(const Four *)&right[column + c][part * LANES + lane * 4];
 #pragma unroll
                 for (int i = 0; i < ROWS / GROUPS; i++)
 #pragma unroll
@@ -146,7 +124,7 @@ static __device__ void store(float *to, int stride, int left, Shape shape,
                              const float (&sums)[ROWS / GROUPS][DEPTH / LANES], const float (&factors)[ROWS / GROUPS])
 {
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    const bool whole = shape.aligned(to);
+    const bool whole = aligned(to, shape.columns);
 #pragma unroll
     for (int i = 0; i < ROWS / GROUPS; i++) {
         const int row = group + i * GROUPS;
@@ -154,11 +132,11 @@ static __device__ void store(float *to, int stride, int left, Shape shape,
             continue;
 #pragma unroll
         for (int part = 0; part < DEPTH / LANES; part += 4) {
-            Quad numbers;
+            Four numbers;
 #pragma unroll
             for (int d = 0; d < 4; d++)
                 numbers.at[d] = sums[i][part + d] * factors[i];
-            put_quad(to + (long long)row * stride, part * LANES + lane * 4, shape.columns, whole, numbers);
+            put(to + (long long)row * stride, part * LANES + lane * 4, shape.columns, whole, numbers);
         }
     }
 }
@@ -208,9 +186,7 @@ static __device__ void attend(float *__restrict__ outputs, float *__restrict__ l
     }
     for (int key = 0; key < seen; key += COLUMNS) {
         __syncthreads();
-        const float *here = triples + (long long)key * stride + shape.width();
-        load<COLUMNS, DEPTH>(keys, here, stride, shape.time - key, shape);
-        load<COLUMNS, DEPTH>(values, here + shape.width(), stride, shape.time - key, shape);
+        load_keys_and_values<COLUMNS, DEPTH>(keys, values, triples, key, shape);
         __syncthreads();
         float scores[ROWS / GROUPS][COLUMNS / LANES];
         multiply<ROWS, COLUMNS, DEPTH>(scores, queries, keys);
@@ -279,7 +255,7 @@ static __device__ void attend_queries(float *__restrict__ slopes, float *__restr
 
     float own_logs[ROWS / GROUPS], own_means[ROWS / GROUPS], scales[ROWS / GROUPS];
     float sums[ROWS / GROUPS][DEPTH / LANES];
-    const bool whole = shape.aligned(outputs + single);
+    const bool whole = aligned(outputs + single, shape.columns);
 #pragma unroll
     for (int i = 0; i < ROWS / GROUPS; i++) {
         const int row = group + i * GROUPS;
@@ -288,9 +264,9 @@ static __device__ void attend_queries(float *__restrict__ slopes, float *__restr
 #pragma unroll
         for (int part = 0; part < DEPTH / LANES; part += 4) {
             const int column = part * LANES + lane * 4;
-            Quad made = {};
+            Four made = {};
             if (row < left)
-                made = quad(outputs + single + (long long)row * shape.width(), column, shape.columns, whole);
+                made = four(outputs + single + (long long)row * shape.width(), column, shape.columns, whole);
 #pragma unroll
             for (int d = 0; d < 4; d++) {
                 mean += made.at[d] * above[row][column + d];
@@ -305,9 +281,7 @@ static __device__ void attend_queries(float *__restrict__ slopes, float *__restr
     }
     for (int key = 0; key < seen; key += COLUMNS) {
         __syncthreads();
-        const float *here = triples + (long long)key * stride + shape.width();
-        load<COLUMNS, DEPTH>(keys, here, stride, shape.time - key, shape);
-        load<COLUMNS, DEPTH>(values, here + shape.width(), stride, shape.time - key, shape);
+        load_keys_and_values<COLUMNS, DEPTH>(keys, values, triples, key, shape);
         __syncthreads();
         float scores[ROWS / GROUPS][COLUMNS / LANES], inner[ROWS / GROUPS][COLUMNS / LANES];
         multiply<ROWS, COLUMNS, DEPTH>(scores, queries, keys);
@@ -348,9 +322,7 @@ static __device__ void attend_keys(float *__restrict__ slopes, const float *__re
     output_slopes += shape.single();
     logs += shape.log();
     means += shape.log();
-    const float *here = triples + (long long)first * stride + shape.width();
-    load<ROWS, DEPTH>(keys, here, stride, left, shape);
-    load<ROWS, DEPTH>(values, here + shape.width(), stride, left, shape);
+    load_keys_and_values<ROWS, DEPTH>(keys, values, triples, first, shape);
 
     float key_sums[ROWS / GROUPS][DEPTH / LANES], value_sums[ROWS / GROUPS][DEPTH / LANES];
     float scales[ROWS / GROUPS], ones[ROWS / GROUPS];

@@ -19,39 +19,6 @@
 #define GELU 0.7978846f
 #define CUBE 0.044715f
 
-// Four numbers, which a thread reads or writes at once.
-struct __align__(16) Four {
-    float at[4];
-};
-
-// Whether rows of this width, the first of which begins at `first`, can be read four numbers at a time.
-static __device__ bool aligned(const float *first, long long width)
-{
-    return width % 4 == 0 && (unsigned long long)first % sizeof(Four) == 0;
-}
-
-// Four numbers of a row; zeros beyond its end.
-static __device__ Four four(const float *row, long long place, long long width, bool whole)
-{
-    if (whole)
-        return *(const Four *)(row + place);
-    Four found;
-    for (int i = 0; i < 4; i++)
-        found.at[i] = place + i < width ? row[place + i] : 0.0f;
-    return found;
-}
-
-static __device__ void put(float *row, long long place, long long width, bool whole, const Four &numbers)
-{
-    if (whole) {
-        *(Four *)(row + place) = numbers;
-        return;
-    }
-    for (int i = 0; i < 4; i++)
-        if (place + i < width)
-            row[place + i] = numbers.at[i];
-}
-
 // The sum over a warp, which all its threads get.
 static __device__ float sum_of_warp(float value)
 {

@@ -73,7 +73,7 @@ pub const SOURCES: [Source; 6] = [
     Source { file: "adamw.cu", text: include_str!("../kernels/adamw.cu"), kernels: &["adamw"] },
     Source {
         file: "rows.cu",
-        text: include_str!("../kernels/rows.cu"),
+        text: concat!(include_str!("../kernels/fours.cu"), "#line 1\n", include_str!("../kernels/rows.cu")),
         kernels: &[
             "layer_norm",
             "layer_norm_slope",
@@ -87,7 +87,7 @@ pub const SOURCES: [Source; 6] = [
     },
     Source {
         file: "attention.cu",
-        text: include_str!("../kernels/attention.cu"),
+        text: concat!(include_str!("../kernels/fours.cu"), "#line 1\n", include_str!("../kernels/attention.cu")),
         kernels: &[
             "attention_64",
             "attention_queries_64",

@@ -9,7 +9,7 @@ use super::disk::Host;
 use super::faulty::{Fault, FaultyDisk};
 use super::manifest::{Entry, Position};
 use super::sharded_write::Share;
-use super::snapshot::{Layout, Snapshot};
+use super::snapshot::{Layout, SnapshotHeader};
 use super::*;
 
 const LENGTH: usize = 700;
@@ -37,11 +37,8 @@ fn frame_of(job: &str, step: u64, round: u64) -> Slot {
         Entry { name: "b".into(), dtype: "F32".into(), shape: vec![500], offset: 800, len: 2000 },
     ];
     let data = Position { epoch: 1, cursor: 7, samples: 100, seed: 3, global_batch: 7, shards: 2 };
-    let state = state(step);
-    let (done, tensors, state) = (None, &tensors, &state);
-    let snapshot = Snapshot { job, round, world_size: 2, step, done, settings: "any", data, tensors, state };
-    let mut slot = Slot::alone(&Layout::in_chunks(SMALL, job, "any", tensors));
-    slot.fill(&snapshot);
+    let mut slot = Slot::alone(&Layout::in_chunks(SMALL, job, "any", &tensors));
+    slot.fill(&SnapshotHeader { round, world_size: 2, step, done: None, data }, &state(step));
     slot
 }
 

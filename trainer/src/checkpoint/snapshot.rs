@@ -18,11 +18,9 @@ use super::manifest::{Entry, Extent, FORMAT, Manifest, Position, hex};
 use super::pages::{Mapping, Pages};
 use super::{CHUNK, DATA, are_finite, disk::ALIGNMENT, tensors};
 
-/// What is to be saved: the flat state, its names, and where training stands.
+/// What a snapshot says of its state. What all snapshots of a run share is in its [`Layout`].
 #[derive(Debug, Clone, Copy)]
-pub struct Snapshot<'a> {
-    /// The job.
-    pub job: &'a str,
+pub struct SnapshotHeader {
     /// The round that saves.
     pub round: u64,
     /// Ranks in it.
@@ -31,14 +29,8 @@ pub struct Snapshot<'a> {
     pub step: u64,
     /// How the last of them was done, if that is known.
     pub done: Option<LastStep>,
-    /// What a step computes, in words.
-    pub settings: &'a str,
     /// Where the data stands.
     pub data: Position,
-    /// Names of the state's pieces.
-    pub tensors: &'a [Entry],
-    /// The flat state.
-    pub state: &'a [f32],
 }
 
 /// How a step was done.
@@ -198,37 +190,28 @@ impl Slot {
         Slot::at(&Arc::new(Mapping::own(layout.slot_bytes()).unwrap()), layout, 0)
     }
 
-    /// Replaces what it holds. Touches no fresh memory once it was populated.
+    /// Replaces what it holds with this state. Touches no fresh memory once it was populated.
     ///
     /// # Panics
-    /// When the snapshot is not one that the layout is for.
-    pub fn fill(&mut self, snapshot: &Snapshot<'_>) {
+    /// When the state's length is not the layout's.
+    pub fn fill(&mut self, header: &SnapshotHeader, state: &[f32]) {
         self.mark().store(0, Ordering::Relaxed);
         // No write below may become visible before the mark is cleared.
         fence(Ordering::SeqCst);
-        let header = tensors::header(snapshot.tensors, None);
-        let state: &[u8] = bytemuck::cast_slice(snapshot.state);
-        assert!(header.len() == self.header && header.len() + state.len() == self.file.bytes().len());
+        let file_header = tensors::header(&self.about.tensors, None);
+        let state: &[u8] = bytemuck::cast_slice(state);
+        assert!(file_header.len() == self.header && self.header + state.len() == self.file.bytes().len());
         let bytes = self.file.bytes_mut();
-        bytes[..header.len()].copy_from_slice(&header);
-        let checksums = copied(bytes, header.len(), state, chunk_of(&self.about));
-        let Manifest { extents, tensors, state_bytes, .. } = std::mem::take(&mut self.about);
-        self.about = Manifest {
-            format: FORMAT,
-            job: snapshot.job.to_owned(),
-            round: snapshot.round,
-            world_size: snapshot.world_size,
-            step: snapshot.step,
-            settings: snapshot.settings.to_owned(),
-            data: snapshot.data,
-            state_bytes,
-            tensors,
-            extents: extents.into_iter().map(|extent| Extent { crc32c: checksums.clone(), ..extent }).collect(),
-            crc32c: String::new(),
-        };
-        let manifest = self.about.encode();
+        bytes[..self.header].copy_from_slice(&file_header);
+        let checksums = copied(bytes, self.header, state, chunk_of(&self.about));
+        let &SnapshotHeader { round, world_size, step, done, data } = header;
+        let about = &mut self.about;
+        (about.round, about.world_size, about.step, about.data) = (round, world_size, step, data);
+        about.crc32c.clear();
+        about.extents.iter_mut().for_each(|extent| extent.crc32c.clone_from(&checksums));
+        let manifest = about.encode();
         let head = self.head.bytes_mut();
-        let done = snapshot.done.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
+        let done = done.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
         put(head, LENGTH, manifest.len() as u64);
         put(head, ROUND, done.round);
         put(head, WORLD_SIZE, u64::from(done.world_size));
@@ -239,15 +222,15 @@ impl Slot {
     }
 
     /// Fills it while `work` is done, which does not change the state. When this returns both have ended: a slot never
-    /// has the states of two steps in it. Where there can be no thread more, it is filled when `work` is done.
-    pub fn fill_during<T>(&mut self, snapshot: &Snapshot<'_>, work: impl FnOnce() -> T) -> T {
+    /// has the states of two steps in it. If no thread can be started, it is filled when `work` is done.
+    pub fn fill_during<T>(&mut self, header: &SnapshotHeader, state: &[f32], work: impl FnOnce() -> T) -> T {
         let (done, begun) = thread::scope(|scope| {
             let copier = thread::Builder::new().name("snapshot".into());
-            let begun = copier.spawn_scoped(scope, || self.fill(snapshot)).is_ok();
+            let begun = copier.spawn_scoped(scope, || self.fill(header, state)).is_ok();
             (work(), begun)
         });
         if !begun {
-            self.fill(snapshot);
+            self.fill(header, state);
         }
         done
     }

@@ -22,7 +22,8 @@ pub const CLASSES: usize = 10;
 /// The copy compiled into the program.
 static BUILT_IN: &[u8] = include_bytes!("../../data/digits.csv.gz");
 
-/// Every fifth image is kept for the test: neighbours come from the same writers, so both parts know every hand.
+/// Every fifth image is kept for the test. Neighbours come from the same writer, so both parts hold images of every
+/// writer.
 const TEST_EVERY: usize = 5;
 
 /// Where a pixel comes from in each copy: the image itself, and moved by one pixel in eight directions.
@@ -65,7 +66,7 @@ pub struct Images {
     pixels: Vec<f32>,
     labels: Vec<u8>,
     copies: usize,
-    /// Of the file.
+    /// The checksum of the file's bytes.
     checksum: u32,
 }
 

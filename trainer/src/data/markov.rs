@@ -1,9 +1,8 @@
-//! Generated text whose entropy is known: what a perfect model of it would reach is a number, and a loss can be judged
-//! by it.
+//! Generated text whose entropy is known. So the loss of a perfect model is known, and a loss can be compared with it.
 //!
-//! A token has four that may follow, with chances 1/2, 1/4, 1/8 and 1/8. Which four depends on the token, and on
-//! whether the one before it is even: so a model must look back on two. The corpus is a list of windows that begin with
-//! two tokens at random, and each window follows from its number: nothing is stored, and any rank can have any of them.
+//! Four tokens may follow a token, with probabilities 1/2, 1/4, 1/8 and 1/8. Which four depends on the token, and on
+//! whether the token before it is even: so a model must look back on two tokens. The corpus is a list of windows. Each
+//! begins with two random tokens and follows from its number: nothing is stored, and any rank can make any window.
 
 use super::{Data, Unit};
 use crate::model::gpt::Tokens;
@@ -12,7 +11,7 @@ use crate::random::mix;
 /// Tokens that may follow a pair.
 pub const FOLLOWERS: usize = 4;
 
-/// The entropy of the choice among them: 1/2, 1/4, 1/8 and 1/8 make 1.75 bits.
+/// The entropy of the choice among the followers: 1/2, 1/4, 1/8 and 1/8 make 1.75 bits.
 const ENTROPY: f64 = 1.75 * std::f64::consts::LN_2;
 
 /// Windows of a source.
@@ -21,16 +20,17 @@ pub struct Markov {
     vocabulary: usize,
     /// Tokens that are predicted in a window.
     time: usize,
-    /// The windows' numbers begin here.
+    /// The first window's number.
     first: u64,
     windows: u64,
     seed: u64,
-    /// By whether the token before is even, and by the token: the likeliest first.
+    /// The followers of each token, first where the token before it is even, then where it is odd. The likeliest comes
+    /// first.
     followers: Vec<[u32; FOLLOWERS]>,
 }
 
 impl Markov {
-    /// So many windows, of `time` tokens and the one after them. Another seed is another source.
+    /// A source of so many windows, each of `time` tokens and one more. Another seed gives another source.
     ///
     /// # Panics
     /// With fewer tokens in the vocabulary than may follow a pair, or windows without tokens.
@@ -41,7 +41,7 @@ impl Markov {
         Markov { vocabulary, time, first: 0, windows, seed, followers }
     }
 
-    /// So many windows of the same source, none of which is among these.
+    /// So many windows of the same source that are not among these.
     pub fn held_out(&self, windows: u64) -> Markov {
         Markov { first: self.first + self.windows, windows, ..self.clone() }
     }
@@ -106,7 +106,7 @@ impl Data for Markov {
         Unit { name: "tokens", of_a_sample: self.time as u64 }
     }
 
-    /// Of the first token that is predicted nothing is known: the one before it is all there is to see.
+    /// A window's first target is a random token: no model can predict it.
     fn reachable_loss(&self) -> Option<f64> {
         let time = self.time as f64;
         Some(((self.vocabulary as f64).ln() + (time - 1.0) * ENTROPY) / time)
@@ -136,8 +136,8 @@ mod tests {
 
     #[test]
     fn the_entropy_is_what_counting_finds() {
-        // Given a long text, when what follows each pair is counted, then the counts' own entropy is the source's: no
-        // model could do better, and one that knows the counts does as well.
+        // Given a long text, when what follows each pair is counted, then the entropy of the counts is the source's. No
+        // model can do better, and one that knows the counts reaches it.
         let (vocabulary, time) = (8, 4000);
         let source = Markov::new(vocabulary, time, 50, 7);
         let mut batch = Tokens::default();

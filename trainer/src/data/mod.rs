@@ -15,17 +15,17 @@ pub use schedule::{Schedule, StepSamples};
 /// What the trainer needs to know of the samples of an epoch. Any rank may ask for any of them, so all ranks must have
 /// the same.
 pub trait Data: Sync {
-    /// The model's.
+    /// The model's [`Model::Batch`](crate::Model::Batch).
     type Batch;
 
-    /// How many there are. They are numbered from 0.
+    /// The number of samples. They are numbered from 0.
     fn samples(&self) -> u64;
 
-    /// Makes these samples, in this order, the contents of `batch`, in place of what it held.
+    /// Replaces the contents of `batch` with these samples, in this order.
     fn read(&self, samples: &[u64], batch: &mut Self::Batch);
 
-    /// What tells this data from other data, in words. Only workers and checkpoints with the same words train together:
-    /// data that is read from files should name a checksum of them.
+    /// What distinguishes this data from other data, in words. Only workers and checkpoints with the same words train
+    /// together: data that is read from files should name a checksum of them.
     fn describe(&self) -> String {
         format!("({} samples)", self.samples())
     }
@@ -46,6 +46,6 @@ pub trait Data: Sync {
 pub struct Unit {
     /// Several of them.
     pub name: &'static str,
-    /// How many a sample has.
+    /// How many of them a sample has.
     pub of_a_sample: u64,
 }

@@ -1,5 +1,5 @@
-//! The order of an epoch's samples, as a pure function. Not a list: it needs no memory, and any rank can ask for any
-//! place of any epoch.
+//! The order of an epoch's samples, as a pure function. It needs no memory, and any rank can ask for any place of any
+//! epoch.
 //!
 //! A Feistel network permutes the smallest domain of 4^k numbers that holds all samples, and a number outside the
 //! samples is sent through again until it falls inside ("cycle walking", Black and Rogaway, "Ciphers with arbitrary
@@ -7,7 +7,7 @@
 
 use crate::random::mix;
 
-/// Enough rounds that neighbours in an epoch are unrelated; this is for shuffling, not for secrets.
+/// Enough rounds that neighbours in an epoch are unrelated. This shuffles; it is no encryption.
 const ROUNDS: u64 = 6;
 
 /// The order in which each epoch visits its samples.

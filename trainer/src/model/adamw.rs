@@ -21,7 +21,7 @@ pub struct AdamW {
     pub decay: f32,
 }
 
-/// Some of the flat numbers that a step moves, all from the same place on: slices of one length.
+/// The part of the flat numbers that a step moves: slices of the same length, which begin at the same place.
 #[derive(Debug)]
 pub struct Moved<'a> {
     /// The place of the first in the flat parameters.
@@ -42,8 +42,8 @@ impl AdamW {
         AdamW { rate, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, decay }
     }
 
-    /// Moves parameters by `scale` times their gradient, as step number `step`, counted from 1. Each number goes its
-    /// way alone: a step may be cut into pieces anywhere.
+    /// Moves parameters by `scale` times their gradient, as step number `step`, counted from 1. Each number moves
+    /// independently of the others, so a step may be cut into pieces anywhere.
     ///
     /// # Panics
     /// When the slices do not all have the same length.
@@ -70,8 +70,8 @@ impl AdamW {
         }
     }
 
-    /// As [`step`](Self::step), on a GPU: `state` are its parameters, means and squares, and the gradient may go on
-    /// after as many numbers.
+    /// As [`step`](Self::step), on a GPU. `state` holds its parameters, means and squares, and the gradient may be
+    /// longer than they are.
     #[cfg(feature = "cuda")]
     pub fn step_on_gpu(
         &self,
@@ -95,7 +95,7 @@ impl AdamW {
         ((f64::from(self.rate) / power(self.beta1)) as f32, power(self.beta2).sqrt() as f32)
     }
 
-    /// What decay leaves of a tensor.
+    /// The factor that weight decay multiplies a tensor by.
     fn kept(&self, tensor: &Tensor) -> f32 {
         if tensor.decays { 1.0 - self.rate * self.decay } else { 1.0 }
     }

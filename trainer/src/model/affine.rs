@@ -1,4 +1,5 @@
-//! Tensors in the flat parameters, and the linear layer that a weight and its bias make: forward, and the derivatives.
+//! Tensors in the flat parameters, and the linear layer that a weight and its bias make: the forward pass, and the
+//! derivatives.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ pub(super) struct Affine {
 pub(super) struct TensorLayout(Vec<Tensor>);
 
 impl TensorLayout {
-    /// The next tensor's place.
+    /// Appends a tensor and returns its place.
     pub(super) fn push(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
         let start = self.0.last().map_or(0, |tensor| tensor.range.end);
         let range = start..start + shape.iter().product::<usize>();
@@ -26,26 +27,26 @@ impl TensorLayout {
         range
     }
 
-    /// The places of a weight and its bias, which has a number for each of the weight's rows.
+    /// Appends a weight and its bias, which has a number for each of the weight's rows, and returns their places.
     pub(super) fn affine(&mut self, name: &str, shape: Vec<usize>) -> Affine {
         let rows = shape[0];
         let weight = self.push(format!("{name}.weight"), shape);
         Affine { weight, bias: self.push(format!("{name}.bias"), vec![rows]) }
     }
 
-    /// All of them.
+    /// All tensors that were appended.
     pub(super) fn tensors(self) -> Vec<Tensor> {
         self.0
     }
 }
 
 impl Affine {
-    /// Both, in parameters.
+    /// Weight and bias in parameters.
     pub(super) fn of<'a>(&self, flat: &'a [f32]) -> (&'a [f32], &'a [f32]) {
         (&flat[self.weight.clone()], &flat[self.bias.clone()])
     }
 
-    /// Both, in a gradient.
+    /// Weight and bias in a gradient.
     pub(super) fn of_mut<'a>(&self, flat: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
         flat[self.weight.start..self.bias.end].split_at_mut(self.weight.len())
     }
@@ -56,14 +57,14 @@ impl Affine {
         Matrix::new(&parameters[self.weight.clone()], outputs, self.weight.len() / outputs)
     }
 
-    /// Writes what the layer makes of the rows of `inputs`.
+    /// Writes the layer's outputs for the rows of `inputs`.
     pub(super) fn forward(&self, parameters: &[f32], inputs: &[f32], outputs: &mut [f32], rows: usize) {
         let inputs = Matrix::new(inputs, rows, inputs.len() / rows);
         multiply(outputs, inputs, self.matrix(parameters).transposed());
         add_bias(outputs, self.of(parameters).1);
     }
 
-    /// Writes the derivatives by weight and bias into `gradient`, from `slope`, that by the outputs.
+    /// Writes the derivatives by weight and bias into `gradient`. `slope` is the derivative by the outputs.
     pub(super) fn gradient(&self, inputs: &[f32], slope: &[f32], gradient: &mut [f32], rows: usize) {
         let (weight, bias) = self.of_mut(gradient);
         let slopes = Matrix::new(slope, rows, bias.len());

@@ -1,5 +1,5 @@
-//! Causal attention of several heads, forward and backward, without a matrix of all pairs: a tile of queries at a time,
-//! whose weights are computed again on the way back (Dao et al., "FlashAttention", 2022).
+//! Causal attention of several heads, forward and backward, without a matrix of all pairs. It takes one tile of queries
+//! at a time, whose weights the backward pass computes again (Dao et al., "FlashAttention", 2022).
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(super) struct Attention {
     pub(super) width: usize,
 }
 
-/// Room for one tile.
+/// Memory for one tile.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Scratch {
     weights: Vec<f32>,
@@ -73,7 +73,7 @@ impl Attention {
         Target::spaced(&mut triples[start..], rows.len(), self.columns(), 3 * self.width)
     }
 
-    /// Writes what the heads see into `outputs`. Each row of `triples` holds the queries of all heads, then their keys,
+    /// Writes the heads' outputs into `outputs`. Each row of `triples` holds the queries of all heads, then their keys,
     /// then their values; `logs` keeps a number for each head and row.
     pub(super) fn forward(self, triples: &[f32], outputs: &mut [f32], logs: &mut [f32], scratch: &mut Scratch) {
         for tile in self.tiles() {
@@ -91,7 +91,7 @@ impl Attention {
         }
     }
 
-    /// Writes the derivative by `triples` into `slope`, from `output_slope`, that by `outputs`.
+    /// Writes the derivative by `triples` into `slope`. `output_slope` is the derivative by `outputs`.
     pub(super) fn backward(
         self,
         triples: &[f32],

@@ -1,23 +1,23 @@
-//! A bound for the gradient's length.
+//! A bound for the gradient's norm.
 
 use pulp::Arch;
 
 /// Numbers that are added side by side: a fixed order, so that equal gradients have equal norms on every rank.
 const LANES: usize = 8;
 
-/// By what to multiply a gradient that is to be scaled by `scale`, so that its Euclidean norm is at most `most`: as
+/// The factor for a gradient: `scale`, or less if its Euclidean norm would then be above `most`. It is that of
 /// `torch.nn.utils.clip_grad_norm_` (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013).
 pub fn clipped(gradient: &[f32], scale: f32, most: f32) -> f32 {
     bounded(norm(gradient), scale, most)
 }
 
-/// The same, of a gradient with this norm.
+/// The same for a gradient with this norm.
 pub(crate) fn bounded(norm: f64, scale: f32, most: f32) -> f32 {
     let norm = norm * f64::from(scale);
     (f64::from(scale) * (f64::from(most) / (norm + 1e-6)).min(1.0)) as f32
 }
 
-/// The Euclidean norm. In `f64`, where the square of no `f32` is lost.
+/// The Euclidean norm. In `f64` the square of an `f32` neither overflows nor vanishes.
 fn norm(gradient: &[f32]) -> f64 {
     let (whole, rest) = gradient.as_chunks::<LANES>();
     let mut sums = [0.0f64; LANES];

@@ -1,9 +1,9 @@
-//! Matrix products on one thread, with bounds checked. Not an array library.
+//! Matrix products on one thread, with bounds checked.
 #![allow(unsafe_code)]
 
 use gemm::Parallelism;
 
-/// A matrix in a slice, as it lies there or transposed.
+/// A matrix in a slice, as it is stored or transposed.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     data: &'a [f32],
@@ -32,7 +32,7 @@ impl<'a> Matrix<'a> {
         Matrix { data, rows, columns, strides: (stride, 1) }
     }
 
-    /// Its transpose; nothing is moved.
+    /// Its transpose, without moving any number.
     pub fn transposed(self) -> Matrix<'a> {
         let (row, column) = self.strides;
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }

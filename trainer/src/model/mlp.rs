@@ -16,16 +16,16 @@ pub struct Mlp {
     layers: Vec<Affine>,
 }
 
-/// Room for the activations of a batch, kept from step to step.
+/// Memory for the activations of a batch, kept from step to step.
 #[derive(Debug, Default)]
 pub struct Workspace {
     /// The samples, one row each: filled by the caller.
     pub inputs: Vec<f32>,
     /// Their classes: filled by the caller.
     pub labels: Vec<u8>,
-    /// Output of each layer, after its ReLU where it has one.
+    /// Output of each layer, after its ReLU if it has one.
     outputs: Vec<Vec<f32>>,
-    /// Derivative of the loss by the output at hand, and by the one before it.
+    /// Derivative of the loss by the present layer's output, and by the previous layer's.
     slope: Vec<f32>,
     slope_before: Vec<f32>,
 }
@@ -51,7 +51,7 @@ impl Mlp {
         Mlp { sizes: sizes.to_vec(), tensors: layout.tensors(), layers }
     }
 
-    /// The most likely class of each of the workspace's samples, whose number its labels tell.
+    /// The most likely class of each sample. The workspace has as many samples as labels.
     pub fn predict(&self, parameters: &[f32], batch: &mut Workspace) -> Vec<u8> {
         if batch.labels.is_empty() {
             return Vec::new();
@@ -102,7 +102,7 @@ impl Model for Mlp {
         parameters
     }
 
-    /// Without samples, zeros.
+    /// Without samples the gradient is zero.
     ///
     /// # Panics
     /// When a slice has the wrong length.

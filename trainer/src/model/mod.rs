@@ -30,29 +30,29 @@ pub(crate) use pointwise::add;
 /// Its parameters are a flat slice of `f32` that the trainer keeps. Everything else follows from [`tensors`]:
 /// what is summed between ranks, sent to newcomers, moved by the optimizer and saved.
 ///
-/// For the promise that the same steps give the same bits, each method must be a function of its arguments: no clock,
-/// no chance but the seed's, and no state that is kept from call to call but for room.
+/// So that the same steps give the same bits, each method must be a function of its arguments: no clock, no randomness
+/// but the seed's, and no state that is kept from call to call, other than memory to work in.
 ///
 /// [`tensors`]: Model::tensors
 pub trait Model: Sync {
-    /// Samples, and room for what a pass makes of them. Each thread keeps one from step to step, so that a step needs
-    /// no fresh memory.
+    /// Samples, and memory for what a pass computes from them. Each thread keeps one from step to step, so that a step
+    /// needs no fresh memory.
     type Batch: Default + Send;
 
-    /// The pieces of the flat parameters, one after the other from 0 on. [`Tensor::sequence`] makes them.
+    /// The tensors in the flat parameters, one after the other from 0 on. [`Tensor::sequence`] makes them.
     fn tensors(&self) -> &[Tensor];
 
     /// First parameters for a seed.
     fn init(&self, seed: u64) -> Vec<f32>;
 
-    /// Writes into `gradient`, whatever it holds, the derivative of the batch's loss, summed over its samples, and
-    /// returns that sum. The trainer divides both. There is at least one sample.
+    /// Returns the batch's loss, summed over its samples, and overwrites `gradient` with the derivative of that sum.
+    /// The trainer divides both. There is at least one sample.
     fn gradient(&self, parameters: &[f32], batch: &mut Self::Batch, gradient: &mut [f32]) -> f32;
 
-    /// As [`gradient`](Self::gradient), to the same bits; and tells on the way how much of the gradient is final, if
-    /// the model knows: `done` takes the slice from some place on to its end. Ranks sum that while the rest is
-    /// computed. A pass back fills a gradient from its end, where the last layer's parameters lie. What `done` is not
-    /// told of is final at the return; told of nothing, ranks sum all of it then.
+    /// As [`gradient`](Self::gradient), with the same bits. Meanwhile it says which part of the gradient is final, if
+    /// the model knows: `done` takes the slice from some place to its end. Ranks sum that part while the rest is
+    /// computed. A backward pass fills a gradient from its end, where the last layer's parameters lie. The part that
+    /// `done` was not given is final at the return, and ranks sum it then.
     fn gradient_from_back(
         &self,
         parameters: &[f32],
@@ -64,8 +64,8 @@ pub trait Model: Sync {
         self.gradient(parameters, batch, gradient)
     }
 
-    /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. It gives what [`gradient`]
-    /// does, but for rounding.
+    /// The same on a GPU, for a model that can compute there; others compute on CPUs alone. Its results differ from
+    /// those of [`gradient`] only by rounding.
     ///
     /// [`gradient`]: Model::gradient
     #[cfg(feature = "cuda")]
@@ -99,7 +99,7 @@ pub struct Tensor {
     pub name: String,
     /// Rows and columns, or elements.
     pub shape: Vec<usize>,
-    /// Its place in the flat parameters.
+    /// Where it lies in the flat parameters.
     pub range: Range<usize>,
     /// Whether weight decay applies: to matrices, not to biases.
     pub decays: bool,
@@ -126,7 +126,7 @@ mod tests {
         numbers.iter().map(|number| number.to_bits()).collect()
     }
 
-    /// How long each end was that was told of as final.
+    /// The length of each slice that was passed to `done`.
     fn told<M: Model>(model: &M, batch: &mut M::Batch) -> Vec<usize> {
         let parameters: Vec<f32> = model.init(3).iter().enumerate().map(|(i, p)| p + 0.1 * unit(i as u64)).collect();
         let (mut gradient, mut ends) = (vec![f32::NAN; parameters.len()], Vec::new());

@@ -5,7 +5,7 @@
 
 use pulp::Arch;
 
-/// Partial sums that a row's sum is split into: a vector register's worth, so that the order of additions is fixed.
+/// Number of partial sums that a row's sum is split into. It fills a vector register, and fixes the order of additions.
 const LANES: usize = 16;
 
 /// `e^x` to about 2 units in the last place, zero below -87 and the largest finite power above 88. After Cephes' `expf`
@@ -14,7 +14,7 @@ const LANES: usize = 16;
 #[allow(clippy::excessive_precision)] // As published.
 pub(super) fn exp(x: f32) -> f32 {
     let x = x.clamp(-87.0, 88.0);
-    // Adding and taking away 1.5 · 2^23 rounds to a whole number, in any vector instruction set.
+    // Adding and subtracting 1.5 · 2^23 rounds to a whole number, in any vector instruction set.
     const ROUND: f32 = 12_582_912.0;
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let whole = rounded - ROUND;
@@ -25,7 +25,7 @@ pub(super) fn exp(x: f32) -> f32 {
     sum = sum * rest + 4.166_579_6e-2;
     sum = sum * rest + 1.666_666_5e-1;
     sum = sum * rest + 5.000_000_1e-1;
-    // Its last bits are that whole number: it becomes an exponent.
+    // The last bits of `rounded` are that whole number. They become the exponent.
     let power = f32::from_bits(rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23);
     (sum * rest * rest + rest + 1.0) * power
 }
@@ -185,8 +185,8 @@ pub(super) fn cross_entropy_slope(scores: &mut [f32], classes: &[u32]) -> f32 {
     loss
 }
 
-/// Turns a row of attention scores into weights: the first `open` of `row`, each times `scale`, through the softmax;
-/// the others get none. Returns the logarithm of what the exponentials add up to.
+/// Turns a row of attention scores into weights: the softmax of the first `open` of `row`, each times `scale`; the
+/// other weights are zero. Returns the logarithm of the sum of the exponentials.
 #[inline(always)]
 fn softmax(row: &mut [f32], open: usize, scale: f32) -> f32 {
     let (seen, hidden) = row.split_at_mut(open);
@@ -199,8 +199,8 @@ fn softmax(row: &mut [f32], open: usize, scale: f32) -> f32 {
     top + sum.ln()
 }
 
-/// [`softmax`] of `rows`, of which the first sees `open` places and each later one sees one more. `logs` keeps the
-/// logarithms.
+/// [`softmax`] of each row. The first row sees `open` places, and each later row sees one more than the row before it.
+/// `logs` keeps the logarithms.
 pub(super) fn causal_softmax(rows: &mut [f32], width: usize, open: usize, scale: f32, logs: &mut [f32]) {
     Arch::new().dispatch(|| {
         for (number, (row, log)) in rows.chunks_exact_mut(width).zip(logs).enumerate() {
@@ -209,7 +209,7 @@ pub(super) fn causal_softmax(rows: &mut [f32], width: usize, open: usize, scale:
     });
 }
 
-/// The same weights again, from the scores and the kept logarithms.
+/// Computes the same weights again, from the scores and the kept logarithms.
 pub(super) fn causal_softmax_again(rows: &mut [f32], width: usize, open: usize, scale: f32, logs: &[f32]) {
     Arch::new().dispatch(|| {
         for (number, (row, &log)) in rows.chunks_exact_mut(width).zip(logs).enumerate() {
@@ -220,9 +220,9 @@ pub(super) fn causal_softmax_again(rows: &mut [f32], width: usize, open: usize, 
     });
 }
 
-/// Turns `slope`, the derivative by the softmax's `weights`, into that by its scores. `output` and `output_slope` are
-/// the rows that the weights made, each `stride` numbers from the next, and the derivative by them: their product is
-/// the weights' mean of `slope` (Dao et al., "FlashAttention", 2022).
+/// Turns `slope`, the derivative by the softmax's `weights`, into the derivative by its scores. `output` are the rows
+/// that were computed with the weights, and `output_slope` is the derivative by them; rows begin `stride` numbers
+/// apart. The product of both is the weights' mean of `slope` (Dao et al., "FlashAttention", 2022).
 pub(super) fn softmax_slope(
     weights: &[f32],
     slope: &mut [f32],

@@ -9,12 +9,12 @@ pub enum Course {
     Cosine,
 }
 
-/// A rate that rises evenly from nothing, then takes its course.
+/// A rate that rises linearly from zero, then follows its course.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// The rate after the rise.
     pub highest: f32,
-    /// What a falling rate falls to.
+    /// The value that a falling rate ends at.
     pub lowest: f32,
     /// Steps of the rise: the last of them has the highest rate.
     pub warmup: u64,

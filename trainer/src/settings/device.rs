@@ -8,12 +8,12 @@ use std::str::FromStr;
 /// Where a step is computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Device {
-    /// On a GPU where there is one that will do, and the model can; else on CPUs.
+    /// On a GPU, if there is one that is usable and the model can compute on it; else on CPUs.
     #[default]
     Auto,
     /// On CPUs.
     Cpu,
-    /// On a GPU: the one of this number, or that of the worker's own local rank.
+    /// On a GPU: the one with this number, or else with the worker's local rank.
     Cuda(Option<u32>),
 }
 
@@ -29,7 +29,8 @@ pub enum Precision {
 }
 
 impl Device {
-    /// The GPU of a worker with this local rank, among so many; whether it is there is not asked. None to stay on CPUs.
+    /// The number of the GPU for a worker with this local rank, where there are `gpus` of them. `None`: compute on
+    /// CPUs. Whether a GPU of that number exists is not checked.
     pub fn gpu(self, local_rank: u32, gpus: usize) -> Option<usize> {
         match self {
             Device::Cpu => None,

@@ -14,13 +14,13 @@ use crate::model::gpt::{Size, Tokens};
 use crate::settings::Settings;
 use crate::train::{Outcome, TrainError};
 
-/// Tokens that the result is judged by, about.
+/// About how many tokens the result is judged by.
 const HELD_OUT: usize = 1 << 15;
 
 /// Rows that are judged at once.
 const JUDGED: usize = 1 << 8;
 
-/// A longer time is told of before it passes.
+/// Work that takes longer than this is announced before it begins.
 const LONG: Duration = Duration::from_secs(5);
 
 /// What to train, and how.
@@ -67,7 +67,7 @@ pub enum Preset {
     Gpt2,
 }
 
-/// The flags ask for a network that cannot be.
+/// The flags ask for a network that is impossible.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no such GPT: {0}; choose another --width or --heads")]
 pub struct SizeError(String);

@@ -66,7 +66,7 @@ impl<M: Model> Trainer<'_, M> {
     /// rank 0's newest whole one.
     fn load(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.clone());
-        let folder = self.settings.checkpoint_dir.clone().filter(|_| self.place.rank == 0);
+        let folder = self.settings.checkpoint_dir.clone().filter(|_| self.group_config.rank == 0);
         let wanted = committed.clone();
         let (found, all) = read(group, move |progress| find(wanted.as_ref(), folder.as_deref(), progress))?;
         let failed = |step| move |cause| TrainError::Resume { step, cause };
@@ -80,7 +80,7 @@ impl<M: Model> Trainer<'_, M> {
             (Err(cause), Some(committed)) => return Err(failed(committed.step)(cause)),
             (Err(cause), None) => return Err(cause.into()),
         };
-        let rank = self.place.rank as usize;
+        let rank = self.group_config.rank as usize;
         let readers: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] == DONE).collect();
         let share = readers.iter().position(|&reader| reader == rank).map(|index| (index, readers.len()));
         let mut step = 0;
@@ -221,7 +221,7 @@ fn find(
 mod tests {
     use super::*;
     use elastic_collective::stop::Stop;
-    use elastic_collective::{Patience, Place};
+    use elastic_collective::{GroupConfig, Patience};
 
     /// Two ranks, of which rank 0 reads: what both come to.
     fn by_two(
@@ -231,9 +231,9 @@ mod tests {
         let rank = move |rank| {
             let (job, settings, master_addr) = (String::new(), String::new(), "127.0.0.1".to_owned());
             let (round, world_size, master_port, agent_store) = (1, 2, port, false);
-            let place = Place { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
+            let config = GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
             let patience = Patience { form: Duration::from_secs(20), operation: PATIENCE };
-            let mut group = Group::form(&place, patience, Stop::default()).unwrap();
+            let mut group = Group::form(&config, patience, Stop::default()).unwrap();
             let work = move |progress: &BytesRead| if rank == 0 { reads(progress) } else { Ok(0) };
             let (read, all) = read(&mut group, work).unwrap();
             group.leave();

@@ -10,7 +10,7 @@ use std::fs::OpenOptions;
 use std::time::{Duration, Instant};
 
 use elastic_collective::stop::GLANCE;
-use elastic_collective::{Group, Place, SumOrder, list_ranks};
+use elastic_collective::{Group, GroupConfig, SumOrder, list_ranks};
 use elastic_proto::worker::{Assignment, FailureClass};
 use tracing::{info, warn};
 
@@ -35,7 +35,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Whether another round can mend this error: there is an agent to tell of it, and the error is about peers. While
     /// a round is forming, any error of a collective is an echo of what goes on elsewhere.
     pub(super) fn may_pass(&self, error: &TrainError) -> bool {
-        let forming = self.stop.forming_after(self.place.round).is_some();
+        let forming = self.stop.forming_after(self.group_config.round).is_some();
         match error {
             error if error.is_stuck() => false,
             TrainError::Collective(error) | TrainError::GivenUp { cause: error, .. } => {
@@ -50,10 +50,10 @@ impl<M: Model> Trainer<'_, M> {
     /// the reason is the round's.
     pub(super) fn with_record(&self, error: TrainError) -> TrainError {
         let TrainError::Collective(cause) = error else { return error };
-        if cause.is_planned() || self.stop.forming_after(self.place.round).is_some() {
+        if cause.is_planned() || self.stop.forming_after(self.group_config.round).is_some() {
             return TrainError::Collective(cause);
         }
-        match self.recorder.write(&self.place, &cause.to_string()) {
+        match self.recorder.write(&self.group_config, &cause.to_string()) {
             Ok(Some(record)) => TrainError::GivenUp { cause, record },
             Ok(None) => TrainError::Collective(cause),
             Err(error) => {
@@ -65,7 +65,7 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Leaves the round, for `cause` or as agreed; quiesces when the next one forms, and waits for a place in it.
     pub(super) fn next_place(&mut self, cause: Option<TrainError>) -> Result<Assignment, TrainError> {
-        let (round, step) = (self.place.round, self.state.step);
+        let (round, step) = (self.group_config.round, self.state.step);
         if let Some(group) = self.group.take() {
             group.leave();
         }
@@ -119,13 +119,13 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Goes on in another place.
     pub(super) fn take_place(&mut self, assignment: Assignment) {
-        self.place = Place {
+        self.group_config = GroupConfig {
             round: assignment.round,
             rank: assignment.rank,
             world_size: assignment.world_size,
             master_addr: assignment.master_addr.clone(),
             master_port: assignment.master_port,
-            ..self.place.clone()
+            ..self.group_config.clone()
         };
         self.assignment = Some(assignment);
         self.draining = false;
@@ -138,7 +138,7 @@ impl<M: Model> Trainer<'_, M> {
         self.prepare(committed)?;
         // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
-        let program = if self.place.world_size > 1 { program::checksum() } else { 0 };
+        let program = if self.group_config.world_size > 1 { program::checksum() } else { 0 };
         let all = group.gather([own, u64::from(self.rescued), self.offer_folder(), program])?;
         self.rescued = false;
         self.compare_programs(&all.iter().map(|[.., program]| *program).collect::<Vec<_>>());
@@ -160,7 +160,7 @@ impl<M: Model> Trainer<'_, M> {
             // All workers had died, and this step is in the agents' memory alone.
             self.save_soon = true;
         }
-        let (round, took) = (self.place.round, begun.elapsed());
+        let (round, took) = (self.group_config.round, begun.elapsed());
         info!(round, step, lacking, ?took, "goes on from memory");
         Ok(())
     }
@@ -168,7 +168,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Makes ready what a rank needs beside its state: rank 0 most of all.
     fn prepare(&mut self, committed: u64) -> Result<(), TrainError> {
         self.find_memory()?;
-        let Place { rank, world_size, .. } = self.place;
+        let GroupConfig { rank, world_size, .. } = self.group_config;
         if rank > 0 {
             self.end_saving();
             self.trace = None;
@@ -195,7 +195,7 @@ impl<M: Model> Trainer<'_, M> {
     /// Says so where ranks run different programs: their results may differ.
     fn compare_programs(&self, programs: &[u64]) {
         let others = program::others(programs);
-        let rank = self.place.rank as usize;
+        let rank = self.group_config.rank as usize;
         if !others.is_empty() && (rank == 0 || others.contains(&rank)) {
             warn!(
                 "these ranks run another build of this program than rank 0: {}. Results may differ; give all nodes the same \
@@ -211,7 +211,7 @@ impl<M: Model> Trainer<'_, M> {
         if holds.len() < 2 {
             return Ok(0);
         }
-        let rank = self.place.rank as usize;
+        let rank = self.group_config.rank as usize;
         let holder = holds[rank];
         if holder {
             self.engine.give(&mut self.state)?;

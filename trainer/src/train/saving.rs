@@ -19,7 +19,7 @@ use crate::agent::{Agent, AgentError};
 use crate::checkpoint::disk::Disk;
 use crate::checkpoint::retention::Retention;
 use crate::checkpoint::sharded_write::Share;
-use crate::checkpoint::snapshot::Snapshot;
+use crate::checkpoint::snapshot::SnapshotHeader;
 use crate::checkpoint::snapshot_slots::SnapshotSlots;
 use crate::checkpoint::writer::{Offer, ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints};
@@ -101,10 +101,10 @@ impl Saving {
         }
     }
 
-    /// Takes a copy of a snapshot, to be saved. Whether there was a slot for it.
-    fn save(&mut self, snapshot: &Snapshot<'_>) -> bool {
-        let Some(mut reserved) = self.reserve(snapshot.step, true) else { return false };
-        reserved.slot.fill(snapshot);
+    /// Copies a state into a slot, to be saved. Returns whether there was a slot for it.
+    fn save(&mut self, header: &SnapshotHeader, state: &[f32]) -> bool {
+        let Some(mut reserved) = self.reserve(header.step, true) else { return false };
+        reserved.slot.fill(header, state);
         self.take_in(reserved);
         true
     }
@@ -165,11 +165,12 @@ impl Saving {
         }
     }
 
-    /// Saves the last snapshot and waits until it is committed and what it made superfluous is gone, for at most `time`
+    /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`
     /// and no longer than to a stop. Says why if it is not committed.
     pub fn finish(
         &mut self,
-        snapshot: &Snapshot<'_>,
+        header: &SnapshotHeader,
+        state: &[f32],
         mut agent: Option<&mut Agent>,
         time: Duration,
         stop: &Stop,
@@ -182,8 +183,8 @@ impl Saving {
         loop {
             let committed = self.follow(agent.as_deref_mut()).map_err(|error| error.to_string())?;
             committed.iter().for_each(&mut on_commit);
-            let safe = self.committed >= snapshot.step;
-            if !safe && self.newest() < snapshot.step && self.has_room() && attempts > 0 && self.save(snapshot) {
+            let safe = self.committed >= header.step;
+            if !safe && self.newest() < header.step && self.has_room() && attempts > 0 && self.save(header, state) {
                 attempts -= 1;
             }
             if self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0 {

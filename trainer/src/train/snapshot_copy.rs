@@ -23,9 +23,9 @@ use super::agent_memory::AgentMemory;
 use super::saving::Saving;
 use super::{TrainError, Trainer};
 use crate::checkpoint::disk::Host;
-use crate::checkpoint::manifest::{Entry, Position};
+use crate::checkpoint::manifest::Position;
 use crate::checkpoint::sharded_write::{self, Next, ShardedWrite, Share};
-use crate::checkpoint::snapshot::{LastStep, Layout, Snapshot};
+use crate::checkpoint::snapshot::{Layout, SnapshotHeader};
 use crate::checkpoint::snapshot_slots::{Rescued, SnapshotSlots};
 use crate::checkpoint::writer::{ReservedSlot, WriteMode, Writer};
 use crate::checkpoint::{CheckpointError, Checkpoints, SavingJob};
@@ -36,7 +36,7 @@ use crate::model::Model;
 /// A copy of the loop's own numbers, on its way.
 pub(super) struct Copying {
     reserved: ReservedSlot,
-    about: SnapshotHeader,
+    header: SnapshotHeader,
 }
 
 /// A copy of numbers that stay as they are, on its way beside steps.
@@ -45,10 +45,10 @@ pub(super) struct BackgroundCopy {
 }
 
 impl BackgroundCopy {
-    fn start(mut reserved: ReservedSlot, about: SnapshotHeader, numbers: HostCopy) -> io::Result<BackgroundCopy> {
+    fn start(mut reserved: ReservedSlot, header: SnapshotHeader, numbers: HostCopy) -> io::Result<BackgroundCopy> {
         let work = move || {
             // If the numbers do not come, the slot keeps its old snapshot.
-            reserved.slot.fill(&about.of(numbers.numbers()?));
+            reserved.slot.fill(&header, numbers.numbers()?);
             Ok(reserved)
         };
         Ok(BackgroundCopy { thread: thread::Builder::new().name("snapshot".into()).spawn(work)? })
@@ -59,30 +59,10 @@ impl BackgroundCopy {
     }
 }
 
-/// What a snapshot says of a state.
-struct SnapshotHeader {
-    job: String,
-    round: u64,
-    world_size: u32,
-    step: u64,
-    done: Option<LastStep>,
-    settings: String,
-    data: Position,
-    tensors: Vec<Entry>,
-}
-
-impl SnapshotHeader {
-    fn of<'a>(&'a self, state: &'a [f32]) -> Snapshot<'a> {
-        let SnapshotHeader { job, round, world_size, step, done, settings, data, tensors } = self;
-        let (round, world_size, step, done, data) = (*round, *world_size, *step, *done, *data);
-        Snapshot { job, round, world_size, step, done, settings, data, tensors, state }
-    }
-}
-
 /// Does `work`, which does not change the state, and makes the copy meanwhile.
 pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl FnOnce() -> T) -> T {
     match copying {
-        Some(Copying { reserved, about }) => reserved.slot.fill_during(&about.of(state), work),
+        Some(Copying { reserved, header }) => reserved.slot.fill_during(header, state, work),
         None => work(),
     }
 }
@@ -157,7 +137,7 @@ impl<M: Model> Trainer<'_, M> {
                 self.slots.insert(SnapshotSlots::own(&layout).map_err(CheckpointError::Memory)?).clone()
             }
         };
-        let owner = SavingJob { job: self.place.job.clone(), beside_others: self.agent.is_none() };
+        let owner = SavingJob { job: self.group_config.job.clone(), beside_others: self.agent.is_none() };
         let checkpoints = Checkpoints::new(Host, folder).owned_by(owner);
         self.saving = Some(Saving::start(checkpoints, self.settings.retention(), slots, committed)?);
         Ok(())
@@ -210,9 +190,9 @@ impl<M: Model> Trainer<'_, M> {
     fn copy_to(&mut self, reserved: ReservedSlot) -> Result<Option<Copying>, TrainError> {
         let numbers = self.engine.snapshot(&mut self.state)?;
         self.copied = self.state.step;
-        let about = self.about();
-        let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, about })) };
-        self.background_copy = Some(BackgroundCopy::start(reserved, about, numbers).map_err(CheckpointError::Thread)?);
+        let header = self.header();
+        let Some(numbers) = numbers else { return Ok(Some(Copying { reserved, header })) };
+        self.background_copy = Some(BackgroundCopy::start(reserved, header, numbers).map_err(CheckpointError::Thread)?);
         Ok(None)
     }
 
@@ -261,11 +241,11 @@ impl<M: Model> Trainer<'_, M> {
     /// Waits until the present state is committed.
     pub(super) fn save_last(&mut self, time: Duration, stop: &Stop) -> Result<(), String> {
         self.engine.give(&mut self.state).map_err(|error| error.to_string())?;
-        let about = self.about();
+        let header = self.header();
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let mut committed = Vec::new();
         let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.clone());
-        let result = saving.finish(&about.of(&self.state.flat), self.agent.as_mut(), time, stop, on_commit);
+        let result = saving.finish(&header, &self.state.flat, self.agent.as_mut(), time, stop, on_commit);
         committed.iter().for_each(|checkpoint| self.record_commit(checkpoint));
         result
     }
@@ -276,7 +256,8 @@ impl<M: Model> Trainer<'_, M> {
         self.sharded = None;
         self.decide(WriteMode::Whole);
         let nodes = self.assignment.as_ref().map_or(1, |assignment| assignment.group_world_size);
-        let offers = self.place.rank == 0 && nodes > 1 && self.layout().chunks() > 1 && self.kept_slots().is_some();
+        let offers =
+            self.group_config.rank == 0 && nodes > 1 && self.layout().chunks() > 1 && self.kept_slots().is_some();
         self.settings.checkpoint_dir.clone().filter(|_| offers).map_or(0, sharded_write::offer)
     }
 
@@ -287,7 +268,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         let folder = self.settings.checkpoint_dir.clone();
         let sees = |folder| sharded_write::sees(folder, nonce);
-        let own = self.place.rank == 0 || self.may_help() && folder.clone().is_some_and(sees);
+        let own = self.group_config.rank == 0 || self.may_help() && folder.clone().is_some_and(sees);
         self.sharded = ShardedWrite::agree(group, nonce, own, folder, self.layout().chunks())?;
         Ok(())
     }
@@ -315,7 +296,7 @@ impl<M: Model> Trainer<'_, M> {
         sharded.take_in(writer.and_then(Writer::ended_share));
         let next = self.state.step + 1;
         let due = next.is_multiple_of(self.settings.checkpoint_every.get()) && next < self.schedule.total_steps();
-        if self.place.rank == 0 && due && sharded.want() {
+        if self.group_config.rank == 0 && due && sharded.want() {
             self.save_soon = true;
         }
         sharded.vote()
@@ -346,18 +327,16 @@ impl<M: Model> Trainer<'_, M> {
     }
 
     fn layout(&self) -> Layout {
-        Layout::new(&self.place.job, &self.words, &State::entries(self.model.tensors()))
+        Layout::new(&self.group_config.job, &self.words, &State::entries(self.model.tensors()))
     }
 
-    fn about(&self) -> SnapshotHeader {
+    fn header(&self) -> SnapshotHeader {
         let next = self.schedule.batch_after(self.state.step);
         SnapshotHeader {
-            job: self.place.job.clone(),
-            round: self.place.round,
-            world_size: self.place.world_size,
+            round: self.group_config.round,
+            world_size: self.group_config.world_size,
             step: self.state.step,
             done: self.last,
-            settings: self.words.clone(),
             data: Position {
                 epoch: next.epoch,
                 cursor: next.first,
@@ -366,7 +345,6 @@ impl<M: Model> Trainer<'_, M> {
                 global_batch: self.schedule.batch,
                 shards: self.settings.shards.get(),
             },
-            tensors: State::entries(self.model.tensors()),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Launches that are captured and replayed, beside the same launched one by one. On the double of the driver, or, by
-//! `make gpu`, on a real GPU.
+//! Launches that are captured and replayed, compared with the same launches made one by one. On the double of the
+//! driver, or, by `make gpu`, on a real GPU.
 
 use elastic_cuda::{Buffer, CudaSlice, CudaViewMut, Done, Gpu, Graphs};
 use elastic_trainer::model::{Mlp, Model, Workspace};
@@ -56,12 +56,12 @@ fn replayed_launches_give_the_same_bits_for_every_batch_shape_and_buffer() {
         asked
     };
     steps(4, &[8, 3, 8, 7, 8]);
-    // Now there is a graph for each.
+    // Now there is a graph for each number of rows.
     assert_eq!(steps(3, &[8, 3, 8, 7, 8]), 0);
-    // More rows need more room, and what was captured before names the old one.
+    // More rows need larger buffers, and the earlier graphs name the old ones.
     assert!(steps(5, &[70, 8]) > 4);
     assert_eq!(steps(2, &[70, 8]), 0);
-    // Nobody can tell whether other memory has to do with it.
+    // Other memory was allocated, and it is unknown whether the graph uses it.
     gpu.zeros::<f32>(10).unwrap();
     assert_eq!(steps(2, &[70, 8]), 4);
     assert_eq!(steps(2, &[70, 8]), 0);
@@ -80,7 +80,7 @@ fn whoever_is_told_how_much_is_final_finds_it_so_between_the_parts_of_a_graph() 
         let shape = pass.load(&gpu, &batch(8, round)).unwrap();
         plain.load(&gpu, &batch(8, round)).unwrap();
         plain.gradient(&gpu, &parameters, &mut wanted, &mut |_| Ok(())).unwrap();
-        // Given somebody who takes what is final away
+        // Given a callback that takes away what is final
         let mut told = Vec::new();
         let done = &mut |mut end: CudaViewMut<'_, f32>| {
             let (from, fresh) = (wanted.len() - end.len(), end.len() - told.last().unwrap_or(&0));
@@ -94,7 +94,7 @@ fn whoever_is_told_how_much_is_final_finds_it_so_between_the_parts_of_a_graph() 
             pass.gradient(&gpu, &parameters, result, done)
         };
         graphs.run(&gpu, shape, &mut result, launches, Some(done)).unwrap();
-        // Then nothing that comes later touches it, nor what was taken.
+        // Then nothing later changes it, nor what was taken.
         assert_eq!(told, [layers[2] + 1, layers[1] + layers[2] + 1], "all but the first layer");
         let (ends, result, wanted) = (fetched(&gpu, &ends), fetched(&gpu, &result), fetched(&gpu, &wanted));
         assert_eq!(ends[layers[0]..], wanted[layers[0]..], "round {round}");
@@ -135,6 +135,6 @@ fn launches_that_cannot_be_captured_are_made_one_by_one() {
         graphs.run(&gpu, 0, &mut result, upload, None).unwrap();
         assert_eq!(back(&gpu, &room), given);
     }
-    // The third was asked for once for a graph, and once more without.
+    // In the third round the launches were asked for twice: once to capture them, and once without a graph.
     assert_eq!(asked, 6);
 }

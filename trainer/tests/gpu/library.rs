@@ -1,5 +1,5 @@
-//! Products by cuBLASLt, which is its double here: where it is taken, and what is said where it is not. Its numbers are
-//! looked at in `kernels` and `precision`.
+//! Products by cuBLASLt, here its double: when it is used, and what is logged when it is not. Its results are checked
+//! in `kernels` and `precision`.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ fn flags() -> String {
     format!("{SHORT} --device cuda:0")
 }
 
-/// A run with libraries in these folders, and what it says of products.
+/// A run with libraries in these folders: its checksum, and what it logs about products.
 fn run(folders: &str, how: &str) -> (String, String) {
     let output: Output = command(&flags(), how).env("ELASTIC_CUDA_LIBRARIES", folders).output().unwrap();
     let (well, printed, logged) = ended(output);
@@ -28,7 +28,7 @@ fn it_multiplies_where_it_will_do_and_else_the_own_kernel_does() {
     let (by_library, said) = run(&folders(), "");
     assert_eq!(said, "");
     let own = "products are computed by the trainer's own kernel, which is slower: ";
-    // Something else under its name, as an old one has fewer functions
+    // Another library under its name, as an old cuBLASLt lacks functions
     let folder = tempfile::tempdir().unwrap();
     symlink(driver().join("libcuda.so.1"), folder.path().join("libcublasLt.so.13")).unwrap();
     let (by_kernel, said) = run(&format!("{}:{}", driver().display(), folder.path().display()), "");
@@ -42,14 +42,14 @@ fn it_multiplies_where_it_will_do_and_else_the_own_kernel_does() {
         said.contains("GPU 0 failed to start cuBLASLt: cuBLASLt's error 1, CUBLAS_STATUS_NOT_INITIALIZED"),
         "{said}"
     );
-    // It starts, and has a way to no product.
+    // The library starts, and has no algorithm for any product.
     let (sum, said) = run(&folders(), "ways=0");
     assert!(sum == by_kernel && said.contains("cuBLASLt has no way to a product of"), "{said}");
-    // There is none.
+    // There is no cuBLASLt.
     let (sum, said) = run(&driver().display().to_string(), "");
     let names = ["libcublasLt.so.13", "libcublasLt.so.12"];
     if is_installed(&names, Some(&prefix()), None) {
-        // What is there may do, or not on a double of a driver.
+        // An installed library may work, or refuse the double of the driver.
         assert!(!said.contains("is not to be found") && (said.is_empty() || said.contains(own)), "{said}");
     } else {
         assert_eq!(sum, by_kernel);
@@ -57,12 +57,12 @@ fn it_multiplies_where_it_will_do_and_else_the_own_kernel_does() {
     }
 }
 
-/// Files whose names a child is to load, one in each line.
+/// Names of libraries that a child process tries to load, one a line.
 const TO_LOAD: &str = "LIBRARIES_OF_TEST";
 
 /// Whether this machine has one of these libraries where the trainer looks, apart from `ELASTIC_CUDA_LIBRARIES`: in a
-/// Python environment, where the loader looks (by an `LD_LIBRARY_PATH` of one's own), and in CUDA's folder. It is
-/// another process that loads them, as the doubles may be loaded here.
+/// Python environment, where the loader looks (by an `LD_LIBRARY_PATH` of one's own), and in CUDA's folder. Another
+/// process loads them, since the doubles may be loaded in this one.
 pub(crate) fn is_installed(names: &[&str], prefix: Option<&Path>, library_path: Option<&str>) -> bool {
     let mut folders: Vec<PathBuf> = vec!["".into(), "/usr/local/cuda/lib64".into()];
     if let Some(lib) = prefix.map(|prefix| prefix.join("lib")) {
@@ -109,7 +109,7 @@ fn workers_without_it_are_refused_by_those_with_it() {
     };
     let (mut first, second) = (start("0", ""), start("1", "cublaslt=0"));
     let (well, _, logged) = ended(second.wait_with_output().unwrap());
-    // It would wait for another.
+    // The first worker would wait for another.
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(!well && logged.contains("refused by rank 0"), "{logged}");

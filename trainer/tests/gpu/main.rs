@@ -1,6 +1,6 @@
-//! The trainer on a GPU, as far as that can be shown without one: the whole way from flags to parameters runs on a
-//! double of the driver, which runs the kernels on the CPU. Nothing here says how a real GPU behaves, nor how fast it
-//! is: for that there is `make gpu`, which runs the tests of `models`, `graphs` and `snapshots::timed` on one.
+//! The trainer on a GPU, as far as this can be tested without one: everything from flags to parameters runs on a double
+//! of the driver, which runs the kernels on the CPU. So these tests say nothing of a real GPU's behaviour or speed.
+//! `make gpu` runs those in `models`, `graphs` and `snapshots::timed` on a real GPU.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // The harness may do what its tests may.
 
 #[allow(dead_code)] // What other tests need.

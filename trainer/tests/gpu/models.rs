@@ -1,5 +1,5 @@
-//! A model's whole pass, and a step of AdamW, beside the same on the host. On the double of the driver, or, by `make
-//! gpu`, on a real GPU.
+//! A model's whole pass, and a step of AdamW, compared with the same on the host. On the double of the driver, or, by
+//! `make gpu`, on a real GPU.
 
 mod gpt;
 
@@ -19,7 +19,7 @@ fn adamw_is_the_hosts() {
         buffer
     });
     for step in 1..=5 {
-        // One more than there are parameters: the loss.
+        // One number more than there are parameters: the loss.
         let gradient = numbers(count + 1, 10 + step);
         let mut room = gpu.zeros::<f32>(count + 1).unwrap();
         gpu.upload(&gradient, &mut room.as_view_mut()).unwrap();
@@ -46,7 +46,7 @@ fn a_perceptrons_gradient_is_the_hosts() {
         let first: Vec<f32> =
             model.init(3).iter().zip(numbers(count, 20)).map(|(init, more)| init + 0.1 * more).collect();
         gpu.upload(&first, &mut parameters.as_view_mut()).unwrap();
-        // Larger, smaller and larger again: the room is kept.
+        // Larger, smaller and larger again, since the buffers are kept.
         for rows in [8, 3, 70] {
             let labels = (0..rows).map(|row| (row % sizes[sizes.len() - 1]) as u8).collect();
             let mut batch = Workspace::new(numbers(rows * sizes[0], 21), labels);

@@ -1,6 +1,5 @@
-//! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it says, and how
-//! it goes on when NCCL fails. Not a word about NCCL itself, nor about agents: with these, see
-//! `tests/tests/agents/nccl.rs`.
+//! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it logs, and how
+//! it goes on when NCCL fails. The same with agents is in `tests/tests/agents/nccl.rs`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -44,7 +43,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    /// Starts one of a group on GPU 0: its rank, and their number.
+    /// Starts one worker of a group on GPU 0, with its rank and the group's size.
     pub(crate) fn start(
         flags: &str,
         (rank, world_size): (usize, usize),
@@ -62,13 +61,13 @@ impl Worker {
         Worker { child, lines, logged: String::new() }
     }
 
-    /// Ends it, as nothing else would.
+    /// Kills it.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Reads until it logs this.
+    /// Reads its log until it contains `text`.
     pub(crate) fn says(&mut self, text: &str) {
         while !self.logged.contains(text) {
             let line = self.lines.recv_timeout(DEADLINE);
@@ -77,7 +76,7 @@ impl Worker {
         }
     }
 
-    /// Waits for its end: whether it went well, what it printed, and its log.
+    /// Waits for its end. Returns whether it succeeded, what it printed, and its log.
     pub(crate) fn end(mut self) -> (bool, String, String) {
         loop {
             match self.lines.recv_timeout(DEADLINE) {
@@ -94,14 +93,14 @@ impl Worker {
 
 pub(crate) type Variables<'a> = &'a [(&'a str, &'a str)];
 
-/// A group of workers on GPU 0, with these variables each.
+/// Starts a group of workers on GPU 0, each with its variables.
 pub(crate) fn start(flags: &str, variables: &[Variables<'_>]) -> Vec<Worker> {
     let (port, all) = (free_port(), variables.len());
     let ranked = variables.iter().enumerate();
     ranked.map(|(rank, variables)| Worker::start(flags, (rank, all), port, variables)).collect()
 }
 
-/// All end well: what rank 0 prints, and all logs.
+/// Waits until all have succeeded. Returns what rank 0 printed, and all logs.
 pub(crate) fn all_end(workers: Vec<Worker>) -> (String, Vec<String>) {
     let ends: Vec<_> = workers.into_iter().map(Worker::end).collect();
     assert!(ends.iter().all(|(well, ..)| *well), "{ends:#?}");
@@ -154,7 +153,7 @@ fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
             ["NCCL cannot be used by rank 1", "is NCCL 2.16.2, and 2.17 or newer is needed"],
         ),
         (&with_nccl(SHORT), &[refuses, refuses], ["ncclCommInitRankConfig failed with code 5"; 2]),
-        // The one that can waits for no more than the other's word.
+        // The worker that has NCCL waits only for the other's answer.
         (
             &with_nccl(SHORT),
             &[&[], refuses],
@@ -170,7 +169,7 @@ fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
             assert!(lines[0].contains(why) || lines[0].contains("other ranks have been past joining"), "{logged}");
         }
     }
-    // Alone nobody needs it.
+    // A worker alone does not need NCCL.
     assert_eq!(checksum(&printed(&missing, "")), checksum(&alone));
 }
 
@@ -179,7 +178,7 @@ fn ranks_that_have_another_id_of_their_communicator_sum_over_tcp() {
     let alone = printed(&format!("{SHORT} --device cuda:0"), "");
     let other: Variables<'_> = &[("FAKE_NCCL_WRONG_ID", "1")];
     for variables in [[PLAIN, other], [other, PLAIN], [other, other]] {
-        // The one that has the right id would wait for ever.
+        // The worker that has the right id would wait for ever.
         let (printed, logs) = all_end(start(&with_nccl(SHORT), &variables));
         assert_eq!(checksum(&printed), checksum(&alone), "{variables:?}");
         assert!(logs.iter().all(|logged| logged.matches(LACKS).count() == 1), "{logs:#?}");
@@ -198,7 +197,7 @@ fn nccl_that_is_demanded_and_lacks_is_an_error() {
         let what = "--collectives nccl is not possible: ";
         assert!(error.contains(what) && error.contains(why) && error.contains("--collectives auto"), "{error}");
     }
-    // Where it is there, but does not work
+    // NCCL is found, but does not work
     let flags = format!("{} --collectives nccl", with_nccl(SHORT));
     for (well, _, logged) in
         start(&flags, &[&[("FAKE_NCCL_FAIL", "ncclCommInitRankConfig:5")][..]; 2]).into_iter().map(Worker::end)
@@ -210,7 +209,7 @@ fn nccl_that_is_demanded_and_lacks_is_an_error() {
 #[test]
 fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
     let alone = printed(&format!("{SHORT} --device cuda:0"), "");
-    // They would not come back from the call.
+    // These calls would not return.
     let [old, new]: [Variables<'_>; 2] = [
         &[("FAKE_NCCL_VERSION", "22809"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
         &[("FAKE_NCCL_VERSION", "23007"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
@@ -228,7 +227,7 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
     let refuses = |logged: &str| logged.contains(&format!("--collectives nccl is not possible: {why}"));
     assert!(ended.iter().any(|(_, _, logged)| refuses(logged)), "{ended:?}");
     for (well, _, logged) in ended {
-        // One that refuses ends at once; another may hear of that before it has all versions.
+        // A worker that refuses ends at once. Another may learn of that before it knows all versions.
         assert!(!well && (refuses(&logged) || logged.contains("ERROR lost rank")), "{logged}");
     }
 }
@@ -237,7 +236,7 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
 fn a_worker_that_is_to_renew_never_revokes() {
     let folder = tempfile::tempdir().unwrap();
     let alone = printed(&format!("{SHORT} --device cuda:0"), "");
-    // It would not come back from it after its second sum.
+    // A call after its second sum would not return.
     let fails: Variables<'_> = &[("FAKE_NCCL_FAIL", "ncclGroupEnd#3:3"), ("FAKE_NCCL_BLOCK", "ncclCommRevoke")];
     let flags = format!("{} --nccl-renew --trace {}", with_nccl(SHORT), folder.path().join("trace").display());
     let (printed, logs) = all_end(start(&flags, &[fails, fails]));
@@ -263,7 +262,7 @@ fn nccl_that_hangs_or_fails_is_made_anew_and_no_step_is_lost() {
         let variables = [("FAKE_NCCL_FAULT", file.to_str().unwrap())];
         let flags = format!("{} --trace {}", with_nccl(LONGER), trace.display());
         let mut workers = start(&flags, &[&variables[..]; 3]);
-        // Given one whose NCCL fails in the middle, once
+        // Given a worker whose NCCL fails once, in the middle
         crate::worker::wait_for("some steps", || crate::worker::last_step(&trace, "step").filter(|step| *step > 20));
         fs::write(folder.path().join("part"), format!("{} {fault}\n", workers[1].child.id())).unwrap();
         fs::rename(folder.path().join("part"), &file).unwrap();

@@ -1,5 +1,5 @@
-//! Sums over NCCL that begin while the GPU still computes: on the doubles of the driver and of NCCL, which show what
-//! may run beside what, and nothing of a real GPU's time. How workers go on when NCCL fails is in `nccl`, too.
+//! Sums over NCCL that begin while the GPU still computes, on the doubles of the driver and of NCCL. They show what may
+//! run at the same time, and nothing of a real GPU's speed. How workers go on when NCCL fails is also in `nccl`.
 
 use std::fs;
 use std::path::Path;
@@ -9,13 +9,13 @@ use serde_json::Value;
 use crate::nccl::{Variables, Worker, all_end, start, with_nccl};
 use crate::training::{GPT, SHORT, checksum, printed};
 
-/// Of the 2,778 parameters of [`SHORT`]'s perceptron, 500 a time: six buckets, of which the last is filled by the first
-/// layer, and the first two by the others.
+/// Buckets of 500 of the 2,778 parameters of [`SHORT`]'s perceptron: six buckets. The first layer fills the last one,
+/// and the other layers fill the first two.
 const IN_BUCKETS: &str = "--bucket-mb 0.0019";
 
 const PLAIN: Variables<'_> = &[];
 
-/// Not a word of NCCL's failing.
+/// Asserts that no log says that NCCL failed.
 fn undisturbed(logs: &[String]) {
     assert!(logs.iter().all(|logged| logged.matches("NCCL's communicator is made").count() == 1), "{logs:#?}");
     assert!(!logs.concat().contains("WARN"), "{logs:#?}");
@@ -23,15 +23,15 @@ fn undisturbed(logs: &[String]) {
 
 #[test]
 fn the_gpu_computes_on_while_nccl_sums_what_is_final() {
-    // Given GPUs on which what is behind a bucket waits for NCCL to be at that bucket
+    // Given GPUs on which the work after a bucket waits until NCCL has reached that bucket
     let waits: Variables<'_> = &[("FAKE_CUDA", "devices=1,overlap=1")];
-    // for so many steps that graphs are replayed
+    // in so many steps that graphs are replayed
     let perceptron = SHORT.replace("--epochs 1", "--epochs 4");
     for (flags, bucket) in [(perceptron, IN_BUCKETS), (GPT.replace("--epochs 2", "--epochs 6"), "--bucket-mb 0.005")] {
         for order in ["fixed", "any"] {
             let flags = format!("{} --collectives nccl --sum-order {order}", with_nccl(&flags));
             let whole = all_end(start(&format!("{flags} --bucket-mb 0"), &[PLAIN; 2])).0;
-            // Then they come to the end all the same, with the bits of sums that wait for the whole gradient.
+            // Then they still end, with the same bits as sums that wait for the whole gradient.
             let (printed, logs) = all_end(start(&format!("{flags} {bucket}"), &[waits; 2]));
             undisturbed(&logs);
             assert_eq!(checksum(&printed), checksum(&whole), "{flags}");
@@ -78,8 +78,8 @@ fn workers_with_other_buckets_refuse_one_another() {
     first.kill();
 }
 
-/// Two calls of `ncclGroupEnd` to each of six buckets: which of them is the given stage of a bucket in a step, all
-/// counted from 0.
+/// The number of the `ncclGroupEnd` call for a stage of a bucket in a step, all counted from 0. There are two calls for
+/// each of six buckets.
 fn call(step: usize, bucket: usize, stage: usize) -> usize {
     1 + 12 * step + 2 * bucket + stage
 }
@@ -94,7 +94,8 @@ fn nccl_that_fails_between_two_buckets_is_made_anew_and_no_step_is_lost() {
         ("FAKE_NCCL_HANG", "", call(11, 5, 1)),
         ("FAKE_NCCL_FAIL", ":3", call(7, 3, 1)),
         ("FAKE_NCCL_FAIL", ":3", call(13, 0, 1)),
-        // Where the other rank has what it needs for its next sums: in the last one it is a step ahead.
+        // A failure after which the other rank has what it needs for its next sums. In the last case it is a step
+        // ahead.
         ("FAKE_NCCL_LATE", ":3", call(7, 3, 1)),
         ("FAKE_NCCL_LATE", ":6", call(9, 5, 1)),
     ] {

@@ -1,5 +1,5 @@
-//! NCCL from round to round, on the doubles of the driver and of NCCL: when it is tried again after it has failed, and
-//! what the trace tells of it. Agents are threads of the test. Not a word about NCCL itself.
+//! NCCL from round to round, on the doubles of the driver and of NCCL: when it is tried again after a failure, and what
+//! the trace says. Agents are threads of the test.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::nccl::{Worker, all_end, with_nccl};
 use crate::training::{checksum, printed};
 use crate::worker::{environment, free_port, trace, wait_for};
 
-/// Time to quiesce that nothing comes near.
+/// Time to quiesce, far more than a test needs.
 const AMPLE: Duration = Duration::from_secs(40);
 
 /// Long enough for five rounds. A rank whose peers fail in NCCL waits for a part of the timeout.
@@ -41,14 +41,14 @@ fn start(folder: &Path, flags: &str, place: &Environment) -> (Agent, Worker) {
     (agent, worker)
 }
 
-/// The next communicator is refused by this worker's NCCL.
+/// Makes this worker's NCCL refuse the next communicator.
 fn spoil(folder: &Path, worker: &Worker) {
     let fault = format!("{} FAKE_NCCL_FAIL=ncclCommInitRankConfig:2\n", worker.child.id());
     fs::write(folder.join("part"), fault).unwrap();
     fs::rename(folder.join("part"), folder.join("fault")).unwrap();
 }
 
-/// What the trace says of a round's begin, once it does.
+/// Waits for the trace's line for the begin of a round, and returns it.
 fn begun(folder: &Path, round: u64) -> Value {
     let is_it = |line: &Value| line["event"] == "begin" && line["round"] == round;
     wait_for("the round", || trace(&folder.join("trace")).into_iter().rfind(is_it))
@@ -88,7 +88,7 @@ fn a_later_round_tries_nccl_again_and_waits_longer_after_each_failure() {
     let (_agents, workers): (Vec<_>, Vec<_>) = group.into_iter().unzip();
     let (printed_by_first, logs) = all_end(workers);
     assert_eq!(checksum(&printed_by_first), checksum(&printed(&format!("{FLAGS} --device cuda:0"), "")));
-    // Each says it in one line for each failure that it was there for, and once that it is over.
+    // Each worker logs one line for each failure in its rounds, and one line when NCCL works again.
     let over_tcp = |logged: &str| -> Vec<String> {
         let lines = logged.lines().filter(|line| line.contains("WARN gradients are summed over TCP"));
         lines.map(|line| line.rsplit("; ").next().unwrap().to_owned()).collect()

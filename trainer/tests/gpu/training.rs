@@ -1,5 +1,4 @@
-//! The program `elastic-trainer` on the double of the driver, from its flags to the parameters that it ends with. Not a
-//! word about real GPUs.
+//! The program `elastic-trainer` on the double of the driver, from its flags to the parameters that it ends with.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -18,7 +17,7 @@ use crate::double::{cache, cublaslt, driver, folders, prefix};
 use crate::library::is_installed;
 use crate::worker::{Worker, environment, free_port};
 
-/// A few steps are enough, since each is the whole way.
+/// Flags for a short run. A few steps are enough, since each uses everything.
 pub(crate) const SHORT: &str = "digits --epochs 1 --hidden 32,16 --batch 300 --shards 6 --clip 0.5 --micro-batch 30";
 
 /// The same for a GPT: two epochs of two steps.
@@ -31,7 +30,7 @@ pub(crate) fn command(flags: &str, how: &str) -> Command {
     command.args(flags.split_whitespace()).env("FAKE_CUDA", how).env("RUST_LOG", "info");
     command.env("ELASTIC_CUDA_LIBRARIES", folders()).env("VIRTUAL_ENV", prefix());
     command.env_remove("CONDA_PREFIX");
-    // A real library beside the double shall find no GPU.
+    // A real library that is used with the double must find no GPU.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command.env("XDG_CACHE_HOME", cache()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -46,7 +45,7 @@ pub(crate) fn run(flags: &str, how: &str) -> (bool, String, String) {
     ended(command(flags, how).output().unwrap())
 }
 
-/// What a run prints that ends well.
+/// What a run prints that succeeds.
 pub(crate) fn printed(flags: &str, how: &str) -> String {
     let (well, printed, logged) = run(flags, how);
     assert!(well, "{logged}");
@@ -59,7 +58,7 @@ pub(crate) fn checksum(printed: &str) -> &str {
     printed.lines().find_map(|line| line.strip_prefix("parameters crc32c:")).unwrap()
 }
 
-/// Why a run does not end well: one message.
+/// Why a run fails: one message.
 pub(crate) fn refused(flags: &str, how: &str) -> String {
     let (well, _, logged) = run(flags, how);
     assert!(!well, "{flags} {how}");
@@ -68,7 +67,7 @@ pub(crate) fn refused(flags: &str, how: &str) -> String {
     errors[0].to_owned()
 }
 
-/// A group of workers that train together on GPU 0, and what rank 0 prints.
+/// Runs a group of workers that train together on GPU 0. Returns what rank 0 prints.
 pub(crate) fn together(flags: &str, world_size: u32) -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |rank: u32| -> Child {
@@ -131,7 +130,7 @@ fn training_agrees_with_the_hosts_and_goes_on_from_each_others_checkpoints() {
         assert!(furthest > 0.0 && furthest < 1e-3, "{furthest}");
     };
     agree();
-    // Each goes on where the other has ended.
+    // Each device goes on from the other's checkpoint.
     let longer = |device: &str, name: &str| flags(device, name).replace("--epochs 1", "--epochs 2");
     printed(&longer("cuda", "host"), "");
     printed(&longer("cpu", "gpu"), "");
@@ -161,7 +160,7 @@ fn a_newcomer_gets_the_state_from_a_gpu() {
         (0..world_size).map(place).collect()
     };
     let member = |place: &Environment| start_member(folder.path(), flags, place.clone(), None);
-    // Given a worker that trains, and is to go on as rank 1, beside one that has nothing yet
+    // Given a worker that trains and will go on as rank 1, with a newcomer as rank 0
     let (agent, worker) = member(&places(1, 1)[0]);
     agent.step_reached(1);
     agent.forming(2, Duration::from_secs(40));
@@ -169,7 +168,7 @@ fn a_newcomer_gets_the_state_from_a_gpu() {
     let next = places(2, 2);
     agent.say(&ToWorker::Assignment(assignment(&next[1], None)));
     let (_agent, newcomer) = member(&next[0]);
-    // Then both go on where the first was.
+    // Then both go on from the first worker's step.
     let (status, printed, logged) = newcomer.end();
     assert!(
         status.success() && logged.contains(&format!("goes on from memory round=2 step={held} lacking=1")),
@@ -191,7 +190,7 @@ fn a_worker_is_known_to_its_agent_once_its_gpu_is_ready() {
         let (status, _, logged) = Worker::start(&format!("{SHORT} --device cuda:7"), &place, None).end();
         assert!(!status.success() && logged.contains("there is no GPU 7"), "{logged}");
         match warm_up {
-            // In a round it is a failure that the agent hears of.
+            // In a round it is a failure, which the agent is told.
             false => assert!(agent.failure().1.contains("there is no GPU 7")),
             true => assert!(agent.heard.lock().unwrap().is_empty(), "it was no more than started"),
         }
@@ -203,7 +202,7 @@ fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
     assert!(printed(SHORT, "devices=2").contains("test accuracy"));
     for (how, level, why) in [
         ("devices=0", "INFO", "shows no GPU: no CUDA-capable device is detected"),
-        // One that lies idle
+        // There is a GPU, which stays unused: a warning
         ("version=11040", "WARN", "knows CUDA 11.4 and 12.0 is needed"),
         ("version=12080", "WARN", "is of a later CUDA than the NVIDIA driver's 12"),
     ] {
@@ -218,7 +217,7 @@ fn left_the_choice_it_takes_a_gpu_or_says_why_not() {
     let mut bare = command(&format!("{SHORT} --device cuda"), "");
     bare.env_remove("ELASTIC_CUDA_LIBRARIES").env("LD_LIBRARY_PATH", "/nowhere");
     let (well, _, logged) = ended(bare.output().unwrap());
-    // A driver that is installed is found, and shows no GPU.
+    // If a driver is installed, it is found and shows no GPU.
     let lacks = logged.contains("libcuda.so.1 is not to be found; install the NVIDIA driver");
     let installed = is_installed(&["libcuda.so.1"], Some(&prefix()), Some("/nowhere"));
     assert!(!well && lacks != installed, "{logged}");
@@ -258,7 +257,7 @@ fn a_model_without_kernels_is_refused_and_stays_on_the_host_by_itself() {
     assert!(logged.contains(&format!("computes on the CPU: {why}")), "{logged}");
 }
 
-/// Starts ranks 0 and 1 with these flags. Rank 0 refuses rank 1; what that one has logged.
+/// Starts ranks 0 and 1 with these flags. Rank 0 refuses rank 1. Returns rank 1's log.
 pub(crate) fn refused_by_rank_0(first: &str, second: &str) -> String {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let start = |rank: &str, flags: &str| {
@@ -268,7 +267,7 @@ pub(crate) fn refused_by_rank_0(first: &str, second: &str) -> String {
     };
     let (mut first, second) = (start("0", first), start("1", second));
     let (well, _, logged) = ended(second.wait_with_output().unwrap());
-    // It would wait for another.
+    // Rank 0 would wait for another rank 1.
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(!well && logged.contains("refused by rank 0"), "{logged}");

@@ -21,11 +21,11 @@ use crate::worker::{Worker, environment, free_port, wait_for};
 pub(crate) enum Commits {
     Granted,
     Refused,
-    /// As while the store is away.
+    /// No answer, as while the store cannot be reached.
     Unanswered,
 }
 
-/// An agent that answers as agents do, and remembers what it was told.
+/// An agent that answers as agents do, and records what it is told.
 pub(crate) struct Agent {
     pub(crate) socket: PathBuf,
     pub(crate) heard: Arc<Mutex<Vec<FromWorker>>>,
@@ -33,7 +33,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// `resume` is what the job has committed before.
+    /// `resume` is the checkpoint that the job has committed before.
     pub(crate) fn start(
         folder: &Path,
         environment: &Environment,
@@ -43,7 +43,7 @@ impl Agent {
         Agent::with_memory(folder, environment, resume, commits, None)
     }
 
-    /// One that lends a file in memory, whatever size is asked for; else none can be had.
+    /// An agent that lends this file in memory, whatever size is asked for. Without a file it refuses.
     pub(crate) fn with_memory(
         folder: &Path,
         environment: &Environment,
@@ -57,7 +57,7 @@ impl Agent {
         let connections = Arc::new(Mutex::new(Vec::new()));
         let agent = Agent { socket, heard: heard.clone(), connections: connections.clone() };
         let welcome = ToWorker::Welcome(assignment(environment, resume));
-        // Ends with the worker, or with the test's process where no worker came.
+        // The thread ends with the worker's connection, or with the test's process if no worker connects.
         thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             connections.lock().unwrap().push(stream.try_clone().unwrap());
@@ -87,7 +87,7 @@ impl Agent {
                 };
                 heard.lock().unwrap().push(message);
                 if let Some(answer) = answer {
-                    // A worker that is gone needs no answer.
+                    // A worker that has ended needs no answer.
                     let _ = writeln!(&stream, "{}", serde_json::to_string(&answer).unwrap());
                 }
             }
@@ -109,7 +109,7 @@ impl Agent {
         self.say(&ToWorker::Forming { round, reason, quiesce_ms });
     }
 
-    /// The step after which the worker has quiesced for this round, once it has.
+    /// Waits until the worker has quiesced for this round. Returns the step after which it did.
     pub(crate) fn quiesced(&self, wanted: u64) -> u64 {
         self.heard("the worker to quiesce", |message| match message {
             FromWorker::Quiesced { round, step } if *round == wanted => Some(*step),
@@ -150,7 +150,7 @@ fn send_with(stream: &UnixStream, message: &ToWorker, file: &File) {
     assert_eq!(sent, line.len());
 }
 
-/// The place that an environment stands for, each worker on a node of its own.
+/// The assignment with the same place as an environment. Each worker is on a node of its own.
 pub(crate) fn assignment(environment: &Environment, resume: Option<Checkpoint>) -> Assignment {
     Assignment {
         job: environment.job.clone(),
@@ -166,7 +166,7 @@ pub(crate) fn assignment(environment: &Environment, resume: Option<Checkpoint>) 
     }
 }
 
-/// A worker group of which every member has an agent.
+/// Starts a worker group in which each worker has an agent.
 pub(crate) fn start_group(
     folder: &Path,
     flags: &str,
@@ -180,7 +180,7 @@ pub(crate) fn start_group(
         .collect()
 }
 
-/// A worker with an agent.
+/// Starts a worker with an agent.
 pub(crate) fn start_member(
     folder: &Path,
     flags: &str,
@@ -194,5 +194,5 @@ pub(crate) fn start_member(
     (agent, worker)
 }
 
-/// Long enough that no test sees its end.
+/// So many epochs that no test sees the end.
 pub(crate) const ENDLESS: &str = "--epochs 100000 --hidden 16 --checkpoint-every 10 --keep 50";

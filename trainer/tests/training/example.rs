@@ -34,7 +34,7 @@ fn a_model_of_ones_own_trains_to_the_same_bits_in_every_group() {
     assert!(train(3, 6, 2, Some(folder.path())) == alone);
 }
 
-/// On one rank, something of the model is not as on the others, as on a machine that is faulty.
+/// A model that on one rank differs from that on the others, as on a faulty machine.
 struct Faulty {
     line: Line,
     tensors: Vec<Tensor>,

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::agent::{assignment, start_group, start_member};
 use crate::worker::{environment, free_port, last_step, trace, train};
 
-/// A network that takes a millisecond or two a step.
+/// A network that takes one or two milliseconds a step.
 const SMALL: &str =
     "gpt --context 16 --layers 1 --heads 2 --width 16 --vocabulary 16 --windows 200 --batch 24 --shards 6";
 
@@ -32,7 +32,7 @@ fn it_learns_what_can_be_learned() {
     let flags = "gpt --context 16 --layers 1 --heads 2 --width 32 --vocabulary 16 --windows 1500 --epochs 10 --lr 0.01";
     let (learned, task) = (train(flags, 2, 0), task(flags));
     let ((loss, _), reachable) = (task.held_out_loss(learned.parameters()), task.reachable_loss());
-    // Who looks back on one token only cannot go below 1.70, as counting finds.
+    // A model that looks back on only one token cannot go below 1.70, as counting shows.
     assert!(loss > reachable - 0.02 && loss < reachable + 0.15, "held-out loss {loss}, {reachable} is reachable");
 }
 
@@ -91,7 +91,7 @@ fn a_changing_group_and_a_checkpoint_lead_to_the_same_bits_with_each_window_once
 
     assert!(printed.contains("held-out loss "), "{printed}");
 
-    // And the steps that count hold each window of an epoch once.
+    // And the committed steps contain each window of an epoch once.
     let lines = trace(&path);
     let begins = lines.iter().filter(|line| line["event"] == "begin");
     let begun: Vec<u64> = begins.map(|line| line["step"].as_u64().unwrap()).collect();

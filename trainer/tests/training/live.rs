@@ -9,10 +9,10 @@ use elastic_trainer::Environment;
 use crate::agent::{Agent, assignment, start_group, start_member};
 use crate::worker::{Worker, environment, free_port, last_step, trace, train, wait_for};
 
-/// Seconds of training.
+/// Training that takes some seconds.
 const FLAGS: &str = "--epochs 150 --hidden 32";
 
-/// Time to quiesce that nothing comes near.
+/// Time to quiesce, far more than a test needs.
 const AMPLE: Duration = Duration::from_secs(40);
 
 fn traced(folder: &Path) -> String {
@@ -29,7 +29,7 @@ fn assign(agent: &Agent, place: &Environment) {
     agent.say(&ToWorker::Assignment(assignment(place, None)));
 }
 
-/// Waits for all: each must succeed, and what rank 0 printed, which is returned, must be the undisturbed run's.
+/// Waits for all workers, which must succeed with the undisturbed run's parameters. Returns what rank 0 printed.
 fn all_reach_the_undisturbed_end(workers: Vec<Worker>) -> String {
     let mut printed = String::new();
     for worker in workers {
@@ -42,7 +42,7 @@ fn all_reach_the_undisturbed_end(workers: Vec<Worker>) -> String {
     printed
 }
 
-/// The step that the group of a round began after.
+/// The step after which the group of a round began.
 fn begun(folder: &Path, round: u64) -> u64 {
     let lines = trace(&folder.join("trace"));
     let begin = lines.iter().find(|line| line["event"] == "begin" && line["round"] == round).unwrap();
@@ -74,7 +74,7 @@ fn at_a_planned_change_all_quiesce_after_the_same_step_and_a_newcomer_gets_the_s
     workers.push(newcomer);
     let printed = all_reach_the_undisturbed_end(workers);
     assert_eq!(begun(folder.path(), 2), boundary);
-    // And rank 0 tells of it.
+    // And rank 0 prints how long the change took.
     assert!(printed.contains("s lost to a change of the group\n"), "{printed}");
     assert!(std::fs::read_to_string(plot).unwrap().contains(">3→4<"));
 }
@@ -154,7 +154,7 @@ fn a_round_that_never_comes_together_is_left_for_the_next() {
 
 #[test]
 fn nobody_goes_back_behind_the_committed_checkpoint() {
-    // Given a checkpoint of the last step, and a worker that is not as far
+    // Given a checkpoint of the last step, and a worker at an earlier step
     let folder = tempfile::tempdir().unwrap();
     let flags = format!("{FLAGS} --checkpoint-every 1000000 --checkpoint-dir {}", folder.path().display());
     let (agent, worker) = start_group(folder.path(), &flags, 7, 1, None).remove(0);

@@ -1,4 +1,5 @@
-//! Whole training runs: the same bits for every history of workers, each sample once, and the right words to the agent.
+//! Whole training runs: the same bits for every history of workers, each sample once, and the right messages to the
+//! agent.
 #![allow(clippy::unwrap_used)] // The harness may panic as its tests may.
 
 mod agent;

@@ -1,5 +1,5 @@
-//! Snapshots in memory that outlives the workers: what a successor takes up, and what it does not. The agents that lend
-//! the memory are threads of the test here.
+//! Snapshots in memory that outlives the workers: which ones a successor goes on from, and which not. The agents that
+//! lend the memory are threads of the test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -37,7 +37,7 @@ fn start_in(
     (agent, Worker::start(&flags, &environment, None))
 }
 
-/// The step that a round began after, once it has.
+/// Waits until a round has begun. Returns the step after which it began.
 fn begun(folder: &Path, round: u64) -> u64 {
     wait_for("the round to begin", || {
         let lines = trace(&folder.join("trace"));
@@ -49,7 +49,7 @@ fn traced(folder: &Path) -> u64 {
     last_step(&folder.join("trace"), "step").unwrap_or(0)
 }
 
-/// The steps of the two snapshots that are or were in memory, of a run whose settings have these words.
+/// The steps of the snapshots in memory, cut short or not, of a run whose settings have these words.
 fn snapshots(memory: &File, words: &str) -> Vec<u64> {
     let len = memory.metadata().unwrap().len();
     let step = |start: u64| {
@@ -69,7 +69,7 @@ fn kill_once_kept(memory: &File, words: &str, worker: Worker) {
     worker.end();
 }
 
-/// How many of the two snapshots in memory are cut short: a frame begins with its mark.
+/// How many of the two snapshots in memory are cut short: a complete one begins with its mark.
 fn torn(memory: &File) -> usize {
     let len = memory.metadata().unwrap().len();
     let is_marked = |start: u64| {
@@ -103,12 +103,12 @@ fn killed_at_any_moment_a_worker_leaves_a_snapshot_that_is_exactly_one_steps_sta
         cut_short += torn;
         round += 1;
         started = start(folder.path(), flags, round, &memory, None);
-        // Then the next goes on from the last one that is whole: of two, the other was the one before
+        // Then the next worker goes on from the last complete snapshot. Of the two, the other was the one before
         let step = begun(folder.path(), round);
         assert!(torn <= 1 && step + 1 >= done && step > 0, "step {done} was done, round {round} begins after {step}");
     }
     assert!(cut_short > 0, "no copy was under way at any kill");
-    // And the end is the undisturbed run's.
+    // And it ends with the undisturbed run's parameters.
     let (status, printed, logged) = started.1.end();
     assert!(status.success(), "{logged}");
     let undisturbed = train(flags, 1, 0);
@@ -126,7 +126,7 @@ fn what_is_in_memory_alone_is_saved_as_soon_as_a_successor_has_it() {
     let memory = memory();
     let (_agent, worker) = start(folder.path(), &flags(100_000), 1, &memory, None);
     kill_once_kept(&memory, "--lr 0.001", worker);
-    // Given a successor that is to do some hundred steps more
+    // Given a successor that has some hundred more steps to do
     let epochs = traced(folder.path()) / 23 + 20;
     let (flags, last) = (flags(epochs), epochs * 23);
     let (agent, worker) = start(folder.path(), &flags, 2, &memory, None);
@@ -140,7 +140,7 @@ fn what_is_in_memory_alone_is_saved_as_soon_as_a_successor_has_it() {
         .map(|line| line["step"].as_u64().unwrap())
         .collect();
     assert_eq!(commits, [step, last]);
-    // When the job has committed more than what is left, then that is not taken up.
+    // When the job has committed a later step than the snapshot's, then the snapshot is not used.
     let committed = agent.last_commit();
     let (_agent, worker) = start(folder.path(), &flags, 3, &memory, Some(&committed));
     assert_eq!(begun(folder.path(), 3), last);
@@ -166,7 +166,7 @@ fn what_another_run_has_left_is_not_taken_up() {
     let (status, _, logged) = worker.end();
     assert!(status.success() && logged.contains("it is of another run"), "{logged}");
     assert_eq!(begun(folder.path(), 3), 0);
-    // And its own is.
+    // And the snapshot of its own run is used.
     let (_agent, worker) = start(folder.path(), &other_rate.replace("20", "100000"), 4, &memory, None);
     kill_once_kept(&memory, "--lr 0.002", worker);
     let (_agent, worker) = start(folder.path(), &other_rate.replace("20", "100000"), 5, &memory, None);
@@ -225,12 +225,12 @@ fn the_first_nodes_keep_snapshots_and_when_the_round_changes_so_does_who_they_ar
         });
         words.collect::<Vec<_>>()
     };
-    // Given a round whose first node keeps them; the second has only looked what was left
+    // Given a round whose first node keeps snapshots. The second has only looked for old ones
     wait_for("two snapshots", || (snapshots(&memories[0], "--lr").len() == 2).then_some(()));
     group[0].0.step_reached(10);
     assert_eq!((asked(&group[0].0), asked(&group[1].0)), (vec!["memory"], vec!["memory", "forget"]));
     assert!(snapshots(&memories[1], "--lr").is_empty());
-    // When they change places, then the one keeps them and the other gives its memory back
+    // When the nodes change places, then the other one keeps them, and the first gives its memory back
     for (agent, _) in &group {
         agent.forming(2, std::time::Duration::from_secs(40));
     }
@@ -247,7 +247,7 @@ fn the_first_nodes_keep_snapshots_and_when_the_round_changes_so_does_who_they_ar
         (vec!["memory", "forget"], vec!["memory", "forget", "memory"])
     );
     assert!(!later(&memories[0]));
-    // And what the one has left is found even by a worker that is to keep none.
+    // And a snapshot is found even by a worker that keeps none itself.
     let held = snapshots(&memories[1], "--lr").into_iter().max().unwrap();
     for (_, worker) in group {
         worker.signal(Signal::KILL);

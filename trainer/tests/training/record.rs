@@ -1,11 +1,11 @@
-//! The flight recorder's file, as it is found after a worker was lost.
+//! The flight recorder's file after the loss of a worker.
 
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::worker::{Worker, environment, free_port, last_step, wait_for};
 
-/// Loses one of two workers by `signal` while they train; what the other one logs, and its record.
+/// Sends `signal` to one of two workers while they train. Returns what the other one logs, and its record.
 fn survivor_of(signal: Signal) -> (String, Value) {
     let folder = tempfile::tempdir().unwrap();
     let (port, trace) = (free_port(), folder.path().join("trace"));

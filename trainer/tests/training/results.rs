@@ -65,12 +65,12 @@ fn a_rate_that_changes_and_clipped_gradients_in_pieces_are_as_repeatable() {
     let alone = train(flags, 1, 0);
     assert!(train(flags, 3, 0) == alone);
     assert!(train(&format!("{flags} --threads 2"), 2, 0) == alone);
-    // Each of them changes what is learned.
+    // Each of these flags changes what is learned.
     for without in ["--schedule cosine", "--warmup-steps 9", "--clip 0.2", "--micro-batch 3"] {
         let other = train(&flags.replace(without, ""), 1, 0);
         assert_ne!(other.checksum(), alone.checksum(), "{without}");
     }
-    // A cosine that fell over other steps is another one.
+    // A cosine over another number of steps is another schedule.
     let folder = tempfile::tempdir().unwrap();
     let flags = format!("{flags} --checkpoint-dir {}", folder.path().display());
     train(&flags, 1, 0);
@@ -131,9 +131,10 @@ fn killed_workers_lose_nothing_that_is_committed() {
         printed += &out;
     }
 
-    // Then the end is the same, bit for bit.
+    // Then the parameters at the end are the same, bit for bit.
     assert!(printed.contains(&format!("parameters crc32c:{:08x}", undisturbed.checksum())), "{printed}");
-    // And each sample of each epoch is in exactly one of the steps that count, whose losses are those undisturbed.
+    // And each sample of each epoch is in exactly one of the committed steps, whose losses are those of the undisturbed
+    // run.
     let counting = |lines: &[Value]| -> BTreeMap<u64, Value> {
         let steps = lines.iter().filter(|line| line["event"] == "step");
         steps.map(|line| (line["step"].as_u64().unwrap(), line.clone())).collect()

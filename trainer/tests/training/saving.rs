@@ -104,16 +104,16 @@ fn a_job_leaves_anothers_checkpoints_alone() {
 #[test]
 fn training_goes_on_when_nobody_reads_what_it_prints_or_its_trace_is_full() {
     let environment = environment(0, 1, 1, 0);
-    // A file that takes nothing, and can be opened.
+    // A file that can be opened, but not written to.
     let (status, _, logged) = Worker::start("--epochs 2 --hidden 16 --trace /dev/full", &environment, None).end();
     assert!(status.success() && logged.contains("cannot write the trace /dev/full"), "{logged}");
     assert!(logged.matches("cannot write the trace").count() == 1, "{logged}");
-    // A reader that has gone
+    // A pipe whose reader has ended
     let (status, logged) = Worker::start("--epochs 2 --hidden 16", &environment, None).end_unread();
     assert!(status.success() && logged.contains("cannot print"), "{logged}");
 }
 
-/// A short run that saves often, alone but for an agent that does not grant its commits.
+/// Starts a short run of one worker that saves often. Its agent does not grant commits.
 fn start_ungranted(folder: &Path, commits: Commits) -> (Agent, Worker) {
     let flags = format!(
         "--epochs 100 --hidden 16 --checkpoint-every 10 --keep 1 --checkpoint-dir {} --trace {}",
@@ -176,7 +176,8 @@ fn a_checkpoint_that_was_due_while_commits_were_unanswered_is_made_as_soon_as_on
     let agent = Agent::start(folder.path(), &environment, None, Commits::Unanswered);
     environment.agent = Some(agent.socket.clone());
     let worker = Worker::start(&flags, &environment, None);
-    // Given a worker that is held some way past a checkpoint that found no place
+    // Given a worker that is stopped some steps after a checkpoint that was due, and was put off because four commits
+    // have no answer yet
     wait_for("a step between two checkpoints", || {
         worker.signal(rustix::process::Signal::STOP);
         let step = last_step(&trace, "step").unwrap_or_default();

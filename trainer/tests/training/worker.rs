@@ -21,8 +21,8 @@ enum Flags {
     Gpt(Box<gpt::Flags>),
 }
 
-/// Words for a command line; the task is to learn the digits unless they say another. On CPUs, so that all workers of
-/// these tests are alike, as threads and as processes, whatever the machine has; unless they say otherwise.
+/// The words of a command line. Unless the flags say otherwise, the task is the digits, and it runs on CPUs: so all
+/// workers of these tests are alike, as threads and as processes, whatever the machine has.
 fn words(flags: &str) -> Vec<&str> {
     let device: &[&str] = if flags.contains("--device") { &[] } else { &["--device", "cpu"] };
     let words: Vec<&str> = flags.split_whitespace().chain(device.iter().copied()).collect();
@@ -54,7 +54,7 @@ pub(crate) fn environment(rank: u32, world_size: u32, round: u64, master_port: u
     }
 }
 
-/// Trains in this thread, as flags say.
+/// Trains in this thread with these flags.
 pub(crate) fn run(flags: &str, environment: Environment) -> Result<Outcome, TrainError> {
     let mut nowhere = std::io::sink();
     match Flags::parse_from(["test"].into_iter().chain(words(flags))) {
@@ -69,12 +69,12 @@ pub(crate) fn run(flags: &str, environment: Environment) -> Result<Outcome, Trai
     }
 }
 
-/// Trains with as many threads as ranks, and returns what all have reached once they agree on it.
+/// Trains with a thread for each rank. Returns the outcome, which must be the same for all.
 pub(crate) fn train(flags: &str, world_size: u32, round: u64) -> State {
     together(world_size, round, |environment| run(flags, environment).unwrap())
 }
 
-/// Runs as many threads as ranks, and returns what all have reached once they agree on it.
+/// Runs a thread for each rank. Returns the outcome, which must be the same for all.
 pub(crate) fn together(world_size: u32, round: u64, rank: impl Fn(Environment) -> Outcome + Sync) -> State {
     let port = free_port();
     let outcomes: Vec<Outcome> = thread::scope(|scope| {
@@ -147,7 +147,7 @@ impl Worker {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// The same where nobody reads what it prints: the status, and what was logged.
+    /// Waits for the end, without reading what it prints. Returns the status, and what was logged.
     pub(crate) fn end_unread(mut self) -> (ExitStatus, String) {
         drop(self.0.stdout.take());
         let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
@@ -156,7 +156,7 @@ impl Worker {
         (status, logged)
     }
 
-    /// Waits for the end: the status, what was printed and what was logged.
+    /// Waits for the end. Returns the status, what was printed and what was logged.
     pub(crate) fn end(mut self) -> (ExitStatus, String, String) {
         let status = wait_for("the worker's end", || self.0.try_wait().unwrap());
         let read = |stream: &mut dyn std::io::Read| {
@@ -183,7 +183,7 @@ pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) 
 
 pub(crate) fn trace(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
-    // The last line may be cut by a kill.
+    // A kill may cut the last line short.
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 

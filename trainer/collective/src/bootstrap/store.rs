@@ -28,7 +28,7 @@ fn string(bytes: &[u8]) -> Vec<u8> {
 impl Bootstrap<'_> {
     /// The key of this round. torchrun's store outlives a restart, so the round is part of the key.
     fn key(&self) -> Vec<u8> {
-        string(format!("/elastic-trainer/{}/rank-0", self.place.round).as_bytes())
+        string(format!("/elastic-trainer/{}/rank-0", self.config.round).as_bytes())
     }
 
     /// Publishes the port on which rank 0 listens.

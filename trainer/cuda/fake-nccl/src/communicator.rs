@@ -1,4 +1,4 @@
-//! A communicator: a thread of its own that does what is submitted to it, one after the other.
+//! A communicator: a thread that does what is submitted to it, one thing after the other.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -32,7 +32,7 @@ pub struct Comm {
 }
 
 impl Comm {
-    /// For its caller's thread.
+    /// Starts a communicator that belongs to the calling thread.
     pub(crate) fn start() -> Comm {
         Comm::start_for(std::thread::current().id())
     }
@@ -61,7 +61,7 @@ impl Comm {
         self.jobs.as_ref().unwrap().send(Box::new(job)).unwrap();
     }
 
-    /// As `submit`; the communicator is busy until it ends with a code.
+    /// As `submit`. The communicator is in progress until the work ends with a code.
     pub(crate) fn submit_long(
         &self,
         name: &'static str,
@@ -76,7 +76,7 @@ impl Comm {
         });
     }
 
-    /// Has the thread give up what it is at, and waits until it has.
+    /// Makes the thread give up its work, and waits until it has.
     pub(crate) fn cancel(&self) {
         self.shared.cancel.store(true, Ordering::SeqCst);
         while self.shared.under_way.load(Ordering::SeqCst) > 0 {
@@ -88,7 +88,7 @@ impl Comm {
         self.shared.mesh.lock().unwrap().clone()
     }
 
-    /// As NCCL's own check at the head of most functions.
+    /// The check that NCCL makes at the begin of most functions.
     pub(crate) fn ready(&self) -> Result<(), c_int> {
         match self.shared.result.load(Ordering::SeqCst) {
             SUCCESS => Ok(()),
@@ -101,10 +101,11 @@ impl Comm {
 /// Communicators that were neither aborted nor destroyed.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-/// What makes or ends a communicator is slow in NCCL, too.
+/// How long functions take that make or end a communicator. They are slow in NCCL, too.
 pub(crate) const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
 
-/// A new communicator replaces its parent, and no other: who has one more has forgotten it.
+/// A new communicator may exist only beside the parent that it replaces. The process ends if it has another one, which
+/// it must have forgotten.
 pub(crate) fn only_beside(name: &str, parents: usize) {
     let live = LIVE.load(Ordering::SeqCst);
     if live != parents {

@@ -11,31 +11,31 @@ use crate::REMOTE_ERROR;
 /// How often each function was called.
 static CALLS: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
-/// A call that is to be disturbed or not.
+/// A call, for which the environment may ask a fault.
 pub(crate) struct Fault {
     name: &'static str,
-    /// Which of its function's calls it is, from 1 on.
+    /// Which call of its function this is, counted from 1.
     number: u64,
 }
 
 impl Fault {
-    /// That of a function's last call.
+    /// The fault of a function's last call.
     pub(crate) fn of(name: &'static str) -> Fault {
         Fault { name, number: CALLS.lock().unwrap().get(name).copied().unwrap_or(0) }
     }
 
-    /// Whether it is what `text` names.
+    /// Whether `text` names this call.
     fn is(&self, text: &str) -> bool {
         let (name, number) = text.split_once('#').unwrap_or((text, ""));
         name == self.name && (number.is_empty() || number.parse() == Ok(self.number))
     }
 
-    /// Whether the environment's `variable` lists it.
+    /// Whether the environment's `variable` lists this call.
     fn asked(&self, variable: &str) -> bool {
         std::env::var(variable).is_ok_and(|list| list.split(',').any(|listed| self.is(listed)))
     }
 
-    /// Waits for ever, but for a cancel, if this is to hang.
+    /// If this call must hang, waits until it is cancelled.
     pub(crate) fn hang(&self, cancel: &AtomicBool) -> Result<(), c_int> {
         let once = once("FAKE_NCCL_HANG", |fault| self.is(fault).then_some(())).is_some();
         if (once || self.asked("FAKE_NCCL_HANG")) && std::env::var_os("FAKE_NCCL_TELLS").is_some() {
@@ -50,7 +50,7 @@ impl Fault {
         Ok(())
     }
 
-    /// Stays in progress until a cancel, if it is to.
+    /// If this call must stall, stays in progress until it is cancelled.
     pub(crate) fn stall(&self, cancel: &AtomicBool) -> Result<(), c_int> {
         while self.asked("FAKE_NCCL_STALL") {
             if cancel.load(Ordering::SeqCst) {
@@ -61,7 +61,7 @@ impl Fault {
         Ok(())
     }
 
-    /// Does not return, or fails with a code, if it is to.
+    /// Blocks for ever, or fails with a code, if this call must.
     fn enter(&self) -> Result<(), c_int> {
         while self.asked("FAKE_NCCL_BLOCK") {
             std::thread::sleep(Duration::from_millis(10));
@@ -69,7 +69,7 @@ impl Fault {
         self.code("FAKE_NCCL_FAIL").map_or(Ok(()), Err)
     }
 
-    /// With what it fails once it has done all that was asked of it.
+    /// The code with which it fails after it has done everything.
     pub(crate) fn late(&self) -> Option<c_int> {
         self.code("FAKE_NCCL_LATE")
     }
@@ -84,7 +84,8 @@ impl Fault {
     }
 }
 
-/// What `fits` makes of a fault of this kind that is for this process, once.
+/// The result of `fits` for a fault of this kind in the fault file that names this process. The fault is removed: it
+/// happens once.
 fn once<T>(variable: &str, fits: impl Fn(&str) -> Option<T>) -> Option<T> {
     let path = std::env::var_os("FAKE_NCCL_FAULT")?;
     let text = std::fs::read_to_string(&path).ok()?;
@@ -93,13 +94,13 @@ fn once<T>(variable: &str, fits: impl Fn(&str) -> Option<T>) -> Option<T> {
     std::fs::remove_file(path).ok().map(|()| found)
 }
 
-/// A call begins; it may have to fail.
+/// Counts a call that begins. Fails if a fault says so.
 pub(crate) fn enter(name: &'static str) -> Result<(), c_int> {
     *CALLS.lock().unwrap().entry(name).or_default() += 1;
     Fault::of(name).enter()
 }
 
-/// Waits for as long as the environment says, or so long; not after a cancel.
+/// Waits for the time that the environment gives, else for `otherwise`. Ends early when cancelled.
 pub(crate) fn take_a_while(otherwise: Duration, cancel: &AtomicBool) -> Result<(), c_int> {
     let asked = std::env::var("FAKE_NCCL_SLOW").ok().and_then(|time| time.parse().ok()).map(Duration::from_millis);
     let begun = Instant::now();

@@ -13,11 +13,12 @@
 //! abort, destroy     return when all is over, which takes a while
 //! ```
 //!
-//! Who uses a communicator in progress, but to abort or revoke it, has made a mistake, and is told so by a code. It is
-//! stricter than NCCL: two threads in one communicator, a parent that is destroyed after it has shrunk, or a communicator
-//! that is made beside one that was left behind, end the process. The stream is a pair of counters, see [`Stream`].
+//! A communicator in progress may only be aborted or revoked; any other call gets an error code. The stand-in is
+//! stricter than NCCL: it ends the process when two threads use one communicator, when a parent is destroyed after it
+//! has shrunk, and when a communicator is made beside one that was forgotten. The stream is a pair of counters, see
+//! [`Stream`].
 //!
-//! Faults are asked for in the environment, which is read in each call:
+//! The environment asks for faults. It is read in each call:
 //!
 //! ```text
 //! FAKE_NCCL_VERSION=21602             the version that it says it is
@@ -60,8 +61,8 @@ const INVALID_USAGE: c_int = 5;
 const REMOTE_ERROR: c_int = 6;
 const IN_PROGRESS: c_int = 7;
 
-/// What a test passes for a `cudaStream_t`: how many operations were put on it, by whomever, and how many have ended. An
-/// operation reads its buffers when all before it have ended.
+/// What a test passes as a `cudaStream_t`: how many operations were put on it, by anyone, and how many have ended. An
+/// operation reads its buffers when all operations before it have ended.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Stream {
@@ -69,7 +70,7 @@ pub struct Stream {
     pub ended: AtomicU64,
 }
 
-/// A communicator, in the thread that it belongs to.
+/// The communicator at this pointer. It must belong to the calling thread.
 #[allow(clippy::mut_from_ref)] // It comes from the pointer.
 fn open(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
     // SAFETY: the caller hands over what an init, shrink or grow has made, and has not ended it.
@@ -81,7 +82,7 @@ fn open(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int>
     enter(name).map(|()| comm)
 }
 
-/// The same where it must be at nothing.
+/// The same for a communicator that must not be in progress.
 fn open_ready(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
     let comm = open(name, comm)?;
     comm.ready().map(|()| comm)

@@ -1,5 +1,5 @@
-//! How the stand-in's processes find each other and exchange bytes: sockets on loopback, each with each. Everything can
-//! be cancelled at any time.
+//! How the stand-in's processes find each other and exchange bytes: sockets on loopback between each two. Everything
+//! can be cancelled at any time.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// `ncclUniqueId`: here a port and a number that only those know who were told.
+/// `ncclUniqueId`: here a port, and a number that only the communicator's ranks know.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Id(pub(crate) [u8; 128]);
@@ -19,7 +19,7 @@ pub(crate) type Frame = (usize, Vec<u8>);
 
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A port where the ranks of one communicator meet, once.
+/// Opens a port where the ranks of one communicator meet, once.
 pub(crate) fn serve_root() -> Id {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let (port, secret) = (listener.local_addr().unwrap().port(), RandomState::new().hash_one(0));
@@ -46,7 +46,7 @@ pub(crate) fn serve_root() -> Id {
     id
 }
 
-/// Connects to the other ranks. None where it is cancelled, or nobody is at the id's port.
+/// Connects to the other ranks. `None` if it is cancelled, or nobody listens on the id's port.
 pub(crate) fn meet(id: Id, rank: usize, ranks: usize, cancel: &AtomicBool) -> Option<Mesh> {
     let secret = u64::from_le_bytes(id.0[..8].try_into().unwrap());
     let port = u16::from_le_bytes(id.0[8..10].try_into().unwrap());
@@ -61,12 +61,12 @@ pub(crate) fn meet(id: Id, rank: usize, ranks: usize, cancel: &AtomicBool) -> Op
     Mesh::connect(secret, rank, ports, Arc::new(listener), cancel)
 }
 
-/// The ranks of a communicator, connected each with each.
+/// The ranks of a communicator, each connected to all others.
 pub(crate) struct Mesh {
     secret: u64,
     rank: usize,
     ports: Vec<u16>,
-    /// Where those who shrink with this one come to.
+    /// Where the ranks that shrink together with this one connect.
     listener: Arc<TcpListener>,
     links: Vec<Option<TcpStream>>,
 }
@@ -110,7 +110,7 @@ impl Mesh {
         self.ports.len()
     }
 
-    /// Those that are not in `without`, in the same order.
+    /// The ranks that are not in `without`, in the same order.
     pub(crate) fn shrink(&self, without: &[i32], cancel: &AtomicBool) -> Option<Mesh> {
         let mut hasher = DefaultHasher::new();
         (self.secret, without).hash(&mut hasher);
@@ -120,8 +120,8 @@ impl Mesh {
         Mesh::connect(hasher.finish(), rank, ports, self.listener.clone(), cancel)
     }
 
-    /// Sends frames, and receives frames of the given ranks and lengths, in order. None where it is cancelled, or, if
-    /// deaths are `seen`, where a peer is gone.
+    /// Sends frames, and receives frames from the given ranks and of the given lengths, in order. `None` if it is
+    /// cancelled, or if a peer is gone and deaths are `seen`.
     pub(crate) fn exchange(
         &self,
         out: Vec<Frame>,
@@ -145,7 +145,7 @@ impl Mesh {
                 .map(|&(peer, length)| {
                     let link = self.links[peer].as_ref()?;
                     let [theirs] = read_numbers(link, cancel)?;
-                    // Ranks that do not do the same are past all help.
+                    // Another length means that the ranks do different operations. Then nothing is received.
                     let mut frame = vec![0; (theirs == length as u64).then_some(length)?];
                     read(link, &mut frame, cancel).map(|()| frame)
                 })

@@ -11,7 +11,8 @@ use super::network::Frame;
 use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream};
 use super::{code, open};
 
-/// What an operation sends, read when the stream has come to it; what it receives, and where that goes.
+/// What an operation sends, which is read when the stream has reached the operation; what it receives, and where that
+/// is written.
 struct Transfer {
     out: Box<dyn FnOnce() -> Vec<Frame> + Send>,
     into: Vec<(usize, usize)>,
@@ -33,11 +34,11 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
         let before = stream.enqueued.fetch_add(1, Ordering::SeqCst);
         shared.result.store(SUCCESS, Ordering::SeqCst);
         let Transfer { out, into, place } = transfer;
-        // The device is at what was asked for before.
+        // The device still works on what was asked for before.
         while stream.ended.load(Ordering::SeqCst) < before {
             std::thread::sleep(Duration::from_micros(20));
         }
-        // As a kernel that waits for a peer: a death alone does not end it.
+        // Like a kernel that waits for a peer: the peer's death alone does not end it.
         let seen = std::env::var("FAKE_NCCL_DEATHS").is_ok_and(|what| what == "seen");
         let received = fault.hang(&shared.cancel).ok().and_then(|()| mesh.exchange(out(), &into, &shared.cancel, seen));
         match received.filter(|_| !shared.cancel.load(Ordering::SeqCst)) {
@@ -66,7 +67,7 @@ fn write(to: usize, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
 }
 
-/// Everyone's `count` numbers to everyone, and their bytes back by rank.
+/// Sends `count` numbers of each rank to all ranks. Returns their bytes by rank.
 fn with_all(
     comm: &Comm,
     (from, count): (*const c_void, usize),
@@ -111,7 +112,7 @@ pub unsafe extern "C" fn ncclAllReduce(
 struct Pending {
     open: bool,
     comm: Option<(usize, usize)>,
-    /// To whom, from where, and how many numbers.
+    /// The peer, the address, and how many numbers to send.
     out: Vec<(usize, usize, usize)>,
     into: Vec<(usize, usize)>,
     places: Vec<usize>,
@@ -140,11 +141,11 @@ pub extern "C" fn ncclGroupEnd() -> c_int {
     }))
 }
 
-/// Notes a send or a receive of the group that is open.
+/// Records a send or a receive of the open group.
 fn note(name: &'static str, comm: *mut Comm, stream: *const Stream, note: impl FnOnce(&mut Pending)) -> c_int {
     code(open(name, comm).and_then(|_| {
         PENDING.with_borrow_mut(|pending| {
-            // NCCL takes single ones, too; the trainer has none.
+            // NCCL accepts them outside a group, too, but the trainer does not use that.
             if !pending.open {
                 return Err(INVALID_USAGE);
             }

@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use crate::double::surroundings;
 use crate::warnings;
 
-/// The GPU, with all libraries: what it would warn of fails the test.
+/// The GPU, with all libraries. A warning fails the test.
 pub(crate) fn gpu() -> Gpu {
     warnings::are_failures();
     let gpu = Gpu::open(&surroundings(), 0).unwrap();
@@ -16,7 +16,7 @@ pub(crate) fn gpu() -> Gpu {
     gpu
 }
 
-/// Numbers in [-0.5, 0.5) that look random, others for another salt.
+/// Numbers in [-0.5, 0.5) that look random. Another salt gives others.
 pub(crate) fn numbers(count: usize, salt: u64) -> Vec<f32> {
     let mut random = SmallRng::seed_from_u64(salt);
     (0..count).map(|_| random.random::<f32>() - 0.5).collect()

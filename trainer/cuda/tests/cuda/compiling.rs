@@ -1,4 +1,4 @@
-//! Every kernel, compiled for real GPUs by NVRTC. Not run.
+//! Compiles every kernel for real GPUs by NVRTC. The kernels do not run.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use elastic_cuda::{Compiled, Compiler, SOURCES, Source, Surroundings};
 
 use crate::double::{nvrtc, prefix};
 
-/// All kernels are in what was compiled, and the compiler had nothing to say.
+/// The compiled code contains all kernels, and the compiler printed nothing.
 fn assert_whole(compiled: &[Compiled], arch: &str) {
     assert_eq!(compiled.len(), SOURCES.len());
     for Compiled { source: Source { file, kernels, .. }, code, warnings } in compiled {
@@ -29,7 +29,8 @@ fn every_kernel_compiles_for_a_real_gpu_and_is_kept() {
     let compiler = Compiler::find(&surroundings).unwrap();
     let compiled = compiler.kernels("sm_90").unwrap();
     assert_whole(&compiled, "sm_90");
-    // From the cache it is the same; and where that is damaged, too: the smallest, which is soon compiled again.
+    // The cache gives the same code, also after one of its files was damaged. That is the smallest file, which is
+    // compiled again quickest.
     let size = |path: &PathBuf| fs::metadata(path).unwrap().len();
     let entries: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(entries.len(), SOURCES.len());
@@ -55,7 +56,7 @@ fn what_nvrtc_cannot_do_is_said() {
     assert!(error.contains("cannot compile product.cu for sm_12") && error.contains("architecture"), "{error}");
 }
 
-/// All kernels by the NVRTC of this version, as its Python package ships it. Without one there is nothing to test.
+/// Compiles all kernels by the NVRTC of this version from its Python package. Without the package the test is skipped.
 fn assert_compiles_by(version: &str) {
     let Some(folder) = nvrtc(version) else { return };
     let surroundings = Surroundings { folders: vec![folder.clone()], ..Surroundings::default() };

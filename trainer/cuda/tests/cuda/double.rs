@@ -1,5 +1,5 @@
-//! The doubles of the CUDA driver, built with g++ from the kernels' own sources, and of cuBLASLt; and the real NVRTC. Not
-//! a GPU.
+//! Builds the doubles of the CUDA driver and of cuBLASLt with g++, the driver's from the kernels' own sources; and
+//! finds the real NVRTC.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,8 @@ use std::process::Command;
 
 use elastic_cuda::{Compiler, Surroundings};
 
-/// Set to 1, the tests of kernels run on a real GPU; set to small, without GPT-2's shapes, for tools that slow them down.
+/// If this variable is 1, the tests of kernels run on a real GPU. If it is `small`, they leave out GPT-2's shapes, for
+/// tools that slow the tests down.
 const REAL: &str = "ELASTIC_TEST_GPU";
 const SMALL: &str = "small";
 
@@ -33,8 +34,8 @@ pub(crate) fn prefix() -> PathBuf {
     prefix
 }
 
-/// The folder of an earlier NVRTC that `scripts/nvrtc.sh` has put into `target/`. Without it a line says so, unless
-/// `ELASTIC_REQUIRE_NVRTC`, a list of versions, has this one.
+/// The folder of an earlier NVRTC that `scripts/nvrtc.sh` has put into `target/`. If it is missing, a line says so; if
+/// `ELASTIC_REQUIRE_NVRTC`, a list of versions, has this version, the test fails.
 pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
     let packages = repository().join("target/nvrtc").join(version).join("nvidia");
     let folders = ["cu13/lib", "cuda_nvrtc/lib"].map(|folder| packages.join(folder));
@@ -48,23 +49,23 @@ pub(crate) fn nvrtc(version: &str) -> Option<PathBuf> {
     found
 }
 
-/// A folder with the driver's double in it; when it is built, all kernels are compiled, too.
+/// A folder with the driver's double. When the double is built, all kernels are compiled, too.
 pub(crate) fn driver() -> PathBuf {
     // `cudarc` asks for this name first.
     built("cuda-double", "driver.cpp", "libcuda.so.1", "libcuda.so")
 }
 
-/// A folder with cuBLASLt's in it.
+/// A folder with cuBLASLt's double.
 pub(crate) fn cublaslt() -> PathBuf {
     built("cublaslt-double", "cublaslt.cpp", "libcublasLt.so.13", "libcublasLt.so.13")
 }
 
-/// Both, as `ELASTIC_CUDA_LIBRARIES` names folders.
+/// Both folders, as a value for `ELASTIC_CUDA_LIBRARIES`.
 pub(crate) fn folders() -> String {
     format!("{}:{}", driver().display(), cublaslt().display())
 }
 
-/// A folder with a double in it, which is built if sources have changed.
+/// A folder with a double, which is built if its sources have changed.
 fn built(folder: &str, source: &str, name: &str, soname: &str) -> PathBuf {
     let sources: Vec<PathBuf> = [root().join("tests/cuda/double"), root().join("kernels")]
         .iter()
@@ -75,20 +76,20 @@ fn built(folder: &str, source: &str, name: &str, soname: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(folder);
     let library = folder.join(name);
     fs::create_dir_all(&folder).unwrap();
-    // Tests run side by side, and each may be the first.
+    // Tests run at the same time, and each may be the first.
     let lock = File::create(folder.join("lock")).unwrap();
     lock.lock().unwrap();
     if fs::metadata(&library).and_then(|built| built.modified()).is_ok_and(|built| built > newest) {
         return folder;
     }
-    // Seconds, which are not to be spent by each of them.
+    // Compiling takes seconds, so it is done once for all tests.
     let kept = Surroundings { prefixes: vec![prefix()], cache: Some(cache()), ..Surroundings::default() };
     Compiler::find(&kept).unwrap().kernels("sm_90").unwrap();
     let fresh = folder.join("fresh");
     let mut command = Command::new("g++");
-    // The fibers' jumps go up and down different stacks, which hardened ones refuse.
+    // Fibers jump between different stacks. The hardened `longjmp` refuses that.
     command.args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-U_FORTIFY_SOURCE"]);
-    // What is to be unrolled is a GPU's matter.
+    // `#pragma unroll` is for a GPU's compiler.
     command.arg("-Wno-unknown-pragmas");
     command.arg(format!("-Wl,-soname,{soname}")).arg("-o").arg(&fresh);
     command.arg(root().join("tests/cuda/double").join(source)).arg("-ldl");
@@ -104,7 +105,7 @@ pub(crate) fn is_real() -> bool {
     std::env::var(REAL).is_ok_and(|value| value == "1" || value == SMALL)
 }
 
-/// Whether they run there at GPT-2's sizes, too.
+/// Whether the tests run there at GPT-2's sizes, too.
 pub(crate) fn is_whole() -> bool {
     is_real() && std::env::var(REAL).is_ok_and(|value| value != SMALL)
 }

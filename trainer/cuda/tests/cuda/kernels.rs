@@ -1,4 +1,4 @@
-//! Each kernel beside its definition. On the double of the driver, or, by `make gpu`, on a real GPU.
+//! Each kernel, compared with its definition. On the double of the driver, or, by `make gpu`, on a real GPU.
 
 mod attention;
 mod rows;
@@ -73,7 +73,7 @@ fn sums_and_norms_match_the_definition() {
 fn losses_and_their_slopes_match_the_definition() {
     let gpu = gpu();
     for (rows, classes) in and_on_a_gpu([(1, 2), (8, 10), (3, 256), (2, 3001)], [(256, 50_257)]) {
-        // Some far apart, where an exponential by itself would be too large.
+        // Some scores are so far apart that a plain exponential would overflow.
         let scores: Vec<f32> = numbers(rows * classes, 8).iter().map(|score| score * 200.0).collect();
         let labels: Vec<u32> = (0..rows).map(|row| (row * 7 % classes) as u32).collect();
         let (mut slopes, mut uploaded, mut losses) = (on(&gpu, &scores), Labels::new(classes), Buffer::default());

@@ -1,5 +1,5 @@
-//! Products where cuBLASLt cannot be used. It needs the doubles, and so the source tree: it is no part of `make gpu` and of
-//! the GPU kit.
+//! Products when cuBLASLt cannot be used. These tests need the doubles, and so the source tree: they are no part of
+//! `make gpu` and of the GPU kit.
 
 use elastic_cuda::Gpu;
 
@@ -7,7 +7,7 @@ use elastic_cuda::Gpu;
 #[should_panic(expected = "products are computed by the trainer's own kernel, which is slower")]
 fn products_without_the_library_are_warned_of() {
     crate::warnings::are_failures();
-    // Something else under its name
+    // Another library under its name
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(crate::double::driver().join("libcuda.so.1"), folder.path().join("libcublasLt.so.13"))
         .unwrap();

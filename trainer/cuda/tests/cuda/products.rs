@@ -8,12 +8,12 @@ fn in_bf16() -> Gpu {
     gpu().multiplying_in(Precision::Bf16)
 }
 
-/// The nearest bf16 by its definition: of the two neighbours that one whose distance is smaller, else the even one.
+/// The nearest bf16 by its definition: of the two neighbours the nearer one, or the even one if both are equally near.
 fn nearest(value: f32) -> f32 {
     if value.is_nan() {
         return value;
     }
-    // Beyond the largest, the next would be 2^128.
+    // After the largest number the next would be 2^128.
     let at = |bits: u32| match f32::from_bits(bits) {
         infinite if infinite.is_infinite() && value.is_finite() => 2f64.powi(128).copysign(infinite.into()),
         number => number.into(),
@@ -70,13 +70,13 @@ fn numbers_are_rounded_to_the_nearest_and_ties_to_even() {
 fn they_are_those_of_rounded_operands() {
     for gpu in [in_bf16(), in_bf16().without_library()] {
         let shapes = [(1, 1, 1), (8, 128, 64), (65, 10, 17), (3, 130, 100), (130, 70, 33)];
-        // Where operands were not rounded, the difference would be a hundred times what is allowed.
+        // If operands were not rounded, the difference would be a hundred times the one allowed.
         assert_products_match(&gpu, shapes, nearest);
     }
 }
 
-/// Products of `(rows, columns, inner)`, of operands as they are and transposed, with all that can follow them, beside
-/// their definition in f64. `rounded` is what the GPU makes of an operand's number.
+/// Compares products of the shapes `(rows, columns, inner)` with their definition in f64: of operands as they are and
+/// transposed, with everything that can follow a product. `rounded` is how the GPU rounds a number of an operand.
 pub(crate) fn assert_products_match(
     gpu: &Gpu,
     shapes: impl IntoIterator<Item = (usize, usize, usize)>,

@@ -1,10 +1,10 @@
-//! Copies of the state on a GPU, beside what changes it. On the double of the driver, or, by `make gpu`, on a real GPU.
+//! Copies of the state on a GPU while steps change it. On the double of the driver, or, by `make gpu`, on a real GPU.
 
 use elastic_cuda::{Gpu, GpuState};
 
 use crate::buffers::{gpu, numbers};
 
-/// On a GPU a copy of as many takes milliseconds.
+/// So many numbers that a GPU copies them in milliseconds.
 const COUNT: usize = 1 << 20;
 
 fn filled(gpu: &Gpu, salt: u64) -> (GpuState, Vec<f32>) {
@@ -13,7 +13,7 @@ fn filled(gpu: &Gpu, salt: u64) -> (GpuState, Vec<f32>) {
     (state, given)
 }
 
-/// Doubles all numbers, which a step might do.
+/// Doubles all numbers, in place of a step.
 fn change(gpu: &Gpu, state: &mut GpuState) {
     for part in state.parts_mut(gpu).unwrap() {
         let mut as_it_was = gpu.zeros::<f32>(COUNT).unwrap();
@@ -69,7 +69,7 @@ fn a_copy_outlives_the_state_and_may_be_read_anywhere() {
     let copy = state.snapshot(&gpu).unwrap().unwrap();
     drop(state);
     let read = std::thread::spawn(move || copy.numbers().unwrap() == given);
-    // What gets the memory now is no matter of the copy's.
+    // The freed memory may be used again without an effect on the copy.
     filled(&gpu, 4);
     assert!(read.join().unwrap());
 }

@@ -1,5 +1,5 @@
-//! A warning is a failure of the test that causes it, and is printed: else a test would pass by a fall-back, without what
-//! it is there to show.
+//! Makes a warning fail the test that causes it, and prints the warning. Else a test could pass by a fall-back, without
+//! testing what it should.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -24,13 +24,13 @@ impl<S: Subscriber> Layer<S> for Failing {
     }
 }
 
-/// From now on, in this process.
+/// From now on warnings fail the test of this process.
 pub(crate) fn are_failures() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(registry().with(Failing)).unwrap());
 }
 
-/// In this test there will be some.
+/// This test causes warnings on purpose.
 #[allow(dead_code)] // Only tests of the trainer expect any.
 pub(crate) fn are_expected() {
     EXPECTED.set(true);

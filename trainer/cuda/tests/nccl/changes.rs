@@ -1,4 +1,4 @@
-//! Groups that change: who comes, leaves or dies, and how the others' communicator goes on.
+//! Groups that change: ranks come, leave and die, and the others' communicator goes on.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn groups_of_every_size_sum() {
     every(&all(&mut processes.each_mut(), "leave"), "left");
 }
 
-/// One of three dies in the middle of a sum; what the survivors say of it, and how they go on.
+/// One of three dies in the middle of a sum: what the survivors report, and how they go on.
 fn after_a_death(library: &Path, expected: &str) {
     let mut processes: [Process; 3] = start(library);
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
@@ -52,7 +52,7 @@ fn survivors_whose_library_cannot_shrink_begin_anew() {
     after_a_death(&without(&["ncclCommShrink", "ncclCommRevoke"], folder.path()), "Renew");
 }
 
-/// One of three leaves, and the shrink goes wrong for one of the others: all make their communicator anew.
+/// One of three leaves, and the shrink fails for one of the others: all make a new communicator.
 fn after_a_bad_shrink(fault: &str) {
     let mut processes: [Process; 3] = start(&fake());
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
@@ -70,7 +70,8 @@ fn a_shrink_that_fails_for_one_is_made_anew_for_all() {
 
 #[test]
 fn a_shrink_that_hangs_is_given_up_and_nothing_of_it_stays() {
-    // NCCL hands out the child when its parent is aborted. The stand-in ends a process that has a second communicator.
+    // NCCL hands out the child when its parent is aborted. The stand-in ends a process that keeps a second
+    // communicator.
     after_a_bad_shrink("FAKE_NCCL_HANG ncclCommShrink");
 }
 
@@ -99,10 +100,10 @@ fn whoever_comes_joins_those_who_are_there() {
         let ([a, b], mut c) = (&mut processes, Process::start(&joiner));
         every(&join(&mut [&mut *a, &mut *b, &mut c], 2, LONG), way);
         every(&all(&mut [&mut *a, &mut *b, &mut c], "sum"), "right");
-        // And without the first one, after all have done their part.
+        // And without the first rank, after all have done their part.
         every(&join(&mut [&mut *b, &mut c], 3, LONG), "Shrink { without: [0], revoke: false }");
         every(&all(&mut [&mut *b, &mut c], "sum"), "right");
-        // The first one comes back, with what it has of long ago.
+        // The first rank comes back, with its old communicator.
         every(&join(&mut [&mut *b, &mut c, &mut *a], 4, LONG), way);
         every(&all(&mut [b, &mut c, a], "sum"), "right");
     }

@@ -1,4 +1,4 @@
-//! NCCL that hangs, fails or does not come back while all ranks live.
+//! NCCL that hangs, fails or does not return from a call, while all ranks live.
 
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ fn an_error_of_nccls_names_the_peer_that_is_gone() {
     drop(b);
     let answer = a.answer();
     assert!(answer.starts_with("error: lost rank 1"), "{answer}");
-    // One that fails though all are there is NCCL's own.
+    // A shrink that fails though all ranks live is a failure of NCCL.
     every(&join(&mut [&mut a], 2, LONG), "Shrink { without: [1], revoke: true }");
     assert_eq!(a.ask("set FAKE_NCCL_FAIL ncclAllReduce:2"), "set");
     assert_eq!(a.ask("sum"), "error: NCCL: ncclAllReduce failed with code 2: an error of the stand-in");
@@ -58,7 +58,7 @@ fn a_communicator_that_is_never_made_is_given_up() {
     let mut processes: [Process; 2] = start(&fake());
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG ncclCommInitRankConfig"), "set");
     let answers = join(&mut processes.each_mut(), 1, Duration::from_secs(1));
-    // All learn of it, and the group is as good as before.
+    // All ranks learn of it, and the group works again.
     let given_up = |answer: &String| answer.contains("refused by [0, 1]") && answer.contains("did not end within");
     assert!(answers.iter().all(given_up), "{answers:?}");
     assert_eq!(processes[0].ask("set FAKE_NCCL_HANG"), "set");
@@ -72,7 +72,7 @@ fn a_round_that_forms_ends_a_sum_that_has_had_its_time() {
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
     let [mut a, mut b, c] = processes;
     assert_eq!(a.ask("forming 2 400"), "set");
-    // The others never begin: for them nothing has failed.
+    // The others do not begin, so nothing fails for them.
     let begun = Instant::now();
     assert_eq!(a.ask("sum"), "error: round 2 is forming");
     assert!(begun.elapsed() < LONG / 3);

@@ -1,4 +1,4 @@
-//! Libraries that are new, old or poor, and ranks whose libraries differ.
+//! Libraries that are new, old or incomplete, and ranks whose libraries differ.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(crate) fn open(file: &Path) -> Result<Arc<Library>, LibraryError> {
     Library::open(Some(file), &Surroundings::default())
 }
 
-/// The stand-in without some functions, as an older NCCL: their names are changed in a copy of it.
+/// A copy of the stand-in without some functions, like an older NCCL: their names are changed.
 pub(crate) fn without(functions: &[&str], folder: &Path) -> PathBuf {
     let mut bytes = std::fs::read(fake()).unwrap();
     for function in functions {
@@ -27,7 +27,7 @@ pub(crate) fn without(functions: &[&str], folder: &Path) -> PathBuf {
         assert!(!places.is_empty(), "{function} is there");
         places.into_iter().for_each(|at| bytes[at + 1] = b'x');
     }
-    // Not over one that may be loaded.
+    // A file that may be loaded must not be overwritten.
     let path = folder.join(format!("{}.so", functions.join("-")));
     std::fs::write(&path, bytes).unwrap();
     path
@@ -50,7 +50,7 @@ fn old_and_poor_libraries_are_told_apart() {
         unsafe { std::env::set_var("FAKE_NCCL_VERSION", version) };
         open(&fake())
     };
-    // Those that crash when they shrink
+    // Versions that crash when they shrink
     for (version, well) in [("22803", false), ("22808", false), ("22809", true)] {
         let can = says(version).unwrap().capabilities();
         assert!(can.shrink == well && can.revoke == well && can.grow, "{version}");
@@ -64,11 +64,11 @@ fn ranks_of_different_versions_are_told_apart_and_make_no_communicator() {
     let new = |version| Process::start_with(&fake(), &[("FAKE_NCCL_VERSION", version)]);
     let (mut a, mut b, mut c) = (new("22809"), new("23007"), new("22809"));
     every(&join(&mut [&mut a, &mut c], 1, LONG), "Renew");
-    // Nobody calls NCCL, in which they might hang or crash: such a call would not return.
+    // No rank calls NCCL, where it might hang or crash: such a call would not return.
     every(&all(&mut [&mut a, &mut b, &mut c], "set FAKE_NCCL_BLOCK ncclCommInitRankConfig,ncclCommGrow"), "set");
     let answers = join(&mut [&mut a, &mut b, &mut c], 2, LONG);
     every(&answers, "error: unlike: 2.28.9 on ranks 0, 2; 2.30.7 on rank 1");
-    // The group is as good as before, and so is a later one of a single version.
+    // The group works again, and so does a later one whose ranks have the same version.
     every(&all(&mut [&mut a, &mut c], "set FAKE_NCCL_BLOCK"), "set");
     every(&join(&mut [&mut a, &mut c], 3, LONG), "Renew");
     every(&all(&mut [&mut a, &mut c], "sum"), "right");
@@ -81,10 +81,10 @@ fn one_rank_that_renews_has_all_make_their_communicator_anew() {
     let other = || Process::start_with(&fake(), &[]);
     let (mut a, mut b, mut c) = (renews(), renews(), other());
     every(&join(&mut [&mut a, &mut b], 1, LONG), "Renew");
-    // When one comes
+    // When a rank comes
     every(&join(&mut [&mut a, &mut b, &mut c], 2, LONG), "Renew");
     every(&all(&mut [&mut a, &mut b, &mut c], "sum"), "right");
-    // And when one dies in a sum
+    // And when a rank dies in a sum
     assert_eq!(c.ask("set FAKE_NCCL_HANG ncclAllReduce"), "set");
     [&mut a, &mut b, &mut c].into_iter().for_each(|process| process.begin("sum"));
     drop(c);

@@ -27,12 +27,12 @@ impl Process {
         Process::start_with(library, &[])
     }
 
-    /// One with these variables.
+    /// Starts a rank with these variables.
     pub(crate) fn start_with(library: &Path, variables: &[(&str, &str)]) -> Process {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "rank::rank", "--nocapture"])
             .env("NCCL_OF_TEST", library)
-            // A test of this process may have said another one.
+            // A test in this process may have set another version.
             .env_remove("FAKE_NCCL_VERSION")
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())
@@ -51,7 +51,7 @@ impl Process {
         Process { child, tasks, answers }
     }
 
-    /// Begins a task.
+    /// Begins a task, without waiting for its answer.
     pub(crate) fn begin(&mut self, task: &str) {
         writeln!(self.tasks, "{task}").unwrap();
         assert_eq!(self.answer(), "begun");
@@ -71,20 +71,20 @@ pub(crate) fn start<const N: usize>(library: &Path) -> [Process; N] {
     std::array::from_fn(|_| Process::start(library))
 }
 
-/// A port that stays taken, though nobody listens on it.
+/// A port that is reserved, though nobody listens on it.
 fn hold_port() -> (std::net::TcpListener, u16) {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port();
     (held, port)
 }
 
-/// Has all do a task at once, and returns their answers.
+/// Lets all do a task at the same time. Returns their answers.
 pub(crate) fn all(processes: &mut [&mut Process], task: &str) -> Vec<String> {
     processes.iter_mut().for_each(|process| process.begin(task));
     processes.iter_mut().map(|process| process.answer()).collect()
 }
 
-/// Has all join a round, in this order. `time` is what NCCL may take.
+/// Lets all join a round, with ranks in this order. `time` is what NCCL may take.
 pub(crate) fn join(processes: &mut [&mut Process], round: u64, time: Duration) -> Vec<String> {
     let ranks = processes.len();
     let (held, port) = hold_port();

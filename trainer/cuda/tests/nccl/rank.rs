@@ -1,4 +1,4 @@
-//! One rank: what it does in a process of its own.
+//! A rank in a process of its own: it does what it is told on standard input.
 
 use std::ffi::c_void;
 use std::io::BufRead;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
 use elastic_collective::tree::{cover, shards_of};
-use elastic_collective::{Group, Patience, Place};
+use elastic_collective::{Group, GroupConfig, Patience};
 use elastic_cuda::nccl::{Added, Communicator, Device, Joined, Span};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -63,13 +63,13 @@ impl Device for Host {
 struct Rank {
     communicator: Communicator,
     group: Option<Group>,
-    place: Option<Place>,
+    config: Option<GroupConfig>,
     stop: Stop,
     recorder: Recorder,
 }
 
 impl Rank {
-    /// Does what a line asks for and answers in a line.
+    /// Does what a line asks for. Returns the answer's line.
     fn obey(&mut self, line: &str) -> Result<String, String> {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
@@ -88,7 +88,7 @@ impl Rank {
                 Ok("set".to_owned())
             }
             "join" => {
-                let place = Place {
+                let config = GroupConfig {
                     job: "test".to_owned(),
                     round: number(1),
                     rank: number(2) as u32,
@@ -101,8 +101,8 @@ impl Rank {
                 self.group = None;
                 let time = Duration::from_millis(number(5));
                 let patience = Patience { form: DEADLINE, operation: DEADLINE };
-                let group = Group::form(&place, patience, self.stop.clone());
-                self.place = Some(place);
+                let group = Group::form(&config, patience, self.stop.clone());
+                self.config = Some(config);
                 let group = group.map_err(|error| error.to_string())?.recorded_by(&self.recorder);
                 let group = self.group.insert(group.with_patience(Patience { form: time, operation: time }));
                 match self.communicator.join(group).map_err(|error| error.to_string())? {
@@ -122,7 +122,7 @@ impl Rank {
                     *sum == (ranks as usize * (i % 100)) as f32 + (ranks * (ranks - 1) / 2) as f32
                 };
                 if let Err(error) = &result {
-                    self.recorder.write(self.place.as_ref().unwrap(), &error.to_string()).unwrap();
+                    self.recorder.write(self.config.as_ref().unwrap(), &error.to_string()).unwrap();
                 }
                 result.map_err(|error| error.to_string())?;
                 if data.iter().enumerate().all(right) { Ok("right".to_owned()) } else { Err("wrong sums".to_owned()) }
@@ -141,7 +141,7 @@ impl Rank {
         }
     }
 
-    /// The ordered sum, whose bits must be those of the same sum over TCP.
+    /// The ordered sum. Its bits must be those of the same sum over TCP.
     fn ordered_sums(&mut self) -> Result<(), String> {
         let group = self.group.as_mut().unwrap();
         let (rank, ranks) = (group.rank(), group.world_size());
@@ -177,7 +177,7 @@ fn host() -> Host {
     Host { counters: Box::leak(Box::default()), mark: 0 }
 }
 
-/// One rank, told what to do line by line: a process that the tests below start.
+/// A process that tests start: one rank, which is told what to do line by line.
 #[test]
 #[ignore = "a part of the other tests"]
 fn rank() {
@@ -186,7 +186,7 @@ fn rank() {
     let library = if renews { library.that_renews() } else { library };
     let communicator = Communicator::new(library, Box::new(host())).unwrap();
     let (stop, recorder) = (Stop::default(), Recorder::default());
-    let mut rank = Rank { communicator, group: None, place: None, stop, recorder };
+    let mut rank = Rank { communicator, group: None, config: None, stop, recorder };
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();
         println!("\n> begun");

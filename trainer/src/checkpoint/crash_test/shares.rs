@@ -71,11 +71,9 @@ fn shares_of_several_chunks_make_the_file_that_one_writer_makes() {
     let tensors =
         [Entry { name: "a".into(), dtype: "F32".into(), shape: vec![numbers], offset: 0, len: 4 * numbers as u64 }];
     let state: Vec<f32> = (0..numbers).map(|place| place as f32).collect();
-    let (data, done, tensors, state) = (Position::default(), None, &tensors[..], &state[..]);
-    let (job, round, world_size, step, settings) = ("test", 1, 2, 3, "any");
-    let snapshot = Snapshot { job, round, world_size, step, done, settings, data, tensors, state };
-    let mut slot = Slot::alone(&Layout::new("test", "any", tensors));
-    slot.fill(&snapshot);
+    let mut slot = Slot::alone(&Layout::new("test", "any", &tensors));
+    let data = Position::default();
+    slot.fill(&SnapshotHeader { round: 1, world_size: 2, step: 3, done: None, data }, &state);
     let mut checkpoints = Checkpoints::new(Host, folder.path());
     let part = |index| Share { nonce: 7, index, count: 3 };
     for index in [2, 0, 1] {

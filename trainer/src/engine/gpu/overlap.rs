@@ -1,4 +1,4 @@
-//! NCCL's sum over the ranks while the pass back still goes on.
+//! NCCL's sum over the ranks during the backward pass.
 //!
 //! ```text
 //! the GPU's stream   … last shard's pass: │ forward │ back: last layer │ … │ first layer │

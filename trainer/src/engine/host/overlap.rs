@@ -1,4 +1,4 @@
-//! The sum over the ranks while the pass back still goes on.
+//! The sum over the ranks during the backward pass.
 //!
 //! ```text
 //! computing threads   … last shard's pass: │ forward │ back: last layer … first layer │
@@ -131,7 +131,7 @@ mod tests {
     use crate::settings::Settings;
     use elastic_collective::stop::Stop;
     use elastic_collective::tree::{cover, shards_of};
-    use elastic_collective::{Patience, Place};
+    use elastic_collective::{GroupConfig, Patience};
 
     /// Its gradient shows in its last bits in which order it was added, and is told of in steps of some length.
     struct Rough {
@@ -209,9 +209,9 @@ mod tests {
         order: SumOrder,
     }
 
-    fn place(rank: u32, world_size: u32, master_port: u16) -> Place {
+    fn config(rank: u32, world_size: u32, master_port: u16) -> GroupConfig {
         let (job, master_addr, settings) = ("test".to_owned(), "127.0.0.1".to_owned(), String::new());
-        Place { job, round: 1, rank, world_size, master_addr, master_port, agent_store: false, settings }
+        GroupConfig { job, round: 1, rank, world_size, master_addr, master_port, agent_store: false, settings }
     }
 
     /// Runs `work` as each rank of a world.
@@ -224,7 +224,7 @@ mod tests {
                 let work = &work;
                 let form = move || {
                     let patience = Patience { form: time, operation: time };
-                    Group::form(&place(rank, ranks, port), patience, Stop::default()).unwrap()
+                    Group::form(&config(rank, ranks, port), patience, Stop::default()).unwrap()
                 };
                 scope.spawn(move || work(form()))
             };

@@ -1,9 +1,9 @@
 //! The GPT's pass on a GPU: the steps of `pass`, by kernels.
 //!
-//! What the way back needs stays there, in f32, in room that is kept from call to call: for each token and block
-//! sixteen times the width, a number for each head and four more; for each token eleven times the width, once; and the
-//! scores of the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens. GPT-2 with
-//! its context of 1024 takes 640 MB for a sample, and 410 MB for the scores.
+//! What the backward pass needs stays on the GPU, in f32, in memory that is kept from call to call: for each token and
+//! block sixteen times the width, a number for each head and four more; for each token eleven times the width, once;
+//! and the scores of the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens.
+//! GPT-2 with its context of 1024 takes 640 MB for a sample, and 410 MB for the scores.
 
 use elastic_cuda::{
     After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm,
@@ -15,12 +15,12 @@ use super::{Affine, Block, Gpt, Places, Tokens};
 /// Tokens whose scores of the whole vocabulary are in memory at once.
 const SCORED_ROWS: usize = 2048;
 
-/// A batch on the GPU, and what the pass makes of it.
+/// A batch on the GPU, and what a pass computes from it.
 pub(super) struct Pass<'a> {
     model: &'a Gpt,
     inputs: Labels,
     targets: Labels,
-    /// Of the batch: its sequences, and the tokens in each.
+    /// The batch's sequences, and the tokens in each.
     sequences: usize,
     time: usize,
     occurrences: Occurrences,
@@ -29,7 +29,7 @@ pub(super) struct Pass<'a> {
     chunks: Chunks,
 }
 
-/// What the way back needs.
+/// What the backward pass needs.
 #[derive(Default)]
 struct Kept {
     layers: Vec<Layer>,
@@ -39,7 +39,7 @@ struct Kept {
     stats: Buffer<f32>,
 }
 
-/// What a block's way back needs.
+/// What a block's backward pass needs.
 #[derive(Default)]
 struct Layer {
     /// The residual stream before the block, and between its halves.
@@ -56,12 +56,12 @@ struct Layer {
     active: Buffer<f32>,
 }
 
-/// Derivatives by what lies in rows of one, three and four widths, and what they are made from.
+/// Derivatives in rows of one, three and four widths, and what they are computed from.
 #[derive(Default)]
 struct Slopes {
     scores: Buffer<f32>,
     losses: Buffer<f32>,
-    /// By the tokens' weights, from a part of the scores.
+    /// The derivative by the tokens' weights, from a part of the scores.
     part: Buffer<f32>,
     stream: Buffer<f32>,
     single: Buffer<f32>,
@@ -71,7 +71,7 @@ struct Slopes {
     means: Buffer<f32>,
 }
 
-/// What all parts of one pass share.
+/// What all parts of a pass share.
 struct Here<'a> {
     gpu: &'a Gpu,
     parameters: &'a CudaSlice<f32>,
@@ -173,7 +173,7 @@ impl Here<'_> {
         self.gpu.sum_many_rows(&mut gradient.slice_mut(linear.bias.clone()), &slope.view(), chunks)
     }
 
-    /// Adds `more` to the stream, and normalises that.
+    /// Adds `more` to the stream, and normalises the sum.
     fn norm(
         &self,
         norm: &Affine,
@@ -187,7 +187,8 @@ impl Here<'_> {
         self.gpu.layer_norm(&Norm { weight, bias }, stream, &mut out.fit(self.gpu, self.rows * self.width)?, &mut stats)
     }
 
-    /// Goes back through a norm, from `slopes.single` into `slopes.stream`: it is added, but for the last.
+    /// The backward pass of a norm, from `slopes.single` into `slopes.stream`. The last norm's replaces what is there,
+    /// the others' are added to it.
     fn norm_back(
         &self,
         norm: &Affine,
@@ -230,7 +231,7 @@ impl Kept {
             here.norm(&block.norm_2, (between, Some(before)), normed_2, stats_2)?;
             here.linear(&block.up, normed_2, up)?;
             gpu.gelu(&up.view(), &mut active.fit(gpu, up.view().len())?)?;
-            // The stream's other part is added by the norm that comes next.
+            // The next norm adds the stream's other part.
             here.linear(&block.down, active, after)?;
         }
         let more = layers.last().map(|layer| &layer.between);
@@ -239,8 +240,8 @@ impl Kept {
 }
 
 impl Slopes {
-    /// Writes the summed loss behind the gradient, and the derivatives by the last norm's outputs and by the tokens'
-    /// weights, as far as these make the scores.
+    /// Writes the summed loss after the gradient, and the derivatives by the last norm's outputs and by the tokens'
+    /// weights. Of the latter it is the part that comes from the scores.
     fn head(
         &mut self,
         here: &Here<'_>,
@@ -275,7 +276,8 @@ impl Slopes {
         gpu.sum_all(&mut gradient.slice_mut(count - 1..), &losses.as_view())
     }
 
-    /// Writes the derivatives by all parameters but the embeddings, and into `stream` that by what these make.
+    /// Writes the derivatives by all parameters but the embeddings, and the derivative by the embeddings' outputs into
+    /// `stream`.
     fn backward(
         &mut self,
         here: &Here<'_>,

@@ -26,7 +26,7 @@ pub struct Size {
     pub layers: usize,
     /// Heads of each attention.
     pub heads: usize,
-    /// Numbers that stand for a token within.
+    /// Numbers that represent a token inside the network.
     pub width: usize,
 }
 
@@ -34,7 +34,7 @@ impl Size {
     /// GPT-2 with 124 million parameters.
     pub const GPT2: Size = Size { vocabulary: 50_257, context: 1024, layers: 12, heads: 12, width: 768 };
 
-    /// Why there can be no such network.
+    /// Why no network can have this size.
     pub fn refusal(&self) -> Option<String> {
         let Size { vocabulary, context, layers, heads, width } = *self;
         let parts =
@@ -132,7 +132,7 @@ impl Model for Gpt {
         parameters
     }
 
-    /// Without tokens, zeros.
+    /// Without tokens the gradient is zero.
     ///
     /// # Panics
     /// When a slice has the wrong length, sequences are longer than the context, or a token is not in the vocabulary.
@@ -140,7 +140,8 @@ impl Model for Gpt {
         self.pass(parameters, batch, gradient, &mut |_| ())
     }
 
-    /// A block after the other; the embeddings, which come first, are final at the end.
+    /// The blocks' parameters become final one block after the other. The embeddings come first in the gradient and are
+    /// final last.
     fn gradient_from_back(
         &self,
         parameters: &[f32],
@@ -151,7 +152,7 @@ impl Model for Gpt {
         self.pass(parameters, batch, gradient, done)
     }
 
-    /// Heads that are too wide for the kernels keep it on CPUs.
+    /// A model whose heads are too wide for the kernels is computed on CPUs.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self) -> Result<Box<dyn elastic_cuda::Pass<Tokens> + '_>, super::OnCpusAlone> {
         match elastic_cuda::Attention::refusal(self.size.width / self.size.heads) {

@@ -1,5 +1,6 @@
-//! The pass through a GPT-2, forward and back. What the way back needs is kept; attention's weights and the scores of
-//! the whole vocabulary are not: they are made again, or used at once, a piece at a time.
+//! The forward and backward pass of a GPT-2. What the backward pass needs is kept, but for two things that would be
+//! large: attention's weights are computed again, and the scores of the whole vocabulary are used at once, some rows at
+//! a time.
 
 use super::{Block, Gpt};
 use crate::model::Model;
@@ -10,7 +11,7 @@ use crate::model::pointwise::{add, cross_entropy_slope, gelu, gelu_slope, layer_
 /// Rows whose scores of the whole vocabulary are in memory at once.
 const SCORED_ROWS: usize = 256;
 
-/// A batch of sequences, and room for what a pass makes of it, kept from step to step.
+/// A batch of sequences, and memory for what a pass computes from it, which is kept from step to step.
 #[derive(Debug, Default)]
 pub struct Tokens {
     /// Tokens of one sequence: filled by the caller.
@@ -29,7 +30,7 @@ pub struct Tokens {
     slopes: Slopes,
 }
 
-/// What a block's way back needs.
+/// What a block's backward pass needs.
 #[derive(Debug, Default)]
 struct Layer {
     /// The residual stream before the block, and between its halves.
@@ -46,7 +47,7 @@ struct Layer {
     active: Vec<f32>,
 }
 
-/// Derivatives by what lies in rows of one, three and four widths.
+/// Derivatives in rows of one, three and four widths.
 #[derive(Debug, Default)]
 struct Slopes {
     stream: Vec<f32>,
@@ -94,7 +95,8 @@ impl Tokens {
 }
 
 impl Gpt {
-    /// The summed loss of the batch's tokens, and its derivative; `done` is handed the end of it that is final.
+    /// The summed loss of the batch's tokens, and its derivative. `done` gets the part of it that is final, which is
+    /// its end.
     pub(super) fn pass(
         &self,
         parameters: &[f32],
@@ -107,7 +109,7 @@ impl Gpt {
             gradient.fill(0.0);
             return 0.0;
         }
-        // These are added to; all others are written.
+        // The embeddings' derivatives are added up, so they begin at zero. All others are overwritten.
         gradient[self.places.tokens.clone()].fill(0.0);
         gradient[self.places.positions.clone()].fill(0.0);
         batch.make_room(self);
@@ -181,7 +183,8 @@ impl Gpt {
         layer_norm(last, weight, bias, normed, stats);
     }
 
-    /// The summed loss; with a gradient, its derivatives by the last norm's outputs and, added, by the tokens' weights.
+    /// The summed loss. With a gradient, also its derivatives by the last norm's outputs, and by the tokens' weights,
+    /// which are added to what is there.
     fn head(&self, parameters: &[f32], batch: &mut Tokens, mut gradient: Option<&mut [f32]>) -> f32 {
         let (vocabulary, width) = (self.size.vocabulary, self.size.width);
         let tokens = Matrix::new(&parameters[self.places.tokens.clone()], vocabulary, width);

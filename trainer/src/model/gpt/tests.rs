@@ -90,7 +90,7 @@ fn gradients_match_finite_differences_in_f64() {
     let sizes = [
         (Size { vocabulary: 11, context: 5, layers: 2, heads: 2, width: 6 }, 2, 5),
         (Size { vocabulary: 7, context: 4, layers: 1, heads: 1, width: 4 }, 3, 3),
-        // Longer than a tile of attention.
+        // A context longer than a tile of attention.
         (Size { vocabulary: 5, context: 70, layers: 1, heads: 2, width: 4 }, 1, 67),
     ];
     for (size, sequences, time) in sizes {

@@ -4,13 +4,13 @@ use elastic_cuda::{After, Buffer, CudaError, CudaSlice, Done, Gpu, Labels, Matri
 
 use super::{Mlp, Workspace};
 
-/// Room for the activations of a batch, on the GPU.
+/// Memory for the activations of a batch, on the GPU.
 pub(super) struct Pass<'a> {
     model: &'a Mlp,
     rows: usize,
     inputs: Buffer<f32>,
     labels: Labels,
-    /// Of the batch, on the host.
+    /// The batch's classes, on the host.
     classes: Vec<u32>,
     outputs: Vec<Buffer<f32>>,
     losses: Buffer<f32>,
@@ -45,7 +45,7 @@ impl elastic_cuda::Pass<Workspace> for Pass<'_> {
         done: &mut Done<'_>,
     ) -> Result<(), CudaError> {
         let Pass { model, rows, inputs, labels, classes: _, outputs, losses, slope, slope_before } = self;
-        // References change places below, and rooms do not: each call launches the same.
+        // The references are swapped below, not the buffers. So each call launches the same.
         let (mut slope, mut slope_before) = (slope, slope_before);
         let (rows, sizes, layers) = (*rows, &model.sizes, &model.layers);
 

@@ -18,12 +18,16 @@ fn tensors() -> Vec<Entry> {
     vec![Entry { name: "a".into(), dtype: "F32".into(), shape: vec![NUMBERS], offset: 0, len: 4 * NUMBERS as u64 }]
 }
 
-/// Calls with the state after `step` steps, which is that number again and again.
-fn with_state<T>(step: u64, act: impl FnOnce(&Snapshot<'_>) -> T) -> T {
-    let (tensors, state, data) = (tensors(), vec![step as f32; NUMBERS], Position::default());
-    let (done, tensors, state) = (None, &tensors, &state);
-    let snapshot = Snapshot { job: "test", round: 1, world_size: 1, step, done, settings: "", data, tensors, state };
-    act(&snapshot)
+/// The header and the state after `step` steps, which is that number again and again.
+fn at_step(step: u64) -> (SnapshotHeader, Vec<f32>) {
+    let header = SnapshotHeader { round: 1, world_size: 1, step, done: None, data: Position::default() };
+    (header, vec![step as f32; NUMBERS])
+}
+
+/// Saves the state after `step` steps. Returns whether there was a slot for it.
+fn save(saving: &mut Saving, step: u64) -> bool {
+    let (header, state) = at_step(step);
+    saving.save(&header, &state)
 }
 
 fn slots() -> SnapshotSlots {
@@ -40,7 +44,8 @@ fn start<D: Disk + Send + 'static>(disk: D, folder: &Path) -> Saving {
 fn finish(saving: &mut Saving, step: u64, time: Duration) -> Result<Vec<u64>, String> {
     let mut committed = Vec::new();
     let on_commit = |checkpoint: &Checkpoint| committed.push(checkpoint.step);
-    let result = with_state(step, |snapshot| saving.finish(snapshot, None, time, &Stop::default(), on_commit));
+    let (header, state) = at_step(step);
+    let result = saving.finish(&header, &state, None, time, &Stop::default(), on_commit);
     result.map(|()| committed)
 }
 
@@ -63,11 +68,11 @@ fn a_slow_disk_holds_no_step_up_and_gets_the_newest_state() {
     // The folder's trial.
     gate.open(1);
     let mut saving = start(Gated(Host, gate.clone()), folder.path());
-    with_state(1, |snapshot| saving.save(snapshot));
+    save(&mut saving, 1);
     wait_until_writing(&saving, 1);
     // When states come that it has no time for, then nobody waits for it: it is this thread that opens the gate
     for step in 2..=20 {
-        with_state(step, |snapshot| saving.save(snapshot));
+        save(&mut saving, step);
         assert_eq!(saving.follow(None).unwrap(), []);
     }
     gate.open(usize::MAX / 2);
@@ -82,9 +87,9 @@ fn a_slow_disk_holds_no_step_up_and_gets_the_newest_state() {
 fn what_is_durable_is_not_written_again_before_it_is_heard_of() {
     let folder = tempfile::tempdir().unwrap();
     let mut saving = start(Host, folder.path());
-    with_state(1, |snapshot| saving.save(snapshot));
+    save(&mut saving, 1);
     saving.writer.wait(LONG);
-    with_state(1, |snapshot| saving.save(snapshot));
+    save(&mut saving, 1);
     assert_eq!((saving.writer.under_way(), saving.writer.is_idle()), (1, true));
     assert_eq!(saving.follow(None).unwrap().len(), 1);
 }
@@ -96,10 +101,10 @@ fn a_disk_that_hangs_holds_up_neither_steps_nor_the_end_and_is_named() {
     // The folder's trial, a checkpoint of two files, and word of its commit.
     gate.open(4);
     let mut saving = start(Gated(Host, gate), folder.path());
-    with_state(1, |snapshot| saving.save(snapshot));
+    save(&mut saving, 1);
     saving.writer.wait(LONG);
     for step in 2..9 {
-        with_state(step, |snapshot| saving.save(snapshot));
+        save(&mut saving, step);
     }
     let begun = Instant::now();
     let cause = finish(&mut saving, 9, Duration::from_millis(20)).unwrap_err();
@@ -166,19 +171,17 @@ fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() 
         }
     };
     let begin = |saving: &mut Saving, step| {
-        with_state(step, |snapshot| {
-            let mut reserved = saving.reserve_for_share(step, share(0)).unwrap();
-            reserved.slot.fill(snapshot);
-            saving.take_in(reserved);
-        });
+        let (header, state) = at_step(step);
+        let mut reserved = saving.reserve_for_share(step, share(0)).unwrap();
+        reserved.slot.fill(&header, &state);
+        saving.take_in(reserved);
     };
     // Given a step that both have written their share of
     begin(&mut saving, 1);
-    with_state(1, |snapshot| {
-        let mut reserved = ReservedSlot::for_share(peers.take().unwrap(), share(1));
-        reserved.slot.fill(snapshot);
-        helper.take_in(reserved);
-    });
+    let (header, state) = at_step(1);
+    let mut reserved = ReservedSlot::for_share(peers.take().unwrap(), share(1));
+    reserved.slot.fill(&header, &state);
+    helper.take_in(reserved);
     assert_eq!(ended(&|| helper.ended_share()), (1, 1, true));
     assert_eq!(ended(&|| saving.writer.ended_share()), (1, 0, true));
     assert!(saving.is_pending() && saving.follow(None).unwrap().is_empty(), "not before it is told to");

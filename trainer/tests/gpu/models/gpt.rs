@@ -1,4 +1,4 @@
-//! The GPT's whole gradient beside the host's.
+//! The GPT's whole gradient, compared with the host's.
 
 use elastic_cuda::CudaViewMut;
 use elastic_trainer::model::gpt::{Size, Tokens};
@@ -14,7 +14,7 @@ fn batch(gpt: &Gpt, sequences: usize, time: usize) -> Tokens {
     Tokens::new(time, (0..count).map(token).collect(), (0..count).map(|i| token(1 << 40 | i)).collect())
 }
 
-/// The difference is small beside the whole; no number is NaN.
+/// The difference is small compared with the whole, and no number is NaN.
 fn assert_close(found: &[f32], wanted: &[f64], what: &str) {
     let norm = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|number| number * number).sum::<f64>().sqrt();
     let off = norm(&mut found.iter().zip(wanted).map(|(&found, &wanted)| f64::from(found) - wanted));
@@ -27,15 +27,15 @@ fn a_gpts_gradient_is_the_hosts() {
     let gpu = gpu();
     let size = |vocabulary, context, layers, heads, width| Size { vocabulary, context, layers, heads, width };
     let small = [
-        // Rows that cannot be read by fours; larger, smaller and larger again: the room is kept.
+        // Rows that cannot be read by fours; larger, smaller and larger again, since the buffers are kept.
         (size(11, 5, 2, 2, 6), vec![(2, 5), (1, 3), (4, 5)]),
         // More than a tile of attention, in several blocks
         (size(37, 70, 3, 2, 16), vec![(2, 67)]),
         (size(7, 40, 1, 1, 128), vec![(1, 40)]),
-        // More than are scored at once
+        // More rows than are scored at once
         (size(5, 50, 1, 1, 4), vec![(42, 50)]),
     ];
-    // One block of GPT-2: with twelve the host takes too long.
+    // One block of GPT-2. With twelve the host takes too long.
     for (size, batches) in and_on_a_gpu(small, [(size(50_257, 1024, 1, 12, 768), vec![(2, 1024)])]) {
         let gpt = Gpt::new(size);
         let mut pass = gpt.on_gpu().unwrap();
@@ -49,11 +49,11 @@ fn a_gpts_gradient_is_the_hosts() {
         for (sequences, time) in batches {
             let mut batch = batch(&gpt, sequences, time);
             let mut found = || {
-                // All of it is written.
+                // NaN shows that all of it is overwritten.
                 let mut gradient = gpu.zeros::<f32>(count + 1).unwrap();
                 gpu.upload(&vec![f32::NAN; count + 1], &mut gradient.as_view_mut()).unwrap();
                 pass.load(&gpu, &batch).unwrap();
-                // What is final is taken away at once.
+                // The callback takes away what is final at once.
                 let (mut taken, mut from) = (gpu.zeros::<f32>(count + 1).unwrap(), count + 1);
                 let take = &mut |mut end: CudaViewMut<'_, f32>| {
                     let fresh = count + 1 - end.len()..std::mem::replace(&mut from, count + 1 - end.len());

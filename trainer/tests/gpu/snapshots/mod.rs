@@ -1,5 +1,6 @@
-//! Snapshots of a training on a GPU: whose numbers they are, what waits for them, and who goes on from them. The double
-//! makes the copies as late as it may, so that whatever should wait for one, and does not, spoils it.
+//! Snapshots of a training on a GPU: which step's numbers they hold, what waits for them, and who goes on from them.
+//! The double makes the copies as late as it may. So work that should wait for a copy, and does not, changes its
+//! numbers.
 
 mod timed;
 
@@ -19,7 +20,7 @@ use crate::double::{cache, cublaslt, driver, prefix};
 use crate::training::{SHORT, checksum, printed, run};
 use crate::worker::{Worker, environment, free_port, wait_for};
 
-/// A checkpoint at each step, as far as the disk follows; all are kept.
+/// Flags for a checkpoint at each step, if the disk is fast enough. All are kept.
 fn saving(folder: &Path) -> String {
     let flags = format!("{SHORT} --device cuda --checkpoint-every 1 --keep 100 --checkpoint-dir {}", folder.display());
     flags.replace("--epochs 1", "--epochs 4")
@@ -29,7 +30,7 @@ fn undisturbed() -> String {
     printed(&format!("{SHORT} --device cuda").replace("--epochs 1", "--epochs 4"), "")
 }
 
-/// The first checkpoints in a folder, each in a folder of its own.
+/// Copies the first checkpoints of a folder, each into a folder of its own.
 fn each_alone(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut checkpoints: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
@@ -85,7 +86,8 @@ fn the_next_gradient_is_computed_while_a_snapshot_is_copied() {
         .map(|(launches, since)| (launches.parse().unwrap(), since))
         .collect();
     assert!(copies.len() >= 3, "{logged}");
-    // Six shards in ten pieces each. A machine that is busy elsewhere for long may look idle to the double.
+    // Six shards in ten pieces each. If the machine is busy with other work for long, the double may find its callers
+    // idle.
     let beside = copies.iter().filter(|(launches, since)| *launches > 60 && *since == "another stream waits").count();
     assert!(2 * beside > copies.len(), "{copies:?}");
 }
@@ -157,6 +159,6 @@ fn workers_that_are_all_killed_leave_what_the_next_ones_come_to_the_same_end_fro
     for (status, _, logged) in &ended {
         assert!(status.success() && logged.contains("found a snapshot in the agent's memory"), "{reached} {logged}");
     }
-    // And their end is the undisturbed run's.
+    // And they end with the undisturbed run's parameters.
     assert_eq!(checksum(&ended[0].1), checksum(&printed(flags, "")));
 }

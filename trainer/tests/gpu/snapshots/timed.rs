@@ -1,4 +1,4 @@
-//! What snapshots cost on a real GPU, by `make gpu`. On the double this shows that it works, and is no figure.
+//! What snapshots cost on a real GPU, by `make gpu`. On the double this shows that it works; its times mean nothing.
 
 use std::thread;
 use std::time::Instant;
@@ -42,7 +42,7 @@ impl Training<'_> {
             let rule = AdamW::new(1e-4, 0.1);
             rule.step_on_gpu(gpu, *steps, gpt.tensors(), state.parts_mut(gpu).unwrap(), gradient, 1e-4).unwrap();
             gpu.wait().unwrap();
-            // The thread may go on for longer.
+            // The copying thread may take longer.
             begun.elapsed().as_secs_f64() * 1e3
         })
     }
@@ -63,7 +63,7 @@ fn snapshots_are_timed_if_this_is_a_gpu() {
     let mut first = gpt.init(1);
     first.resize(3 * count, 0.0);
     state.upload(&gpu, &first).unwrap();
-    // The first makes the memory.
+    // The first snapshot allocates the memory.
     drop(state.snapshot(&gpu).unwrap());
     let tokens = || (0..(windows * size.context) as u32).map(|place| place % size.vocabulary as u32).collect();
     let mut training = Training {
@@ -87,7 +87,7 @@ fn snapshots_are_timed_if_this_is_a_gpu() {
             })
             .collect(),
     );
-    // Until graphs are captured
+    // Steps until graphs are captured
     (0..4).for_each(|_| _ = training.step(false));
     let (mut alone, mut with) = (Vec::new(), Vec::new());
     for _ in 0..turns {

@@ -1,11 +1,11 @@
-// A double of cuBLASLt for tests on machines without a GPU: those functions that the trainer calls, as plain loops over
-// the memory of the driver's double. It shows that shapes, strides, types and attributes say what is meant; nothing of
-// the real library's choices, numbers or speed. It is strict: it knows the attributes that are set and no others, has no
-// way to a product unless algorithms that sum in parts are ruled out, and takes an algorithm for the very shapes,
-// alignments and workspace alone that it was suggested for.
+// A double of cuBLASLt for tests on machines without a GPU: the functions that the trainer calls, as plain loops over
+// the memory of the driver's double. It shows that shapes, strides, types and attributes are right, and nothing of the
+// real library's choices, results or speed. It is strict: it knows only the attributes that the trainer sets, finds no
+// algorithm unless those that sum in parts are ruled out, and takes an algorithm only for the shapes, alignments and
+// workspace that it was suggested for.
 //
-// It sums from the end of the inner dimension, so that its bits are not those of the trainer's own kernel. FAKE_CUDA says
-// how it shall be: `cublaslt=0` (it cannot start), `ways=0` (it has a way to no product).
+// It sums from the end of the inner dimension, so that its bits differ from those of the trainer's own kernel.
+// FAKE_CUDA changes it: `cublaslt=0` (it cannot start), `ways=0` (it has no algorithm for any product).
 
 #include <cstdint>
 #include <cstdlib>
@@ -44,7 +44,7 @@ struct Suggestion {
     int reserved[4];
 };
 
-// Of the driver's double.
+// Functions of the driver's double.
 int (*enqueue)(void *, void (*)(void *), void *, void (*)(void *));
 bool (*within)(unsigned long long, size_t);
 
@@ -101,7 +101,7 @@ bool fit(const Desc &desc, const Layout &a, const Layout &b, const Layout &c, co
            columns(a, desc.transposed[0]) == rows(b, desc.transposed[1]);
 }
 
-// One number for all that an algorithm was suggested for.
+// A hash of everything that an algorithm was suggested for.
 uint64_t shape_of(const Desc &desc, const Layout &a, const Layout &b, const Layout &d)
 {
     uint64_t hash = 14695981039346656037u;

@@ -1,10 +1,10 @@
-// The device of the driver's double: its streams, and the one thread that does their work, beside those that ask for it.
-// Not for what the work is.
+// The device of the driver's double: its streams, and the thread that does their work. The work itself is in
+// `driver.cpp`.
 //
-// What a stream is asked for is done in its turn, but for copies to and from pinned memory. These are made as late as can
-// be: when their stream is to go on behind them, when another stream waits for them, or a thread does, and for that not
-// before 500 launches more, or before everybody else has been idle for a while. So what should have waited for one, and
-// did not, finds wrong numbers.
+// A stream's work is done in order, but copies to and from pinned memory are made as late as possible: when their
+// stream has more work behind them, when another stream waits for them, or when a thread waits for them. For a thread
+// they are made only after 500 more launches, or once all others have been idle for a while. So whoever should have
+// waited for a copy, and did not, finds wrong numbers.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 
 using Work = std::function<void()>;
 
-// Held by whoever is at anything of the double, but not while work is done.
+// Held during each access to the double's data, but not while work is done.
 std::mutex whole;
 using Held = std::unique_lock<std::mutex>;
 
@@ -37,10 +37,10 @@ struct Stream;
 // What a stream is asked for.
 struct Task {
     Work work;
-    // Not before this other stream has ended so much.
+    // This task begins only after that other stream has ended so many tasks.
     const Stream *waits_for = nullptr;
     uint64_t after = 0;
-    // Of a late copy: how much of what, and how many launches there were when its turn had come.
+    // For a late copy: its bytes and addresses, and how many launches there had been when its turn came.
     size_t late = 0;
     Pointer on_device = 0;
     const void *on_host = nullptr;
@@ -54,19 +54,19 @@ struct Task {
     }
 };
 
-// What a stream was given and what has ended, in order. The stand-in for NCCL puts work on it, too, and does that itself
-// (`Stream` in trainer/cuda/fake-nccl, which knows of these two alone).
+// How much work a stream was given, and how much has ended, in order. The stand-in for NCCL puts work on it, too, and
+// does that itself (`Stream` in trainer/cuda/fake-nccl, which knows only these two counters).
 struct Stream {
     std::atomic<uint64_t> enqueued{0}, ended{0};
-    // This double's part of it: what is left of it, how much there was, and how much has ended.
+    // This double's part of the work: the tasks that are left, how many there were, and how many have ended.
     std::deque<Task> tasks;
     uint64_t own = 0, own_ended = 0;
-    // Late copies in places before this one are made now, since somebody waits.
+    // Late copies before this position are made now, since a thread waits.
     uint64_t wanted = 0;
     const char *why = nullptr;
-    // How many operations of NCCL's must have ended before the works in these places (`overlap=1`).
+    // By position of a task: how many operations of NCCL must have ended before it begins (`overlap=1`).
     std::map<uint64_t, uint64_t> gates;
-    // What was asked for while it captures, and whether something was that a graph cannot hold.
+    // The work that was captured, and whether some of it cannot be in a graph.
     Graph *captured = nullptr;
     bool spoiled = false;
 
@@ -74,12 +74,12 @@ struct Stream {
     uint64_t of_nccl_ended() const { return ended - own_ended; }
 };
 std::set<Stream *> streams;
-// Kernels that have begun, and what was asked for that is no question.
+// How many kernels have begun, and how many requests, other than queries, were made.
 std::atomic<long> launches{0};
 long requests;
-// Whether late copies are told of on standard error.
+// Whether late copies are reported on standard error.
 bool tells;
-// Told when a stream has work, and when one has done some.
+// Notified when a stream gets work, and when one has done some.
 std::condition_variable asked, done;
 
 uint64_t nccl_ended()
@@ -88,7 +88,7 @@ uint64_t nccl_ended()
                            [](uint64_t sum, const Stream *stream) { return sum + stream->of_nccl_ended(); });
 }
 
-// The device: one thread, which does the works of all streams, each stream's in order.
+// The device: one thread that does the work of all streams, each stream's in order.
 struct Device {
     std::thread thread;
     bool ends = false;
@@ -123,7 +123,7 @@ struct Device {
         const Task &next = stream->tasks.front();
         return !next.waits_for && (!next.late || lateness_ends(stream));
     }
-    // What a task leaves behind that is over.
+    // Removes a task that has ended.
     static void end(Stream *stream)
     {
         stream->tasks.pop_front();
@@ -131,7 +131,7 @@ struct Device {
         stream->own_ended++, stream->ended++;
         done.notify_all();
     }
-    // Ends what a stream waited for, and takes the time of late copies whose turn has come. That is not to wait for the
+    // Ends waits that are over, and records the launches at which a late copy's turn came. This must not depend on the
     // work of other streams.
     static void look(Stream *stream)
     {
@@ -155,12 +155,12 @@ struct Device {
             if (found == streams.end()) {
                 const bool waits = std::any_of(streams.begin(), streams.end(),
                                                [](const Stream *stream) { return !stream->tasks.empty(); });
-                // NCCL's stand-in tells nobody what it has ended.
+                // NCCL's stand-in does not notify anyone when its work ends.
                 asked.wait_for(held, waits ? std::chrono::milliseconds(1) : std::chrono::hours(1));
                 continue;
             }
             Stream *stream = *found;
-            // It stays at the front meanwhile: others come behind it.
+            // The task stays at the front while it runs. New tasks are put behind it.
             const Task &task = stream->tasks.front();
             if (task.late && tells)
                 fprintf(stderr, "double: %zu bytes were copied after %ld launches, since %s\n", task.late,
@@ -171,7 +171,7 @@ struct Device {
             end(stream);
         }
     }
-    // Before what it works with.
+    // The thread must end before the data that it uses.
     ~Device()
     {
         {
@@ -193,7 +193,7 @@ void enqueue(Stream *stream, Task task)
     asked.notify_all();
 }
 
-// Has a stream do this, once or in each replay.
+// Puts work on a stream, or into the graph that the stream captures.
 void enqueue(Stream *stream, Work work)
 {
     if (stream->captured)
@@ -202,7 +202,7 @@ void enqueue(Stream *stream, Work work)
         enqueue(stream, Task{work});
 }
 
-// Has late copies made that are in a stream before a place.
+// Makes the device do a stream's late copies before a position.
 void want(Stream *stream, uint64_t before, const char *why)
 {
     if (stream->wanted < before) {
@@ -212,7 +212,7 @@ void want(Stream *stream, uint64_t before, const char *why)
     }
 }
 
-// Waits until a stream has done what it was asked for here so far.
+// Waits until a stream has done the double's work that it has now.
 void drain(Stream *stream, Held &held)
 {
     const uint64_t all = stream->own;
@@ -220,7 +220,7 @@ void drain(Stream *stream, Held &held)
     done.wait(held, [=] { return stream->own_ended >= all; });
 }
 
-// The same of all streams.
+// The same for all streams.
 void drain(Held &held)
 {
     for (Stream *stream : std::set<Stream *>(streams))

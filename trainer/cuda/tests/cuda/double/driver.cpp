@@ -1,15 +1,16 @@
-// A double of the CUDA driver for tests on machines without a GPU: those functions that the trainer calls, over host
-// memory, with the kernels run by on_cpu.h. What it accepts, a driver may refuse, and the other way round. It is strict
-// where that is cheap: memory begins as NaN and ends at a page that cannot be touched, copies must stay within one
-// allocation, a call needs a context, and a module must be code for a GPU that has the kernel in it. What a stream is asked
-// for is done later, by a thread of the double's own: whoever looks at a result without waiting for it finds the old one.
+// A double of the CUDA driver for tests on machines without a GPU: the functions that the trainer calls, over host
+// memory, with the kernels run by on_cpu.h. A real driver may refuse what the double accepts, and the other way round.
+// The double is strict where that is cheap: memory begins as NaN and ends at a page that cannot be touched, copies must
+// stay within one allocation, a call needs a context, and a module must be code for a GPU that contains the kernel. A
+// stream's work is done later, by a thread of the double: whoever reads a result without waiting for it finds the old
+// one.
 //
-// FAKE_CUDA, names and numbers separated by commas, says how it shall be: `devices=2`, `version=13000` (CUDA's number),
-// `memory=1000000` (bytes), `fail=40` (the launch that goes wrong), `backwards=1` (the order of threads), `graphs=0`
-// (nothing can be captured), `overlap=1` (what comes behind an event waits until NCCL's stand-in has ended an operation
-// that it was given later: nobody who waits for all of it before NCCL's turn ever gets there), `pinned=0` (there is no
-// pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each copy to or from pinned memory is told of on
-// standard error).
+// FAKE_CUDA changes the double, by names and numbers separated by commas: `devices=2`, `version=13000` (CUDA's number),
+// `memory=1000000` (bytes), `fail=40` (the launch that fails), `backwards=1` (the order of threads), `graphs=0`
+// (nothing can be captured), `overlap=1` (work after an event waits until NCCL's stand-in has ended an operation that
+// it was given later; so a caller that waits for all the work before it calls NCCL waits for ever), `pinned=0` (there
+// is no pinned memory), `deaf=1` (no stream waits for another), `tell=1` (each copy to or from pinned memory is
+// reported on standard error).
 
 #include "on_cpu.h"
 
@@ -24,6 +25,7 @@
 #include "../../../kernels/adamw.cu"
 #undef THREADS
 #undef ACROSS
+#include "../../../kernels/fours.cu"
 #include "../../../kernels/rows.cu"
 #undef THREADS
 #undef WARP
@@ -51,7 +53,7 @@ enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED
 
 using Call = std::function<Work(void **)>;
 
-// What copies the arguments that a launch points to, into a call of the kernel with them.
+// Copies the arguments that a launch points to. Returns a call of the kernel with them.
 template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_sequence<I...>)
 {
     return [kernel](void **given) -> Work {
@@ -74,12 +76,12 @@ const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
 bool initialized;
 thread_local void *current;
 int context;
-// Where each begins, its bytes, and its mapping.
+// By the begin of an allocation: its bytes, and its mapping.
 std::map<Pointer, std::tuple<size_t, void *, size_t>> allocations;
 size_t allocated;
-// Where pinned memory begins, and its bytes.
+// By the begin of pinned memory: its bytes.
 std::map<const char *, size_t> pinned;
-// Of a launch: a real driver tells it at a later call, and never works again.
+// The error of a launch. A real driver returns it from a later call, and from all calls after that.
 std::atomic<Result> broken{SUCCESS};
 
 long setting(const char *name, long otherwise)
@@ -90,7 +92,7 @@ long setting(const char *name, long otherwise)
     return found ? atol(found + wanted.size()) : otherwise;
 }
 
-// What every call within a context begins with.
+// The check at the begin of each call within a context.
 Result ready()
 {
     if (!initialized)
@@ -98,14 +100,14 @@ Result ready()
     return current ? broken.load() : INVALID_CONTEXT;
 }
 
-// Has a stream do what counts as a launch.
+// Puts work on a stream that counts as a launch.
 Result launch(Stream *stream, Work work)
 {
     enqueue(stream, [=] {
         if (!broken && ++launches != setting("fail", 0))
             return work();
         broken = ILLEGAL_ADDRESS;
-        // Nothing of it waits for anything any more.
+        // After this no work waits for anything.
         Held held(whole);
         for (Stream *stream : streams)
             stream->gates.clear();
@@ -113,7 +115,8 @@ Result launch(Stream *stream, Work work)
     return SUCCESS;
 }
 
-// What a capture cannot hold. (A real one holds copies from the host, and reads its memory at each replay.)
+// For work that cannot be in a capture. (In a real one copies from the host can be: each replay reads the host's
+// memory.)
 Result outside(Stream *stream)
 {
     if (!stream || !stream->captured)
@@ -154,7 +157,7 @@ Result allocate(Pointer *pointer, size_t bytes, Stream *stream)
     return SUCCESS;
 }
 
-// Memory goes: nothing may be about to be copied from it or to it.
+// Memory is freed: no copy from or to it may be left to do.
 void unused(const std::function<bool(const Task &)> &is_of)
 {
     for (const Stream *stream : streams)
@@ -179,7 +182,7 @@ Result release(Pointer pointer, Stream *stream)
     };
     allocated -= bytes;
     allocations.erase(found);
-    // What was asked for before still finds it.
+    // Earlier work still uses the memory.
     if (!stream) {
         drain(held);
         unmap();
@@ -192,7 +195,7 @@ Result release(Pointer pointer, Stream *stream)
     return broken;
 }
 
-// What every copy begins with; one from or to the host is no work for a graph.
+// The check at the begin of each copy. A copy from or to the host cannot be in a graph.
 Result may_copy(Pointer one, Pointer other, size_t bytes, Stream *stream)
 {
     if (Result wrong = ready())
@@ -202,7 +205,7 @@ Result may_copy(Pointer one, Pointer other, size_t bytes, Stream *stream)
     return other ? SUCCESS : outside(stream);
 }
 
-// Makes a copy late, if the host's part of it is in pinned memory.
+// Makes a copy late if its host memory is pinned.
 bool is_late(Stream *stream, Pointer device, const void *host, size_t bytes, Work copy)
 {
     auto found = pinned.upper_bound((const char *)host);
@@ -219,15 +222,14 @@ struct Module {
 
 struct Event {
     Stream *stream = nullptr;
-    // What counts is this double's work, and NCCL's beside it; and this double's alone.
+    // How much of all work, NCCL's included, precedes the event; and how much of this double's work.
     uint64_t after = 0, own = 0;
 };
 
-// Whoever waits for NCCL's work without looking at anything else may wait for ever. And to do more behind it is more than
-// this double can.
+// Who waits only for NCCL's work may wait for ever. And the double cannot put work of its own behind it.
 Result idle(const Stream *stream) { return stream->of_nccl_ended() < stream->of_nccl() ? NOT_READY : SUCCESS; }
 
-// Done with what was asked for before the event.
+// Whether all work before the event has ended.
 bool is_past(const Event *event) { return !event->stream || event->stream->ended >= event->after; }
 
 const char *words(int code)
@@ -295,7 +297,7 @@ CUDA cuEventRecord(Event *event, Stream *stream)
     event->after = stream->enqueued;
     event->own = stream->own;
     if (setting("overlap", 0) && !stream->of_nccl()) {
-        // One more for each event whose turn is still to come.
+        // Each event that has not been reached waits for one more operation of NCCL.
         const uint64_t last = stream->gates.empty() ? 0 : stream->gates.rbegin()->second;
         stream->gates[stream->own] = std::max(last, nccl_ended()) + 1;
     }
@@ -344,7 +346,7 @@ CUDA cuStreamDestroy_v2(Stream *stream)
     Held held(whole);
     drain(stream, held);
     streams.erase(stream);
-    // It stays, since an event may be of it.
+    // The stream is kept, since an event may name it.
     return ready();
 }
 CUDA cuStreamSynchronize(Stream *stream)
@@ -403,7 +405,7 @@ CUDA cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream *st
         return wrong;
     if (is_late(stream, to, from, bytes, [=] { memcpy((void *)to, from, bytes); }))
         return SUCCESS;
-    // The host's may change as soon as this returns.
+    // The host may change its memory as soon as this returns.
     const std::string staged((const char *)from, bytes);
     return enqueue(stream, [=] { memcpy((void *)to, staged.data(), bytes); }), SUCCESS;
 }
@@ -488,7 +490,7 @@ CUDA cuStreamEndCapture(Stream *stream, Graph **graph)
     *graph = nullptr;
     return CAPTURE_INVALIDATED;
 }
-// One that is destroyed while it is at work is done with that first.
+// A graph that is destroyed while it runs is finished first.
 CUDA cuGraphInstantiateWithFlags(std::shared_ptr<Graph> **made, const Graph *graph, unsigned long long)
 {
     return *made = new std::shared_ptr<Graph>(new Graph(*graph)), ready();
@@ -508,7 +510,7 @@ CUDA cuGraphLaunch(const std::shared_ptr<Graph> *launched, Stream *stream)
 }
 CUDA cuGraphExecDestroy(std::shared_ptr<Graph> *graph) { return delete graph, SUCCESS; }
 CUDA cuGraphDestroy(Graph *graph) { return delete graph, SUCCESS; }
-// For the double of cuBLASLt: a launch of `work` with `data`, and how to be rid of that; and whether memory is there.
+// For the double of cuBLASLt: a launch of `work` with `data`, and what frees `data`; and whether memory is allocated.
 CUDA fakeEnqueue(Stream *stream, void (*work)(void *), void *data, void (*drop)(void *))
 {
     Held held(whole);

@@ -1,9 +1,9 @@
-// Compiles CUDA C++ kernels as C++ and runs them on the CPU, a block after the other: a test double. It shows what a
+// Compiles CUDA C++ kernels as C++ and runs them on the CPU, one block after the other: a test double. It shows what a
 // kernel computes, that its threads meet at the same barriers, and, run in two orders, that no result depends on which
-// thread comes first. It shows nothing of speed, of warps or of what a real GPU does.
+// thread comes first. It shows nothing of the speed, the warps or the behaviour of a real GPU.
 //
-// A block's threads are fibers, which change places at barriers alone. A warp goes on to its next barrier of the whole
-// block before another warp moves, so that what its own barriers order holds for it alone.
+// A block's threads are fibers, which switch only at barriers. A warp runs to its next barrier of the whole block
+// before another warp runs, so that the warp's own barriers order only its own threads.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Index {
     unsigned x, y, z;
 };
 
-// Not static: whatever switches fibers may change them, and the compiler must know.
+// These are not static: the compiler must know that a switch of fibers may change them.
 Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace on_cpu {
@@ -58,7 +58,7 @@ __attribute__((noinline)) void leave()
         _longjmp(scheduler, 1);
 }
 
-// A fiber does one thread after the other.
+// A fiber runs one thread after the other.
 inline void work()
 {
     for (;;) {
@@ -76,7 +76,7 @@ __attribute__((noinline)) void barrier(int line, bool for_warp)
     leave();
 }
 
-// The number of the lane whose number differs in these bits.
+// The value of the lane whose number differs in these bits.
 template <unsigned lanes> float exchange(float value, unsigned flips, int line)
 {
     static_assert(lanes == 0xffffffff, "all lanes of a warp");
@@ -108,7 +108,7 @@ __attribute__((noinline)) void resume(Fiber &fiber)
     setcontext(&fiber.first);
 }
 
-// Those of a warp or of a block that wait are all of them, at one barrier.
+// Checks that all threads of a warp or block wait, and at the same barrier.
 inline void check(const std::vector<Fiber *> &waiting, unsigned threads)
 {
     for (Fiber *fiber : waiting)
@@ -118,10 +118,10 @@ inline void check(const std::vector<Fiber *> &waiting, unsigned threads)
         }
 }
 
-// Fibers that no thread is on.
+// Fibers that run no thread.
 inline std::vector<Fiber *> pool;
 
-// Has threads of one warp go on, until none of them waits for its warp. Gives those that wait for the block.
+// Runs the threads of one warp until none of them waits for its warp. Returns those that wait for the block.
 inline std::vector<Fiber *> go_on(std::vector<Fiber *> warp)
 {
     const unsigned threads = warp.size();

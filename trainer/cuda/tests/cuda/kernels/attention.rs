@@ -1,4 +1,4 @@
-//! Attention beside its definition in f64.
+//! Attention, compared with its definition in f64.
 
 use elastic_cuda::{Attended, Attention, Buffer, Gpu};
 
@@ -9,7 +9,7 @@ fn attention(sequences: usize, time: usize, heads: usize, columns: usize) -> Att
     Attention { sequences, time, heads, columns }
 }
 
-/// Tiles and heads that are not filled, those that are, and one row alone.
+/// Shapes that fill tiles and heads, shapes that do not, and a single row.
 fn shapes() -> Vec<Attention> {
     let small = [
         (2, 1, 1, 8),
@@ -24,7 +24,7 @@ fn shapes() -> Vec<Attention> {
     shapes.map(|(sequences, time, heads, columns)| attention(sequences, time, heads, columns)).collect()
 }
 
-/// What the GPU makes of these triples.
+/// What the GPU computes from these triples.
 fn seen(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>) -> (Buffer<f32>, Buffer<f32>) {
     let (mut outputs, mut logs) = (Buffer::default(), Buffer::default());
     let (mut seen, mut kept) = (outputs.fit(gpu, shape.outputs()).unwrap(), logs.fit(gpu, shape.logs()).unwrap());
@@ -116,7 +116,7 @@ fn scores_of_any_size_have_finite_weights() {
     assert!(slope(&gpu, shape, &triples, &above).iter().all(|slope| slope.is_finite()));
 }
 
-/// The outputs of one head, with the largest score taken from all.
+/// The outputs of one head, where the largest score is subtracted from all.
 fn exact_in_halves(shape: Attention, triples: &[f32]) -> Vec<f64> {
     let Attention { time, columns, .. } = shape;
     let part = |row: usize, which: usize| &triples[(row * 3 + which) * columns..][..columns];

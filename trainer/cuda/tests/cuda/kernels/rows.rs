@@ -1,23 +1,23 @@
-//! Layer norm, GELU, embeddings and sums over many rows beside their definitions in f64.
+//! Layer norm, GELU, embeddings and sums over many rows, compared with their definitions in f64.
 
 use elastic_cuda::{Buffer, Chunks, Gpu, Labels, Norm, Occurrences, Residual};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
 
-/// Rows and width: warps, blocks and fours that are filled, and those that are not.
+/// Numbers of rows and widths: some fill warps, blocks and groups of four, and some do not.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (5, 3), (4, 128), (9, 130), (3, 260), (300, 36)];
 
 fn wide(numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|&number| f64::from(number)).collect()
 }
 
-/// A room for so many numbers, which are none yet.
+/// A buffer for so many numbers, filled with NaN.
 fn blank(gpu: &Gpu, count: usize) -> Buffer<f32> {
     on(gpu, &vec![f32::NAN; count])
 }
 
-/// Rows that are normalised, with what is added before.
+/// Rows to normalise, and what is added to them before.
 struct Given {
     rows: usize,
     width: usize,
@@ -35,7 +35,7 @@ impl Given {
         Given { rows, width, stream, more, weight: numbers(width, 3), bias: numbers(width, 4), slope }
     }
 
-    /// What is normalised, exactly; with the place of each number in its row.
+    /// The sums that are normalised, exactly.
     fn sums(&self) -> Vec<f64> {
         self.stream.iter().zip(&self.more).map(|(&one, &two)| f64::from(one + two)).collect()
     }
@@ -58,7 +58,8 @@ impl Given {
         sums.iter().enumerate().map(of).collect()
     }
 
-    /// By the GPU: outputs, stats, and what the stream has become. The norm's numbers lie `off` the beginning of a buffer.
+    /// Computes it on the GPU. Returns the outputs, the stats, and the stream. The norm's parameters begin `off`
+    /// numbers after the beginning of a buffer.
     fn normed(&self, gpu: &Gpu, off: usize) -> [Vec<f32>; 3] {
         let shifted = |numbers: &[f32]| on(gpu, &[&vec![0.0; off][..], numbers].concat());
         let (weight, bias) = (shifted(&self.weight), shifted(&self.bias));
@@ -85,11 +86,11 @@ fn layer_norms_match_the_definition() {
                 normal * f64::from(given.weight[place % given.width]) + f64::from(given.bias[place % given.width])
             })
             .collect();
-        // A single column's deviation is nothing but the least that there may be, and makes much of rounding.
+        // The deviation of a single column is only the epsilon, which makes rounding errors large.
         assert_near(&stats, &given.stats(), 1e-5, &format!("stats of {shape:?}"));
         assert_near(&out, &wanted, 2e-5, &format!("outputs of {shape:?}"));
         assert_eq!(stream, given.sums().iter().map(|&sum| sum as f32).collect::<Vec<_>>(), "stream of {shape:?}");
-        // Where the numbers lie decides how they are read, and nothing else.
+        // The alignment of the numbers changes how they are read, and not the result.
         assert_eq!(given.normed(&gpu, 1)[0], out, "{shape:?}, unaligned");
 
         // With nothing to add
@@ -169,7 +170,7 @@ fn sums_of_many_rows_match_the_definition() {
         gpu.sum_many_rows(&mut sum.view_mut(), &on(&gpu, &given).view(), &mut room).unwrap();
         let of = |column: usize| (0..rows).map(|row| f64::from(given[row * columns + column])).sum();
         let wanted: Vec<f64> = (0..columns).map(of).collect();
-        // What is summed on the way grows with the root of the rows.
+        // The rounding error of a sum grows with the root of the number of rows.
         let error = if rows > 1000 { 1e-4 } else { 1e-5 };
         assert_near(&back(&gpu, &sum), &wanted, error, &format!("{rows}×{columns}"));
     }
@@ -194,7 +195,7 @@ fn gelu_and_its_slope_match_the_definition() {
             .collect();
         assert_near(&back(&gpu, &slope), &slopes, 1e-5, "GELU's slope");
     }
-    // Where the power is none that f32 has, nothing is let through, or everything.
+    // Where the exponential leaves f32's range, the function gives zero, or its input.
     let far = on(&gpu, &[-100.0, 100.0]);
     let mut out = blank(&gpu, 2);
     gpu.gelu(&far.view(), &mut out.view_mut()).unwrap();
@@ -222,7 +223,7 @@ fn embeddings_and_their_slopes_match_the_definition() {
         };
         assert_eq!(back(&gpu, &out), (0..rows * width).map(at).collect::<Vec<_>>());
 
-        // Added to what is there, in the order of the rows: so to the bit.
+        // The rows are added in order to what is there, so the result has the same bits.
         let (slopes, mut wanted) = (numbers(rows * width, 11), weights.clone());
         for (row, &token) in tokens.iter().enumerate() {
             let sums = &mut wanted[token as usize * width..][..width];

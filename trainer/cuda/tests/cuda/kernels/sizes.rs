@@ -1,5 +1,5 @@
-//! Products at GPT-2's sizes on a real GPU, whole rows of them beside their definition in f64, and what kernels take there.
-//! On the double this would take minutes: there it is left out, and a line says so.
+//! Products at GPT-2's sizes on a real GPU: whole rows are compared with their definition in f64, and kernels are
+//! timed. On the double this would take minutes: there it is left out, and a line says so.
 
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use elastic_cuda::{After, Attended, Attention, Buffer, Gpu, Matrix};
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::is_whole;
 
-/// Rows of a batch of 32 windows of 1,024; columns; and what is summed over: each product of a block, and the head's.
+/// Each product of a block, and the head's: the rows of a batch of 32 windows of 1,024, the columns, and how many
+/// numbers are summed.
 const PRODUCTS: [(usize, usize, usize); 5] = [
     (32 * 1024, 2304, 768),
     (32 * 1024, 768, 768),
@@ -42,13 +43,13 @@ fn products_of_gpt2_match_the_definition() {
                 let what = format!("{rows}×{columns}×{inner}, row {row}");
                 assert_near(&found[row * columns..][..columns], &wanted, 1e-4, &what);
             }
-            // No number is anything else than it is in other runs.
+            // Another run gives the same numbers.
             assert!(product(&mut out) == found, "{rows}×{columns}×{inner}, again");
         }
     }
 }
 
-/// Milliseconds of each of twenty, one behind the other.
+/// Milliseconds of one launch: the mean of twenty that follow each other.
 fn timed(gpu: &Gpu, mut launch: impl FnMut()) -> f64 {
     const TIMES: u32 = 20;
     launch();
