@@ -32,15 +32,15 @@ fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> anyhow::Result<u8> {
-    // Before the first thread: the guard is a fork of this process.
+    // This comes before the first thread, because the guard is a fork of this process.
     let guard = guard::start()?;
-    // After it: workers are the guard's children, and keep the limit that they were given.
+    // This comes after the fork: workers are the guard's children, and keep the limit that they were given.
     listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
     set_up_log(&options, console.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(agent::run_to_end(options, guard, console));
-    // A resolver that hangs must not keep the process.
+    // A resolver that hangs must not keep the process alive.
     runtime.shutdown_background();
     Ok(code)
 }
@@ -50,7 +50,7 @@ fn set_up_log(options: &Options, console: Console) {
     let filter = EnvFilter::builder().parse_lossy(format!("{},{libraries}", options.log_level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Not to stderr itself: who does not read it must not hold up the agent.
+        // The log does not write to stderr itself: a reader of stderr that does not read must not hold up the agent.
         .with_writer(move || console.log())
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);

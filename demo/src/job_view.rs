@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use elastic_coordinator::job::{
-    Checkpoint, Keys, NodeId, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Versioned,
-};
+use elastic_coordinator::job::{Checkpoint, Keys, NodeId, NodeRecord, RankRecord, RoundRecord, RoundState, Versioned};
 use elastic_coordinator::store::{Event, KeyValue, Revision, WatchUpdate};
 
 /// A round that was sealed.
@@ -117,17 +115,5 @@ impl JobView {
         } else if let Some((_, plan, node)) = self.keys.rank_of(key) {
             self.ranks.remove(&(plan, node));
         }
-    }
-}
-
-/// A phase in a word.
-pub(crate) fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Waiting => "waiting",
-        Phase::Running => "running",
-        Phase::Done => "done",
-        Phase::Failed => "failed",
-        Phase::Draining => "draining",
-        Phase::Stopped => "stopped",
     }
 }

@@ -11,7 +11,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::agents::{AgentOptions, Agents, Programs, RUNTIME, printed};
-use crate::job_view::{JobView, Seal, phase};
+use crate::job_view::{JobView, Seal};
 use crate::screen::{Line, Screen, Style, bar};
 use crate::store::DemoStore;
 use crate::trace::{GroupRun, History, Tail};
@@ -292,7 +292,7 @@ fn node_line(node: &str, agents: &Agents, job_view: &JobView) -> Line {
         None => (Style::Dim, "starting".to_owned()),
         Some((record, rank)) => {
             let rank = rank.map_or(String::new(), |rank| format!("rank {rank}"));
-            (Style::Plain, format!("{:<9} {rank:<8}", phase(record.phase)))
+            (Style::Plain, format!("{:<9} {rank:<8}", record.phase.to_string()))
         }
     };
     let pid = agent.map_or(String::new(), |agent| format!("agent {}", agent.pid));

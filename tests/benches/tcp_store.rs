@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use elastic_agent::meeting::workers_store::{Limits, TcpStore};
+use elastic_agent::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 use elastic_tests::torch::{Torch, TorchServer};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -124,7 +124,7 @@ fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     rustix::net::listen(&listener, 4096)?;
     println!("{}", listener.local_addr()?.port());
-    let _store = TcpStore::serve(listener, Limits::default())?;
+    let _store = TcpStore::serve(listener, WorkersStoreLimits::default())?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-"""The order of samples in an epoch, cut for however many workers there are. Not for reading samples."""
+"""The order of samples in an epoch, divided among any number of workers. Reading the samples is left to others."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 
 class ElasticSampler:
-    """Gives each sample of an epoch to exactly one rank, also when the number of ranks changes on the way.
+    """Gives each sample of an epoch to exactly one rank, even if the number of ranks changes during the epoch.
 
-    The order of an epoch depends on `seed` and the epoch alone. The group works it off from the front: its position says
-    how many samples are behind it, and the ranks take turns at the rest. A group of another size goes on at the position
-    that the checkpoint holds.
+    The order of an epoch depends only on `seed` and the epoch. The group takes the samples from the front. Its position
+    is the number of samples that are done, and the ranks take turns with the rest. A group of another size continues at
+    the position that the checkpoint holds.
 
     It is a sampler for `torch.utils.data.DataLoader`, which takes any iterable with a length.
 
-    When what is left does not divide by the number of ranks, some ranks get one sample fewer than others. Wrap such a
-    loop in DDP's `join()`, or pass `drop_last=True`: then up to `world_size - 1` samples of an epoch are left out.
+    If the rest cannot be divided by the number of ranks, some ranks get one sample fewer than others. Wrap such a loop
+    in DDP's `join()`, or pass `drop_last=True`: then up to `world_size - 1` samples of an epoch are left out.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ElasticSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """`dataset` is anything with a length, or the length. Rank and world size are the environment's by default."""
+        """`dataset` is anything with a length, or the length. Rank and world size default to the environment's."""
         self.length = dataset if isinstance(dataset, int) else len(dataset)
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
@@ -44,23 +44,23 @@ class ElasticSampler:
         self.position = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, or goes on with it where `load_state_dict` has left it."""
+        """Begins an epoch. If it is the loaded epoch, continues at the position that `load_state_dict` has set."""
         if epoch != self.epoch:
             self.epoch, self.position = epoch, 0
 
     def advance(self, samples: int) -> None:
-        """Notes that each rank has trained on `samples` more.
+        """Records that each rank has trained on this many more samples.
 
-        Not counted while iterating: a DataLoader asks for samples long before they are trained on.
+        Iterating does not count them, because a DataLoader asks for samples long before the ranks train on them.
         """
         self.position = min(self.position + samples * self.world_size, self.length)
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint must hold. The same on every rank."""
+        """The state that a checkpoint must hold. It is the same on every rank."""
         return {"epoch": self.epoch, "position": self.position, "length": self.length, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the group was, whatever its size."""
+        """Continues where the group was, whatever size the group had."""
         for name in ("length", "seed"):
             if state[name] != getattr(self, name):
                 raise ValueError(
@@ -72,12 +72,12 @@ class ElasticSampler:
     def __iter__(self) -> Iterator[int]:
         order = list(range(self.length))
         if self.shuffle:
-            # Text seeds a generator alike in every process and on every machine.
+            # A text seeds the generator alike in every process and on every machine.
             random.Random(f"{self.seed} {self.epoch}").shuffle(order)
         return iter(order[self.position + self.rank : self._end() : self.world_size])
 
     def __len__(self) -> int:
-        """Samples left for this rank in the epoch."""
+        """The number of samples that are left for this rank in the epoch."""
         return len(range(self.position + self.rank, self._end(), self.world_size))
 
     def _end(self) -> int:

@@ -1,4 +1,4 @@
-"""The worker's end of its agent's socket: JSON lines, as docs/protocol.md describes them. Not for what is trained."""
+"""The worker's end of its agent's socket: JSON lines, as docs/protocol.md describes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 SOCKET_ENV = "ELASTIC_AGENT_SOCKET"
 WARM_UP_ENV = "ELASTIC_WARM_UP"
 
-# What `ready` sets of a place.
+# The environment variables that `ready` and `quiesce` set, by the field of the place.
 _PLACE_ENV = {
     "rank": "RANK",
     "world_size": "WORLD_SIZE",
@@ -29,12 +29,16 @@ _PLACE_ENV = {
 }
 
 
-class AgentError(RuntimeError):
-    """The agent refused, is gone, or never was."""
+class AgentError(Exception):
+    """The agent refused the request, is gone, or was never there.
+
+    This is no RuntimeError. A failed collective of PyTorch raises one, and a script that catches it must not take the
+    loss of its agent for that.
+    """
 
 
 class _Reply:
-    """What a request waits for."""
+    """The reply that a request waits for."""
 
     def __init__(self) -> None:
         self.came = threading.Event()
@@ -42,8 +46,8 @@ class _Reply:
 
 
 class _Agent:
-    """A connection. A thread of its own reads it, so that news arrives while the script computes. Another calls the
-    script's callbacks, which may ask the agent for something and wait for the answer."""
+    """A connection to the agent. One thread reads it, so that news arrives while the script computes. Another thread
+    calls the script's callbacks, which may ask the agent for something and wait for the answer."""
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,13 +65,13 @@ class _Agent:
         self._forms = threading.Event()
         self._next = _Reply()
         self._gone = ""
-        # One that is started ahead of its round is kept only if it knows about rounds.
+        # A worker that is started ahead of its round is kept only if it knows about rounds.
         self.register(round_aware=os.environ.get(WARM_UP_ENV) == "1")
         threading.Thread(target=self._read, name="elastic-agent", daemon=True).start()
         threading.Thread(target=self._call, name="elastic-agent-callbacks", daemon=True).start()
 
     def register(self, round_aware: bool) -> None:
-        local_rank = os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", 0)
+        local_rank = os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
         self.send(
             {"type": "register", "local_rank": int(local_rank), "pid": os.getpid(), "round_aware": round_aware}
         )
@@ -145,7 +149,7 @@ class _Agent:
             callback, round, reason = self._calls.get()
             try:
                 callback(round, reason)
-            except BaseException:  # SystemExit too: it would end this thread alone, in silence.
+            except BaseException:  # SystemExit too, which would silently end only this thread.
                 traceback.print_exc()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -172,7 +176,13 @@ class _Agent:
         elif kind in ("welcome", "error") and not self._welcome.came.is_set():
             self._welcome.message = message
             self._welcome.came.set()
-        # Types of later versions are passed over.
+        elif kind == "error":
+            # It answers `quiesced`, the only message that has no number.
+            with self._lock:
+                reply = self._next
+            reply.message = message
+            reply.came.set()
+        # Message types of later versions are ignored.
 
 
 _lock = threading.Lock()
@@ -191,7 +201,7 @@ def _connected() -> _Agent:
     if not path:
         raise AgentError(f"{SOCKET_ENV} is not set: this process was not started by elastic-agent")
     with _lock:
-        # A fork, such as a DataLoader's worker, has the socket but not the thread that reads it.
+        # A forked process, such as a DataLoader's worker, has the socket but not the thread that reads it.
         if _agent is None or _process != os.getpid():
             _agent, _process = _Agent(path), os.getpid()
         return _agent
@@ -199,7 +209,8 @@ def _connected() -> _Agent:
 
 def assignment(timeout: float | None = 30) -> dict[str, Any]:
     """The worker's place in its round: `job`, `round`, `rank`, `world_size`, `group_rank`, `group_world_size`,
-    `master_addr`, `master_port`, `restart_count`, and `checkpoint`, what all members resume from, or None."""
+    `master_addr`, `master_port`, `restart_count` and `checkpoint`. All members resume from `checkpoint`, which may be
+    None."""
     return _place(_connected().welcome(timeout))
 
 
@@ -210,54 +221,60 @@ def _place(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_process() -> None:
-    """Says that this worker knows about rounds: when one is forming it will call `quiesce` instead of being stopped.
+    """Tells the agent that this worker knows about rounds. When a round is forming, the worker will call `quiesce`, and
+    so it need not be stopped.
 
-    It promises to agree with its peers, some of which may have just been started, on the state to go on from. Call it
-    before training begins. Without an agent it does nothing.
+    The worker promises to agree with its peers on the state to continue from. Some of these peers may have just been
+    started. Call this before training begins. Without an agent it does nothing.
     """
     if available():
         _connected().register(round_aware=True)
 
 
 def ready(timeout: float | None = None) -> dict[str, Any]:
-    """Says that this worker could begin at once, and that it knows about rounds as with `keep_process`; waits for its
-    place, and returns it as `assignment` does.
+    """Tells the agent that this worker could begin at once, and that it knows about rounds, as `keep_process` does.
+    Waits for the worker's place, and returns it as `assignment` does.
 
-    With `elastic-agent --warm-up` a worker is started before its node joins, so that the others do not wait for its
-    imports and data, and has no place until then. `RANK`, `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`,
-    `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and `ELASTIC_ROUND` are set when this returns, for
-    `torch.distributed` and others that read them. Call it after the slow imports and before anything that needs a
-    rank. Without `--warm-up` it returns at once.
+    With `elastic-agent --warm-up` a worker is started before its node joins, so that the other nodes do not wait for
+    the worker's imports and data. Until the node joins, the worker has no place. When this returns, `RANK`,
+    `WORLD_SIZE`, `GROUP_RANK`, `GROUP_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RESTART_COUNT` and
+    `ELASTIC_ROUND` are set, for `torch.distributed` and others that read them. Call this after the slow imports, and
+    before anything that needs a rank. Without `--warm-up` it returns at once.
     """
     keep_process()
-    place = assignment(timeout)
+    return _entered(assignment(timeout))
+
+
+def _entered(place: dict[str, Any]) -> dict[str, Any]:
     os.environ.update({name: str(place[key]) for key, name in _PLACE_ENV.items()})
     return place
 
 
 def forming() -> tuple[int, str] | None:
-    """The round that is forming and why, or None: to be asked between two steps, and told to all ranks by a flag in
-    their next all-reduce, so that all of them quiesce after the same one."""
+    """The round that is forming and the reason for it, or None.
+
+    Call this between two steps, and tell all ranks the answer by a flag in their next all-reduce. Then all ranks
+    quiesce after the same step."""
     return _connected().forming() if available() else None
 
 
 def quiesce(step: int, timeout: float | None = None) -> dict[str, Any]:
-    """Comes to rest after `step` steps for the round that is forming, waiting for one to form if none is, and returns
-    this worker's place in it, as `assignment` does.
+    """Comes to rest after `step` steps, so that the next round can form. Returns this worker's place in that round, as
+    `assignment` does. If no round is forming yet, this first waits until one is.
 
-    Leave the process group of the old round first, and touch nothing of it while this waits. Then join the new one, at
-    the place's `master_addr` and `master_port`. The environment still holds the place this process was started in.
-    Raises AgentError when the agent is gone, or after `timeout` seconds for each of both.
+    Leave the process group of the old round first, and use nothing of it while this waits. Then join the new process
+    group: the environment holds the new place, as after `ready`. Raises AgentError if the agent refuses or is gone, if
+    no round is forming within `timeout` seconds, or if the place does not come within another `timeout` seconds.
     """
-    return _place(_connected().quiesce(step, timeout))
+    return _entered(_place(_connected().quiesce(step, timeout)))
 
 
 def on_round_change(callback: Callable[[int, str], None]) -> None:
-    """Calls `callback(round, reason)` when the next round is forming. The stop signal follows, so be brief; after
-    `keep_process` it is time to quiesce.
+    """Calls `callback(round, reason)` when the next round is forming. The stop signal follows, so be brief. A worker
+    that has called `keep_process` should quiesce instead.
 
-    It is called on a thread of its own, which all callbacks share: it may commit a checkpoint and wait for that. What it
-    raises is printed, and changes nothing. Without an agent it is never called.
+    All callbacks run on one thread that does nothing else. So a callback may commit a checkpoint and wait for that. An
+    exception that a callback raises is printed and has no other effect. Without an agent no callback is called.
     """
     if available():
         _connected().listen(callback)
@@ -266,9 +283,10 @@ def on_round_change(callback: Callable[[int, str], None]) -> None:
 def report_progress(
     step: int, *, epoch: int | None = None, loss: float | None = None, total_steps: int | None = None
 ) -> None:
-    """Says how far this worker is: `step` steps done, epochs counted from 0. Only the newest report counts.
+    """Tells the agent how far this worker is: `step` steps are done, and epochs are counted from 0. Only the newest
+    report counts.
 
-    Without an agent it does nothing, so that a script runs elsewhere too.
+    Without an agent this does nothing, so that a script also runs elsewhere.
     """
     if available():
         loss = None if loss is None else float(loss)
@@ -278,9 +296,10 @@ def report_progress(
 
 
 def barrier(name: str, timeout: float | None = None) -> None:
-    """Returns when one worker of each node of the round has called it with this name; a name serves once a round.
+    """Returns when one worker of each node of the round has called this with the same name. A name can be used once in
+    a round.
 
-    Raises AgentError when the round ends before, or after `timeout` seconds.
+    Raises AgentError if the round ends before that, or after `timeout` seconds.
     """
     _connected().ask({"type": "barrier", "name": name}, timeout)
 
@@ -288,11 +307,11 @@ def barrier(name: str, timeout: float | None = None) -> None:
 def commit_checkpoint(
     step: int, path: str | os.PathLike[str], *, digest: str | None = None, timeout: float | None = None
 ) -> None:
-    """Publishes the checkpoint at `path`, which holds `step` steps, as what the job resumes from.
+    """Publishes the checkpoint at `path`, which holds `step` steps. The job then resumes from it.
 
-    It must lie complete and durable there. `digest` names its bytes as `algorithm:hex`; by default SHA-256 of the file.
-    Returns when it is published. Raises AgentError when it never will be: this node is no member of the round any more,
-    or a later step is committed.
+    The checkpoint must be complete and durable. `digest` is the digest of its bytes, as `algorithm:hex`. By default it
+    is the SHA-256 of the file. Returns when the checkpoint is published. Raises AgentError if it never will be, because
+    this node is no longer a member of the round, or because a later step is committed.
     """
     path = pathlib.Path(path).absolute()
     if digest is None:

@@ -1,4 +1,4 @@
-//! How a node leaves: after the others if it serves their store, and with a report for whoever started the agent.
+//! How a node leaves, and how it reports its end. A node that serves the store of the others leaves after them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,10 +12,11 @@ use crate::output::outcome::recorded;
 use crate::output::outcome::report::{Report, ReportForm};
 use crate::workers::final_save;
 
-/// Longest that an agent which serves the store waits for the others to leave, if none of them may still save.
+/// The longest time that an agent which serves the store waits for the other nodes to leave, if none of them may still
+/// save.
 const LEAVE_LAST: Duration = Duration::from_secs(10);
 
-/// Longest that the console may take for the last lines.
+/// The longest time that the console may take for the last lines.
 pub(super) const FLUSH: Duration = Duration::from_secs(2);
 
 /// Why a node's part did not end well.
@@ -28,8 +29,8 @@ pub(super) fn reason(end: &End) -> Option<&str> {
     }
 }
 
-/// Tells whoever started the agent how it ended: people, programs, and, as torchrun does, the error file of the agent's
-/// own.
+/// Tells whoever started the agent how it ended. People read the console, and programs read the JSON report. Like
+/// torchrun, the agent also writes the error file that it was itself started with.
 pub(super) fn tell(report: &Report, form: ReportForm, console: &Console) {
     if report.success() {
         tracing::info!("the job has succeeded");
@@ -47,14 +48,15 @@ pub(super) fn tell(report: &Report, form: ReportForm, console: &Console) {
     }
 }
 
-/// Whoever serves the store goes on until the others have read the result and left.
+/// An agent that serves the store stays until the other nodes have read the result and left.
 pub(super) async fn leave_last(backend: &Backend, keys: &Keys, end: &End) {
     let gone = async {
         let Some(store) = backend.store() else { return };
         while store.range(&keys.nodes()).await.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // Their watches deliver the result before their keys go; answers under way get a moment.
+        // The watches of the other nodes deliver the result before the nodes' keys go. Answers that are under way get a
+        // moment.
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
     let longest = if final_save::may_matter(end) { LEAVE_LAST + final_save::LIMIT } else { LEAVE_LAST };

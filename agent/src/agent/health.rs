@@ -1,10 +1,11 @@
-//! The agent's health, told over plain HTTP: `--health-port`. Not for changing anything, nor for the job as a whole
-//! (that is the coordinator's and `elasticctl`'s).
+//! The agent's health, told over plain HTTP: `--health-port`. The health of the whole job is shown by the coordinator
+//! and `elasticctl`.
 //!
 //! | path | answers |
 //! |---|---|
 //! | `/live` | 200 while the agent runs; it answers from the one thread that does all its work |
 //! | `/ready` | 200 while workers of a round run here, else 503 |
+//! | `/metrics` | the same and more, for Prometheus |
 //! | `/` | what the agent knows, as JSON |
 
 use std::net::SocketAddr;
@@ -23,25 +24,28 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use super::metrics::Metrics;
 use crate::workers::group::GroupState;
 use crate::workers::watchdog::Steps;
 
-/// What is known, and from where.
+/// The state that the health port reports.
 pub struct Health {
     /// The job's id.
     pub job: String,
     /// The node's name.
     pub node: String,
-    /// The node in the protocol.
+    /// The node's state in the protocol.
     pub status: watch::Receiver<Status>,
-    /// Its workers.
+    /// The state of its workers.
     pub group: watch::Receiver<GroupState>,
-    /// How far they say they are.
+    /// The last step that each worker has reported.
     pub steps: Steps,
+    /// What Prometheus is told.
+    pub metrics: Arc<Metrics>,
 }
 
 impl Health {
-    /// Tells it at this address for as long as the agent runs.
+    /// Serves the health port at this address for as long as the agent runs.
     ///
     /// # Errors
     /// The port is taken or not allowed, or the address is not this machine's.
@@ -50,6 +54,7 @@ impl Health {
             listen(at).with_context(|| format!("cannot tell health at {at}; choose another with --health-port"))?;
         let bound = listener.local_addr()?;
         tracing::info!(port = bound.port(), address = %bound.ip(), "health");
+        tokio::spawn(Arc::clone(&self.metrics).follow(self.status.clone(), self.group.clone()));
         tokio::spawn(serve(listener, Arc::new(self)));
         Ok(())
     }
@@ -91,6 +96,7 @@ async fn serve(listener: TcpListener, health: Arc<Health>) {
     let router = Router::new()
         .route("/live", get(async || "the agent runs\n"))
         .route("/ready", get(is_ready))
+        .route("/metrics", get(metrics))
         .route("/", get(state))
         .with_state(health);
     Port::new(listener, Share::Monitors).serve_http(router).await;
@@ -98,6 +104,13 @@ async fn serve(listener: TcpListener, health: Arc<Health>) {
 
 async fn state(State(health): State<Arc<Health>>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], format!("{}\n", health.state())).into_response()
+}
+
+async fn metrics(State(health): State<Arc<Health>>) -> Response {
+    let (status, group) = (health.status.borrow().clone(), health.group.borrow().clone());
+    let text = health.metrics.render(Time::now(), &status, &group, &health.steps);
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
 async fn is_ready(State(health): State<Arc<Health>>) -> Response {

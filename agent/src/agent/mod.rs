@@ -6,9 +6,11 @@
 //! | `rounds.rs` | takes part: from one round to the next, until the node's part is over |
 //! | `ending.rs` | leaves, and reports how it ended |
 //! | [`health`] | tells over HTTP how the agent is |
+//! | [`metrics`] | what Prometheus is told there |
 
 mod ending;
 pub mod health;
+pub mod metrics;
 mod rounds;
 mod setup;
 
@@ -26,12 +28,13 @@ use crate::output::logs::{self, Console, LogDir, Logs};
 use crate::output::outcome::report::Report;
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::Group;
-use crate::workers::local_workers::Local;
+use crate::workers::local_workers::LocalWorkers;
 use crate::workers::signals::{self, Signals};
 use crate::workers::socket::WorkerSocket;
 use crate::workers::warm_up::warm_up;
 use crate::workers::watchdog::{TIMER_FILE, TimerFile, Watchdog};
 use ending::FLUSH;
+use metrics::Metrics;
 
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
 pub async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
@@ -46,7 +49,7 @@ pub async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 
     report.exit_code()
 }
 
-/// Does a step before the job is joined; none if a signal told the agent to leave meanwhile.
+/// Does one step before the job is joined. Returns none if a signal told the agent to leave meanwhile.
 async fn unless_told<T>(
     signals: &mut Signals,
     step: impl Future<Output = anyhow::Result<T>>,
@@ -60,12 +63,13 @@ async fn unless_told<T>(
     }
 }
 
-/// Takes part, and returns how that ended, or what kept this node from it, as a chain of causes.
+/// Takes part in the job, and returns how that ended. The error is a chain of causes that kept this node from taking
+/// part.
 async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::Result<End> {
     if !options.signals_named {
         options.signals = signals::unless_ignored(options.signals);
     }
-    // First of all: at no time may one of these signals have its default action.
+    // This comes first, so that none of these signals ever has its default action.
     let mut signals = Signals::watch(&options.signals)?;
     for warning in &options.warnings {
         tracing::warn!("{warning}");
@@ -82,8 +86,13 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let Some(identity) = unless_told(&mut signals, claim).await? else { return Ok(End::Drained) };
     let paths = setup::job_paths(&options);
     let open = async { Ok(backend::open(&options.rendezvous, &paths, timings.join_timeout).await?) };
-    let Some(backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
-    // After the store was found: what resolves by then need not have before.
+    let Some(mut backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
+    // Nobody asks for metrics without a port.
+    let health = options.watch.health.map(|at| (at, Metrics::new(options.job.as_ref(), &identity.name)));
+    if let Some((_, metrics)) = &health {
+        backend.observed_by(metrics.observer());
+    }
+    // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
     let address = setup::address(&options, &hostname);
     let Some((address, mut env)) = unless_told(&mut signals, address).await? else { return Ok(End::Drained) };
     tracing::info!(node = %identity, %address, slots, "this node");
@@ -105,14 +114,14 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let part = setup::participation(&backend, &paths, options.job.clone(), listener);
     let socket = identity.runtime_dir().join(setup::socket_name());
     let socket =
-        WorkerSocket::open(&socket, backend.meeting.clone(), paths.clone(), part.status(), timings.join_timeout)?;
+        WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
-    if let Some(at) = options.watch.health {
-        setup::health(&options, &identity, part.status(), group.state(), socket.steps()).tell(at).await?;
+    if let Some((at, metrics)) = health {
+        setup::health(&options, &identity, part.status(), group.state(), socket.steps(), metrics).tell(at).await?;
     }
     let record = setup::record(&options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, timings.start_timeout);
-    let mut local = Local::new(group, socket, watchdog, gpus, options.quiesce_timeout);
+    let mut local = LocalWorkers::new(group, socket, watchdog, gpus, options.quiesce_timeout);
 
     let end = tokio::select! {
         end = async {
@@ -136,7 +145,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             caught = signals.next() => tracing::warn!("{caught}: not waiting for the others to leave"),
         }
     }
-    let Local { group, socket, watchdog, .. } = local;
+    let LocalWorkers { group, socket, watchdog, .. } = local;
     drop((socket, watchdog));
     let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;

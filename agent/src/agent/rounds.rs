@@ -1,5 +1,5 @@
-//! Takes part in a job: commands of the protocol go to the workers, what happens to these goes back, until the node's
-//! part is over.
+//! Takes part in a job, until the node's part is over. Commands of the protocol go to the workers, and events of the
+//! workers go back to the protocol.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::meeting::participation::Participation;
 use crate::workers::group::Moved;
-use crate::workers::local_workers::{Local, lost, wait};
+use crate::workers::local_workers::{LocalWorkers, lost, wait};
 use crate::workers::signals::Signals;
 use crate::workers::supervisor::Event;
 
@@ -22,7 +22,7 @@ fn seed() -> u64 {
     Uuid::new_v4().as_u64_pair().0
 }
 
-/// Carries the node's part in the protocol, incarnation after incarnation. `offers` are the ports for rank 0.
+/// Runs the node's part in the protocol, one incarnation after the other. `offers` gives the ports for rank 0.
 async fn drive(
     part: Participation,
     mut setup: MemberSetup,
@@ -34,7 +34,7 @@ async fn drive(
         match part.run(setup.clone(), &commands, &mut reports).await {
             Parting::Rejoin(reason) => {
                 setup.record.incarnation = Uuid::new_v4().to_string();
-                // The one before may have been used.
+                // The port offered before may have been used.
                 setup.record.master = offers.borrow().clone();
                 setup.seed = seed();
                 let node = setup.record.id();
@@ -45,14 +45,14 @@ async fn drive(
     }
 }
 
-/// Takes part, incarnation after incarnation, until the node's part is over.
+/// Takes part, one incarnation after the other, until the node's part is over.
 pub(super) async fn take_part(
     part: Participation,
     mut record: NodeRecord,
     spec: Spec,
     store: Option<&Arc<dyn Store>>,
     keys: &Keys,
-    local: &mut Local,
+    local: &mut LocalWorkers,
     signals: &mut Signals,
 ) -> anyhow::Result<End> {
     let (reports, inbox) = mpsc::unbounded_channel();
@@ -62,7 +62,7 @@ pub(super) async fn take_part(
     let mut driver = tokio::spawn(drive(part, setup, local.group.master().latest(), commands, inbox));
 
     let mut leaving = Leaving::No;
-    // Why nothing can be started here any more.
+    // The reason why no more workers can be started here.
     let mut unfit: Option<String> = None;
     loop {
         let report = tokio::select! {
@@ -130,7 +130,7 @@ pub(super) async fn take_part(
             reports.send(GroupReport::Drain).ok();
         }
         for report in report.into_iter().chain(local.settle()) {
-            // A driver that is gone is seen above.
+            // If the driver is gone, the select above sees it.
             reports.send(report).ok();
         }
     }
@@ -140,9 +140,9 @@ pub(super) async fn take_part(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     No,
-    /// As planned: the workers may save.
+    /// The first signal asks for a planned leave: the workers may save.
     AsPlanned,
-    /// Told again: nothing is waited for.
+    /// Another signal asks to leave without waiting for anything.
     AtOnce,
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use super::health::Health;
+use super::metrics::Metrics;
 use crate::cli::Options;
 use crate::machine::address::{Advertised, advertised};
 use crate::machine::cpus::{self, CpuSet};
@@ -22,7 +23,7 @@ use crate::machine::devices::{self, Gpus};
 use crate::machine::identity::{self, Claim, NodeIdentity};
 use crate::machine::{interfaces, numa};
 use crate::meeting::backend::Backend;
-use crate::meeting::participation::{JobPaths, Meeting, Participation};
+use crate::meeting::participation::{JobPaths, Participation, RendezvousStore};
 use crate::meeting::ports;
 use crate::meeting::rendezvous::Rendezvous;
 use crate::output::events::{self, EventHandler};
@@ -33,17 +34,17 @@ use crate::workers::group::{GroupSetup, GroupState};
 use crate::workers::slots;
 use crate::workers::watchdog::Steps;
 
-/// Variables of the workers' environment, beyond those of their places.
+/// Environment variables for the workers, in addition to those that tell a worker its place.
 type Variables = Vec<(&'static str, OsString)>;
 
-/// What this node's workers run, how many they are, and on which CPUs.
+/// The program that this node's workers run, the number of workers, and their CPUs.
 pub(super) struct Program {
     command: WorkerCommand,
     pub(super) slots: u32,
     cpus: Vec<CpuSet>,
 }
 
-/// Finds the workers' program, and what of this machine they get.
+/// Finds the workers' program, the number of workers, and their CPUs.
 pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
     let env = |name: &str| std::env::var_os(name);
     let text = |name: &str| std::env::var(name).ok();
@@ -53,7 +54,7 @@ pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
     let slots = slots::count(options.workers, || &*gpus, &text)?;
     let cpus = bound_cpus(options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;
     if options.virtual_local_rank {
-        // All of them, before anything is joined.
+        // Checks all workers before the node joins anything.
         (0..slots).try_for_each(|local_rank| own_device(local_rank, &env).map(drop))?;
     }
     if let Some(warning) = threads_warning(slots, &env) {
@@ -62,7 +63,7 @@ pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
     Ok(Program { command, slots, cpus })
 }
 
-/// The CPUs of each worker, if they are to be bound.
+/// The CPUs of each worker. Empty if workers are not to be bound.
 fn bound_cpus<'a>(
     options: &Options,
     slots: u32,
@@ -80,7 +81,7 @@ fn bound_cpus<'a>(
     Ok(cpus)
 }
 
-/// Whom torchrun's events are about.
+/// The names that torchrun's events carry: the job, the role, the host, the program.
 pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> events::Source {
     events::Source {
         console: (options.events == EventHandler::Console).then(|| console.clone()),
@@ -96,7 +97,7 @@ pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> ev
     }
 }
 
-/// Takes the node's name, which one agent at a time can have.
+/// Takes the node's name. Only one agent at a time can have it.
 pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity> {
     let (job, node_name) = (options.job.clone(), options.node_name.clone());
     let claim = tokio::task::spawn_blocking(move || {
@@ -110,7 +111,7 @@ pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity
     Ok(claim.await.context("claim a node name")??)
 }
 
-/// Where the job's records lie.
+/// Where the store keeps the job's records.
 pub(super) fn job_paths(options: &Options) -> JobPaths {
     JobPaths {
         keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &options.job),
@@ -118,7 +119,7 @@ pub(super) fn job_paths(options: &Options) -> JobPaths {
     }
 }
 
-/// The address that other nodes are told, and what the workers are told of its interface.
+/// The address that other nodes are told, and the variables that tell workers the interface of this address.
 pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result<(Advertised, Variables)> {
     let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.to_owned());
     let pinned = options.pin_interface;
@@ -130,7 +131,7 @@ pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result
     found.await.context("find this node's address")
 }
 
-/// What is the same for every group of workers.
+/// The settings that are the same for every group of workers.
 pub(super) fn group(
     options: &Options,
     program: Program,
@@ -150,7 +151,7 @@ pub(super) fn group(
         command,
         directory: std::env::current_dir().context("find the working directory")?,
         address,
-        // The others wait for this node's workers no longer than that either.
+        // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
         shortage_patience: options.timings.start_timeout / 2,
         store_host: options.store_host,
         virtual_local_rank: options.virtual_local_rank,
@@ -161,8 +162,8 @@ pub(super) fn group(
     })
 }
 
-/// Listens for other agents: on all interfaces, since which of them a peer comes in by is not known here, or on a
-/// loopback address alone.
+/// Listens for other agents. A loopback address is used alone. Otherwise this listens on all interfaces, because it is
+/// not known here which of them a peer comes in by.
 pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<TcpListener> {
     let port = options.peer_port;
     let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
@@ -174,11 +175,11 @@ pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<T
     })
 }
 
-/// The node's part, by the protocol that the store speaks.
+/// The node's part in the job, in the protocol that the store speaks.
 pub(super) fn participation(backend: &Backend, paths: &JobPaths, job: JobId, listener: TcpListener) -> Participation {
-    match &backend.meeting {
-        Meeting::Store(store) => Participation::Own(Node::new(Arc::clone(store), job, listener).concluding()),
-        Meeting::TorchElastic(etcd) => {
+    match &backend.rendezvous {
+        RendezvousStore::Store(store) => Participation::Own(Node::new(Arc::clone(store), job, listener).concluding()),
+        RendezvousStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
             Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
         }
@@ -190,18 +191,19 @@ pub(super) fn socket_name() -> String {
     format!("{}.sock", &Uuid::new_v4().simple().to_string()[..12])
 }
 
-/// What is told over HTTP of this agent.
+/// The state that the health port reports of this agent.
 pub(super) fn health(
     options: &Options,
     identity: &NodeIdentity,
     status: watch::Receiver<Status>,
     group: watch::Receiver<GroupState>,
     steps: Steps,
+    metrics: Arc<Metrics>,
 ) -> Health {
-    Health { job: options.job.to_string(), node: identity.name.clone(), status, group, steps }
+    Health { job: options.job.to_string(), node: identity.name.clone(), status, group, steps, metrics }
 }
 
-/// The node's own record in the store, as it joins.
+/// The node's own record in the store, as it is when the node joins.
 pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint, slots: u32) -> NodeRecord {
     NodeRecord {
         name: identity.name.clone(),

@@ -1,11 +1,11 @@
-//! `--print-completion`: what a shell needs to complete our flags. Not for reading them.
+//! `--print-completion`: the script that a shell needs to complete our flags.
 
 use clap::{Arg, Command, ValueHint};
 use clap_complete::{Generator, Shell};
 
 use super::error::Refusal;
 
-/// A script for `shell`, which completes flags of `program`.
+/// A script for `shell` that completes the flags of `program`.
 pub(super) fn script(shell: &str, definition: &Command, program: &str) -> Result<String, Refusal> {
     let shell = match shell {
         "bash" => Shell::Bash,
@@ -27,12 +27,13 @@ pub(super) fn script(shell: &str, definition: &Command, program: &str) -> Result
     Ok(String::from_utf8_lossy(&script).into_owned())
 }
 
-/// Flags that are taken and not advertised are of no use to who completes.
+/// The flags to complete. Flags that are accepted but not advertised are left out.
 fn visible(definition: &Command) -> impl Iterator<Item = &Arg> {
     definition.get_arguments().filter(|arg| !arg.is_hide_set())
 }
 
-/// clap knows no tcsh, whose `complete` takes words after a beginning: flags after `--`, files elsewhere.
+/// clap has no generator for tcsh. tcsh's `complete` offers words after a beginning: here flags after `--`, and files
+/// elsewhere.
 fn tcsh(definition: &Command, program: &str) -> String {
     let flags: Vec<&str> = visible(definition).filter_map(Arg::get_long).collect();
     format!("complete {program} 'c/--/({})/' 'p/*/f/'\n", flags.join(" "))

@@ -1,4 +1,4 @@
-//! `--rdzv-conf k=v,…`: every key, torchrun's and ours, each known and checked. Not for what a backend makes of them.
+//! `--rdzv-conf k=v,…`: every key, torchrun's and ours, each known and checked.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::flags::Setting;
 use super::values;
 use crate::meeting::rendezvous::{Credentials, Tls};
 use crate::meeting::rendezvous_port::StoreHost;
-use crate::meeting::workers_store::Limits;
+use crate::meeting::workers_store::WorkersStoreLimits;
 
 /// All of `--rdzv-conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -25,13 +25,13 @@ pub(super) struct Conf {
     pub(super) credentials: Option<Credentials>,
     pub(super) is_host: Option<bool>,
     pub(super) v2: bool,
-    /// `true`: the agents serve the workers' store; `false`: worker rank 0 does.
+    /// `true`: the agents serve the workers' store. `false`: worker rank 0 serves it.
     pub(super) agent_store: Option<bool>,
     pub(super) store_memory: Option<usize>,
     pub(super) warnings: Vec<String>,
 }
 
-/// Every key with a meaning here; aliases stand beside the key they mean.
+/// Every key that has a meaning here. An alias stands beside the key that it means.
 const KEYS: &[&str] = &[
     "join_timeout",
     "timeout",
@@ -63,7 +63,8 @@ const KEYS: &[&str] = &[
     "workers_store_memory",
 ];
 
-/// torchrun's keys for mechanisms that do not exist here: accepted, so that its command lines run unchanged.
+/// torchrun's keys for mechanisms that do not exist here. They are accepted, so that torchrun's command lines run
+/// unchanged.
 const WITHOUT_EFFECT: &[&str] = &[
     "cas_backoff_max_seconds",
     "close_timeout",
@@ -75,7 +76,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "read_timeout",
 ];
 
-/// One `k=v`, which knows how to complain.
+/// One `k=v`, with what an error message needs.
 struct Entry<'a> {
     whole: &'a Setting,
     key: &'a str,
@@ -148,12 +149,14 @@ pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
 }
 
 impl Conf {
-    /// Who serves the workers' store. `disabled` is torchrun's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`, before which the
-    /// key goes.
+    /// Whether an agent or worker rank 0 serves the workers' store. `disabled` is torchrun's
+    /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. The key takes precedence over this variable.
     pub(super) fn store_host(&self, disabled: bool) -> StoreHost {
-        let limits = Limits::default();
+        let limits = WorkersStoreLimits::default();
         match self.agent_store.unwrap_or(!disabled) {
-            true => StoreHost::Agent(Limits { memory: self.store_memory.unwrap_or(limits.memory), ..limits }),
+            true => {
+                StoreHost::Agent(WorkersStoreLimits { memory: self.store_memory.unwrap_or(limits.memory), ..limits })
+            }
             false => StoreHost::Workers,
         }
     }
@@ -271,7 +274,7 @@ fn workers_store(text: &str) -> Result<bool, Refusal> {
     }
 }
 
-/// A number of bytes with or without KiB, MiB or GiB.
+/// Reads a number of bytes, with or without KiB, MiB or GiB.
 fn bytes(text: &str) -> Result<usize, Refusal> {
     let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
     let (number, shift) =
@@ -291,7 +294,7 @@ fn user_name(text: &str) -> Result<String, Refusal> {
     Ok(text.to_owned())
 }
 
-/// Normalised to `/a/b`.
+/// Reads a key prefix, normalised to `/a/b`.
 fn prefix(text: &str) -> Result<String, Refusal> {
     let trimmed = text.trim_matches('/');
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+=/".contains(c);

@@ -1,5 +1,5 @@
 //! Whose command line it is: the launcher that this program stands in for, by the name it is called by or by its first
-//! word. Not for what single flags mean.
+//! word.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -8,7 +8,7 @@ use tracing::Level;
 
 use crate::workers::slots::WorkerCount;
 
-/// The launcher whose defaults hold.
+/// The launcher whose command line this is, and whose defaults hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
     /// Our own.
@@ -16,13 +16,13 @@ pub enum Dialect {
     Own,
     /// torchrun of torch 2.15, and launchers made from it.
     Torchrun,
-    /// `python -m torch.distributed.launch` of torch 2.15: tells workers `--local-rank`.
+    /// `python -m torch.distributed.launch` of torch 2.15. It passes `--local-rank` to workers.
     Launch,
     /// `python -m torchelastic.distributed.launch` of torchelastic 0.2.2.
     Torchelastic,
 }
 
-/// First words that choose a dialect, and what they stand for.
+/// First words that choose a dialect.
 const WORDS: [(&str, Dialect); 3] = [
     ("torchrun-compat", Dialect::Torchrun),
     ("launch-compat", Dialect::Launch),
@@ -41,8 +41,8 @@ const LINKS: [(&str, Dialect); 5] = [
 impl Dialect {
     /// The dialect of a whole command line, and its words after the ones that chose it.
     ///
-    /// Only the very first word chooses, so that a program of such a name can be run: after `--`, after any flag, or
-    /// as `./NAME`.
+    /// Only the very first word can choose a dialect. So a program of such a name can still be run: after `--`, after
+    /// any flag, or as `./NAME`.
     pub fn of(argv: impl IntoIterator<Item = OsString>) -> (Dialect, Vec<OsString>) {
         let mut words = argv.into_iter().peekable();
         let called = words.next().unwrap_or_default();
@@ -60,7 +60,7 @@ impl Dialect {
         (dialect, words.collect())
     }
 
-    /// What a user types to get it.
+    /// The command that a user types to get this dialect.
     pub(super) fn command(self) -> &'static str {
         match self {
             Dialect::Own => "elastic-agent",
@@ -82,7 +82,7 @@ impl Dialect {
         if self == Dialect::Torchelastic { 3 } else { 0 }
     }
 
-    /// torchrun speaks from warnings on.
+    /// The default log level. torchrun logs only warnings and errors.
     pub(super) fn log_level(self) -> Level {
         match self {
             Dialect::Torchrun | Dialect::Launch => Level::WARN,
@@ -90,8 +90,8 @@ impl Dialect {
         }
     }
 
-    /// The exit code of a mistake: Python's argparse ends with 2, and what it lets through ends torchrun as any
-    /// exception does.
+    /// The exit code of a mistake. Python's argparse ends with 2. A mistake that argparse lets through ends torchrun
+    /// with 1, as any exception does.
     pub(super) fn exit_code(self, syntax: bool) -> u8 {
         if syntax || self == Dialect::Own { 2 } else { 1 }
     }
@@ -121,7 +121,7 @@ mod tests {
             ("bagua.distributed.run t.py", Dialect::Torchrun, "t.py"),
             ("torch.distributed.launch t.py", Dialect::Launch, "t.py"),
             ("torchelastic.distributed.launch t.py", Dialect::Torchelastic, "t.py"),
-            // Programs that are called like it.
+            // Programs with such a name.
             ("elastic-agent ./torchrun-compat x", Dialect::Own, "./torchrun-compat x"),
             ("elastic-agent -- torchrun-compat x", Dialect::Own, "-- torchrun-compat x"),
             ("elastic-agent --no-python torchrun-compat", Dialect::Own, "--no-python torchrun-compat"),

@@ -1,4 +1,4 @@
-//! Store endpoints, `host[:port]`. Not for resolving names.
+//! Store endpoints, `host[:port]`.
 
 use std::net::Ipv6Addr;
 
@@ -8,26 +8,26 @@ use super::error::Refusal;
 
 /// etcd's client port.
 pub(super) const ETCD_PORT: u16 = 2379;
-/// The port torchrun gives static.
+/// torchrun's default port for static.
 pub(super) const STATIC_PORT: u16 = 29500;
-/// The port torchrun gives c10d.
+/// torchrun's default port for c10d.
 pub(super) const C10D_PORT: u16 = 29400;
 
 pub(super) fn localhost(port: u16) -> Endpoint {
     Endpoint { host: "localhost".into(), port }
 }
 
-/// What a list of endpoints says: where, and over which protocol if it has a scheme.
+/// A list of endpoints, and their protocol if they have a scheme.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EndpointList {
     pub(super) endpoints: Vec<Endpoint>,
-    /// `Some(true)`: `https://` stands before them.
+    /// `Some(true)`: the endpoints begin with `https://`.
     pub(super) https: Option<bool>,
 }
 
 const ADVICE: &str = "write HOST[:PORT], [IPV6][:PORT], or several with commas";
 
-/// An empty text is `localhost`, as with torchrun.
+/// Reads a list of endpoints. As with torchrun, an empty text stands for `localhost`.
 pub(super) fn list(text: &str, default_port: u16) -> Result<EndpointList, Refusal> {
     if text.trim().is_empty() {
         return Ok(EndpointList { endpoints: vec![localhost(default_port)], https: None });
@@ -80,7 +80,7 @@ fn one(text: &str, default_port: u16) -> Result<Endpoint, Refusal> {
     if host.is_empty() {
         return Err(Refusal::new("a host is missing", ADVICE));
     }
-    // Underscores are no part of host names but of many container names.
+    // Host names have no underscores, but many container names do.
     if let Some(c) = host.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-:".contains(*c))) {
         return Err(Refusal::new(format!("{c:?} cannot be part of a host name"), ADVICE));
     }

@@ -1,10 +1,10 @@
-//! What parsing can end with other than options. Not for errors of the running agent.
+//! The results of parsing other than options.
 
 use std::fmt;
 
 use super::dialect::Dialect;
 
-/// A value that cannot be used: what it is, why, and what to do. Its text is always one line.
+/// A value that cannot be used: what it is, why it is refused, and what to do. The text is always one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {cause}; {advice}")]
 pub struct UsageError {
@@ -14,11 +14,12 @@ pub struct UsageError {
     pub cause: String,
     /// What to write instead.
     pub advice: String,
-    /// Whether the command line itself has the wrong form, as Python's argparse would say too; else a value is refused.
+    /// Whether the command line itself has the wrong form, which Python's argparse would refuse too. Otherwise a value
+    /// is refused.
     pub syntax: bool,
 }
 
-/// Why no options came out of the command line.
+/// Why the command line gave no options.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
     /// `--help` or `--version`: the text belongs on standard output.
@@ -30,7 +31,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// The process's exit code: 0 after help, 2 after a mistake, as is usual; torchrun has 1 for some.
+    /// The process's exit code: 0 after help, and usually 2 after a mistake. torchrun has 1 for some mistakes.
     pub fn exit_code(&self, dialect: Dialect) -> u8 {
         match self {
             Stop::Show(_) => 0,
@@ -39,7 +40,7 @@ impl Stop {
     }
 }
 
-/// Why a value is refused, before it is known which flag it came with.
+/// Why a value is refused. The flag that it came with is not known yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) cause: String,
@@ -57,9 +58,9 @@ impl Refusal {
         Refusal { syntax: true, ..self }
     }
 
-    /// Says whose value it is.
+    /// Adds the name of the flag or variable that the value came with.
     pub(super) fn of(self, what: impl fmt::Display) -> UsageError {
-        // A value may hold anything; the message stays one line, and cannot move a terminal's cursor.
+        // A value may hold anything. The message stays one line, and cannot move a terminal's cursor.
         let line = |text: String| text.chars().flat_map(printable).collect();
         UsageError {
             what: line(what.to_string()),

@@ -1,4 +1,4 @@
-//! Every flag: its name, its help, its `PET_*` variable, and how a raw value is found. Not for what values mean.
+//! Every flag: its name, its help, its `PET_*` variable, and how a raw value is found.
 //!
 //! The flags, their two spellings and their environment defaults are those of torchrun (torch 2.15), so that its
 //! command lines run unchanged.
@@ -15,10 +15,10 @@ use super::dialect::Dialect;
 use super::error::{Refusal, Stop, UsageError};
 use super::help;
 
-/// The positional that ends our flags.
+/// The positional argument that ends our flags.
 const PROGRAM: &str = "PROGRAM";
 
-/// A value as it was written, and where.
+/// A value as it was written, and the place where it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     /// `--nnodes` or `PET_NNODES`.
@@ -73,7 +73,7 @@ const ARGPARSE_CHECKS: &[&str] = &[
     "start-method",
 ];
 
-/// torchrun's flag that names a class of a Python package: known, and refused.
+/// torchrun's flag that names a class of a Python package. It is known, and refused.
 pub(super) const LOGS_SPECS: &str = "logs-specs";
 
 /// The definition of the command line.
@@ -99,7 +99,8 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("rdzv-id", "ID", help::ID))
         .arg(value("rdzv-conf", "KEY=VALUE,…", help::CONF))
         .arg(switch("standalone", help::STANDALONE).alias("with-etcd").alias("with_etcd"))
-        // Without our own --node-name and --restart-policy these would be unique, as they are with torchrun.
+        // These abbreviations are unique with torchrun, but not here beside --node-name. `re` of --redirects is such a
+        // case too, because of --restart-policy.
         .arg(value("node-rank", "RANK", help::NODE_RANK).aliases(["node-", "node_"]))
         .arg(value("master-addr", "HOST", help::MASTER_ADDR))
         .arg(value("master-port", "PORT", help::MASTER_PORT))
@@ -137,17 +138,18 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(switch("json-logs", help::JSON_LOGS))
         .arg(value("event-log-handler", "HANDLER", help::EVENT_LOG_HANDLER))
         .next_help_heading("Other")
-        // Unique for torchrun, though not among ours.
+        // These abbreviations are unique with torchrun, but not here.
         .disable_help_flag(true)
         .arg(base("help").short('h').aliases(["h", "he"]).action(ArgAction::Help).help(help::HELP))
         .arg(value("print-completion", "SHELL", help::PRINT_COMPLETION))
         .next_help_heading(None)
         .arg(value(LOGS_SPECS, "CLASS", "").hide(true))
-        // Everything from the first positional on is the program's; a `--` before it is dropped, later ones are not.
+        // Everything from the first positional argument on is the program's. A `--` before it is dropped, and later
+        // ones are kept.
         .arg(Arg::new(PROGRAM).num_args(1..).trailing_var_arg(true).value_parser(ValueParser::os_string()).hide(true))
 }
 
-/// The command line and the environment behind it.
+/// The command line, and the environment that gives its defaults.
 pub(super) struct Settings<'a> {
     matches: ArgMatches,
     pub(super) dialect: Dialect,
@@ -155,7 +157,7 @@ pub(super) struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// `argv` without the agent's own name.
+    /// Reads `argv`, which is given without the agent's own name.
     pub(super) fn read(
         dialect: Dialect,
         argv: impl IntoIterator<Item = OsString>,
@@ -169,7 +171,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// The program and its arguments, untouched.
+    /// The program and its arguments, unchanged.
     pub(super) fn program(&self) -> Vec<OsString> {
         self.matches.get_many::<OsString>(PROGRAM).into_iter().flatten().cloned().collect()
     }
@@ -182,7 +184,7 @@ impl<'a> Settings<'a> {
         self.matches.value_source(name) == Some(ValueSource::CommandLine)
     }
 
-    /// A flag's raw value: the command line's, else its variable's. An empty variable counts as unset.
+    /// A flag's raw value: that of the command line, else that of its variable. An empty variable counts as unset.
     fn raw(&self, name: &str) -> Option<(String, OsString)> {
         if self.on_command_line(name) {
             return self.matches.get_one::<OsString>(name).map(|value| (format!("--{name}"), value.clone()));
@@ -209,12 +211,12 @@ impl<'a> Settings<'a> {
         self.text(name)?.map(|setting| setting.parse(read)).transpose()
     }
 
-    /// A path: any bytes.
+    /// A flag's value as a path, which may hold any bytes.
     pub(super) fn path(&self, name: &str) -> Option<OsString> {
         self.raw(name).map(|(_, value)| value)
     }
 
-    /// A switch; its variable is a number, as with torchrun.
+    /// Whether a switch is on. As with torchrun, its variable is a number.
     pub(super) fn switch(&self, name: &str) -> Result<bool, UsageError> {
         if self.on_command_line(name) {
             return Ok(true);
@@ -251,7 +253,7 @@ pub(super) fn variable(name: &str) -> String {
     format!("PET_{}", name.replace('-', "_").to_ascii_uppercase())
 }
 
-/// clap's error as one line.
+/// Turns clap's error into one line.
 fn explain(error: &clap::Error, definition: &Command) -> Stop {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -259,7 +261,7 @@ fn explain(error: &clap::Error, definition: &Command) -> Stop {
         _ => None,
     };
     let flag = context(ContextKind::InvalidArg).unwrap_or_else(|| "command line".into());
-    // Where a value is missing clap names the flag with its shape: `--nnodes <N|MIN:MAX>`.
+    // If a value is missing, clap names the flag with its shape: `--nnodes <N|MIN:MAX>`.
     let name = flag.split([' ', '=']).next().unwrap_or(&flag).to_owned();
     let refusal = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => return Stop::Show(error.to_string()),
@@ -293,7 +295,7 @@ fn unknown(name: &str, suggested: Option<String>, definition: &Command) -> Refus
     Refusal::new("no such flag", advice)
 }
 
-/// Whether a value is `/dev/null`, torchrun's way to say "no logs".
+/// Whether a path is `/dev/null`, which is torchrun's way to say "no logs".
 pub(super) fn is_dev_null(path: &OsStr) -> bool {
     path == "/dev/null"
 }

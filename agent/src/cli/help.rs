@@ -1,4 +1,4 @@
-//! The words of `--help`. Not for messages about mistakes.
+//! The words of `--help`.
 
 use super::dialect::Dialect;
 
@@ -10,7 +10,7 @@ environment, so PyTorch scripts run unchanged.
 Each flag may be written with dashes or underscores, be shortened while it stays unique, and be set by a variable: \
 --rdzv-id by PET_RDZV_ID; switches by 0 or 1. The command line wins. All that follows PROGRAM belongs to it.";
 
-/// What holds for this dialect alone.
+/// The text that holds for this dialect alone.
 pub(super) fn before(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Own => "",
@@ -49,8 +49,8 @@ In place of torchrun, which launch scripts then need not know:
   elastic-agent torchelastic-compat ...    as python -m torchelastic.distributed.launch (0.2.2)
 A program of such a name is run by ./NAME, or after a flag or --.
 
-Exit codes: 0 the job succeeded, 1 it failed or this node had no part in it, 2 the command line is wrong, 3 this node \
-left as planned (a signal, or its operator), 4 the operator closed the job.";
+Exit codes: 0 the job succeeded, 1 this node could not take part or its store was lost, 2 the command line is wrong, \
+3 this node left as planned (a signal, or its operator), 4 the operator closed the job, 5 the job failed.";
 
 pub(super) const NNODES: &str = "Number of nodes, or the fewest and the most that train together [default: 1]";
 pub(super) const NPROC: &str = "Workers on this node: a number; one for each visible NVIDIA GPU (gpu), each CPU that \
@@ -104,7 +104,7 @@ pub(super) const WARM_UP: &str = "Start the workers before this node joins, so t
      [default: they start in their round]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker that gives no sign of progress for so long hangs, and fails: neither \
      a new step told over its socket, nor output to files, nor a timer. Its stacks are kept [default: no limit]";
-pub(super) const HEALTH_PORT: &str = "Tell health over HTTP: /live, /ready, and / for JSON. To this machine \
+pub(super) const HEALTH_PORT: &str = "Tell health over HTTP: /live, /ready, /metrics, and / for JSON. To this machine \
      alone, unless an address is given: 0.0.0.0:PORT for all. Also TORCHELASTIC_HEALTH_CHECK_PORT [default: none]";
 pub(super) const MONITOR_INTERVAL: &str = "Accepted for torchrun's sake and not used: exits and changes are events \
      here, nothing polls";

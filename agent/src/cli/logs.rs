@@ -1,5 +1,4 @@
-//! The log flags and `--report`: what they say about the workers' output. Not for where it then goes: that is
-//! [`crate::output::logs`].
+//! The log flags and `--report`: what they say about the workers' output, for [`crate::output::logs`].
 
 use std::collections::BTreeSet;
 
@@ -9,7 +8,8 @@ use super::values;
 use crate::output::logs::{LogDir, LogOptions, Needles};
 use crate::output::outcome::report::ReportForm;
 
-/// torchrun's variable for the prefix template, where neither flag nor `PET_LOG_LINE_PREFIX_TEMPLATE` is given.
+/// torchrun's variable for the prefix template. It is used if neither the flag nor `PET_LOG_LINE_PREFIX_TEMPLATE` is
+/// given.
 const PREFIX_VARIABLE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
@@ -28,7 +28,7 @@ pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
         redirects: settings.parsed("redirects", values::streams)?.unwrap_or_default(),
         tee: settings.parsed("tee", values::streams)?.unwrap_or_default(),
         console_ranks: settings.parsed("local-ranks-filter", ranks)?,
-        // torchrun takes an empty template for none.
+        // To torchrun an empty template is no template.
         prefix: prefix.filter(|text| !text.is_empty()).or_else(inherited),
         duplicate_stdout: settings.parsed("duplicate-stdout-filters", needles)?,
         duplicate_stderr: settings.parsed("duplicate-stderr-filters", needles)?,

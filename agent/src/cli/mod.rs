@@ -1,5 +1,5 @@
-//! The command line: argv and environment become one validated [`Options`]. Not for acting on any of it: nothing here
-//! reads files or the network, and only [`from_process`] reads this process.
+//! The command line: argv and environment become one validated [`Options`]. Nothing here reads files or the network,
+//! and only [`from_process`] reads this process.
 
 mod completion;
 mod conf;
@@ -40,87 +40,87 @@ pub use watch::WatchOptions;
 
 use error::Refusal;
 use flags::Settings;
-use rendezvous::Meeting;
+use rendezvous::ResolvedRendezvous;
 
-/// Longest `--rdzv-id`, in bytes: a file name's limit.
+/// The longest `--rdzv-id`, in bytes. This is the limit of a file name.
 const LONGEST_JOB: usize = 255;
-/// Longest `--node-name`: room for a suffix within a file name.
+/// The longest `--node-name`, in bytes. It leaves room for a suffix within a file name.
 const LONGEST_NODE: usize = 200;
-/// torchrun's job id where none is given.
+/// torchrun's job id if none is given.
 const NO_JOB: &str = "none";
-/// The lease of a node whose store is its own: nobody can take its place, so it is frozen for as long as it likes (a
+/// The lease of a node whose store is its own. Nobody can take this node's place. So it may be frozen for any time (a
 /// closed lid, Ctrl-Z), and goes on.
 const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Everything the command line says, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The launcher that is stood in for.
+    /// The launcher that this program stands in for.
     pub dialect: Dialect,
     /// The job's id.
     pub job: JobId,
-    /// Fewest and most nodes.
+    /// The fewest and the most nodes.
     pub nodes: NodeRange,
-    /// WorkerCount on this node; [`crate::workers::slots::count`] makes a number of it.
+    /// How the number of workers on this node is given. [`crate::workers::slots::count`] turns it into a number.
     pub workers: WorkerCount,
-    /// What nodes meet through.
+    /// The store that nodes meet through.
     pub rendezvous: Rendezvous,
-    /// Key prefix in the store, `/a/b`; none: the protocol's.
+    /// The key prefix in the store, `/a/b`. None stands for the protocol's own.
     pub prefix: Option<String>,
-    /// Durations that all agents of the job share: the protocol's defaults, and what was given.
+    /// Durations that all agents of the job share: those that were given, else the protocol's defaults.
     pub timings: Timings,
-    /// How long workers that know about rounds have to quiesce: part of `stop_grace`.
+    /// How long workers that know about rounds may take to quiesce. This is part of `stop_grace`.
     pub quiesce_timeout: Duration,
-    /// Failures forgiven.
+    /// How many failures the job forgives.
     pub max_restarts: u32,
-    /// What counts as one.
+    /// Whether only failures use up `max_restarts`, or all changes.
     pub restart_policy: RestartPolicy,
     /// What to do while the store is away.
     pub on_store_loss: OnStoreLoss,
-    /// Who serves the store that workers find each other through.
+    /// Whether an agent or worker rank 0 serves the store that workers find each other through.
     pub store_host: StoreHost,
     /// `--node-name`.
     pub node_name: Option<String>,
-    /// `static`: the place that this node must have.
+    /// With `static`, the place that this node must have.
     pub place: Option<u32>,
     /// The workers' role.
     pub role: String,
-    /// Bind workers to CPUs near their GPUs.
+    /// How workers are bound to CPUs near their GPUs, if at all.
     pub numa: Option<Affinity>,
-    /// Show each worker its own GPU alone.
+    /// Whether each worker sees only its own GPU.
     pub virtual_local_rank: bool,
     /// Signals that make the agent leave.
     pub signals: Vec<Handled>,
-    /// They were named: they are handled also where this process was started to ignore them.
+    /// Whether the user named the signals. Named signals are handled even if this process was started to ignore them.
     pub signals_named: bool,
     /// Where torchrun's events go.
     pub events: EventHandler,
-    /// What to run.
+    /// The program that workers run.
     pub program: Program,
-    /// The workers' output.
+    /// Where the workers' output goes.
     pub logs: LogOptions,
-    /// What is printed at the end.
+    /// The form of the report at the agent's end.
     pub report: ReportForm,
-    /// Start workers before the node joins, and wait for so long until they are ready.
+    /// If set, workers start before the node joins, and the agent waits this long until they are ready.
     pub warm_up: Option<Duration>,
-    /// What is watched for hangs.
+    /// The hangs to watch for, and the health port.
     pub watch: WatchOptions,
     /// `--local-addr`.
     pub local_addr: Option<String>,
-    /// Gloo and NCCL are to use the interface whose address peers are told.
+    /// Whether gloo and NCCL are to use the interface whose address peers are told.
     pub pin_interface: bool,
-    /// Port that the agent listens on for its peers; 0: the kernel picks.
+    /// The port on which the agent listens for its peers. 0: the kernel picks one.
     pub peer_port: u16,
     /// The agent's own log level.
     pub log_level: Level,
-    /// The agent's own log as JSON.
+    /// Whether the agent's own log is JSON.
     pub json_logs: bool,
-    /// What the user should hear once logging is set up; a line each.
+    /// Warnings for the user, to be logged once logging is set up. Each is one line.
     pub warnings: Vec<String>,
 }
 
 impl Options {
-    /// What the job's agents must share, of all this.
+    /// The part of these options that all agents of the job must share.
     pub fn spec(&self) -> Spec {
         Spec {
             protocol: PROTOCOL,
@@ -137,13 +137,14 @@ impl Options {
 /// Reads this process's arguments and environment.
 ///
 /// # Errors
-/// Why there are no options, and in whose words.
+/// Says why there are no options. The dialect decides the exit code.
 pub fn from_process() -> Result<Options, (Stop, Dialect)> {
     let (dialect, argv) = Dialect::of(std::env::args_os());
     parse(dialect, argv, &|name| std::env::var_os(name), Uuid::new_v4()).map_err(|stop| (stop, dialect))
 }
 
-/// Parses `argv`, without the agent's own name, over the defaults in `env`. A job that is alone gets `fresh` as its id.
+/// Parses `argv`, which is given without the agent's own name. The defaults come from `env`. A job that is alone gets
+/// `fresh` as its id.
 pub fn parse(
     dialect: Dialect,
     argv: impl IntoIterator<Item = OsString>,
@@ -159,13 +160,23 @@ pub fn parse(
     Ok(options(&settings, fresh)?)
 }
 
+/// The definition of the command line, for its manual page.
+pub fn command() -> clap::Command {
+    flags::definition(Dialect::Own)
+}
+
+/// The script that `--print-completion` prints for `shell`: `bash`, `zsh`, `fish` or `tcsh`. `None` for another shell.
+pub fn completion(shell: &str) -> Option<String> {
+    completion::script(shell, &command(), "elastic-agent").ok()
+}
+
 fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> {
     refuse_logs_specs(settings)?;
     let mut warnings = Vec::new();
     let mut nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
     let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting)).transpose()?.unwrap_or_default();
     warnings.extend(conf.warnings.iter().cloned());
-    let Meeting { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &mut warnings)?;
+    let ResolvedRendezvous { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &mut warnings)?;
     if rendezvous == Rendezvous::Standalone && nodes.max > 1 {
         warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
         nodes.max = 1;
@@ -175,7 +186,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         nodes.min = nodes.max;
     }
     let local_addr = settings.parsed("local-addr", values::address)?;
-    // Under static, node 0 is reached where --master-addr says.
+    // With static, node 0 is reached at the address that --master-addr gives.
     let named = match &rendezvous {
         Rendezvous::Hosted { endpoint, .. } if place == Some(0) => Some(endpoint.host.clone()),
         _ => None,
@@ -191,7 +202,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     if rendezvous == Rendezvous::Standalone {
         timings.lease_ttl = ALONE;
     }
-    // As much is left for those that must be stopped after all.
+    // By default, half of the time is left for workers that must be stopped after all.
     let quiesce_timeout = conf.quiesce_timeout.unwrap_or(timings.stop_grace / 2).min(timings.stop_grace);
     without_effect(settings)?;
     let logs = logs::logs(settings)?;
@@ -254,7 +265,7 @@ fn warm_up(settings: &Settings<'_>, logs: &LogOptions, program: &Program) -> Res
 
 fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
     let kind = match (settings.switch("module")?, settings.switch("no-python")?) {
-        // As with torchrun, it goes before both.
+        // As with torchrun, this flag takes precedence over both others.
         _ if settings.switch("run-path")? => ProgramKind::RunPath,
         (false, false) => ProgramKind::Script,
         (true, false) => ProgramKind::Module,
@@ -349,7 +360,7 @@ fn numa(text: &str) -> Result<Affinity, Refusal> {
 
 fn events(text: &str) -> Result<EventHandler, Refusal> {
     match text {
-        // torchrun's handler of this name has no output either, unless a Python package gives it one.
+        // torchrun's handler of this name writes nothing either, unless a Python package gives it an output.
         "null" | "dynamic_rendezvous" => Ok(EventHandler::Null),
         "console" => Ok(EventHandler::Console),
         other => Err(Refusal::new(
@@ -376,7 +387,7 @@ fn log_level(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Leve
     }
     let usual = settings.dialect.log_level();
     let Some(value) = settings.env("LOGLEVEL") else { return Ok(usual) };
-    // Python's names, since torchrun reads the same variable.
+    // The names are Python's, because torchrun reads the same variable.
     match value.to_string_lossy().to_ascii_uppercase().as_str() {
         "NOTSET" | "TRACE" => Ok(Level::TRACE),
         "DEBUG" => Ok(Level::DEBUG),
@@ -393,7 +404,7 @@ fn log_level(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Leve
     }
 }
 
-/// torchrun's flag that cannot exist here. It has no variable there.
+/// Refuses torchrun's flag that cannot exist here. With torchrun this flag has no variable.
 fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), UsageError> {
     if settings.given(flags::LOGS_SPECS) && settings.text(flags::LOGS_SPECS)?.is_some_and(|it| !it.value.is_empty()) {
         let cause = "it names a class of a Python package, and no Python runs in the agent";
@@ -403,7 +414,7 @@ fn refuse_logs_specs(settings: &Settings<'_>) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// torchrun's flags that set what does not exist here. Their values are checked all the same.
+/// Checks the values of torchrun's flags for mechanisms that do not exist here.
 fn without_effect(settings: &Settings<'_>) -> Result<(), UsageError> {
     settings.parsed("monitor-interval", values::duration)?;
     settings.parsed("start-method", start_method)?;

@@ -1,5 +1,4 @@
-//! Which store a job meets through, out of backend, endpoint, `--standalone` and `--rdzv-conf` together. Not for
-//! connecting to it.
+//! Which store a job meets through, from backend, endpoint, `--standalone` and `--rdzv-conf` together.
 
 use elastic_coordinator::job::Endpoint;
 
@@ -13,15 +12,15 @@ use crate::meeting::rendezvous::{Rendezvous, Tls};
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
 
 /// How this node meets the others.
-pub(super) struct Meeting {
+pub(super) struct ResolvedRendezvous {
     pub(super) rendezvous: Rendezvous,
-    /// `static`: the place that this node must have.
+    /// With `static`, the place that this node must have.
     pub(super) place: Option<u32>,
 }
 
-impl From<Rendezvous> for Meeting {
-    fn from(rendezvous: Rendezvous) -> Meeting {
-        Meeting { rendezvous, place: None }
+impl From<Rendezvous> for ResolvedRendezvous {
+    fn from(rendezvous: Rendezvous) -> ResolvedRendezvous {
+        ResolvedRendezvous { rendezvous, place: None }
     }
 }
 
@@ -30,7 +29,7 @@ pub(super) fn resolve(
     nodes: NodeRange,
     conf: &Conf,
     warnings: &mut Vec<String>,
-) -> Result<Meeting, UsageError> {
+) -> Result<ResolvedRendezvous, UsageError> {
     let backend = settings.text("rdzv-backend")?;
     let endpoint = settings.text("rdzv-endpoint")?;
     if settings.switch("standalone")? {
@@ -39,7 +38,7 @@ pub(super) fn resolve(
                 warnings.push(format!("--{flag} has no effect beside --standalone"));
             }
         }
-        return standalone(nodes, conf).map(Meeting::from);
+        return standalone(nodes, conf).map(ResolvedRendezvous::from);
     }
     let name = backend.as_ref().map_or(settings.dialect.backend(), |backend| backend.value.as_str());
     if name != "static" {
@@ -50,12 +49,12 @@ pub(super) fn resolve(
         }
     }
     match name {
-        "etcd" => etcd(endpoint.as_ref(), conf, conf.v2).map(Meeting::from),
-        "etcd-v2" => etcd(endpoint.as_ref(), conf, true).map(Meeting::from),
-        "c10d" => hosted(endpoint.as_ref(), nodes, conf).map(Meeting::from),
-        // torchrun's rule: its default backend and nothing said about where means one node alone.
+        "etcd" => etcd(endpoint.as_ref(), conf, conf.v2).map(ResolvedRendezvous::from),
+        "etcd-v2" => etcd(endpoint.as_ref(), conf, true).map(ResolvedRendezvous::from),
+        "c10d" => hosted(endpoint.as_ref(), nodes, conf).map(ResolvedRendezvous::from),
+        // torchrun's rule: its default backend, without any address, means one node alone.
         "static" if endpoint.is_none() && nodes.max == 1 && settings.text("master-port")?.is_none() => {
-            standalone(nodes, conf).map(Meeting::from)
+            standalone(nodes, conf).map(ResolvedRendezvous::from)
         }
         "static" => fixed(settings, endpoint.as_ref(), nodes, conf),
         other => {
@@ -100,13 +99,13 @@ fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<R
     Ok(Rendezvous::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
 }
 
-/// Fixed nodes with fixed places: the agent of node 0 serves the store.
+/// Fixed nodes with fixed places. The agent of node 0 serves the store.
 fn fixed(
     settings: &Settings<'_>,
     endpoint: Option<&Setting>,
     nodes: NodeRange,
     conf: &Conf,
-) -> Result<Meeting, UsageError> {
+) -> Result<ResolvedRendezvous, UsageError> {
     no_etcd_keys(conf)?;
     let place = settings.parsed("node-rank", values::place)?.unwrap_or(0);
     if place >= nodes.max {
@@ -127,14 +126,17 @@ fn fixed(
         },
     };
     if nodes.max == 1 {
-        // Nobody else will come, so nothing has to be served: the port stays free.
+        // No other node will come, so nothing has to be served, and the port stays free.
         return Ok(Rendezvous::Standalone.into());
     }
     if endpoint.port == 0 {
         let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of("--master-port=0"));
     }
-    Ok(Meeting { rendezvous: Rendezvous::Hosted { endpoint, is_host: Some(place == 0) }, place: Some(place) })
+    Ok(ResolvedRendezvous {
+        rendezvous: Rendezvous::Hosted { endpoint, is_host: Some(place == 0) },
+        place: Some(place),
+    })
 }
 
 fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<Rendezvous, UsageError> {
@@ -167,7 +169,7 @@ fn etcd(endpoint: Option<&Setting>, conf: &Conf, v2: bool) -> Result<Rendezvous,
     })
 }
 
-/// What is meant to protect must not be dropped in silence.
+/// Refuses keys that are meant to protect the store. They must not be dropped in silence.
 fn no_etcd_keys(conf: &Conf) -> Result<(), UsageError> {
     let key = if conf.https == Some(true) {
         "protocol=https"

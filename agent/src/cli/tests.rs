@@ -1,6 +1,5 @@
 //! The command line as users write it: torchrun's cases (1.1, its environment defaults, `min_max_nodes_parse`,
-//! `with_env_vars`, `nproc`) and ours. Mistakes are in [`mistakes`],
-//! the other launchers' command lines in [`compat`].
+//! `with_env_vars`, `nproc`) and ours. Mistakes are in [`mistakes`], the other launchers' command lines in [`compat`].
 
 mod compat;
 mod mistakes;
@@ -14,7 +13,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::meeting::rendezvous::{Credentials, Tls};
 use crate::meeting::rendezvous_port::StoreHost;
-use crate::meeting::workers_store::Limits;
+use crate::meeting::workers_store::WorkersStoreLimits;
 use crate::output::logs::Streams;
 use crate::output::logs::{LogDir, StreamsByRank};
 
@@ -33,7 +32,7 @@ fn run(line: &str) -> Options {
     run_with(line, &[]).unwrap_or_else(|stop| panic!("{line}: {stop}"))
 }
 
-/// Flags before a program that meets through etcd, so that `--nnodes` is free.
+/// The options of these flags before a program. The node meets the others through etcd, so that `--nnodes` is free.
 fn etcd(flags: &str) -> Options {
     run(&format!("--rdzv-backend=etcd --rdzv-id=J {flags} t.py"))
 }
@@ -120,7 +119,7 @@ fn times_may_have_units() {
         drain_grace: Duration::from_secs(120),
     };
     assert_eq!(options.timings, expected);
-    // The key named for it goes before torchrun's `timeout`, wherever it stands.
+    // Our own key takes precedence over torchrun's `timeout`, wherever it stands.
     let both = etcd("--rdzv-conf join_timeout=5,timeout=900");
     assert_eq!(both.timings.join_timeout, Duration::from_secs(5));
     assert_eq!(etcd("").timings, Timings::default());
@@ -173,7 +172,7 @@ fn standalone_overrides_what_stands_beside_it_and_says_so() {
     assert_eq!((options.job.as_ref(), options.nodes.max), (FRESH.to_string().as_str(), 1));
     assert_eq!(options.warnings.len(), 4, "{:?}", options.warnings);
     assert_eq!(run("--with_etcd t").rendezvous, Rendezvous::Standalone);
-    // A value that is not used cannot be wrong, in a variable set for all jobs of a cluster.
+    // A value that is not used cannot be wrong. It may come from a variable that is set for all jobs of a cluster.
     assert_eq!(run_with("--standalone t", &[("PET_RDZV_ID", "a/b")]).unwrap().warnings, [""; 0]);
 }
 
@@ -237,7 +236,7 @@ fn variables_are_defaults_and_the_command_line_wins() {
     assert_eq!((options.nodes.min, options.job.as_ref()), (3, "J"));
     assert_eq!(options.logs.tee.of(5), Streams { stdout: true, stderr: true });
 
-    // Empty means unset, and what follows the program is no flag of ours.
+    // Empty means unset, and words after the program are no flags of ours.
     let empty = run_with("t --nnodes=9", &[("PET_NNODES", ""), ("PET_STANDALONE", "")]).unwrap();
     assert_eq!(empty.nodes.max, 1);
 }
@@ -298,7 +297,7 @@ fn log_flags_arrive() {
     assert_eq!(logs.rotation.unwrap().to_string(), "1048576:2");
     assert_eq!(run("t").logs, LogOptions::default());
 
-    // torchrun's own variable stands behind the one that every flag has.
+    // The variable that every flag has takes precedence over torchrun's own variable.
     let own = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "own");
     let prefix = |env: &[(&str, &str)]| run_with("t", env).unwrap().logs.prefix;
     assert_eq!(prefix(&[own]).as_deref(), Some("own"));
@@ -332,11 +331,11 @@ fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
         let env = [("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", disabled)];
         run_with(&format!("{conf} t"), &env).unwrap_or_else(|stop| panic!("{conf}: {stop}")).store_host
     };
-    assert_eq!(host("", ""), StoreHost::Agent(Limits::default()));
+    assert_eq!(host("", ""), StoreHost::Agent(WorkersStoreLimits::default()));
     assert_eq!((host("", "0"), host("", "1")), (host("", ""), StoreHost::Workers));
     assert_eq!(host("--rdzv-conf workers_store=workers", ""), StoreHost::Workers);
     assert_eq!(host("--rdzv-conf workers_store=agent", "1"), host("", ""), "the key goes before the variable");
-    let small = Limits { memory: 3 << 20, ..Limits::default() };
+    let small = WorkersStoreLimits { memory: 3 << 20, ..WorkersStoreLimits::default() };
     assert_eq!(host("--rdzv-conf workers_store_memory=3MiB", ""), StoreHost::Agent(small));
 }
 
@@ -405,7 +404,7 @@ fn a_double_dash_before_the_program_goes_and_later_ones_stay() {
     assert_eq!(run("-- -odd-name x").program.name, "-odd-name");
 }
 
-/// Words a user might write after the program: any bytes, and what looks like our own flags.
+/// Words that a user might write after the program: any bytes, and words that look like our own flags.
 fn word() -> impl Strategy<Value = OsString> {
     let own = ["--", "-", "", "-m", "-r", "--nnodes", "--nnodes=2", "--rdzv_id=x", "--help", "-V", "--no_python", "-1"];
     prop_oneof![

@@ -1,5 +1,4 @@
-//! The small languages of single flags: numbers of nodes and workers, durations, ids, streams by rank. Not for what
-//! flags mean together.
+//! How single flags are read: numbers of nodes and workers, durations, ids, streams by rank.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,9 +11,9 @@ use crate::workers::slots::WorkerCount;
 /// How many nodes a round may have: `--nnodes N` or `MIN:MAX`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRange {
-    /// Fewest, at least 1.
+    /// The fewest nodes, at least 1.
     pub min: u32,
-    /// Most, at least `min`.
+    /// The most nodes, at least `min`.
     pub max: u32,
 }
 
@@ -24,7 +23,7 @@ impl fmt::Display for NodeRange {
     }
 }
 
-/// More nodes, workers or restarts than this are a slip of the finger.
+/// A larger number of nodes, workers or restarts is taken for a mistake.
 const MOST: u32 = 1_000_000;
 
 pub(super) fn count(text: &str, least: u32) -> Result<u32, Refusal> {
@@ -68,7 +67,7 @@ pub(super) fn workers(text: &str) -> Result<WorkerCount, Refusal> {
     }
 }
 
-/// `30`, `30s`, `0.5`, `500ms`, `10m`, `2h`. A bare number counts seconds, as torchrun's do.
+/// Reads a time: `30`, `30s`, `0.5`, `500ms`, `10m`, `2h`. As with torchrun, a bare number counts seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, Refusal> {
     const ADVICE: &str = "write seconds or a number with ms, s, m or h, for example 30, 500ms or 10m";
     const LONGEST: f64 = 365.0 * 86_400.0;
@@ -97,7 +96,7 @@ pub(super) fn streams(text: &str) -> Result<StreamsByRank, Refusal> {
     text.parse().map_err(|error: ParseStreamsError| Refusal::new(error.problem, ADVICE))
 }
 
-/// A job's or node's id: it becomes part of a store key and of file names.
+/// Reads a job's or a node's id. It becomes part of a store key and of file names.
 pub(super) fn id(text: &str, longest: usize) -> Result<String, Refusal> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+=".contains(c);
     let example = || {
@@ -121,7 +120,7 @@ pub(super) fn id(text: &str, longest: usize) -> Result<String, Refusal> {
     Ok(text.to_owned())
 }
 
-/// A host's name or address, IPv6 with or without brackets.
+/// Reads a host's name or address. An IPv6 address may have brackets.
 pub(super) fn address(text: &str) -> Result<String, Refusal> {
     const ADVICE: &str = "give a host name or an address, without a port";
     let host = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
@@ -138,7 +137,7 @@ pub(super) fn port(text: &str) -> Result<u16, Refusal> {
         .map_err(|_| Refusal::new(format!("`{text}` is not a port"), "give 1 to 65535, or 0 for a free one"))
 }
 
-/// A port of this machine alone, or with an address to listen on.
+/// Reads a port, with or without an address to listen on. Without an address, only this machine can reach the port.
 pub(super) fn own_port(text: &str) -> Result<SocketAddr, Refusal> {
     match text.trim().parse() {
         Ok(address) => Ok(address),
@@ -146,7 +145,7 @@ pub(super) fn own_port(text: &str) -> Result<SocketAddr, Refusal> {
     }
 }
 
-/// A node's rank, `--node-rank`.
+/// Reads a node's rank, `--node-rank`.
 pub(super) fn place(text: &str) -> Result<u32, Refusal> {
     count(text, 0)
 }

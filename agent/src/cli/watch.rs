@@ -1,5 +1,4 @@
-//! What is watched for hangs, and where the agent's health is told: flags, and PyTorch's variables for the same. Not for
-//! watching.
+//! The flags for hangs and for the health port, and PyTorch's variables for the same.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,20 +7,20 @@ use super::error::UsageError;
 use super::flags::Settings;
 use super::values;
 use crate::output::logs::LogOptions;
-use crate::workers::watchdog::{Limits, TIMER_FILE, Timers};
+use crate::workers::watchdog::{HangLimits, TIMER_FILE, Timers};
 
-/// Seconds, fractions too; what is not positive switches it off.
+/// A number of seconds, with or without a fraction. A number that is not positive switches the check off.
 const UNINTERRUPTIBLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-/// What to watch for; nothing by default.
+/// What to watch for, and the health port. By default nothing is watched and nothing is told.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchOptions {
-    /// Hangs.
-    pub limits: Limits,
-    /// Timers.
+    /// Limits for hangs.
+    pub limits: HangLimits,
+    /// Whether workers may set PyTorch's timers.
     pub timers: Timers,
-    /// Where health is told, over HTTP.
+    /// The address at which health is told over HTTP.
     pub health: Option<SocketAddr>,
 }
 
@@ -61,5 +60,5 @@ pub(super) fn read(
             Err(_) => refused(HEALTH_PORT, &value, "not a port"),
         }
     }
-    Ok(WatchOptions { limits: Limits { progress, uninterruptible }, timers, health })
+    Ok(WatchOptions { limits: HangLimits { progress, uninterruptible }, timers, health })
 }

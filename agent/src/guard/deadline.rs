@@ -1,5 +1,4 @@
-//! When the guard must act by itself: the deadline, as a pure value.
-//! Not for the agent's fence point, which the agent works out and sends.
+//! When the guard must act by itself: the deadline, as a pure value. The agent works out its fence point and sends it.
 
 use elastic_coordinator::time::Time;
 
@@ -10,9 +9,9 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// Takes a new deadline that the agent sent at `sent`. Returns whether the one before it had passed by then: an
-    /// agent that was frozen past its deadline and now renews must not save the workers it should have lost, but a
-    /// renewal sent in time must, however late the guard gets to read it.
+    /// Takes a new deadline that the agent sent at `sent`. Returns whether the deadline before it had passed by then.
+    /// An agent that was frozen past its deadline and now renews it must not save the workers that it should have lost.
+    /// A renewal that was sent in time must save them, however late the guard reads it.
     pub(super) fn renew(&mut self, until: Option<Time>, sent: Time) -> bool {
         let lapsed = self.passed(sent);
         self.until = until;
@@ -24,7 +23,7 @@ impl Deadline {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// When to look again.
+    /// When to check the deadline again.
     pub(super) fn until(&self) -> Option<Time> {
         self.until
     }

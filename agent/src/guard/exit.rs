@@ -1,5 +1,4 @@
 //! How a process ended.
-//! Not for judging whether that is a failure of the job.
 
 use std::fmt;
 
@@ -26,7 +25,7 @@ impl Exit {
         self == Exit::Code(0)
     }
 
-    /// The exit code, or the signal's number negated: the one number that torchrun's reports show.
+    /// The exit code, or the signal's number negated. This is the number that torchrun's reports show.
     pub fn number(self) -> i32 {
         match self {
             Exit::Code(code) => code,
@@ -37,7 +36,7 @@ impl Exit {
     pub(crate) fn from_wait(status: WaitStatus) -> Option<Exit> {
         match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => Some(Exit::Code(code)),
-            // The flag is bit 7 of what wait(2) returns; rustix has no name for it.
+            // The flag is bit 7 of the number that wait(2) returns. rustix has no name for it.
             (None, Some(signal)) => Some(Exit::Signal { signal, core_dumped: status.as_raw() & 0x80 != 0 }),
             (None, None) => None,
         }
@@ -59,7 +58,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// A signal's name, `SIGTERM`; `None` for real-time signals and numbers that are none.
+/// A signal's name, such as `SIGTERM`. `None` for real-time signals and for numbers that are no signals.
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     let name = match signal {
         libc::SIGHUP => "SIGHUP",

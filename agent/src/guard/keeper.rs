@@ -1,5 +1,5 @@
-//! The guard's own loop: one thread, one `poll`, woken by the agent, a child's end, or the deadline.
-//! Not for policy: what to stop and with which grace is the agent's to say, as long as it lives.
+//! The guard's own loop. It has one thread and one `poll`, which is woken by the agent, a child's end, or the deadline.
+//! While the agent lives, the agent decides what to stop and with which grace.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::CString;
@@ -16,7 +16,7 @@ use super::deadline::Deadline;
 use super::exit::Exit;
 use super::kernel::{self, Program, Step};
 use super::tree;
-use super::wire::{self, Channel, Refusal, Report, Request, Stamp, WorkerId};
+use super::wire::{self, Channel, GuardRequest, Notice, SpawnRefusal, Stamp, WorkerId};
 
 /// Serves the agent until it is gone and nothing that it started is left.
 pub(super) fn run(channel: Channel) -> io::Result<()> {
@@ -41,15 +41,15 @@ pub(super) fn run(channel: Channel) -> io::Result<()> {
     Ok(())
 }
 
-struct Worker {
+struct Child {
     pid: Pid,
-    /// Not yet reaped, so its number still names it and its group.
+    /// Whether it is not reaped yet. Only then its number still names it and its group.
     alive: bool,
-    /// Its program never ran: its end is no exit of a worker.
+    /// Whether its program never ran. Then its end is no exit of a worker.
     refused: bool,
 }
 
-/// Forked, and not yet known to execute its program.
+/// A worker that is forked, and not yet known to execute its program.
 struct Start {
     worker: WorkerId,
     failure: OwnedFd,
@@ -58,7 +58,7 @@ struct Start {
 /// A stop in progress.
 struct Stop {
     signal: Signal,
-    /// The groups that had their signal: a second one often means "now" to a program.
+    /// The groups that got the signal. They get it only once, because a second signal often means "now" to a program.
     groups: BTreeSet<i32>,
     strays_told: bool,
 }
@@ -69,19 +69,19 @@ struct Keeper {
     timer: OwnedFd,
     me: Pid,
     deadline: Deadline,
-    /// All since the tree was last empty.
-    workers: BTreeMap<WorkerId, Worker>,
+    /// All workers since the tree was last empty.
+    workers: BTreeMap<WorkerId, Child>,
     starts: Vec<Start>,
     stop: Option<Stop>,
-    /// Everything gets SIGKILL until nothing is left.
+    /// Whether everything gets SIGKILL until nothing is left.
     killing: bool,
-    /// Some process below us may be alive.
+    /// Whether some process below the guard may be alive.
     populated: bool,
     agent_gone: bool,
     ended_after_agent: u32,
     held: Vec<OwnedFd>,
-    /// Reports that the socket had no room for: a frozen agent must not block its guard.
-    outbox: VecDeque<Report>,
+    /// Reports that the socket had no room for. A frozen agent must not block its guard.
+    outbox: VecDeque<Notice>,
 }
 
 impl Keeper {
@@ -121,10 +121,11 @@ impl Keeper {
 
     fn hear(&mut self) {
         while !self.agent_gone {
-            match self.channel.receive::<Request>() {
+            match self.channel.receive::<GuardRequest>() {
                 Ok(Some((request, descriptors))) => self.handle(request, descriptors),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                // A packet that makes no sense cannot come from the binary we are part of: as good as gone.
+                // A packet that makes no sense cannot come from the binary that the guard is part of. So the agent
+                // counts as gone.
                 Ok(None) | Err(_) => {
                     self.agent_gone = true;
                     self.kill();
@@ -133,12 +134,12 @@ impl Keeper {
         }
     }
 
-    fn handle(&mut self, request: Request, mut descriptors: Vec<OwnedFd>) {
+    fn handle(&mut self, request: GuardRequest, mut descriptors: Vec<OwnedFd>) {
         match request {
-            Request::Spawn { worker, arguments, stdout, stderr, cpus } => {
+            GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus } => {
                 if descriptors.len() < 1 + usize::from(stdout) + usize::from(stderr) {
-                    // The kernel drops those that this process has no room for.
-                    self.outbox.push_back(Report::Refused { worker, refusal: Refusal::Fork(libc::EMFILE) });
+                    // The kernel drops descriptors that this process has no room for.
+                    self.outbox.push_back(Notice::Refused { worker, refusal: SpawnRefusal::Fork(libc::EMFILE) });
                     return;
                 }
                 descriptors.reverse();
@@ -147,19 +148,19 @@ impl Keeper {
                 let stdout = if stdout { descriptors.pop() } else { None };
                 let stderr = if stderr { descriptors.pop() } else { None };
                 if let Err(refusal) = self.spawn(worker, program, stdout, stderr) {
-                    self.outbox.push_back(Report::Refused { worker, refusal });
+                    self.outbox.push_back(Notice::Refused { worker, refusal });
                 }
             }
-            Request::Signal { worker, signal } => self.signal(worker, signal),
-            Request::Stop { signal } => self.begin_stop(signal),
-            Request::Kill => self.kill(),
-            Request::Deadline { until, sent } => {
+            GuardRequest::Signal { worker, signal } => self.signal(worker, signal),
+            GuardRequest::Stop { signal } => self.begin_stop(signal),
+            GuardRequest::Kill => self.kill(),
+            GuardRequest::Deadline { until, sent } => {
                 if self.deadline.renew(until.map(Time::from), sent.into()) {
                     self.kill_by_deadline();
                 }
                 self.arm_timer();
             }
-            Request::Hold => self.held.append(&mut descriptors),
+            GuardRequest::Hold => self.held.append(&mut descriptors),
         }
     }
 
@@ -169,21 +170,21 @@ impl Keeper {
         program: io::Result<Program>,
         stdout: Option<OwnedFd>,
         stderr: Option<OwnedFd>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SpawnRefusal> {
         if self.deadline.passed(Time::now()) {
-            return Err(Refusal::Deadline);
+            return Err(SpawnRefusal::Deadline);
         }
         if self.killing {
-            return Err(Refusal::Stopping);
+            return Err(SpawnRefusal::Stopping);
         }
-        let program = program.map_err(|e| Refusal::Request(e.to_string()))?;
-        let fork_failed = |e: io::Error| Refusal::Fork(e.raw_os_error().unwrap_or(libc::EIO));
+        let program = program.map_err(|e| SpawnRefusal::Request(e.to_string()))?;
+        let fork_failed = |e: io::Error| SpawnRefusal::Fork(e.raw_os_error().unwrap_or(libc::EIO));
         let flags = rustix::pipe::PipeFlags::CLOEXEC | rustix::pipe::PipeFlags::NONBLOCK;
         let (failure, child_end) = rustix::pipe::pipe_with(flags).map_err(|e| fork_failed(e.into()))?;
         let pid = program
             .start(stdout.as_ref().map(AsFd::as_fd), stderr.as_ref().map(AsFd::as_fd), child_end.as_fd())
             .map_err(fork_failed)?;
-        self.workers.insert(worker, Worker { pid, alive: true, refused: false });
+        self.workers.insert(worker, Child { pid, alive: true, refused: false });
         self.starts.push(Start { worker, failure });
         self.populated = true;
         Ok(())
@@ -197,11 +198,11 @@ impl Keeper {
             let (step, errno) = match rustix::io::retry_on_intr(|| rustix::io::read(&start.failure, &mut report)) {
                 Err(Errno::AGAIN) => return true,
                 Ok(5) => Step::from_report(&report),
-                // The pipe closed without a word: the program runs (or was killed before it could, which its exit
-                // status will say).
+                // The pipe closed without a report, so the program runs. (Or it was killed before it could run. Its
+                // exit status will say so.)
                 _ => {
                     if let Some(worker) = workers.get(&start.worker) {
-                        outbox.push_back(Report::Spawned { worker: start.worker, pid: worker.pid.as_raw_pid() });
+                        outbox.push_back(Notice::Spawned { worker: start.worker, pid: worker.pid.as_raw_pid() });
                     }
                     return false;
                 }
@@ -210,12 +211,12 @@ impl Keeper {
                 worker.refused = true;
             }
             let refusal = match step {
-                Step::Prepare => Refusal::Fork(errno),
-                Step::Cpus => Refusal::Cpus(errno),
-                Step::Directory => Refusal::Directory(errno),
-                Step::Execute => Refusal::Execute(errno),
+                Step::Prepare => SpawnRefusal::Fork(errno),
+                Step::Cpus => SpawnRefusal::Cpus(errno),
+                Step::Directory => SpawnRefusal::Directory(errno),
+                Step::Execute => SpawnRefusal::Execute(errno),
             };
-            outbox.push_back(Report::Refused { worker: start.worker, refusal });
+            outbox.push_back(Notice::Refused { worker: start.worker, refusal });
             false
         });
     }
@@ -226,7 +227,8 @@ impl Keeper {
             signal_group(worker.pid, signal);
             return;
         }
-        // The leader is reaped, so its number may name another group by now: look for its group among our own.
+        // The leader is reaped, so its number may name another group by now. The group is looked for among the guard's
+        // own descendants.
         for process in self.descendants().iter().filter(|p| p.group == worker.pid.as_raw_pid()) {
             let _ = process.signal(signal);
         }
@@ -243,7 +245,7 @@ impl Keeper {
         self.tell_strays();
     }
 
-    /// Once the workers are gone, what they left outside their groups gets the stop signal too.
+    /// Once the workers are gone, the processes that they left outside their groups get the stop signal too.
     fn tell_strays(&mut self) {
         if !self.populated || self.workers.values().any(|worker| worker.alive) {
             return;
@@ -264,7 +266,7 @@ impl Keeper {
 
     fn kill_by_deadline(&mut self) {
         if self.populated && !self.killing {
-            self.outbox.push_back(Report::DeadlinePassed { at: Stamp::from(Time::now()) });
+            self.outbox.push_back(Notice::DeadlinePassed { at: Stamp::from(Time::now()) });
             self.kill();
         }
     }
@@ -277,18 +279,18 @@ impl Keeper {
             Timespec { tv_sec, tv_nsec: i64::from(until.subsec_nanos()).max(i64::from(tv_sec == 0)) }
         });
         let value = Itimerspec { it_interval: Timespec::default(), it_value: expiry };
-        // Fails only for descriptors that are no timer and times that are none.
+        // This fails only for a descriptor that is no timer, or for an invalid time.
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &value);
     }
 
-    /// Ends everything. Goes on with every child's end until nothing is left: what is forked while we look is found
-    /// by the next look, which its parent's death brings.
+    /// Ends everything. Each child's end brings another look, until nothing is left. So a process that is forked during
+    /// one look is found by the next look, which its parent's death brings.
     fn kill(&mut self) {
         if !self.populated {
             return;
         }
         self.killing = true;
-        // The groups first: it takes microseconds, however many processes /proc lists.
+        // The groups come first. This takes microseconds, however many processes /proc lists.
         for worker in self.workers.values().filter(|worker| worker.alive) {
             signal_group(worker.pid, Signal::KILL);
         }
@@ -302,11 +304,11 @@ impl Keeper {
     }
 
     fn descendants(&self) -> Vec<tree::Process> {
-        // Without /proc the groups are all we can reach.
+        // Without /proc only the groups can be reached.
         tree::descendants(self.me).unwrap_or_default()
     }
 
-    /// Collects the dead. We are the subreaper: no child left means that no descendant is left.
+    /// Collects dead children. The guard is the subreaper, so no descendant is left when no child is left.
     fn reap(&mut self) -> io::Result<()> {
         if !self.populated {
             return Ok(());
@@ -328,7 +330,7 @@ impl Keeper {
                     self.killing = false;
                     self.stop = None;
                     self.workers.clear();
-                    self.outbox.push_back(Report::TreeGone);
+                    self.outbox.push_back(Notice::TreeGone);
                     return Ok(());
                 }
                 Err(e) => return Err(e.into()),
@@ -343,7 +345,7 @@ impl Keeper {
     }
 
     fn bury(&mut self, pid: Pid, exit: Exit) {
-        // Its start was settled, or is now: its end of the pipe is closed.
+        // Settles its start, if this has not happened yet: its end of the pipe is closed now.
         self.settle_starts();
         let Some((id, worker)) = self.workers.iter_mut().find(|(_, worker)| worker.alive && worker.pid == pid) else {
             return;
@@ -351,7 +353,7 @@ impl Keeper {
         worker.alive = false;
         if !worker.refused {
             let at = Stamp::from(Time::now());
-            self.outbox.push_back(Report::Exited { worker: *id, pid: pid.as_raw_pid(), exit, at });
+            self.outbox.push_back(Notice::Exited { worker: *id, pid: pid.as_raw_pid(), exit, at });
         }
     }
 
@@ -359,7 +361,7 @@ impl Keeper {
         while let Some(report) = self.outbox.front() {
             match self.channel.send(report, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // Nobody reads any more. If the agent is gone, reading tells.
+                // Nobody reads any more. If the agent is gone, the next receive shows it.
                 Ok(()) | Err(_) => self.outbox.pop_front(),
             };
         }
@@ -377,13 +379,14 @@ fn read_program(body: Option<OwnedFd>, arguments: usize, cpus: Vec<u64>) -> io::
     Ok(Program::new(arguments, strings.collect(), directory, cpus))
 }
 
-/// Signals the group of a worker that is not reaped. Between its fork and its setsid it has no group yet.
+/// Signals the group of a worker that is not reaped. Between its fork and its setsid the worker has no group of its own
+/// yet.
 fn signal_group(leader: Pid, signal: Signal) {
     if rustix::process::kill_process_group(leader, signal) == Err(Errno::SRCH) {
         let _ = rustix::process::kill_process(leader, signal);
     }
     if signal != Signal::KILL && signal != Signal::STOP {
-        // A process that was stopped would see the signal only when somebody continues it.
+        // A stopped process would see the signal only when somebody continues it.
         let _ = rustix::process::kill_process_group(leader, Signal::CONT);
     }
 }

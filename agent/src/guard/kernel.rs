@@ -1,5 +1,4 @@
 //! The guard's system calls that need `unsafe`: fork, exec, signal masks, signalfd.
-//! Not for decisions.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -10,9 +9,9 @@ use std::ptr;
 
 use rustix::process::Pid;
 
-/// Forks. `None` in the child.
+/// Forks this process. Returns `None` in the child.
 ///
-/// Refused when the process has several threads: a child of such a process may find any lock held for ever.
+/// Refused if the process has several threads, because a child of such a process may find any lock held for ever.
 pub(super) fn fork_alone() -> io::Result<Option<Pid>> {
     let threads = std::fs::read_dir("/proc/self/task")?.count();
     if threads != 1 {
@@ -28,11 +27,11 @@ pub(super) fn fork_alone() -> io::Result<Option<Pid>> {
 
 /// Ends the process at once, without the destructors and exit handlers that belong to the process it was forked from.
 pub(super) fn exit_now(code: i32) -> ! {
-    // SAFETY: takes no pointers and does not return.
+    // SAFETY: the call takes no pointers and does not return.
     unsafe { libc::_exit(code) }
 }
 
-/// Gives every signal its default action. A parent may have left some ignored; an ignored SIGCHLD would even
+/// Gives every signal its default action. A parent may have left some signals ignored. An ignored SIGCHLD would even
 /// lose exit statuses.
 pub(super) fn reset_dispositions() {
     for signal in 1..=libc::SIGRTMAX() {
@@ -69,7 +68,7 @@ fn unblock_signals() -> io::Result<()> {
 /// A descriptor that is readable while a SIGCHLD is pending.
 pub(super) fn child_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is initialised before signalfd reads it; a new descriptor is ours alone.
+    // SAFETY: the set is initialised before signalfd reads it. Nobody else owns the new descriptor.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
@@ -79,7 +78,7 @@ pub(super) fn child_signals() -> io::Result<OwnedFd> {
     }
 }
 
-/// Closes every descriptor above 2 except `keep`: what the agent was started with is not the guard's to hold open.
+/// Closes every descriptor above 2 except `keep`. The guard must not hold open what the agent was started with.
 pub(super) fn close_others(keep: RawFd) {
     let ranges = [(3, keep.saturating_sub(1)), (keep + 1, RawFd::MAX)];
     for (first, last) in ranges.into_iter().filter(|(first, last)| first <= last) {
@@ -89,7 +88,7 @@ pub(super) fn close_others(keep: RawFd) {
     }
 }
 
-/// A program ready to run: everything that needs memory is allocated before the fork.
+/// A program that is ready to run. Everything that needs memory is allocated before the fork.
 pub(super) struct Program {
     arguments: Vec<CString>,
     variables: Vec<CString>,
@@ -98,13 +97,14 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// `arguments` begins with the program; `variables` are `NAME=value`; `cpus` is a mask, empty for no change.
+    /// `arguments` begins with the program. `variables` are `NAME=value`. `cpus` is a mask, which is empty for no
+    /// change.
     pub(super) fn new(arguments: Vec<CString>, variables: Vec<CString>, directory: CString, cpus: Vec<u64>) -> Program {
         Program { arguments, variables, directory, cpus }
     }
 
-    /// Forks and executes. The child reports a failure as (step, errno) on `failure`, a close-on-exec pipe, and
-    /// exits; on success the pipe just ends.
+    /// Forks and executes. On failure the child reports (step, errno) on `failure`, a close-on-exec pipe, and exits. On
+    /// success the pipe ends without a report.
     pub(super) fn start(
         &self,
         stdout: Option<BorrowedFd<'_>>,
@@ -122,7 +122,7 @@ impl Program {
                 let mut report = [0; 5];
                 report[0] = step as u8;
                 report[1..].copy_from_slice(&error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes());
-                // The guard may be gone: then there is nobody to tell.
+                // The guard may be gone. Then there is nobody to tell.
                 let _ = rustix::io::write(failure, &report);
                 exit_now(127)
             }
@@ -130,7 +130,7 @@ impl Program {
         }
     }
 
-    /// Only returns on failure.
+    /// Returns only on failure.
     fn become_worker(
         &self,
         guard: Pid,
@@ -144,20 +144,21 @@ impl Program {
         }
         if !self.cpus.is_empty() {
             let bytes = size_of_val(self.cpus.as_slice());
-            // SAFETY: the kernel reads so many bytes. By the call itself: libc's type holds 1024 CPUs at most.
+            // SAFETY: the kernel reads this many bytes. This is the raw system call, because libc's type holds 1024
+            // CPUs at most.
             if unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, bytes, self.cpus.as_ptr()) } < 0 {
                 return (Step::Cpus, io::Error::last_os_error());
             }
         }
-        // SAFETY: a valid C string.
+        // SAFETY: the directory is a valid C string.
         if let Err(error) = check(unsafe { libc::chdir(self.directory.as_ptr()) }) {
             return (Step::Directory, error);
         }
         unsafe extern "C" {
             static mut environ: *const *const c_char;
         }
-        // SAFETY: both arrays end in a null pointer and point to strings that `self` owns. execvp searches the PATH
-        // of `environ`, which is thereby the worker's own.
+        // SAFETY: both arrays end in a null pointer and point to strings that `self` owns. execvp searches the PATH of
+        // `environ`, which is the worker's own by now.
         unsafe {
             environ = variables.as_ptr();
             libc::execvp(arguments[0], arguments.as_ptr());
@@ -181,7 +182,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Reads what [`Program::start`]'s child wrote.
+    /// Reads the report that [`Program::start`]'s child wrote.
     pub(super) fn from_report(report: &[u8; 5]) -> (Step, i32) {
         let step = match report[0] {
             1 => Step::Directory,
@@ -196,19 +197,19 @@ impl Step {
 fn prepare(guard: Pid, stdout: Option<BorrowedFd<'_>>, stderr: Option<BorrowedFd<'_>>) -> io::Result<()> {
     rustix::process::setsid()?;
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    // The guard may have died before the line above; then no signal will ever come.
+    // The guard may have died before the line above. Then the signal will never come.
     if rustix::process::getppid() != Some(guard) {
         exit_now(127);
     }
     for (from, to) in [(stdout, 1), (stderr, 2)] {
         if let Some(from) = from {
-            // SAFETY: replacing our own standard streams, in a child that is about to execute.
+            // SAFETY: this replaces our own standard streams, in a child that is about to execute.
             check(unsafe { libc::dup2(from.as_raw_fd(), to) })?;
         }
     }
     reset_dispositions();
     unblock_signals()?;
-    // SAFETY: only sets flags. Kernels before 5.11 refuse; what the guard opens is close-on-exec anyway.
+    // SAFETY: the call only sets flags. Kernels before 5.11 refuse it. What the guard opens is close-on-exec anyway.
     unsafe { libc::syscall(libc::SYS_close_range, 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC) };
     Ok(())
 }

@@ -1,5 +1,5 @@
 //! The guard: a tiny process that starts the workers for the agent and outlives it just long enough to end them.
-//! Not for anything that takes judgement: rounds, graces and logs are the agent's.
+//! Rounds, graces and logs are the agent's.
 //!
 //! ```text
 //! elastic-agent ─────────────── subreaper of last resort; forks the guard before its first thread
@@ -18,18 +18,20 @@
 //! | the guard | PDEATHSIG ends the workers; what they started reparents to the agent, which ends it and reports the loss |
 //! | both at once | PDEATHSIG ends the workers and whatever shares their fate; a stray in its own session survives. Only a cgroup or a container can end that one |
 //!
-//! The guard forks the workers itself, since only descendants of the subreaper reparent to it, and since PDEATHSIG
-//! follows the *thread* that forked: the guard has one, which never ends before it.
+//! The guard forks the workers itself, for two reasons. Only descendants of the subreaper reparent to it. And PDEATHSIG
+//! follows the *thread* that forked: the guard has one thread, which never ends before the guard.
 //!
-//! "Nothing is left" needs no list of processes: a subreaper without children has no descendants, so `waitpid` saying
-//! ECHILD is the proof. Only what is still there after its group was signalled is searched for in /proc.
+//! To know that nothing is left, the guard needs no list of processes. A subreaper without children has no descendants,
+//! so ECHILD from `waitpid` is the proof. Only processes that remain after their group was signalled are searched for
+//! in /proc.
 //!
-//! A signal to one worker reaches its process group, also after the worker itself has died. What a worker put into
-//! other groups or sessions cannot be told apart from another worker's, so it is ended only when all are stopped.
+//! A signal to one worker reaches its process group, even after the worker itself has died. Processes that a worker put
+//! into other groups or sessions cannot be told apart from another worker's. So they are ended only when all workers
+//! are stopped.
 //!
-//! A process that the kernel will not let die (an unresponsive device or file system), or that changed to a user
-//! whom we may not signal, keeps the guard waiting, and with it the held descriptors: it is *not* gone, and saying so
-//! would let a second group run beside it.
+//! A process may be impossible to end: the kernel does not let it die (an unresponsive device or file system), or it
+//! changed to a user whom the guard may not signal. Such a process keeps the guard waiting, and the guard keeps the
+//! held descriptors. The process is *not* gone, and saying that it is would let a second group run beside it.
 
 mod deadline;
 mod exit;
@@ -48,7 +50,7 @@ pub use exit::{Exit, signal_name};
 
 use wire::Channel;
 
-/// Why there is no guard.
+/// The guard could not be started.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start the guard process: {step}: {cause}")]
 pub struct GuardError {
@@ -56,7 +58,7 @@ pub struct GuardError {
     cause: io::Error,
 }
 
-/// The agent's hold on its guard. Dropping it ends the guard, and with it everything that it started.
+/// The agent's handle of its guard. Dropping it ends the guard, and with it everything that the guard started.
 #[derive(Debug)]
 pub struct Guard {
     pub(crate) pid: Pid,
@@ -80,8 +82,8 @@ pub fn start() -> Result<Guard, GuardError> {
         Some(pid) => Ok(Guard { pid, channel }),
         None => {
             drop(channel);
-            // A panic must not unwind into the agent's code, of which this process is a copy. When the guard ends,
-            // for whatever reason, PDEATHSIG ends the workers and the agent hears of it.
+            // A panic must not unwind into the agent's code, of which this process is a copy. However the guard ends,
+            // PDEATHSIG ends the workers, and the agent sees that the guard is gone.
             let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| be_the_guard(guards_end)));
             kernel::exit_now(if matches!(outcome, Ok(Ok(()))) { 0 } else { 1 })
         }
@@ -92,7 +94,7 @@ fn be_the_guard(channel: Channel) -> io::Result<()> {
     kernel::close_others(channel.as_raw_fd());
     kernel::block_signals()?;
     kernel::reset_dispositions();
-    // Away from the terminal: Ctrl-C there is for the agent to act on.
+    // The guard leaves the terminal, because Ctrl-C there is for the agent to act on.
     rustix::process::setsid()?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     rustix::thread::set_name(c"elastic-guard")?;

@@ -1,5 +1,4 @@
-//! Finding and ending the processes below one process, from /proc.
-//! Not for starting or waiting: who reaps is the caller's concern.
+//! Finding and ending the processes below one process, from /proc. The caller waits for them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,24 +19,24 @@ pub(crate) struct Process {
     pub(crate) state: char,
     /// Its program's name, 15 bytes at most.
     pub(crate) name: String,
-    /// Clock ticks from boot to its start: with the pid, a name that is never used twice.
+    /// Clock ticks from boot to its start. This number and the pid together are never used twice.
     started: u64,
 }
 
 impl Process {
-    /// Reads one process; `None` if it is gone.
+    /// Reads one process. `None` if it is gone.
     fn read(pid: i32) -> Option<Process> {
         parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Sends a signal to this very process, never to another that got its number later.
-    /// A process that is gone already is no error.
+    /// Sends a signal to this very process, never to a later process with the same number. It is no error if the
+    /// process is gone already.
     pub(crate) fn signal(&self, signal: Signal) -> rustix::io::Result<()> {
         let handle = match rustix::process::pidfd_open(self.pid, PidfdFlags::empty()) {
             Err(rustix::io::Errno::SRCH) => return Ok(()),
             other => other?,
         };
-        // Whoever holds the number now is pinned by the handle: it is our process if the start time still agrees.
+        // The handle pins the process that holds the number now. It is our process if the start time still agrees.
         if Process::read(self.pid.as_raw_pid()).is_none_or(|now| now.started != self.started) {
             return Ok(());
         }
@@ -47,7 +46,7 @@ impl Process {
         }
     }
 
-    /// Dead, waiting for its parent to reap it.
+    /// Whether it is dead and waits for its parent to reap it.
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, 'Z' | 'X')
     }
@@ -58,13 +57,13 @@ pub(crate) fn process(pid: Pid) -> Option<Process> {
     Process::read(pid.as_raw_pid())
 }
 
-/// The session of a process, `None` if it is gone. From /proc, since it is 0, which `getsid` of rustix takes for
-/// impossible, when the session's leader lives outside our process id namespace, as under `unshare --pid`.
+/// The session of a process, `None` if it is gone. This is read from /proc, because the session is 0 if its leader
+/// lives outside our process id namespace, as under `unshare --pid`. rustix's `getsid` takes 0 for impossible.
 pub(crate) fn session(pid: Pid) -> Option<i32> {
     Process::read(pid.as_raw_pid()).map(|process| process.session)
 }
 
-/// Every process below `root`, itself not included: children, their children, and so on.
+/// Every process below `root`, without `root` itself: its children, their children, and so on.
 pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
     let mut children: BTreeMap<i32, Vec<Process>> = BTreeMap::new();
     for entry in fs::read_dir("/proc")? {
@@ -85,7 +84,7 @@ pub(crate) fn descendants(root: Pid) -> io::Result<Vec<Process>> {
     Ok(found)
 }
 
-/// Parses `/proc/<pid>/stat`, whose second field is a name in parentheses that may itself hold any character.
+/// Parses `/proc/<pid>/stat`. Its second field is a name in parentheses, which may itself hold any character.
 fn parse(stat: &str) -> Option<Process> {
     let (pid, rest) = stat.split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;

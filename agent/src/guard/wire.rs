@@ -1,5 +1,5 @@
-//! What the agent and its guard say to each other: one JSON packet a message, descriptors beside it.
-//! Not for what crosses hosts or reaches workers; both ends are always the same binary.
+//! The messages between the agent and its guard. Each message is one JSON packet, with descriptors beside it. Both ends
+//! are always the same binary.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -19,40 +19,41 @@ use serde::{Deserialize, Serialize};
 
 use super::exit::Exit;
 
-/// Longest packet; bodies without a bound travel in a memory file.
+/// The longest packet, in bytes. Bodies without a bound travel in a memory file.
 const MAX_PACKET: usize = 4096;
-/// Body, stdout and stderr.
+/// The most descriptors of one packet: body, stdout and stderr.
 const MAX_DESCRIPTORS: usize = 3;
 
-/// Names a worker for its whole life; never used twice in one agent.
+/// Names a worker for its whole life. An agent never uses the same id twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct WorkerId(pub(crate) u64);
 
-/// What the agent asks.
+/// A request of the agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// Start a worker. Descriptors: the [`body`](write_body), then stdout and stderr where they are not inherited.
-    /// `cpus` is a mask of those that it may run on; empty: the guard's.
+pub(crate) enum GuardRequest {
+    /// Start a worker. The descriptors are the [`body`](write_body), then stdout and stderr where they are not
+    /// inherited. `cpus` is a mask of the CPUs that the worker may run on. If it is empty, these are the guard's CPUs.
     Spawn { worker: WorkerId, arguments: usize, stdout: bool, stderr: bool, cpus: Vec<u64> },
     /// Signal one worker's process group.
     Signal { worker: WorkerId, signal: i32 },
-    /// Signal every worker's group now, and what they left outside their groups when the last worker has exited.
+    /// Signal every worker's group now. When the last worker has exited, signal what the workers left outside their
+    /// groups.
     Stop { signal: i32 },
-    /// SIGKILL everything.
+    /// Send SIGKILL to everything.
     Kill,
-    /// Kill everything at `until`. `sent` tells a renewal in time from one that a frozen agent sends too late.
+    /// Kill everything at `until`. `sent` tells a renewal in time from a renewal that a frozen agent sends too late.
     Deadline { until: Option<Stamp>, sent: Stamp },
     /// Keep the accompanying descriptor open until the tree is gone.
     Hold,
 }
 
-/// What the guard tells.
+/// A report of the guard.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
+pub(crate) enum Notice {
     /// The worker's program runs.
     Spawned { worker: WorkerId, pid: i32 },
     /// The worker could not be started.
-    Refused { worker: WorkerId, refusal: Refusal },
+    Refused { worker: WorkerId, refusal: SpawnRefusal },
     /// A worker has exited.
     Exited { worker: WorkerId, pid: i32, exit: Exit, at: Stamp },
     /// The deadline has passed: everything was sent SIGKILL.
@@ -63,7 +64,7 @@ pub(crate) enum Report {
 
 /// Why a worker was not started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Refusal {
+pub(crate) enum SpawnRefusal {
     /// The deadline has passed.
     Deadline,
     /// The tree is being killed.
@@ -96,7 +97,7 @@ impl From<Stamp> for Time {
     }
 }
 
-/// One end of the socket. Never blocks: a full or empty socket is `WouldBlock`.
+/// One end of the socket. It never blocks: a full or an empty socket returns `WouldBlock`.
 #[derive(Debug)]
 pub(crate) struct Channel(OwnedFd);
 
@@ -120,7 +121,7 @@ impl Channel {
         Ok((Channel(one), Channel(other)))
     }
 
-    /// Sends one message whole, or nothing.
+    /// Sends the whole message, or nothing.
     pub(crate) fn send<T: Serialize>(&self, message: &T, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let packet = serde_json::to_vec(message)?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -134,7 +135,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives one message; `None` when the other end is gone.
+    /// Receives one message. `None` if the other end is gone.
     pub(crate) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut packet = [0; MAX_PACKET];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -160,14 +161,14 @@ impl Channel {
         Ok(Some((serde_json::from_slice(&packet[..received.bytes])?, descriptors)))
     }
 
-    /// Lets the other end read the end of the stream; it can still answer.
+    /// Ends the stream that the other end reads. The other end can still answer.
     pub(crate) fn finish(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write)?)
     }
 }
 
-/// Writes a spawn request's body: strings that each end in NUL, in a memory file, since neither arguments nor
-/// environment fit into a packet. The strings hold no NUL themselves.
+/// Writes the body of a spawn request: strings that each end in NUL. The body is a memory file, because arguments and
+/// environment do not fit into a packet. The strings themselves hold no NUL.
 pub(crate) fn write_body(strings: impl Iterator<Item = OsString>) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("elastic-agent-spawn", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut file = io::BufWriter::new(File::from(file));
@@ -178,7 +179,7 @@ pub(crate) fn write_body(strings: impl Iterator<Item = OsString>) -> io::Result<
     Ok(file.into_inner().map_err(io::IntoInnerError::into_error)?.into())
 }
 
-/// Reads what [`write_body`] wrote.
+/// Reads the strings that [`write_body`] wrote.
 pub(crate) fn read_body(file: OwnedFd) -> io::Result<Vec<CString>> {
     let mut file = File::from(file);
     file.rewind()?;

@@ -10,18 +10,18 @@ use elastic_coordinator::job::Endpoint;
 pub enum AddressSource {
     /// `--local-addr`.
     Flag,
-    /// The interface that leads to the store, or the one that leads out.
+    /// The interface that leads to the store, or the interface that leads out of this machine.
     Route,
-    /// This machine's own name, for want of a route.
+    /// This machine's own name, because no route is known.
     Hostname,
 }
 
 /// The address that other nodes are told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advertised {
-    /// Name or address; IPv6 without brackets.
+    /// A name or an address. An IPv6 address has no brackets.
     pub address: String,
-    /// Why this one.
+    /// Where this address comes from.
     pub source: AddressSource,
 }
 
@@ -39,21 +39,23 @@ impl fmt::Display for Advertised {
     }
 }
 
-/// Addresses of the documentation networks (RFC 5737, RFC 3849): never on this machine, so they lead to the way out.
+/// Addresses of the documentation networks (RFC 5737, RFC 3849). They are never on this machine, so the route to them
+/// is the way out.
 const ELSEWHERE: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// The address peers reach this node at: `local_addr` if given, else that of the interface which leads to the store,
-/// else `hostname`. Resolves the store's name, which may take as long as the resolver does; sends nothing itself.
+/// The address at which peers reach this node: `local_addr` if it is given, else the address of the interface that
+/// leads to the store, else `hostname`. Resolves the store's name, which may take as long as the resolver does. Sends
+/// nothing itself.
 pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, hostname: &str) -> Advertised {
     if let Some(address) = local_addr {
         return Advertised { address: address.to_owned(), source: AddressSource::Flag };
     }
     let routed = match store {
         Some(endpoint) => route_to(endpoint),
-        // A job on one machine.
+        // Without an endpoint the job runs on this machine alone.
         None => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     };
     match routed {
@@ -62,7 +64,8 @@ pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, ho
     }
 }
 
-/// The address that other nodes are told; `stores` are where the job meets. May take as long as the resolver does.
+/// The address that other nodes are told. `stores` are the endpoints of the job's store. May take as long as the
+/// resolver does.
 pub fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
     let by_route = |store: &Endpoint| {
         let address = advertised_address(flag, Some(store), hostname);
@@ -77,13 +80,16 @@ fn route_to(store: &Endpoint) -> Option<IpAddr> {
     Some(for_peers(source, &store.host, || ELSEWHERE.into_iter().find_map(route_source)))
 }
 
-/// Debian gives a host's own name the address 127.0.1.1. That the store is here does not mean that the peers are: unless
-/// the user himself wrote a loopback address, take the interface that leads out, where there is one.
+/// Chooses between the local address on the route to the store and the address of the way out.
+///
+/// Debian gives a host's own name the address 127.0.1.1. A store on this host does not mean that the peers are on it
+/// too. So a loopback address is replaced by the address of the interface that leads out, where there is one, unless
+/// the user wrote a loopback address.
 fn for_peers(source: IpAddr, store: &str, way_out: impl FnOnce() -> Option<IpAddr>) -> IpAddr {
     if source.is_loopback() && !names_loopback(store) { way_out().unwrap_or(source) } else { source }
 }
 
-/// Whether this is a loopback address, or one of the names that mean one on every machine.
+/// Whether this is a loopback address, or one of the names that mean a loopback address on every machine.
 pub fn names_loopback(host: &str) -> bool {
     const NAMES: [&str; 5] = ["localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"];
     let (name, domain) = host.split_once('.').unwrap_or((host, "localdomain"));

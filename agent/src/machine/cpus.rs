@@ -1,4 +1,4 @@
-//! Sets of CPUs, and how many this process may use. Not for choosing any for a worker: that is [`crate::machine::numa`].
+//! Sets of CPUs, and how many this process may use. [`crate::machine::numa`] chooses them for each worker.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,12 +10,13 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CpuSet(pub BTreeSet<u32>);
 
-/// Not a list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a list of CPUs")]
 pub struct ParseCpusError(String);
 
-/// More CPUs than any Linux can be built for; so a mask of them also fits into one packet to the guard.
+/// CPU numbers are below this. No Linux can be built for more CPUs, and a mask of so many still fits into one packet to
+/// the guard.
 const MOST: u32 = 8192;
 
 impl FromStr for CpuSet {
@@ -59,7 +60,7 @@ impl CpuSet {
         CpuSet(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// As the kernel takes it: one bit a CPU, in words.
+    /// The set as the kernel takes it: words with one bit for each CPU.
     pub(crate) fn mask(&self) -> Vec<u64> {
         let words = self.0.last().map_or(0, |last| *last as usize / 64 + 1);
         let mut mask = vec![0; words];
@@ -70,10 +71,10 @@ impl CpuSet {
     }
 }
 
-/// The CPUs that this thread may run on: its affinity, which a cpuset of its cgroup bounds. None where /proc is not
-/// mounted.
+/// The CPUs that this thread may run on: its affinity, which is limited by the cpuset of its cgroup. None where /proc
+/// is not mounted.
 pub fn allowed() -> Option<CpuSet> {
-    // Not by sched_getaffinity: its buffer has to be guessed, and this has a word for every CPU there can be.
+    // sched_getaffinity is not used, because the size of its buffer has to be guessed. This file covers every CPU.
     allowed_by(&fs::read_to_string("/proc/thread-self/status").ok()?)
 }
 
@@ -81,8 +82,8 @@ fn allowed_by(status: &str) -> Option<CpuSet> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.parse().ok()
 }
 
-/// How many CPUs this process may use at once: those it may run on, or as many as its cgroup's quota pays for, rounded
-/// down, if those are fewer. At least 1.
+/// How many CPUs this process may use at once. This is the number of CPUs that it may run on, or its cgroup's quota in
+/// CPUs, rounded down, if that is less. At least 1.
 pub fn usable() -> u32 {
     let allowed = allowed().map(|cpus| cpus.0.len() as u32).filter(|count| *count > 0);
     let fallback = || std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -90,8 +91,9 @@ pub fn usable() -> u32 {
     quota(Path::new("/")).map_or(allowed, |quota| allowed.min(quota.floor() as u32)).max(1)
 }
 
-/// The CPU time that a cgroup may use, in CPUs, below the root directory `root`: the least of this process's own cgroup
-/// and those above it. Kernel documentation: cgroup-v2 (`cpu.max`), and for version 1 sched-bwc (`cpu.cfs_quota_us`).
+/// The CPU time that this process's cgroup may use, in CPUs: the smallest quota of the cgroup itself and those above
+/// it. `root` is the root directory. Source: the kernel's documentation, cgroup-v2 (`cpu.max`), and for version 1
+/// sched-bwc (`cpu.cfs_quota_us`).
 fn quota(root: &Path) -> Option<f64> {
     let read = |path: &str| fs::read_to_string(root.join(path)).ok();
     let mounts = read("proc/self/mountinfo")?;
@@ -99,7 +101,7 @@ fn quota(root: &Path) -> Option<f64> {
     groups.lines().filter_map(|line| of_group(root, &mounts, line)).min_by(f64::total_cmp)
 }
 
-/// The quota of one line of /proc/self/cgroup: `0::/path` or `4:cpu,cpuacct:/path`.
+/// The quota of the cgroup that one line of /proc/self/cgroup names: `0::/path` or `4:cpu,cpuacct:/path`.
 fn of_group(root: &Path, mounts: &str, line: &str) -> Option<f64> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -117,7 +119,7 @@ fn of_group(root: &Path, mounts: &str, line: &str) -> Option<f64> {
     upwards.filter_map(if option.is_some() { of_v1 } else { of_v2 }).min_by(f64::total_cmp)
 }
 
-/// What of a file system is mounted where, if the line of mountinfo is of this kind.
+/// The directory inside a file system and the place where it is mounted, if this line of mountinfo is of this kind.
 fn mount<'a>(line: &'a str, kind: &str, option: Option<&str>) -> Option<(&'a str, &'a str)> {
     let (before, after) = line.split_once(" - ")?;
     let mut after = after.split(' ');
@@ -138,7 +140,7 @@ fn of_v1(directory: PathBuf) -> Option<f64> {
     ratio(read("cpu.cfs_quota_us")?.trim(), read("cpu.cfs_period_us")?.trim())
 }
 
-/// `max` and -1 mean that there is no bound.
+/// The quota in CPUs. `max` and -1 mean that there is no limit.
 fn ratio(quota: &str, period: &str) -> Option<f64> {
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
     (quota > 0.0 && period > 0.0).then(|| quota / period)
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn cpus_are_those_of_the_affinity_mask() {
-        // Given a thread that may run on one CPU, then there is one.
+        // A thread that may run on one CPU sees one CPU.
         let one = std::thread::spawn(|| {
             let first = *allowed().unwrap().0.first().unwrap();
             let mut cpus = rustix::thread::CpuSet::new();

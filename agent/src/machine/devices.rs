@@ -1,5 +1,5 @@
-//! The accelerators of this machine, and which of them a process sees. Not for how many workers that makes
-//! ([`crate::workers::slots`]), nor for NVIDIA's library itself ([`crate::machine::nvml`]).
+//! The accelerators of this machine, and which of them a process sees. [`crate::workers::slots`] derives the number of
+//! workers from them, and [`crate::machine::nvml`] speaks to NVIDIA's library.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,26 +7,27 @@ use std::path::Path;
 
 use crate::machine::nvml::{Nvml, NvmlError};
 
-/// An NVIDIA GPU: what is known of it.
+/// An NVIDIA GPU, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gpu {
-    /// `GPU-…`.
+    /// Its id: `GPU-…`.
     pub uuid: Option<String>,
-    /// As sysfs names it: `0000:3b:00.0`.
+    /// Its PCI address as sysfs writes it: `0000:3b:00.0`.
     pub pci: Option<String>,
 }
 
 /// The NVIDIA GPUs of this machine, in the order of their PCI addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gpus {
-    /// One for each.
+    /// All of them.
     pub all: Vec<Gpu>,
-    /// Why the driver's library did not tell: then they are found by the driver's files, and may not be known by id.
+    /// Why the driver's library gave no answer. The GPUs were then found by the driver's files, and their ids may be
+    /// unknown.
     pub unknown: Option<NvmlError>,
 }
 
 impl Gpus {
-    /// Asks the driver's library, and looks for device files where there is none. May take a second.
+    /// Asks the driver's library. If it does not answer, this looks for device files. May take a second.
     pub fn detect() -> Gpus {
         match Nvml::load().and_then(|nvml| nvml.devices()) {
             Ok(devices) => {
@@ -39,9 +40,9 @@ impl Gpus {
     }
 }
 
-/// The GPUs for which the root directory `root` has device files. The driver's files below /proc say where they sit and
-/// which ids they have (driver's README, "proc interface"), in names and lines such as `0000:3b:00.0`,
-/// `GPU UUID: GPU-…`, `Device Minor: 0`. Where they are hidden the device files are all there is.
+/// The GPUs that have device files below the root directory `root`. The driver's files below /proc give their PCI
+/// addresses and ids (driver's README, "proc interface"), in names and lines such as `0000:3b:00.0`, `GPU UUID: GPU-…`,
+/// `Device Minor: 0`. Where those files are hidden, only the number of device files is known.
 fn by_files(root: &Path) -> Vec<Gpu> {
     let described = fs::read_dir(root.join("proc/driver/nvidia/gpus")).into_iter().flatten().flatten();
     let mut gpus: Vec<Gpu> = described
@@ -74,22 +75,25 @@ fn device_files(dev: &Path) -> usize {
     names.filter(|name| name.to_str().is_some_and(is_gpu)).count()
 }
 
-/// A device that CUDA shows a process.
+/// A device that CUDA shows to a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Visible {
     /// A GPU, by its place in [`Gpus::all`].
     Gpu(usize),
-    /// A GPU named by its id, of which it is not known which that is.
+    /// A GPU named by its id. It is not known which GPU has this id.
     Named(String),
-    /// A part of a GPU.
+    /// A part of a GPU, by its id.
     Mig(String),
 }
 
-/// The devices that CUDA shows a process with this `CUDA_VISIBLE_DEVICES`, in its order.
+/// The devices that CUDA shows to a process with this `CUDA_VISIBLE_DEVICES`, in CUDA's order.
 ///
-/// The list is read as CUDA reads it (programming guide, environment variables): indices, or ids of which a unique
-/// beginning is enough; nothing counts from the first entry on that names no device; a repeated device leaves none;
-/// of MIG instances a process sees one.
+/// The list is read as CUDA reads it (programming guide, environment variables):
+///
+/// - An entry is an index or an id. The beginning of an id is enough if it is unique.
+/// - The first entry that names no device ends the list.
+/// - If a device is repeated, the process sees none.
+/// - Of several MIG instances the process sees one.
 pub fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
     let Some(list) = list else { return (0..gpus.all.len()).map(Visible::Gpu).collect() };
     let entries: Vec<&str> = list.split(',').map(str::trim).collect();
@@ -119,12 +123,12 @@ fn named(entry: &str, gpus: &Gpus) -> Option<Visible> {
     }
 }
 
-/// How many Intel GPUs a process sees: with `ZE_AFFINITY_MASK` those it names, else one for each render node of Intel's
-/// below `root`.
+/// How many Intel GPUs a process sees. With `ZE_AFFINITY_MASK` these are the GPUs that the mask names. Otherwise there
+/// is one for each of Intel's render nodes below `root`.
 ///
-/// A mask names devices, or their parts, `0.1` (Level Zero specification). With `ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE`
-/// the parts of one device are one. How many parts a device has the render nodes do not tell: without a mask a device
-/// of several tiles counts once.
+/// A mask names devices, or parts of devices such as `0.1` (Level Zero specification). With
+/// `ZE_FLAT_DEVICE_HIERARCHY=COMPOSITE` the parts of one device count as one. The render nodes do not tell how many
+/// parts a device has. So without a mask, a device of several tiles counts once.
 pub fn xpus(root: &Path, mask: Option<&str>, hierarchy: Option<&str>) -> u32 {
     let Some(mask) = mask.filter(|mask| !mask.is_empty()) else { return render_nodes(root) };
     let composite = hierarchy.is_some_and(|hierarchy| hierarchy.eq_ignore_ascii_case("COMPOSITE"));
@@ -136,7 +140,7 @@ pub fn xpus(root: &Path, mask: Option<&str>, hierarchy: Option<&str>) -> u32 {
     mask.split(',').filter_map(entry).collect::<BTreeSet<String>>().len() as u32
 }
 
-/// PCI's number for Intel.
+/// Intel's PCI vendor id.
 const INTEL: &str = "0x8086";
 
 fn render_nodes(root: &Path) -> u32 {
@@ -145,7 +149,7 @@ fn render_nodes(root: &Path) -> u32 {
         let name = entry.file_name();
         let render = name.to_str().is_some_and(|name| name.starts_with("renderD"));
         let vendor = || fs::read_to_string(entry.path().join("device/vendor")).is_ok_and(|v| v.trim() == INTEL);
-        // A container is shown all of sysfs, and only the devices that are its own.
+        // A container sees all of sysfs, but has only its own devices in /dev.
         render && vendor() && root.join("dev/dri").join(name).exists()
     };
     fs::read_dir(drm).into_iter().flatten().flatten().filter(is_intels).count() as u32
@@ -185,7 +189,7 @@ mod tests {
             let expected: Vec<Visible> = expected.iter().map(|&index| Visible::Gpu(index)).collect();
             assert_eq!(visible(list, &four), expected, "{list:?}");
         }
-        // Where the same GPU is named in two ways, it is named twice.
+        // A GPU that is named in two ways counts as repeated.
         assert_eq!(visible(Some("0,GPU-aa11"), &four), []);
     }
 
@@ -231,10 +235,10 @@ mod tests {
         let known = |pci: &str, uuid: &str| Gpu { uuid: Some(uuid.into()), pci: Some(pci.into()) };
         let both = vec![known("0000:1b:00.0", "GPU-aa"), known("0000:43:00.0", "GPU-bb")];
         assert_eq!(by_files(root.path()), both);
-        // A container that is shown one of them.
+        // A container that sees one of them.
         fs::remove_file(root.path().join("dev/nvidia1")).unwrap();
         assert_eq!(by_files(root.path()), both[1..]);
-        // One that is shown no description.
+        // A container that sees no description.
         fs::remove_dir_all(root.path().join("proc")).unwrap();
         assert_eq!(by_files(root.path()), [Gpu::default()]);
     }

@@ -1,9 +1,9 @@
-//! Who this agent is: the node's name, held by a lock, its incarnation, and the machine under it. Not for the record
-//! that the store holds of it.
+//! The identity of this agent: the node's name, which a lock protects, its incarnation, and the machine under it.
 //!
-//! A *name* says which place in the job a node takes and outlives a restart; an *incarnation* is one agent process.
-//! The name's lock is what makes a restart safe: it is held by the agent and, through a duplicated descriptor, by its
-//! guard until the last process of its tree is gone. Who gets the lock knows that its predecessor's workers are no more.
+//! A *name* says which place in the job a node takes, and it outlives a restart. An *incarnation* is one agent process.
+//! The lock on the name makes a restart safe. The agent holds it, and through a duplicated descriptor its guard holds
+//! it until the last process of the agent's tree is gone. So an agent that gets the lock knows that no worker of its
+//! predecessor is left.
 
 mod lock;
 mod runtime;
@@ -27,15 +27,15 @@ pub use runtime::RuntimeDir;
 
 /// How long an agent waits for its predecessor's processes to be gone.
 pub const PATIENCE: Duration = Duration::from_secs(15);
-/// Nameless agents of one job on one host.
+/// The most agents of one job on one host that may run without `--node-name`.
 const MOST_SLOTS: u32 = 1000;
 /// flock cannot wait with a deadline, so a held lock is tried again this often.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Why an agent has no identity.
+/// Why an agent could not get an identity.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The name is another agent's.
+    /// Another agent holds the name.
     #[error(
         "node name `{name}` is in use on this host: {holder} still holds it after {waited:?}; if the agent was started \
          twice by mistake, end one, else give this one another --node-name"
@@ -43,7 +43,7 @@ pub enum IdentityError {
     NameHeld {
         /// The name.
         name: String,
-        /// Who holds it.
+        /// The agent that holds the name.
         holder: String,
         /// How long it was waited for.
         waited: Duration,
@@ -54,7 +54,7 @@ pub enum IdentityError {
         /// The host's name.
         host: String,
     },
-    /// Lock files have no safe place.
+    /// There is no safe place for lock files.
     #[error("runtime directory {}: {cause}; set XDG_RUNTIME_DIR to a directory that only this user can write", path.display())]
     Runtime {
         /// The directory, or the file in it.
@@ -67,31 +67,31 @@ pub enum IdentityError {
     BootId(io::Error),
 }
 
-/// What to claim an identity for.
+/// The request for an identity.
 #[derive(Debug, Clone)]
 pub struct Claim<'a> {
-    /// The job's id; names of different jobs do not meet.
+    /// The job's id. Each job has its own names.
     pub job: &'a str,
-    /// `--node-name`; without it the host's name and its first free slot are taken.
+    /// `--node-name`. Without it the agent takes the first free slot of the host's name.
     pub node_name: Option<&'a str>,
-    /// Where locks lie.
+    /// Where lock files are kept.
     pub runtime: RuntimeDir,
-    /// How long to wait for a predecessor: [`PATIENCE`].
+    /// How long to wait for a predecessor, usually [`PATIENCE`].
     pub patience: Duration,
 }
 
-/// This node, for as long as it is kept: dropping it gives up the name, unless a duplicate of the lock lives on.
+/// This node's identity. Dropping it gives up the name, unless a duplicate of the lock's descriptor is still open.
 #[derive(Debug)]
 pub struct NodeIdentity {
     /// The node's name, unique in the job on this machine.
     pub name: String,
     /// This agent process.
     pub incarnation: Uuid,
-    /// The machine: `/etc/machine-id`, or the boot where there is none.
+    /// The machine's id: `/etc/machine-id`, or an id made of the boot's id where there is none.
     pub machine_id: String,
     /// The machine's current boot.
     pub boot_id: String,
-    /// The host's name, for people.
+    /// The host's name, to show to people.
     pub host: String,
     lock: NameLock,
     directory: PathBuf,
@@ -105,8 +105,8 @@ impl fmt::Display for NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Takes a name and locks it. Blocks, while a predecessor of the same name ends, for at most the claim's patience
-    /// (for each slot, where no name is given).
+    /// Takes a name and locks it. While a predecessor of the same name ends, this blocks for at most the claim's
+    /// patience. If no name is given, it blocks for at most that long at each slot.
     ///
     /// # Errors
     /// The name is held, or there is no safe place for its lock.
@@ -123,27 +123,29 @@ impl NodeIdentity {
         Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
     }
 
-    /// The lock's descriptor, closed on exec. The guard is given a duplicate (`dup` without close-on-exec); the name is
-    /// free when the last duplicate is closed. Never unlock it: that would free the name under everyone.
+    /// The lock's descriptor, which is closed on exec. The guard is given a duplicate (`dup` without close-on-exec).
+    /// The name is free when the last duplicate is closed. Never unlock the descriptor: that would free the name
+    /// although the other duplicates are still open.
     pub fn lock_fd(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
 
-    /// Names the lock itself: equal for two agents exactly if they competed for the same one. Two containers can share a
-    /// machine id and a node name without sharing a lock; then holding it proves nothing about the other.
+    /// An id of the lock itself. It is equal for two agents exactly if they competed for the same lock. Two containers
+    /// can share a machine id and a node name without sharing a lock. Then holding the lock proves nothing about the
+    /// other container.
     pub fn lock_id(&self) -> String {
         format!("{}:{}", self.boot_id, self.lock.file_id())
     }
 
-    /// Gives up the name and removes its file, and the job's directory if nothing else is in it. For a job that only
-    /// this agent knows, after its workers are gone: where others may claim names, the files stay for them.
+    /// Gives up the name and removes its file, and removes the job's directory if it is empty then. This is for a job
+    /// that only this agent knows, after its workers are gone. Where others may claim names, the files must stay.
     pub fn retire(self) {
-        // Tidiness only: what cannot be removed goes with the next boot.
+        // This is only tidying. A file that cannot be removed goes with the next boot.
         let _ = fs::remove_file(self.directory.join(lock::file_name(&self.name)));
         let _ = fs::remove_dir(&self.directory);
     }
 
-    /// A directory of this job on this host that only this user can enter, for sockets.
+    /// This job's directory on this host, for sockets. Only this user can write in it.
     pub fn runtime_dir(&self) -> &Path {
         &self.directory
     }
@@ -170,8 +172,9 @@ fn named(
     }
 }
 
-/// `host`, `host-2`, …: the first that no living agent has. One whose agent is dead while its lock is held is being
-/// cleaned up by that agent's guard: its successor waits for it, rather than start beside workers about to end.
+/// Takes the first of `host`, `host-2`, … that no living agent holds. If a slot's agent is dead but its lock is held,
+/// that agent's guard is still ending the agent's processes. The new agent waits for this slot, so that it does not
+/// start beside workers that are about to end.
 fn first_free(
     directory: &runtime::Directory,
     host: &str,
@@ -188,7 +191,7 @@ fn first_free(
     Err(IdentityError::NoFreeSlot { host: host.to_owned() })
 }
 
-/// Tries until the lock is ours, patience ends, or the holder is not `worth_waiting` for.
+/// Tries until this agent has the lock, its patience ends, or the holder is not `worth_waiting` for.
 fn wait(
     directory: &runtime::Directory,
     name: &str,
@@ -212,7 +215,7 @@ fn wait(
     }
 }
 
-/// A host's name as a node's: other characters than ids may hold become dashes.
+/// Turns a host's name into a node's name. Characters that ids may not contain become dashes.
 fn node_name(host: &str) -> String {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let name: String = host.chars().map(|c| if allowed(c) { c } else { '-' }).take(200).collect();
@@ -225,8 +228,8 @@ fn boot_id() -> Result<String, IdentityError> {
     Ok(text.trim().to_owned())
 }
 
-/// The first valid file of `files`. Containers often have none; then the boot's id stands for the machine. It names
-/// the same kernel for as long as that runs, and never two machines, as a host's name might.
+/// The id in the first valid file of `files`. Containers often have none, and then the boot's id stands for the
+/// machine. The boot's id names one running kernel. It never names two machines, as a host's name might.
 fn machine_id(files: &[&Path], boot_id: &str) -> String {
     let valid = |text: &str| text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
     let read = |path: &&Path| Some(fs::read_to_string(path).ok()?.trim().to_owned()).filter(|text| valid(text));

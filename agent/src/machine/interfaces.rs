@@ -1,23 +1,23 @@
-//! The network interface that gloo and NCCL use among workers, where the user asks for one or gloo would take a wrong
-//! one. Not for the address peers are told (`address.rs`).
+//! The network interface that gloo and NCCL use among workers. It is set where the user asks for one, or where gloo
+//! would take a wrong one. The address that peers are told is in `address.rs`.
 //!
-//! NCCL finds its interfaces by itself, and uses several at once; naming one would take the others from it, and would
-//! go over what `/etc/nccl.conf` says. Gloo takes the first address of this host's own name that it can listen on.
+//! NCCL finds its interfaces by itself, and uses several at once. Naming one would keep NCCL from the others, and would
+//! override `/etc/nccl.conf`. Gloo takes the first address of this host's own name that it can listen on.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, ToSocketAddrs};
 
 use crate::machine::address::names_loopback;
 
-/// Names gloo's interface.
+/// The variable that names gloo's interface.
 const GLOO: &str = "GLOO_SOCKET_IFNAME";
-/// Names NCCL's interfaces: a list of prefixes, or with `=` of whole names.
+/// The variable that names NCCL's interfaces: a list of prefixes, or after `=` a list of whole names.
 const NCCL: &str = "NCCL_SOCKET_IFNAME";
 
 /// An address of this machine, and the interface that has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// `eth0`.
+    /// Its name, such as `eth0`.
     pub name: String,
     /// One of its addresses.
     pub ip: IpAddr,
@@ -26,14 +26,15 @@ pub struct Interface {
 /// All addresses of this machine.
 ///
 /// # Errors
-/// The kernel's.
+/// The kernel's error.
 pub fn all() -> std::io::Result<Vec<Interface>> {
     let found = if_addrs::get_if_addrs()?;
     Ok(found.into_iter().map(|interface| Interface { ip: interface.ip(), name: interface.name }).collect())
 }
 
-/// The interface that has the address which peers are told; none if it is not this machine's, as behind a translated
-/// address, or only reaches this machine. Resolves a name, which may take as long as the resolver does.
+/// The interface that has the address which peers are told. None if this machine does not have the address (it may be a
+/// translated one), or if the address only reaches this machine. Resolves a name, which may take as long as the
+/// resolver does.
 pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
     let addresses: Vec<IpAddr> = match address.parse() {
         Ok(ip) => vec![ip],
@@ -43,8 +44,8 @@ pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
     ours.filter_map(|ip| interfaces.iter().find(|interface| interface.ip == ip)).map(|found| found.name.clone()).next()
 }
 
-/// What workers get in their environment, if peers are told `address` and this host is called `hostname`. `pinned`: both
-/// libraries are to use the interface that has this address. May take as long as the resolver does.
+/// The variables that workers get in their environment, if peers are told `address` and this host is called `hostname`.
+/// If `pinned`, both libraries are to use the interface that has this address. May take as long as the resolver does.
 pub fn variables(
     address: &str,
     hostname: &str,
@@ -69,14 +70,14 @@ pub fn variables(
     env(&interface, misled, pinned, inherited)
 }
 
-/// Whether gloo would listen where no other host reaches it: on a loopback address, as Debian gives to a host's name,
-/// or for want of an address of this machine.
+/// Whether gloo would listen where no other host reaches it. That is so if the first usable address of this host's name
+/// is a loopback address, which Debian gives to a host's name, or if the name has no address of this machine.
 fn misleads(own_name: &[IpAddr], interfaces: &[Interface]) -> bool {
     let ours = |ip: &&IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == **ip);
     own_name.iter().find(ours).is_none_or(IpAddr::is_loopback)
 }
 
-/// Each variable, unless the agent's own environment has it.
+/// The variables to set. A variable that the agent's own environment has is left out.
 fn env(
     interface: &str,
     misled: bool,

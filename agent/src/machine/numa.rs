@@ -1,8 +1,8 @@
-//! The CPUs near a worker's GPU: `--numa-binding`. Not for setting them, which a worker does to itself before its
-//! program runs ([`crate::guard`]), nor for memory: that comes from where the thread runs which first touches it.
+//! The CPUs near a worker's GPU: `--numa-binding`. A worker binds itself to them before its program runs
+//! ([`crate::guard`]). Memory needs no binding: the kernel takes it near the thread that touches it first.
 //!
 //! The modes are those of torch 2.15 (`torch.numa.binding`): worker n belongs to the n-th GPU that it sees. torch runs
-//! `numactl`; here sysfs is read and nothing is run.
+//! `numactl`. This module reads sysfs and runs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,33 +11,34 @@ use std::path::{Path, PathBuf};
 use crate::machine::cpus::{CpuSet, ParseCpusError};
 use crate::machine::devices::{Gpus, Visible};
 
-/// How near.
+/// How near to its GPU a worker is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Affinity {
     /// The CPUs of the GPU's NUMA node.
     Node,
-    /// Those of all NUMA nodes of its socket.
+    /// The CPUs of all NUMA nodes of the GPU's socket.
     Socket,
-    /// A share of the node's physical cores that no other GPU's worker has.
+    /// A share of the node's physical cores that is not given to the worker of any other GPU.
     Exclusive,
-    /// Cores of the node that share a last-level cache; in turn, if there are fewer of these than GPUs.
+    /// The cores of the node that share one last-level cache. If there are fewer such caches than GPUs, they are used
+    /// in turn.
     CoreComplex,
 }
 
 /// Why workers cannot be bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NumaError {
-    /// There is no GPU to be near to.
+    /// The worker has no GPU.
     #[error(
         "--numa-binding: worker {local_rank} has no GPU to be near to, {why}; start fewer workers, or leave it out"
     )]
     NoGpu {
         /// The worker.
         local_rank: u32,
-        /// What there is.
+        /// How many GPUs there are.
         why: String,
     },
-    /// Which GPU it is is not known.
+    /// It is not known which GPU the worker has, or where it sits.
     #[error("--numa-binding: where the GPU of worker {local_rank} sits is not known: {why}; leave --numa-binding out")]
     Unplaced {
         /// The worker.
@@ -45,7 +46,7 @@ pub enum NumaError {
         /// Why.
         why: String,
     },
-    /// The firmware keeps silent.
+    /// The firmware does not say which node a GPU belongs to.
     #[error(
         "--numa-binding: the firmware does not say which of the {nodes} NUMA nodes GPU {pci} belongs to; leave \
          --numa-binding out"
@@ -56,7 +57,7 @@ pub enum NumaError {
         /// How many nodes there are.
         nodes: usize,
     },
-    /// All of the node's CPUs are other people's.
+    /// This process may run on none of the node's CPUs.
     #[error(
         "--numa-binding: this process may run on none of the CPUs of NUMA node {node}, where a worker's GPU sits; give \
          its cpuset CPUs of that node, or leave --numa-binding out"
@@ -65,19 +66,19 @@ pub enum NumaError {
         /// The node.
         node: u32,
     },
-    /// Fewer cores than GPUs.
+    /// The node has fewer cores than GPUs.
     #[error(
         "--numa-binding=exclusive: NUMA node {node} has {cores} cores for {gpus} GPUs; use `node`, or start fewer workers"
     )]
     TooFewCores {
         /// The node.
         node: u32,
-        /// Its physical cores that we may use.
+        /// Its physical cores that this process may use.
         cores: usize,
         /// The GPUs on it.
         gpus: usize,
     },
-    /// sysfs lacks something, as in some virtual machines.
+    /// sysfs lacks a file, as in some virtual machines.
     #[error("--numa-binding: {} cannot be read: {cause}; leave --numa-binding out", .path.display())]
     Sysfs {
         /// The file.
@@ -87,18 +88,18 @@ pub enum NumaError {
     },
 }
 
-/// What sysfs says of the CPUs that we may use.
+/// The CPUs that this process may use, by NUMA node, as sysfs describes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Topology {
     nodes: BTreeMap<u32, CpuSet>,
     sys: PathBuf,
 }
 
-/// The CPUs of each of the first `workers` workers. `sys` is sysfs, `allowed` what this process may run on, `visible`
-/// the devices that it sees.
+/// The CPUs of each of the first `workers` workers. `sys` is the path of sysfs, `allowed` are the CPUs that this
+/// process may run on, and `visible` are the devices that it sees.
 ///
 /// # Errors
-/// Why there are none.
+/// [`NumaError`] says why the workers cannot be bound.
 pub fn bind(
     affinity: Affinity,
     workers: u32,
@@ -136,7 +137,7 @@ impl Topology {
             nodes.insert(node, cpus(&directory.join(format!("node{node}/cpulist")))?.and(allowed));
         }
         if nodes.is_empty() {
-            // A kernel without NUMA: one node with everything.
+            // A kernel without NUMA has one node with everything.
             nodes.insert(0, allowed.clone());
         }
         Ok(Topology { nodes, sys: sys.to_owned() })
@@ -145,7 +146,7 @@ impl Topology {
     /// The NUMA node of a PCI device.
     fn home(&self, pci: &str) -> Result<u32, NumaError> {
         let path = self.sys.join("bus/pci/devices").join(pci).join("numa_node");
-        // Where there is one node the kernel often says -1.
+        // Where there is only one node, the kernel often says -1.
         let told = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok());
         match (told, self.nodes.keys().next()) {
             (Some(node), _) if self.nodes.contains_key(&node) => Ok(node),
@@ -163,7 +164,7 @@ impl Topology {
         if own.0.is_empty() {
             return Err(NumaError::NotAllowed { node: home });
         }
-        // Its place among the GPUs of the same node.
+        // The place of the worker's GPU among the GPUs of the same node.
         let place = homes[..worker as usize].iter().filter(|node| **node == home).count();
         let gpus = homes.iter().filter(|node| **node == home).count();
         match affinity {
@@ -175,7 +176,7 @@ impl Topology {
                 if each == 0 {
                     return Err(NumaError::TooFewCores { node: home, cores: cores.len(), gpus });
                 }
-                // The first GPUs get what is left over, one core each.
+                // The first GPUs get the cores that are left over, one core each.
                 let first = place * each + place.min(extra);
                 let count = each + usize::from(place < extra);
                 Ok(CpuSet(cores.into_values().skip(first).take(count).flatten().collect()))
@@ -183,7 +184,7 @@ impl Topology {
             Affinity::CoreComplex => {
                 let caches = self.groups(own, |cpu| self.last_cache(cpu))?;
                 let mut caches: Vec<(u32, BTreeSet<u32>)> = caches.into_iter().collect();
-                // The largest first: a cpuset may leave some of a cache's CPUs out.
+                // The largest come first, because a cpuset may leave out some of a cache's CPUs.
                 caches.sort_by_key(|(first, cpus)| (std::cmp::Reverse(cpus.len()), *first));
                 let turn = place % caches.len();
                 Ok(CpuSet(caches.swap_remove(turn).1))
@@ -191,9 +192,9 @@ impl Topology {
         }
     }
 
-    /// The CPUs of all nodes that are in the same socket as these.
+    /// The CPUs of all nodes that are in the same socket as these CPUs.
     fn socket(&self, own: &CpuSet) -> Result<CpuSet, NumaError> {
-        // A node without CPUs that we may use has nothing to add.
+        // A node without CPUs that this process may use adds nothing.
         let package = |cpus: &CpuSet| cpus.0.first().map(|cpu| self.package(*cpu)).transpose();
         let wanted = package(own)?;
         let mut union = BTreeSet::new();
@@ -205,7 +206,7 @@ impl Topology {
         Ok(CpuSet(union))
     }
 
-    /// CPUs by the lowest one of their group, which need not be one that we may use.
+    /// Groups the CPUs. The key is the lowest CPU of the group, which need not be one that this process may use.
     fn groups(
         &self,
         cpus: &CpuSet,
@@ -233,7 +234,7 @@ impl Topology {
         text.trim().parse().map_err(|_| NumaError::Sysfs { path, cause: format!("{text:?} is no number") })
     }
 
-    /// The CPUs that share the cache farthest from the cores which holds data.
+    /// The CPUs that share this CPU's data cache of the highest level.
     fn last_cache(&self, cpu: u32) -> Result<CpuSet, NumaError> {
         let path = self.cpu(cpu).join("cache");
         let missing = || NumaError::Sysfs { path: path.clone(), cause: "no cache is described there".into() };

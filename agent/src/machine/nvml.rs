@@ -1,8 +1,9 @@
-//! NVIDIA's management library, looked for at run time: which GPUs there are, where they sit, who computes on them.
-//! Not for choosing GPUs for workers ([`crate::workers::slots`]), nor for computing on them.
+//! NVIDIA's management library, looked for at run time. It tells which GPUs there are, where they sit, and which
+//! processes compute on them. [`crate::workers::slots`] chooses GPUs for workers.
 //!
 //! Functions, structures and codes are those of the NVML API reference (driver 450 and newer). A machine without the
-//! driver has no such library, so nothing here may be linked: all of it is looked up by name.
+//! driver has no such library, so nothing here may be linked: all of it is looked up by name. Decision record 0041 says
+//! why no crate does this.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -12,7 +13,7 @@ use std::path::Path;
 /// The name under which the driver installs the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// Room for a UUID, `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
+/// The size of a buffer for a UUID: `NVML_DEVICE_UUID_V2_BUFFER_SIZE`.
 const UUID_ROOM: usize = 96;
 
 const SUCCESS: c_int = 0;
@@ -20,7 +21,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const NOT_AVAILABLE: u64 = u64::MAX;
 
-/// Why the library tells nothing.
+/// Why the library gives no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NvmlError {
     /// It is not installed, or cannot be loaded.
@@ -38,7 +39,7 @@ pub enum NvmlError {
         function: &'static str,
         /// `nvmlReturn_t`.
         code: i32,
-        /// The library's words.
+        /// The library's description of the code.
         message: String,
     },
 }
@@ -46,20 +47,21 @@ pub enum NvmlError {
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// NVML's index: in order of PCI addresses. Only with `CUDA_DEVICE_ORDER=PCI_BUS_ID` is it certainly CUDA's too.
+    /// NVML's index, in order of PCI addresses. It is certainly CUDA's index too only with
+    /// `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
     pub index: u32,
-    /// `GPU-8932f937-d72c-4106-c12f-20bd9faed9f6`.
+    /// The UUID, such as `GPU-8932f937-d72c-4106-c12f-20bd9faed9f6`.
     pub uuid: String,
-    /// As sysfs names it: `0000:3b:00.0`.
+    /// The PCI address as sysfs writes it: `0000:3b:00.0`.
     pub pci: String,
 }
 
 /// A process with a compute context on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComputeProcess {
-    /// Its id, as the driver sees it: in a container often that of the host's namespace.
+    /// Its id as the driver sees it. In a container this is often the id in the host's namespace.
     pub pid: u32,
-    /// Its memory on the GPU in bytes, where the driver knows.
+    /// Its memory on the GPU in bytes, where the driver knows it.
     pub memory: Option<u64>,
 }
 
@@ -87,7 +89,7 @@ struct ProcessInfo {
     compute_instance: c_uint,
 }
 
-/// The library, initialised; shut down when dropped. Its functions may be called from any thread.
+/// The initialised library. Dropping this shuts it down. Its functions may be called from any thread.
 #[derive(Debug)]
 pub struct Nvml {
     shutdown: unsafe extern "C" fn() -> c_int,
@@ -108,7 +110,7 @@ impl Nvml {
         Nvml::load_from(Path::new(LIBRARY))
     }
 
-    /// As [`Nvml::load`], from a file.
+    /// As [`Nvml::load`], but from this file.
     ///
     /// # Errors
     /// As [`Nvml::load`].
@@ -130,25 +132,25 @@ impl Nvml {
             };
             (init, nvml)
         };
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no arguments.
         match unsafe { init() } {
             SUCCESS => Ok(nvml),
             code => {
                 let error = nvml.error("nvmlInit_v2", code);
-                // What was not initialised must not be shut down.
+                // A library that was not initialised must not be shut down.
                 std::mem::forget(nvml);
                 Err(error)
             }
         }
     }
 
-    /// How many GPUs the driver shows this process. `CUDA_VISIBLE_DEVICES` plays no part.
+    /// How many GPUs the driver shows to this process. `CUDA_VISIBLE_DEVICES` has no effect on this.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn device_count(&self) -> Result<u32, NvmlError> {
         let mut count = 0;
-        // SAFETY: a place for the number.
+        // SAFETY: the pointer leads to a place for the number.
         self.check("nvmlDeviceGetCount_v2", unsafe { (self.count)(&raw mut count) })?;
         Ok(count)
     }
@@ -156,7 +158,7 @@ impl Nvml {
     /// All GPUs, by index.
     ///
     /// # Errors
-    /// The driver's: one GPU that fell off the bus fails the whole.
+    /// The driver's error. If one GPU has fallen off the bus, the whole call fails.
     pub fn devices(&self) -> Result<Vec<Device>, NvmlError> {
         (0..self.device_count()?).map(|index| self.device(index)).collect()
     }
@@ -168,17 +170,17 @@ impl Nvml {
     pub fn device(&self, index: u32) -> Result<Device, NvmlError> {
         let handle = self.handle(index)?;
         let mut uuid = [0; UUID_ROOM];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer is as long as the call says.
         self.check("nvmlDeviceGetUUID", unsafe { (self.uuid)(handle, uuid.as_mut_ptr(), UUID_ROOM as c_uint) })?;
-        // SAFETY: all of it are numbers, for which zeros are values.
+        // SAFETY: all fields are numbers, and zero is a valid number.
         let mut pci: PciInfo = unsafe { std::mem::zeroed() };
-        // SAFETY: a structure of the type that this version of the call fills.
+        // SAFETY: the structure is of the type that this version of the call fills.
         self.check("nvmlDeviceGetPciInfo_v3", unsafe { (self.pci)(handle, &raw mut pci) })?;
         let pci = format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
         Ok(Device { index, uuid: text(&uuid), pci })
     }
 
-    /// The processes that compute on a GPU, also other users' and other containers'.
+    /// The processes that compute on a GPU, including those of other users and other containers.
     ///
     /// # Errors
     /// There is no GPU of this index, or it does not answer.
@@ -188,10 +190,10 @@ impl Nvml {
         loop {
             let mut infos = vec![ProcessInfo::default(); room];
             let mut count = infos.len() as c_uint;
-            // SAFETY: the array is as long as is said.
+            // SAFETY: the array is as long as the call says.
             let code = unsafe { (self.processes)(handle, &raw mut count, infos.as_mut_ptr()) };
             if code == INSUFFICIENT_SIZE {
-                // More may start until we ask again.
+                // More processes may start before the next call.
                 room = (count as usize).max(room) * 2;
                 continue;
             }
@@ -204,7 +206,7 @@ impl Nvml {
 
     fn handle(&self, index: u32) -> Result<Handle, NvmlError> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle, which is the library's to keep.
+        // SAFETY: the pointer leads to a place for the handle. What the handle points to belongs to the library.
         self.check("nvmlDeviceGetHandleByIndex_v2", unsafe { (self.handle)(index, &raw mut handle) })?;
         Ok(handle)
     }
@@ -214,7 +216,8 @@ impl Nvml {
     }
 
     fn error(&self, function: &'static str, code: c_int) -> NvmlError {
-        // SAFETY: takes a number and returns a string that lives as long as the library, which is never unloaded.
+        // SAFETY: the function takes a number and returns a string that lives as long as the library, which is never
+        // unloaded.
         let message = unsafe {
             let message = (self.error_string)(code);
             if message.is_null() { String::new() } else { CStr::from_ptr(message).to_string_lossy().into_owned() }
@@ -232,28 +235,29 @@ impl Drop for Nvml {
 
 const PROCESSES: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
 
-/// A loaded library. Never unloaded: the driver's may leave threads behind that still run in it.
+/// A loaded library. It is never unloaded, because the driver's library may leave threads behind that still run in it.
 struct Library(*mut c_void);
 
 impl Library {
     fn open(path: &Path) -> Result<Library, NvmlError> {
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| NvmlError::Absent(format!("{} holds a NUL", path.display())))?;
-        // SAFETY: a string that ends in NUL. Loading runs the library's constructors; it is the driver's own.
+        // SAFETY: the name is a string that ends in NUL. Loading runs the library's constructors, and the library is
+        // the driver's own.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if handle.is_null() { Err(NvmlError::Absent(last_error())) } else { Ok(Library(handle)) }
     }
 
     /// # Safety
-    /// `F` is the C type of the function of this name.
+    /// `F` must be the C type of the function of this name.
     unsafe fn function<F: Copy>(&self, name: &CStr, shown: &'static str) -> Result<F, NvmlError> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "a function pointer") };
-        // SAFETY: the handle is of a library that is never unloaded.
+        // SAFETY: the handle belongs to a library that is never unloaded.
         let symbol = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         if symbol.is_null() {
             return Err(NvmlError::TooOld(shown));
         }
-        // SAFETY: POSIX has function and object pointers alike; the caller vouches for the type.
+        // SAFETY: in POSIX, function pointers and object pointers are alike. The caller vouches for the type.
         Ok(unsafe { std::mem::transmute_copy(&symbol) })
     }
 }

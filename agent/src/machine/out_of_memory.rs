@@ -1,23 +1,24 @@
 //! The kernel's counts of processes that its out-of-memory killer ended, in the agent's cgroup and on the whole host.
-//! Not for what they say about one worker: that is [`crate::output::outcome::judge`].
+//! [`crate::output::outcome::judge`] decides what they say about one worker.
 //!
-//! Workers live in the agent's cgroup. `memory.events` (cgroup v2) counts victims in it and below it,
-//! `memory.oom_control` (v1, from Linux 4.13) in it alone, whichever limit ran out; `/proc/vmstat` counts all victims
-//! of the host. See "cgroup-v2" and "memory" in the kernel's admin guide.
+//! Workers live in the agent's cgroup. `memory.events` (cgroup v2) counts the victims in this cgroup and below it.
+//! `memory.oom_control` (v1, from Linux 4.13) counts the victims in this cgroup alone. Both count a victim no
+//! matter which memory limit was reached. `/proc/vmstat` counts all victims of the host. See "cgroup-v2" and "memory"
+//! in the kernel's admin guide.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where this agent's cgroup counts, if anywhere.
+/// The file that counts the victims in this agent's cgroup, if there is one.
 #[derive(Debug, Clone, Default)]
 pub struct Counters {
     file: Option<PathBuf>,
 }
 
-/// What the counters say at one time.
+/// The counts at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Victims {
-    /// In the cgroup, and the file that says so.
+    /// In the cgroup, and the file that holds the count.
     pub cgroup: Option<(u64, PathBuf)>,
     /// On the host.
     pub host: Option<u64>,
@@ -32,7 +33,7 @@ impl Counters {
         Counters { file: candidates.into_iter().find(counts) }
     }
 
-    /// Reads them. These are files of the kernel's: reading them does not wait for any disk.
+    /// Reads the counters. Their files belong to the kernel, so reading them does not wait for any disk.
     pub fn read(&self) -> Victims {
         let count = |path: &Path| fs::read_to_string(path).ok().and_then(|text| victims(&text));
         Victims {
@@ -42,12 +43,13 @@ impl Counters {
     }
 }
 
-/// The number behind `oom_kill` in a file of `name number` lines.
+/// The number after `oom_kill` in a file of `name number` lines.
 fn victims(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
 }
 
-/// The files that may count for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, best first.
+/// The files that may hold the count for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, the best
+/// first.
 fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
     let file = |version: Version| if version == Version::V1 { "memory.oom_control" } else { "memory.events" };
     directories(cgroup, mountinfo).into_iter().map(|(version, directory)| directory.join(file(version))).collect()
@@ -56,16 +58,16 @@ fn candidates(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
 /// A version of cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Version {
-    /// A hierarchy for memory alone.
+    /// It has a hierarchy for memory alone.
     V1,
-    /// One for all.
+    /// It has one hierarchy for all controllers.
     V2,
 }
 
-/// The directories that may be the cgroup of a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`, as far
-/// as its memory is concerned, best first.
+/// The directories that may be the memory cgroup of a process with these `/proc/self/cgroup` and
+/// `/proc/self/mountinfo`, the best first.
 pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<(Version, PathBuf)> {
-    // `hierarchy:controllers:path`; version 2 has no controllers there.
+    // A line is `hierarchy:controllers:path`. In version 2 the list of controllers is empty.
     let path_of = |wanted: &str| {
         cgroup.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':').skip(1);
@@ -78,7 +80,8 @@ pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<(Version, PathBu
     for (controller, version) in [("memory", Version::V1), ("", Version::V2)] {
         let Some(path) = path_of(controller) else { continue };
         for mount in mounts.iter().filter(|mount| mount.controls(controller)) {
-            // In a container without a cgroup namespace the path is the host's, and the mount begins below it.
+            // In a container without a cgroup namespace, the path is the host's, but the mount shows only a part of the
+            // host's tree.
             if let Ok(below) = Path::new(path).strip_prefix(mount.root) {
                 found.push((version, Path::new(mount.point).components().chain(below.components()).collect()));
             }
@@ -89,7 +92,7 @@ pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<(Version, PathBu
     found
 }
 
-/// A line of mountinfo, as far as it matters: proc_pid_mountinfo(5).
+/// The fields of a line of mountinfo that matter here: proc_pid_mountinfo(5).
 struct Mount<'a> {
     root: &'a str,
     point: &'a str,

@@ -1,35 +1,34 @@
-//! A host that is short of what starting workers takes: descriptors, processes, memory. Not for what is missing for
-//! good, as a program that is not there.
+//! A host that is, for now, short of the resources for starting workers: descriptors, processes, memory.
 //!
-//! The workers are not to blame, and the host may have room again in a moment. So a start that failed for this costs
-//! the job nothing, and is told to the others only after a pause, which grows: without it, rounds would form and fail
-//! as fast as they can. A node that stays short leaves the job to the others.
+//! The workers are not to blame, and the host may have room again in a moment. So a start that failed for this reason
+//! costs the job nothing. The node tells the others only after a pause, which grows. Without the pause, rounds would
+//! form and fail as fast as they can. A node that stays short leaves the job to the others.
 
 use std::time::Duration;
 
 use elastic_coordinator::time::Time;
 
-/// The first pause; each further one is twice as long.
+/// The first pause. Each further pause is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The longest.
+/// The longest pause.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// Whether the kernel's word means that the host, or a limit of the user's, is short of something.
+/// Whether this error of the kernel means that the host, or a limit of the user, is short of something.
 pub fn is_shortage(errno: Option<i32>) -> bool {
     matches!(errno, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS))
 }
 
-/// What follows a start that failed for a shortage.
+/// What follows a start that failed because of a shortage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// The node tries again, in the round that forms once it has told the others: after this pause.
+    /// After this pause the node tells the others that its start failed, and tries again in the round that then forms.
     Again(Duration),
-    /// The node leaves.
+    /// The node leaves the job.
     Leave,
 }
 
-/// How long a node has been short.
+/// How long a node has been short, and how many of its starts have failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shortage {
     since: Option<Time>,
@@ -37,7 +36,7 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// A start has failed for a shortage. The node leaves if that has been so for `patience`.
+    /// Records a start that failed because of a shortage. The node leaves if the shortage has lasted for `patience`.
     pub fn met(&mut self, now: Time, patience: Duration) -> Next {
         let since = *self.since.get_or_insert(now);
         if now.since(since) >= patience {
@@ -48,7 +47,7 @@ impl Shortage {
         Next::Again(pause)
     }
 
-    /// All workers were started.
+    /// Records that all workers were started.
     pub fn is_over(&mut self) {
         *self = Shortage::default();
     }

@@ -12,13 +12,14 @@ use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::job::Endpoint;
 use elastic_coordinator::node::torchelastic::met_on_v2;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::metered::{CallObserver, Metered};
 use elastic_coordinator::store::{Store, StoreError};
 use elastic_coordinator::time::Time;
 use tokio::net::TcpStream;
 
 use crate::machine::address::names_loopback;
 use crate::machine::interfaces::{self, Interface};
-use crate::meeting::participation::{JobPaths, Meeting};
+use crate::meeting::participation::{JobPaths, RendezvousStore};
 use crate::meeting::rendezvous::Rendezvous;
 
 /// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
@@ -27,7 +28,7 @@ const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/t
 /// Pause between two attempts to reach a store that does not answer yet.
 const AGAIN: Duration = Duration::from_millis(300);
 
-/// How often the log mentions a wait for the store after the first time.
+/// How often the log mentions a wait for the store, after the first time.
 const SELDOM: Duration = Duration::from_secs(30);
 
 /// Why there is no store.
@@ -84,9 +85,9 @@ impl BackendError {
 
 /// A store, and whether this process serves it.
 pub struct Backend {
-    /// The store, and the protocol on it.
-    pub meeting: Meeting,
-    /// Whether other nodes depend on this process; then it leaves last.
+    /// The store, and the protocol by which nodes meet on it.
+    pub rendezvous: RendezvousStore,
+    /// Whether other nodes depend on this process. Then it leaves last.
     pub serves: bool,
     /// The store's endpoint, if another agent serves it from its memory.
     pub host: Option<Endpoint>,
@@ -97,13 +98,20 @@ pub struct Backend {
 impl Backend {
     /// The store, if the nodes meet by our own protocol.
     pub fn store(&self) -> Option<&Arc<dyn Store>> {
-        self.meeting.store()
+        self.rendezvous.store()
     }
 
-    /// Waits until the agent that serves the store is certainly gone. Checked every `every`: its port refuses for
-    /// `period`, and no connection to it that was open before answers. What it held in memory is lost with it. A
-    /// service in front of the agent also refuses while its pod is not ready, but then open connections stay up. Never
-    /// returns if another kind of store is used.
+    /// From now on `observer` hears of each request to the store.
+    pub fn observed_by(&mut self, observer: CallObserver) {
+        if let RendezvousStore::Store(store) = &mut self.rendezvous {
+            *store = Arc::new(Metered::new(Arc::clone(store), observer));
+        }
+    }
+
+    /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for `period`
+    /// while no connection to it that was open before answers. This checks every `every`. What the agent held in memory
+    /// is lost with it. A service in front of the agent also refuses while its pod is not ready, but then open
+    /// connections stay up. Never returns if another kind of store is used.
     pub async fn host_gone(&self, every: Duration, period: Duration) {
         let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
         let mut gone_since: Option<Time> = None;
@@ -122,7 +130,7 @@ impl Backend {
     }
 }
 
-/// Opens the store of the job at `place`. If it does not answer yet, waits for up to `patience`.
+/// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
 ///
 /// # Errors
 /// [`BackendError`] says what is wrong and what to do.
@@ -131,7 +139,7 @@ pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration)
         Rendezvous::Standalone => {
             let store = Arc::new(MemoryStore::start(Limits::default()));
             Ok(Backend {
-                meeting: Meeting::Store(store),
+                rendezvous: RendezvousStore::Store(store),
                 serves: false,
                 host: None,
                 name: "a store of this process".into(),
@@ -160,7 +168,7 @@ pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration)
                 return etcd_v2(client, config, paths, patience).await;
             }
             let backend = etcd(config, &client, patience).await?;
-            // Most servers do not offer v2, so nobody can be there.
+            // Most servers do not offer v2, so nobody can meet there.
             match met_on_v2(&client, &paths.paths).await {
                 Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
                 Ok(None) => Ok(backend),
@@ -182,7 +190,7 @@ async fn etcd_v2(
     let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
     let probe = until_it_answers(patience, || client.probe()).await?;
     tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers, over its v2 API");
-    // Nodes of ours that were started without api=v2 would form a second group.
+    // Our own nodes that were started without api=v2 would form a second group.
     let nodes = EtcdStore::connect(config)?.range(&paths.keys.nodes()).await;
     if nodes.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
         return Err(BackendError::Elsewhere(format!(
@@ -190,7 +198,7 @@ async fn etcd_v2(
             paths.keys.nodes()
         )));
     }
-    Ok(Backend { meeting: Meeting::TorchElastic(client), serves: false, host: None, name })
+    Ok(Backend { rendezvous: RendezvousStore::TorchElastic(client), serves: false, host: None, name })
 }
 
 fn system_ca() -> Result<std::path::PathBuf, StoreError> {
@@ -199,7 +207,7 @@ fn system_ca() -> Result<std::path::PathBuf, StoreError> {
     })
 }
 
-/// `v2` is asked only where v3 does not answer.
+/// Opens etcd by its v3 API. `v2` is asked only where v3 does not answer.
 async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Backend, BackendError> {
     let name = format!("etcd at {}", config.endpoints.join(", "));
     let store = EtcdStore::connect(config)?;
@@ -209,7 +217,7 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
             Err(failure) => failure,
         };
         match v2.probe().await {
-            // The server is up: either it was not a moment ago, or it does not suit us.
+            // The server is up. Either it has come up only now, or it has no v3 API.
             Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
             Err(_) => Err(failure),
         }
@@ -217,7 +225,7 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
     match until_it_answers(patience, probe).await? {
         Ok(probe) => {
             tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
-            Ok(Backend { meeting: Meeting::Store(Arc::new(store)), serves: false, host: None, name })
+            Ok(Backend { rendezvous: RendezvousStore::Store(Arc::new(store)), serves: false, host: None, name })
         }
         Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
     }
@@ -249,8 +257,8 @@ async fn until_it_answers<T, E: Into<BackendError>>(
     }
 }
 
-/// torchrun's rule: the agent on the machine that the endpoint names serves the store; of several agents on that
-/// machine, the first one.
+/// Follows torchrun's rule: the agent on the machine that the endpoint names serves the store. Of several agents on
+/// that machine, the first one serves it.
 async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
     let begun = Time::now();
     let own = match is_host {
@@ -271,7 +279,7 @@ async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) 
                 });
                 tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
                 return Ok(Backend {
-                    meeting: Meeting::Store(store),
+                    rendezvous: RendezvousStore::Store(store),
                     serves: true,
                     host: None,
                     name: format!("the store served here at {endpoint}"),

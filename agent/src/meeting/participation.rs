@@ -13,24 +13,24 @@ use tokio::sync::{mpsc, watch};
 
 /// The store, and the protocol by which nodes meet on it.
 #[derive(Clone)]
-pub enum Meeting {
+pub enum RendezvousStore {
     /// By our own protocol.
     Store(Arc<dyn Store>),
-    /// By TorchElastic's, on etcd's v2 API.
+    /// By TorchElastic's protocol, on etcd's v2 API.
     TorchElastic(EtcdV2),
 }
 
-impl Meeting {
+impl RendezvousStore {
     /// The store of our own protocol.
     pub fn store(&self) -> Option<&Arc<dyn Store>> {
         match self {
-            Meeting::Store(store) => Some(store),
-            Meeting::TorchElastic(_) => None,
+            RendezvousStore::Store(store) => Some(store),
+            RendezvousStore::TorchElastic(_) => None,
         }
     }
 }
 
-/// Where one job's records lie in the store.
+/// Where the store keeps one job's records.
 #[derive(Clone)]
 pub struct JobPaths {
     /// Keys of our own protocol.
@@ -43,7 +43,7 @@ pub struct JobPaths {
 pub enum Participation {
     /// Our own protocol.
     Own(Node),
-    /// TorchElastic's, which torchrun calls `etcd`.
+    /// TorchElastic's protocol, which torchrun calls `etcd`.
     TorchElastic(TorchElastic),
 }
 

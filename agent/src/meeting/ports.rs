@@ -45,7 +45,7 @@ pub struct Reservation {
     port: u16,
 }
 
-/// Connections that may wait to be accepted; the kernel caps this at `net.core.somaxconn`.
+/// The most connections that may wait to be accepted. The kernel caps this at `net.core.somaxconn`.
 const BACKLOG: i32 = 1 << 14;
 
 impl Reservation {
@@ -68,7 +68,8 @@ impl Reservation {
     }
 }
 
-/// Reserves a port that the kernel picks, on one address of this machine, or on all if the address is unspecified.
+/// Reserves a port that the kernel picks, on one address of this machine. If the address is unspecified, the port is
+/// reserved on all addresses.
 ///
 /// # Errors
 /// The address is not this machine's, or no port or descriptor is left.
@@ -76,7 +77,8 @@ pub fn reserve_port(ip: IpAddr) -> Result<Reservation, ReserveError> {
     reserve(ip).map_err(|source| ReserveError { ip, source })
 }
 
-/// Reserves a port on all addresses: IPv6 and IPv4 at once if the machine has IPv6, as TCPStore needs it.
+/// Reserves a port on all addresses. If the machine has IPv6, the port is reserved for IPv6 and IPv4 at once, as
+/// TCPStore needs it.
 ///
 /// # Errors
 /// No port or descriptor is left.
@@ -112,7 +114,8 @@ mod tests {
         UdpSocket::bind("[::1]:0").is_ok()
     }
 
-    /// Listens as TCPStore does: SO_REUSEADDR, then bind and listen (the standard library sets it for listeners).
+    /// Listens as TCPStore does: SO_REUSEADDR, then bind and listen. (The standard library sets SO_REUSEADDR for
+    /// listeners.)
     fn serve_once(reservation: &Reservation, ip: IpAddr) {
         let listener = TcpListener::bind((ip, reservation.port())).expect("rank 0 gets the reserved port");
         let mut client = TcpStream::connect((ip, reservation.port())).unwrap();
@@ -150,7 +153,7 @@ mod tests {
         let refused = TcpStream::connect((ip, reservation.port())).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         serve_once(&reservation, ip);
-        // When rank 0 has died, a plain bind, without SO_REUSEADDR, still finds the port taken.
+        // When rank 0 has died, a plain bind without SO_REUSEADDR still finds the port taken.
         assert_eq!(plain_bind(ip, reservation.port()), Err(rustix::io::Errno::ADDRINUSE));
     }
 

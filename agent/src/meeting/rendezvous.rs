@@ -4,16 +4,16 @@ use std::path::PathBuf;
 
 use elastic_coordinator::job::Endpoint;
 
-/// What nodes meet through.
+/// The store that nodes meet through.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// One node: the store is inside this agent and nobody else sees it.
+    /// One node. The store is inside this agent, and nobody else sees it.
     Standalone,
     /// A store served by one of the agents.
     Hosted {
         /// Where it is served.
         endpoint: Endpoint,
-        /// Whether this agent serves it; `None`: if the endpoint's host is this machine.
+        /// Whether this agent serves it. `None`: it does if the endpoint's host is this machine.
         is_host: Option<bool>,
     },
     /// etcd.
@@ -22,15 +22,15 @@ pub enum Rendezvous {
         endpoints: Vec<Endpoint>,
         /// TLS, if the protocol is https.
         tls: Option<Tls>,
-        /// Whom to log in as.
+        /// The user to log in as.
         credentials: Option<Credentials>,
-        /// Whether to use TorchElastic's own rendezvous over the v2 API, where nodes of torchrun's `etcd` backend are.
+        /// Whether to use TorchElastic's own rendezvous over the v2 API. Nodes of torchrun's `etcd` backend use it.
         v2: bool,
     },
 }
 
 impl Rendezvous {
-    /// Where other nodes find the store; empty where there are none.
+    /// The endpoints at which other nodes find the store. Empty if there are no other nodes.
     pub fn endpoints(&self) -> &[Endpoint] {
         match self {
             Rendezvous::Standalone => &[],
@@ -43,7 +43,7 @@ impl Rendezvous {
 /// TLS towards etcd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tls {
-    /// Certificates to trust, PEM; `None` for the system's.
+    /// Certificates to trust, as PEM. `None` stands for the system's.
     pub ca: Option<PathBuf>,
     /// This client's certificate and its key, PEM.
     pub client: Option<(PathBuf, PathBuf)>,

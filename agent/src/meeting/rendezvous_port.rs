@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  offer ──▶ offered: listens, serves nothing ──▶ begin: serves round n ──▶ past: held, refuses
-//!               ▲    │ another round forms: whoever knocked is turned away
+//!               ▲    │ another round forms: connections that wait are closed
 //!               └────┘
 //! ```
 //!
@@ -20,16 +20,17 @@ use tokio::sync::watch;
 
 use crate::machine::shortage::is_shortage;
 use crate::meeting::ports::{Reservation, ReserveError, reserve_any_port, reserve_port};
-use crate::meeting::workers_store::{Limits, TcpStore};
+use crate::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 
-/// Ports of past rounds that stay held but refuse connections, so that a client which outlived its round is refused.
+/// How many ports of past rounds stay held but refuse connections, so that a client which outlived its round is
+/// refused.
 const PAST: usize = 64;
 
-/// Who serves the store that workers find each other through.
+/// The process that serves the store that workers find each other through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreHost {
     /// The agent of rank 0's node, as torchrun does with its `c10d` backend.
-    Agent(Limits),
+    Agent(WorkersStoreLimits),
     /// Worker rank 0, on the port that its agent reserves, as torchrun does with
     /// `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`.
     Workers,
@@ -41,7 +42,7 @@ pub enum ServeError {
     /// The system's error.
     #[error("the workers' store cannot be served: {0}; are there descriptors and threads left?")]
     System(#[from] io::Error),
-    /// No port could be offered for this round; the log said why at that time.
+    /// No port could be offered for this round. The log said why at that time.
     #[error("this node has rank 0, and had no port to offer for it; are there descriptors left?")]
     NoPort,
 }
@@ -82,7 +83,7 @@ pub struct Master {
 }
 
 impl Master {
-    /// Nothing offered yet. Peers reach this node at `address`.
+    /// A node that has offered no port yet. Peers reach it at `address`.
     pub fn new(host: StoreHost, address: String) -> Master {
         let endpoint = watch::Sender::new(None);
         Master { host, address, endpoint, offered: None, serving: None, past: VecDeque::new() }
@@ -98,7 +99,7 @@ impl Master {
         self.endpoint.subscribe()
     }
 
-    /// A fresh port for the next round: bound, and listening if the agent is to serve it.
+    /// Offers a fresh port for the next round. It is bound, and it listens if the agent is to serve it.
     pub fn offer(&mut self) -> Option<Endpoint> {
         let (offered, endpoint) = match self.open() {
             Ok(offered) => {
@@ -116,15 +117,15 @@ impl Master {
     }
 
     fn open(&self) -> Result<Offered, ReserveError> {
-        // A job on a loopback address runs on this machine alone. Nobody else may talk to it: the protocol knows no
-        // passwords.
+        // A job on a loopback address runs on this machine alone. Nobody else may talk to it, because the protocol
+        // knows no passwords.
         let own = self.address.parse::<IpAddr>().ok().filter(IpAddr::is_loopback);
         let reservation = own.map_or_else(reserve_any_port, reserve_port)?;
         let listener = self.is_agent().then(|| reservation.listen()).transpose()?;
         Ok(Offered { reservation, listener })
     }
 
-    /// A round begins; the previous one is over on all nodes. Serves the round's store if `rank_0` is on this node.
+    /// Begins a round. The previous round is over on all nodes. Serves the round's store if `rank_0` is on this node.
     ///
     /// # Errors
     /// There are no descriptors or threads left to serve with, or no port was offered.
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     fn master() -> Master {
-        Master::new(StoreHost::Agent(Limits::default()), "127.0.0.1".into())
+        Master::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into())
     }
 
     fn connect(endpoint: &Endpoint) -> io::Result<TcpStream> {
@@ -214,8 +215,8 @@ mod tests {
     fn a_round_that_is_formed_anew_finds_nothing_of_the_try_before_it() {
         let mut master = master();
         let endpoint = master.offer().unwrap();
-        // Round 1 ran on another node, and its worker set a key here; then round 2 forms before this node began round
-        // 1.
+        // Round 1 ran on another node, and its worker set a key here. Then round 2 forms before this node has begun
+        // round 1.
         let mut old = connect(&endpoint).unwrap();
         old.write_all(SET).unwrap();
         master.forming(2);
@@ -252,7 +253,7 @@ mod tests {
         let mut master = master();
         let endpoint = master.offer().unwrap();
         master.begin(1, true).unwrap();
-        // This node's workers are done, and the next round forms; workers of other nodes may still be stopping.
+        // This node's workers are done, and the next round forms. Workers of other nodes may still be stopping.
         master.offer().unwrap();
         master.forming(2);
         assert!(connect(&endpoint).is_ok());

@@ -1,8 +1,9 @@
-//! torchrun's events about workers, as lines of JSON on standard error: `--event-log-handler=console`. Not for the
-//! job's history, which is in the store and in the agent's own log.
+//! torchrun's events about workers, as lines of JSON on standard error: `--event-log-handler=console`. The job's
+//! history is in the store.
 //!
-//! Names and fields are those of torch 2.15 (`torch.distributed.elastic.events`), so that what reads them reads these.
-//! `metadata` is a text of JSON within the JSON there too, and the numbers of a worker in it are lists of one.
+//! Names and fields are those of torch 2.15 (`torch.distributed.elastic.events`), so that a program which reads
+//! torchrun's events can read these too. As there, `metadata` is a text of JSON within the JSON, and a worker's numbers
+//! in it are lists of one element.
 
 use std::time::{Duration, Instant};
 
@@ -21,59 +22,59 @@ pub enum EventHandler {
     Console,
 }
 
-/// What is the same for all events of an agent.
+/// The facts that are the same for all events of one agent.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Where they go, if anywhere.
+    /// The console that events go to, if they go anywhere.
     pub console: Option<Console>,
-    /// The job.
+    /// The job's id.
     pub run_id: String,
     /// The workers' role.
     pub role: String,
-    /// This host.
+    /// This host's name.
     pub hostname: String,
-    /// What nodes meet through: `etcd`, `c10d`, `static`.
+    /// The backend that nodes meet through: `etcd`, `c10d`, `static`.
     pub backend: &'static str,
-    /// What workers run.
+    /// The program that workers run.
     pub entry_point: String,
 }
 
-/// This node's place in the round that an event speaks of.
+/// This node's place in the round that an event is about.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Place {
+pub struct NodeInRound {
     /// The node's rank.
     pub group_rank: Option<u32>,
-    /// Nodes in the round.
+    /// The number of nodes in the round.
     pub group_world_size: Option<u32>,
     /// Restarts so far.
     pub restarts: u32,
 }
 
-/// The worker that an event speaks of.
+/// The worker that an event is about.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
-    /// Position on the node.
+    /// Its position on the node.
     pub local_rank: u32,
-    /// Rank in the round.
+    /// Its rank in the round.
     pub rank: u32,
-    /// Rank in its role.
+    /// Its rank in its role.
     pub role_rank: u32,
-    /// Workers of its role.
+    /// The number of workers of its role.
     pub role_world_size: u32,
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
-    /// How it ended, if it failed.
+    /// How it ended, if it failed: the exit code and the message.
     pub failure: Option<(i32, &'a str)>,
 }
 
-/// How a worker ended, in torch's words.
+/// What has happened, in torch's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// The nodes found together.
+pub enum EventState {
+    /// The nodes have formed a round.
     Rendezvous,
     /// A worker was started.
     Start,
-    /// All of it went well.
+    /// The worker, or the agent's whole part, has succeeded.
     Succeeded,
     /// It failed.
     Failed,
@@ -81,14 +82,14 @@ pub enum State {
     Terminated,
 }
 
-impl State {
+impl EventState {
     fn name(self) -> &'static str {
         match self {
-            State::Rendezvous => "RENDEZVOUS",
-            State::Start => "START",
-            State::Succeeded => "SUCCEEDED",
-            State::Failed => "FAILED",
-            State::Terminated => "TERMINATED",
+            EventState::Rendezvous => "RENDEZVOUS",
+            EventState::Start => "START",
+            EventState::Succeeded => "SUCCEEDED",
+            EventState::Failed => "FAILED",
+            EventState::Terminated => "TERMINATED",
         }
     }
 }
@@ -99,37 +100,37 @@ pub struct Events {
     source: Source,
     begun: Instant,
     seeking: Instant,
-    place: Place,
+    place: NodeInRound,
 }
 
 impl Events {
     /// Events of an agent that begins now.
     pub fn new(source: Source) -> Events {
-        Events { source, begun: Instant::now(), seeking: Instant::now(), place: Place::default() }
+        Events { source, begun: Instant::now(), seeking: Instant::now(), place: NodeInRound::default() }
     }
 
-    /// The node looks for a round from now on.
+    /// Records that the node looks for a round from now on.
     pub fn seeking(&mut self) {
         self.seeking = Instant::now();
     }
 
-    /// It found one.
-    pub fn placed(&mut self, place: Place) {
+    /// Records that the node has found its place in a round, and writes an event.
+    pub fn placed(&mut self, place: NodeInRound) {
         self.place = place;
-        self.write(State::Rendezvous, None, Some(self.seeking.elapsed()), None);
+        self.write(EventState::Rendezvous, None, Some(self.seeking.elapsed()), None);
     }
 
-    /// Something happened to a worker.
-    pub fn worker(&self, state: State, subject: &Subject<'_>) {
+    /// Writes an event about a worker.
+    pub fn worker(&self, state: EventState, subject: &Subject<'_>) {
         self.write(state, Some(subject), None, None);
     }
 
-    /// The agent's own part is over.
-    pub fn agent(&self, state: State, error: Option<&str>) {
+    /// Writes the event of the end of the agent's own part.
+    pub fn agent(&self, state: EventState, error: Option<&str>) {
         self.write(state, None, None, error);
     }
 
-    fn write(&self, state: State, subject: Option<&Subject<'_>>, took: Option<Duration>, error: Option<&str>) {
+    fn write(&self, state: EventState, subject: Option<&Subject<'_>>, took: Option<Duration>, error: Option<&str>) {
         if let Some(console) = &self.source.console {
             let event = self.event(state, subject, took, error, self.begun.elapsed());
             console.say(ConsoleStream::Stderr, format!("{event}\n").into_bytes());
@@ -138,7 +139,7 @@ impl Events {
 
     fn event(
         &self,
-        state: State,
+        state: EventState,
         subject: Option<&Subject<'_>>,
         took: Option<Duration>,
         error: Option<&str>,
@@ -179,7 +180,7 @@ impl Events {
     }
 }
 
-/// Of the wall clock, for people. torch leaves it at zero.
+/// The time of the wall clock, for people. torch leaves this field at zero.
 fn milliseconds() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
@@ -200,7 +201,7 @@ mod tests {
             entry_point: "train.py".into(),
         };
         let mut events = Events::new(source);
-        events.place = Place { group_rank: Some(1), group_world_size: Some(2), restarts: 3 };
+        events.place = NodeInRound { group_rank: Some(1), group_world_size: Some(2), restarts: 3 };
         let subject = Subject {
             local_rank: 0,
             rank: 4,
@@ -209,7 +210,7 @@ mod tests {
             pid: 77,
             failure: Some((-9, "SIGKILL")),
         };
-        let event = events.event(State::Failed, Some(&subject), None, None, Duration::from_secs(12));
+        let event = events.event(EventState::Failed, Some(&subject), None, None, Duration::from_secs(12));
         let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
         assert_eq!(keys(&event), "metadata name source timestamp");
         let metadata = &event["metadata"];
@@ -225,7 +226,7 @@ mod tests {
             "role_world_size": [8], "exit_code": [-9], "worker_pid": [77]});
         assert_eq!(inner, expected);
 
-        let agent = events.event(State::Rendezvous, None, Some(Duration::from_millis(1500)), None, Duration::ZERO);
+        let agent = events.event(EventState::Rendezvous, None, Some(Duration::from_millis(1500)), None, Duration::ZERO);
         assert_eq!((&agent["source"], &agent["metadata"]["duration_ms"]), (&json!("AGENT"), &json!(1500.0)));
         assert_eq!(agent["metadata"]["global_rank"], Value::Null);
     }

@@ -1,4 +1,4 @@
-//! What workers print and leave behind, and what is reported of it.
+//! The workers' output, what they leave behind, and the reports of both.
 //!
 //! | module | what it is |
 //! |---|---|

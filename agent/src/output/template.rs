@@ -1,10 +1,10 @@
-//! `${local_rank}` and its like in workers' arguments and in console prefixes.
-//! Not for which names exist: the caller knows.
+//! `${local_rank}` and similar names in workers' arguments and in console prefixes. The caller says which names there
+//! are.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Replaces `$name` and `${name}` where `value` knows the name, and `$$` by `$`; everything else stays as it is.
+/// Replaces `$name` and `${name}` if `value` knows the name, and `$$` by `$`. Everything else stays as it is.
 ///
 /// The rules are those of Python's `string.Template.safe_substitute`, which torchrun applies to every argument.
 pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String>) -> OsString {
@@ -40,7 +40,7 @@ pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String
     OsString::from_vec(result)
 }
 
-/// Whether a name stands for something in it.
+/// Whether the template uses this name.
 pub fn mentions(template: &OsStr, name: &str) -> bool {
     let mut found = false;
     substitute(template, |other| {
@@ -50,7 +50,7 @@ pub fn mentions(template: &OsStr, name: &str) -> bool {
     found
 }
 
-/// The identifier that `bytes` begins with; may be empty.
+/// The identifier at the beginning of `bytes`. It may be empty.
 fn identifier(bytes: &[u8]) -> &str {
     let inside = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let length = bytes.iter().take_while(|byte| inside(byte)).count();

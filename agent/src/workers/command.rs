@@ -22,21 +22,21 @@ pub enum ProgramKind {
     RunPath,
 }
 
-/// What a worker runs, as written.
+/// The program that a worker runs, as the user wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
-    /// How.
+    /// How the program is run.
     pub kind: ProgramKind,
     /// PROGRAM.
     pub name: OsString,
-    /// All arguments that follow it, and those that a launcher puts before them.
+    /// All arguments after it, and the arguments that a launcher puts before those.
     pub args: Vec<OsString>,
 }
 
 /// Why a program cannot be run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
-    /// No Python to run the script with.
+    /// There is no Python to run the script with.
     #[error(
         "no Python to run {script:?} with: neither python3 nor python is on PATH; set PYTHON_EXEC or VIRTUAL_ENV, or \
          use --no-python for a program that needs none"
@@ -50,7 +50,7 @@ pub enum CommandError {
     Interpreter {
         /// `PYTHON_EXEC` or `VIRTUAL_ENV`.
         variable: &'static str,
-        /// What it leads to.
+        /// The interpreter's path.
         path: PathBuf,
         /// What is wrong with it.
         problem: &'static str,
@@ -58,7 +58,7 @@ pub enum CommandError {
     /// The script is missing.
     #[error("script {path:?} {problem}; check the path, or use -m for a module and --no-python for a program on PATH")]
     Script {
-        /// As written.
+        /// The path, as the user wrote it.
         path: PathBuf,
         /// What is wrong with it.
         problem: &'static str,
@@ -66,14 +66,14 @@ pub enum CommandError {
     /// The program of `--no-python` is missing or cannot be run.
     #[error("program {name:?} {problem}; check its path, PATH and its execute permission")]
     Program {
-        /// The program's name, as written.
+        /// The program's name, as the user wrote it.
         name: OsString,
         /// What is wrong with it.
         problem: &'static str,
     },
 }
 
-/// The command that every worker of this node runs; macros in its arguments are not expanded yet.
+/// The command that every worker of this node runs. Macros in its arguments are not expanded yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// The program to execute.
@@ -82,7 +82,8 @@ pub struct WorkerCommand {
 }
 
 impl WorkerCommand {
-    /// Finds what runs `program`. `env` looks up the agent's environment, `agent` is its executable.
+    /// Finds the interpreter or program that runs `program`. `env` looks up the agent's environment, and `agent` is the
+    /// agent's executable.
     ///
     /// # Errors
     /// There is no interpreter, or the script or program is missing or not executable.
@@ -124,7 +125,7 @@ impl WorkerCommand {
     }
 }
 
-/// Runs the first argument as `__main__`, with what follows as its arguments.
+/// Runs the first argument as `__main__`. The arguments after it become its own.
 const RUN_PATH: &str = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 fn python(
@@ -157,7 +158,7 @@ fn python(
         .ok_or_else(|| CommandError::NoPython { script: script.to_owned() })
 }
 
-/// What marks the directory of a Python environment: venv's file, or conda's folder.
+/// The marks of a Python environment's directory: venv's file, or conda's folder.
 const ENVIRONMENT: [&str; 2] = ["pyvenv.cfg", "conda-meta"];
 
 /// The Python of the environment that the agent is installed in. The user has chosen that environment's packages for
@@ -173,8 +174,8 @@ fn executable(name: &OsStr, env: &dyn Fn(&str) -> Option<OsString>) -> Result<Pa
     find(name, env("PATH").as_deref()).map_err(|problem| CommandError::Program { name: name.to_owned(), problem })
 }
 
-/// Checks that the script exists. If its name holds a macro, it differs by worker; then Python itself reports a missing
-/// script.
+/// Checks that the script exists. If its name holds a macro, the name differs by worker, and Python itself reports a
+/// missing script.
 fn check_script(name: &OsStr) -> Result<(), CommandError> {
     let path = Path::new(name);
     // Python also runs a directory or archive that has a `__main__`.
@@ -184,7 +185,7 @@ fn check_script(name: &OsStr) -> Result<(), CommandError> {
     Err(CommandError::Script { path: path.into(), problem: "does not exist" })
 }
 
-/// Finds a program as execvp does: a name with a slash is a path, any other name is looked up on PATH.
+/// Finds a program as execvp does: a name with a slash is a path, and any other name is looked up on PATH.
 fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, &'static str> {
     if name.as_bytes().contains(&b'/') {
         return runnable(Path::new(name)).map(|()| PathBuf::from(name));

@@ -1,5 +1,5 @@
 //! The workers' environment: torchrun's variables (torch 2.15's, and the names that older versions read) and ours.
-//! Workers also inherit the agent's own variables; these override them.
+//! Workers also inherit the agent's own variables, which these override.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,29 +7,29 @@ use std::path::Path;
 
 use elastic_proto::worker::{Assignment, SOCKET_ENV, WARM_UP_ENV};
 
-/// Number of the round that a worker was started in.
+/// The number of the round that a worker was started in.
 pub const ROUND_ENV: &str = "ELASTIC_ROUND";
 /// A worker's position on its node. It stays correct with `--virtual-local-rank`, which sets every `LOCAL_RANK` to 0.
 pub const LOCAL_RANK_ENV: &str = "ELASTIC_LOCAL_RANK";
-/// Name of the node that a worker runs on.
+/// The name of the node that a worker runs on.
 pub const NODE_ENV: &str = "ELASTIC_NODE";
 
 /// Whether the store at `MASTER_PORT` is served by an agent, so that workers are only its clients: `True` or `False`,
 /// as Python spells them.
 const AGENT_STORE_ENV: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
-/// A worker's place on its node and in its role; the rest is in its [`Assignment`].
+/// A worker's place on its node and in its role. The rest of its place is in its [`Assignment`].
 #[derive(Debug, Clone, Copy)]
 pub struct LocalPlace<'a> {
-    /// Position on the node, from 0.
+    /// The worker's position on the node, from 0.
     pub local_rank: u32,
-    /// Workers on this node.
+    /// The number of workers on this node.
     pub local_world_size: u32,
     /// The node's role.
     pub role: &'a str,
-    /// Workers of the same role on nodes before this one.
+    /// The number of workers of the same role on nodes before this one.
     pub role_rank_base: u32,
-    /// Workers of the same role in the round.
+    /// The number of workers of the same role in the round.
     pub role_world_size: u32,
 }
 
@@ -42,14 +42,15 @@ pub struct NodeFacts<'a> {
     pub socket: &'a Path,
     /// `--max-restarts`.
     pub max_restarts: u32,
-    /// Whether the agent of rank 0's node serves the store at `MASTER_PORT`; else worker rank 0 serves it.
+    /// Whether the agent of rank 0's node serves the store at `MASTER_PORT`. If not, worker rank 0 serves it.
     pub agent_store: bool,
     /// `--signals-to-handle`: signal names, separated by commas.
     pub signals: &'a str,
 }
 
-/// Variables added to the agent's environment for one worker. `assignment` is this worker's place; `error_file` is
-/// where it may write its exception, if files are wanted; `inherited` looks up the agent's environment.
+/// The variables that one worker gets in addition to the agent's environment. `assignment` is this worker's place.
+/// `error_file` is the file to which it may write its exception, if files are wanted. `inherited` looks up the agent's
+/// environment.
 pub fn worker_env(
     assignment: &Assignment,
     place: &LocalPlace<'_>,
@@ -126,7 +127,7 @@ pub struct NoDevice {
     pub variable: &'static str,
     /// Its value.
     pub list: String,
-    /// How many it names.
+    /// How many devices it names.
     pub named: usize,
 }
 

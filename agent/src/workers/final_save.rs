@@ -21,14 +21,14 @@ use crate::workers::snapshot_memory::Left;
 /// How long the workers' program may take to save the snapshots. If the disk is too slow for that, they are lost.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// Most bytes read of what the program prints.
+/// The most bytes that are read of the program's output.
 const PRINTED: u64 = 64 * 1024;
 
-/// What to save, and the job that it belongs to.
+/// The snapshots to save, and the job that they belong to.
 pub struct FinalSave {
     /// The job's store.
     pub store: Arc<dyn Store>,
-    /// Its keys.
+    /// The job's keys.
     pub keys: Keys,
     /// This node.
     pub node: NodeId,
@@ -69,7 +69,7 @@ pub fn may_matter(end: &End) -> bool {
     matches!(end, End::Failed(..) | End::Drained)
 }
 
-/// Waits until the final save is over. May be cancelled.
+/// Waits until the final save is over. The wait may be cancelled.
 pub async fn done(Saving(task): &mut Saving) {
     // The result has been logged.
     drop(task.await);
@@ -125,8 +125,8 @@ impl FinalSave {
             let mut command = Command::new(program);
             command.args(self.left.command.iter().skip(1)).args(["--after", &step.to_string()]);
             command.stdin(Stdio::from(self.left.file.try_clone()?)).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // In its own process group, so that the terminal's Ctrl-C reaches only the agent. The error file belongs to
-            // the agent.
+            // The program runs in its own process group, so that the terminal's Ctrl-C reaches only the agent. It does
+            // not get the error file, which belongs to the agent.
             command.process_group(0).kill_on_drop(true).env_remove("TORCHELASTIC_ERROR_FILE");
             end_with(getpid(), &mut command);
             command.spawn()
@@ -158,16 +158,16 @@ impl FinalSave {
     }
 }
 
-/// Makes the program die with its agent, however the agent dies: nobody would commit what the program saves afterwards,
+/// Makes the program die with its agent, however the agent dies. Nobody would commit what the program saves after that,
 /// and the next agent of this node may save the same. (The kernel sends the signal when the *thread* that started the
 /// program ends. The agent starts all programs from its main thread, see decision 0013.)
 #[allow(unsafe_code)]
 fn end_with(agent: Pid, command: &mut Command) {
     let bond = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The agent may have died before the line above; then the signal will never come.
+        // The agent may have died before the line above. Then the signal will never come.
         if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
     };
-    // SAFETY: two system calls and no allocation between fork and execute.
+    // SAFETY: the closure makes two system calls and allocates nothing between fork and execute.
     unsafe { command.pre_exec(bond) };
 }

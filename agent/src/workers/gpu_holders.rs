@@ -1,5 +1,5 @@
-//! Checks that no process of an earlier round still holds this node's GPUs, before the next round's workers need their
-//! memory. Does not choose GPUs, and ignores processes of other jobs.
+//! Checks that no process of an earlier round still holds this node's GPUs, before the next round's workers need the
+//! GPUs' memory. Does not choose GPUs, and ignores processes of other jobs.
 //!
 //! The guard ends a round's process tree before the next round starts, and a process releases its GPUs before it can be
 //! waited for. Two kinds of process may still hold a GPU: one that left the tree when agent and guard were killed at
@@ -17,7 +17,7 @@ use crate::workers::environment::NODE_ENV;
 /// How often the driver is asked during the wait.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Longest wait, even if the start timeout would allow more.
+/// The longest wait, even if the start timeout would allow more.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A process that computes on a GPU, as listed by the driver.
@@ -27,7 +27,7 @@ pub struct Listed {
     pub gpu: u32,
     /// The process id.
     pub pid: u32,
-    /// Whether the process is visible here: not in another pid namespace, and not gone.
+    /// Whether the process exists here. It does not if it is in another pid namespace, or gone.
     pub exists: bool,
     /// Whether its environment is that of a worker of this node and job.
     pub marked: bool,
@@ -42,8 +42,8 @@ pub struct Holder {
     pub pid: u32,
 }
 
-/// The listed processes that belong to an earlier round. While no worker runs here, every marked process does. A
-/// process that was marked before counts until it is gone, because a dying process has no environment any more.
+/// The listed processes that belong to an earlier round. While no worker runs here, every marked process belongs to
+/// one. A process that was marked before counts until it is gone, because a dying process has no environment any more.
 pub fn holders(listed: &[Listed], known: &mut BTreeSet<u32>) -> Vec<Holder> {
     known.retain(|pid| listed.iter().any(|process| process.pid == *pid && process.exists));
     known.extend(listed.iter().filter(|process| process.exists && process.marked).map(|process| process.pid));
@@ -66,8 +66,8 @@ struct Asked {
 }
 
 impl GpuHolders {
-    /// For the workers of this job on this node. `start_timeout` is what a member may take from the seal to running
-    /// workers. The wait takes at most half of it, and never more than 20 s.
+    /// A check for the workers of this job on this node. `start_timeout` is how long a member may take from the seal to
+    /// running workers. The wait takes at most half of it, and never more than 20 s.
     pub fn of(job: &str, node: &str, start_timeout: Duration) -> GpuHolders {
         let mark = |name: &str, value: &str| format!("{name}={value}").into_bytes();
         let marks = [mark("TORCHELASTIC_RUN_ID", job), mark(NODE_ENV, node)];
@@ -81,8 +81,8 @@ impl GpuHolders {
         self.asked.nvml.get().is_some_and(Option::is_none)
     }
 
-    /// Waits until no worker of an earlier round holds a GPU of this machine, up to the limit. Logs a warning if one
-    /// still does then.
+    /// Waits until no worker of an earlier round holds a GPU of this machine. If one still does at the limit, this logs
+    /// a warning and returns.
     pub async fn free(self) {
         let mut held = Vec::new();
         let patience = self.asked.patience;
@@ -131,7 +131,7 @@ impl Asked {
             for gpu in 0..nvml.device_count()? {
                 for process in nvml.compute_processes(gpu)? {
                     let (pid, folder) = (process.pid, format!("/proc/{}", process.pid));
-                    // Another user's process cannot be read, and so is not ours.
+                    // Another user's process cannot be read, so it is not ours.
                     let environ = std::fs::read(format!("{folder}/environ")).unwrap_or_default();
                     let has = |mark: &Vec<u8>| environ.split(|byte| *byte == 0).any(|entry| entry == mark.as_slice());
                     let exists = std::path::Path::new(&folder).exists();

@@ -32,12 +32,12 @@ use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::{Event, Refused, SpawnError, Supervisor, SupervisorError};
 use crate::workers::watchdog::{Verdict, Watched};
 
-use phase::{Input, Phase};
+use phase::{GroupPhase, Input};
 pub use spawn::Moved;
 use spawn::{Held, Opening, Planned, Unstarted};
 pub use state::{GroupState, WorkerState};
 
-/// How long to wait for what a dead worker left behind: its last output lines, its last messages on the socket, its
+/// How long to wait for what a dead worker left behind: its last lines of output, its last messages on the socket, its
 /// error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
@@ -49,25 +49,25 @@ pub struct GroupSetup {
     pub node: String,
     /// The host's name, for people.
     pub host: String,
-    /// Number of workers in the group.
+    /// The number of workers in the group.
     pub slots: u32,
     /// The workers' role.
     pub role: String,
     /// `--max-restarts`.
     pub max_restarts: u32,
-    /// What the workers run.
+    /// The command that the workers run.
     pub command: WorkerCommand,
     /// The workers' working directory.
     pub directory: PathBuf,
-    /// The address peers reach this node at.
+    /// The address at which peers reach this node.
     pub address: String,
-    /// How long the host may be short of the resources for starting workers before the node leaves.
+    /// How long the host may be short of resources for starting workers. After that, the node leaves.
     pub shortage_patience: Duration,
-    /// Who serves the store that workers find each other through.
+    /// The process that serves the store that workers find each other through.
     pub store_host: StoreHost,
     /// Whether each worker sees only its own device.
     pub virtual_local_rank: bool,
-    /// The CPUs of each worker; if empty, each may use all of the agent's.
+    /// The CPUs of each worker. If empty, each worker may use all CPUs of the agent.
     pub cpus: Vec<CpuSet>,
     /// `--signals-to-handle`.
     pub signals: Vec<Handled>,
@@ -77,7 +77,7 @@ pub struct GroupSetup {
     pub env: Vec<(&'static str, OsString)>,
 }
 
-struct Running {
+struct WorkerProcess {
     pid: i32,
     rank: u32,
     role_rank: u32,
@@ -86,7 +86,7 @@ struct Running {
     exit: Option<Exit>,
 }
 
-impl Running {
+impl WorkerProcess {
     fn subject<'a>(&self, local_rank: u32, failure: Option<(i32, &'a str)>) -> events::Subject<'a> {
         events::Subject {
             local_rank,
@@ -107,17 +107,17 @@ pub struct Group {
     events: Events,
     /// The round of the most recently started workers.
     round: u64,
-    workers: BTreeMap<u32, Running>,
+    workers: BTreeMap<u32, WorkerProcess>,
     /// Workers to be started once their files are open.
     opening: Option<Opening>,
     /// Workers that the guard was asked to start, and whose programs do not run yet.
-    starting: BTreeMap<u32, Running>,
+    starting: BTreeMap<u32, WorkerProcess>,
     /// This host's shortage of resources for starting workers, and the report that it delays.
     shortage: Shortage,
     held: Option<Held>,
     starved: Option<String>,
-    phase: Phase,
-    /// Where the ranks find each other, if rank 0 is on this node.
+    phase: GroupPhase,
+    /// The port at which the ranks find each other, if rank 0 is on this node.
     master: Master,
     /// The signal that told this node to leave.
     leaving: Option<Signal>,
@@ -146,7 +146,7 @@ impl Group {
             shortage: Shortage::default(),
             held: None,
             starved: None,
-            phase: Phase::default(),
+            phase: GroupPhase::default(),
             master,
             leaving: None,
             counters: Counters::find(),
@@ -172,7 +172,10 @@ impl Group {
             pid: worker.pid,
             exit: worker.exit.map(|exit| exit.to_string()),
         });
-        self.state.send_replace(GroupState { round: self.round, workers: workers.collect() });
+        let workers = workers.collect();
+        self.state.send_modify(|state| {
+            (state.round, state.workers) = (self.round, workers);
+        });
     }
 
     /// The local ranks of the workers that run, or are being started.
@@ -199,8 +202,8 @@ impl Group {
             .collect()
     }
 
-    /// Ends a worker that hangs. Reports its failure at once, because a worker stuck in the kernel does not die of any
-    /// signal.
+    /// Ends a worker that hangs. Reports its failure at once, because no signal ends a worker that is stuck in the
+    /// kernel.
     pub fn condemn(&mut self, verdict: Verdict) -> Option<GroupReport> {
         let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
         if !self.phase.is_running() || verdict.round != self.round {
@@ -226,18 +229,18 @@ impl Group {
         self.logs.directory()
     }
 
-    /// This node leaves: workers are stopped with the signal that the agent itself got. A failing exit from now on is
-    /// of class [`FailureClass::Signalled`], since whoever signalled the agent may have signalled its workers, too.
+    /// This node leaves. Workers are stopped with the signal that the agent itself got. A failing exit from now on is
+    /// of class [`FailureClass::Signalled`], because whoever signalled the agent may have signalled its workers, too.
     pub fn leave(&mut self, signal: Signal) {
         self.leaving = Some(signal);
     }
 
-    /// Where the ranks find each other, if rank 0 is here.
+    /// The port at which the ranks find each other, if rank 0 is here.
     pub fn master(&mut self) -> &mut Master {
         &mut self.master
     }
 
-    /// The workers are about to quiesce or stop: from now on an exit is not a failure.
+    /// The workers are about to quiesce or stop. From now on an exit is not a failure.
     pub fn rest(&mut self) {
         self.step(Input::Report);
     }
@@ -246,8 +249,9 @@ impl Group {
         self.phase = self.phase.step(input);
     }
 
-    /// Begins to start the workers of a place. Workers that have quiesced, or were started ahead, take their places in
-    /// the same processes. Reports either that all run or how one failed, at once or later from [`Group::moved`].
+    /// Begins to start the workers of a place. Workers that have quiesced, or that were started ahead, take their
+    /// places in the same processes. Reports that all run, or how one failed. The report comes at once, or later from
+    /// [`Group::moved`].
     pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<GroupReport> {
         let round = start.round.number;
         self.round = round;
@@ -266,7 +270,7 @@ impl Group {
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
         socket.of_generation(start.round.generation);
         socket.begin(places.clone());
-        self.events.placed(events::Place {
+        self.events.placed(events::NodeInRound {
             group_rank: Some(start.rank.group_rank),
             group_world_size: Some(start.round.group_world_size),
             restarts: start.round.restarts,
@@ -277,8 +281,8 @@ impl Group {
         for (local_rank, assignment) in (0u32..).zip(places) {
             let Some(worker) = self.workers.get_mut(&local_rank) else {
                 if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
-                    // Processes that the dead worker left in its process group. A full stop would have ended them with
-                    // the rest.
+                    // These are processes that the dead worker left in its process group. A full stop would have ended
+                    // them with the rest.
                     tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
                 }
                 planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size });
@@ -288,7 +292,7 @@ impl Group {
             worker.rank = assignment.rank;
             (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
             if ahead {
-                self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+                self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));
             }
         }
         if planned.is_empty() {
@@ -309,9 +313,9 @@ impl Group {
         Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
     }
 
-    /// Records in torchrun's events how the node's part ended: successfully, or with this error.
+    /// Writes to torchrun's events how the node's part ended: successfully, or with this error.
     pub fn conclude(&self, error: Option<&str>) {
-        let state = if error.is_none() { events::State::Succeeded } else { events::State::Failed };
+        let state = if error.is_none() { events::EventState::Succeeded } else { events::EventState::Failed };
         self.events.agent(state, error);
     }
 
@@ -333,7 +337,7 @@ impl Group {
     }
 
     /// Ends whatever is left, and the guard. Then waits until all output of the workers is in its files and queued for
-    /// the console, or until no output has moved for `patience`.
+    /// the console. Gives up when no output has moved for `patience`.
     pub async fn close(self, patience: Duration) {
         self.supervisor.close().await;
         if !self.logs.finish(patience).await {
@@ -351,10 +355,14 @@ impl Group {
 
     /// Sets the time after which the guard kills the workers.
     pub fn fence(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+        self.state.send_if_modified(|state| {
+            state.fence = until;
+            false
+        });
         self.supervisor.set_deadline(until)
     }
 
-    /// Waits for the next event of the workers. Never ends; may be cancelled.
+    /// Waits for the next event of the workers. Never ends. The wait may be cancelled.
     pub async fn next(&mut self) -> Moved {
         tokio::select! {
             files = spawn::files(&mut self.opening) => Moved::Opened(files),

@@ -22,8 +22,15 @@ use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::supervisor::{Event, SupervisorError};
 use crate::workers::watchdog::Watchdog;
 
+mod phase;
+
+use phase::{Input, LocalPhase};
+
+/// What the node waits for.
+type Phase = LocalPhase<Pending, Resting, Saving>;
+
 /// This node's workers.
-pub struct Local {
+pub struct LocalWorkers {
     /// The workers' processes.
     pub group: Group,
     /// The socket on which they talk to the agent.
@@ -32,38 +39,20 @@ pub struct Local {
     pub watchdog: Watchdog,
     /// The GPUs that the workers compute on.
     pub gpus: GpuHolders,
-    /// What the node waits for now.
+    /// What the node waits for now. [`wait`] waits for it.
     pub phase: Phase,
     /// How long round-aware workers have to quiesce.
     quiesce_timeout: Duration,
-    /// Since when the workers know that a round is forming.
+    /// When the workers were told that a round is forming, if they were.
     pub forming: Option<Instant>,
-    /// The last round in which they were started.
+    /// The last round in which the workers were started.
     seat: Option<Sealed>,
-}
-
-/// What the node waits for, apart from its workers' own events.
-///
-/// ```text
-///   Settled ── start, and GPUs are held ──▶ Pending ── they are free ──▶ Settled
-///   Settled, Pending ── quiesce ──▶ Resting ── all are at rest, or are stopped ──▶ Settled
-///   Settled ── conclude, with snapshots left ──▶ Saving ── saved, or given up ──▶ Settled
-/// ```
-pub enum Phase {
-    /// Nothing.
-    Settled,
-    /// GPUs that processes of an earlier round still hold; then workers are started.
-    Pending(Pending),
-    /// Workers that must quiesce or be stopped.
-    Resting(Resting),
-    /// The final save of the snapshots that the workers left in memory. After it the workers can only be stopped.
-    Saving(Saving),
 }
 
 /// How the wait ended.
 pub enum Waited {
-    /// The GPUs are free, or have been waited for long enough.
-    GpusFree,
+    /// The GPUs are free, or the wait for them was long enough. This is the start that waited for them.
+    GpusFree(Box<Start>),
     /// A worker may have quiesced, or is overdue.
     RestMoved,
     /// The final save is over.
@@ -72,14 +61,14 @@ pub enum Waited {
 
 /// Workers that are asked to quiesce.
 pub struct Resting {
-    /// Time within which they must have quiesced, or be stopped.
+    /// The workers must be stopped if they have not quiesced within this time.
     grace: Duration,
     began: Instant,
     quiesce: Duration,
 }
 
 impl Resting {
-    /// When both times began to count: when the workers were asked to quiesce and knew that a round is forming.
+    /// When both times begin to count: the workers have been asked to quiesce, and know that a round is forming.
     fn since(&self, forming: Option<Instant>) -> Option<Instant> {
         forming.map(|forming| forming.max(self.began))
     }
@@ -96,8 +85,8 @@ enum Rest {
     Stop,
 }
 
-/// Decides by what each living worker can do. A worker that has not registered yet is waited for if another is
-/// round-aware: it was just started and probably runs the same program.
+/// Decides by what each living worker can do. A worker that has not registered yet is waited for if another worker is
+/// round-aware: it was just started, and probably runs the same program.
 fn rest(living: &[Awareness], overdue: bool) -> Rest {
     let any_aware = living.iter().any(|awareness| *awareness >= Awareness::Aware);
     let any_unaware = living.contains(&Awareness::Unaware);
@@ -127,16 +116,25 @@ impl Drop for Pending {
     }
 }
 
-impl Local {
-    /// For a node whose workers have not been started yet.
+impl LocalWorkers {
+    /// The workers of a node on which none have been started yet.
     pub fn new(
         group: Group,
         socket: WorkerSocket,
         watchdog: Watchdog,
         gpus: GpuHolders,
         quiesce_timeout: Duration,
-    ) -> Local {
-        Local { group, socket, watchdog, gpus, phase: Phase::Settled, quiesce_timeout, forming: None, seat: None }
+    ) -> LocalWorkers {
+        LocalWorkers {
+            group,
+            socket,
+            watchdog,
+            gpus,
+            phase: Phase::default(),
+            quiesce_timeout,
+            forming: None,
+            seat: None,
+        }
     }
 
     /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
@@ -145,12 +143,17 @@ impl Local {
         self.seat = start.round.sealed;
         // Workers that quiesced still hold their GPUs, as they should.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
+            self.step(Input::StartNow);
             return self.start_now(&start);
         }
-        // In its own task, because the agent must send the guard its deadlines meanwhile.
+        // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
         let free = tokio::spawn(self.gpus.clone().free());
-        self.phase = Phase::Pending(Pending { start, free });
+        self.step(Input::StartWhenFree(Pending { start, free }));
         None
+    }
+
+    fn step(&mut self, input: Input<Pending, Resting, Saving>) {
+        self.phase = std::mem::take(&mut self.phase).step(input);
     }
 
     fn start_now(&mut self, start: &Start) -> Option<GroupReport> {
@@ -158,24 +161,27 @@ impl Local {
         self.watch(report)
     }
 
-    /// Continues after a [`wait`], and returns the report if there is one. For workers that were asked to quiesce,
-    /// [`Local::settle`] decides what follows.
+    /// Continues after a [`wait`], and returns its report if there is one. [`LocalWorkers::settle`] decides what
+    /// happens to workers that were asked to quiesce.
     pub fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
-        match (waited, std::mem::replace(&mut self.phase, Phase::Settled)) {
-            (Waited::GpusFree, Phase::Pending(pending)) => self.start_now(&pending.start),
-            (Waited::Saved, Phase::Saving(_)) => Some(GroupReport::Concluded),
-            (_, phase) => {
-                self.phase = phase;
-                None
+        match waited {
+            Waited::GpusFree(start) => {
+                self.step(Input::StartNow);
+                self.start_now(&start)
+            }
+            Waited::RestMoved => None,
+            Waited::Saved => {
+                self.step(Input::Saved);
+                Some(GroupReport::Concluded)
             }
         }
     }
 
-    /// The agent was told for the second time to leave: gives up a final save under way. Returns the report of the
-    /// save, if there was one.
+    /// The agent was told for the second time to leave. Gives up a final save that is under way, and returns the report
+    /// of it.
     pub fn give_up_saving(&mut self) -> Option<GroupReport> {
         let Phase::Saving(_) = self.phase else { return None };
-        self.phase = Phase::Settled;
+        self.step(Input::Saved);
         tracing::warn!("the newest snapshot in memory is not saved: the saving was cut short");
         Some(GroupReport::Concluded)
     }
@@ -213,13 +219,13 @@ impl Local {
         self.socket.forming(round, reason, self.quiesce_timeout);
     }
 
-    /// Asks the workers to quiesce once they have heard that a round is forming, or stops them, all within `grace`: see
-    /// [`Local::settle`]. Gives up a start that waits.
+    /// Asks the workers to quiesce once they have been told that a round is forming, or stops them, all within `grace`:
+    /// see [`LocalWorkers::settle`]. Gives up a start that waits.
     pub fn quiesce(&mut self, grace: Duration) {
         self.watchdog.end();
         self.group.rest();
         let quiesce = self.quiesce_timeout.min(grace);
-        self.phase = Phase::Resting(Resting { grace, began: Instant::now(), quiesce });
+        self.step(Input::Quiesce(Resting { grace, began: Instant::now(), quiesce }));
     }
 
     /// Checks whether workers that were asked to quiesce have done so, or must be stopped. Call this after every event.
@@ -231,7 +237,7 @@ impl Local {
         match rest(&living, overdue) {
             Rest::Wait => None,
             Rest::Kept => {
-                self.phase = Phase::Settled;
+                self.step(Input::AtRest);
                 tracing::info!(workers = living.len(), "the workers have quiesced");
                 Some(GroupReport::Quiesced { master: self.group.master().offer() })
             }
@@ -261,31 +267,29 @@ impl Local {
             return Some(GroupReport::Concluded);
         };
         let (store, keys) = (Arc::clone(store), keys.clone());
-        self.phase = Phase::Saving(FinalSave { store, keys, node, seat, left }.begin());
+        self.step(Input::Save(FinalSave { store, keys, node, seat, left }.begin()));
         None
     }
 
-    /// Begins to stop all workers, and gives up a start that waits; see [`Group::stop`].
+    /// Begins to stop all workers, and gives up a start that waits. See [`Group::stop`].
     ///
     /// # Errors
-    /// When the guard cannot be asked.
+    /// The guard cannot be asked.
     pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
-        if !matches!(self.phase, Phase::Saving(_)) {
-            self.phase = Phase::Settled;
-        }
+        self.step(Input::AtRest);
         self.watchdog.end();
         self.group.stop(grace)
     }
 }
 
-/// Waits for the phase's event; for ever if it waits for nothing. May be cancelled.
+/// Waits for the event that the phase waits for. Waits for ever if it waits for nothing. The wait may be cancelled.
 pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
     match phase {
         Phase::Settled => std::future::pending().await,
         Phase::Pending(pending) => {
             // Whatever the result, the workers can be started.
             drop((&mut pending.free).await);
-            Waited::GpusFree
+            Waited::GpusFree(pending.start.clone())
         }
         Phase::Resting(resting) => {
             match resting.since(forming).map(|since| since + resting.quiesce) {

@@ -11,7 +11,8 @@ use crate::guard::{Exit, signal_name};
 /// torchrun's default.
 pub const DEFAULT: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
-/// Signals with a name that a process must not handle: the kernel's own, a child's end, and this program's own errors.
+/// Signals that a process must not handle, although they have a name: the kernel's own, a child's end, and errors of
+/// this program itself.
 const NOT_TO_HANDLE: [i32; 8] = [
     libc::SIGKILL,
     libc::SIGSTOP,
@@ -27,7 +28,7 @@ const NOT_TO_HANDLE: [i32; 8] = [
 /// them.
 const LEFT_ALONE: [i32; 3] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT];
 
-/// A signal that makes the agent leave; its workers are stopped with the same signal.
+/// A signal that makes the agent leave. Its workers are stopped with the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handled(pub Signal);
 
@@ -37,8 +38,8 @@ impl fmt::Display for Handled {
     }
 }
 
-/// Parses a list of names, `SIGTERM,SIGUSR1`. Like torchrun it skips signals that it cannot handle, with a warning for
-/// each.
+/// Parses a list of names, `SIGTERM,SIGUSR1`. Like torchrun, this skips each signal that it cannot handle, with a
+/// warning.
 pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     let (mut handled, mut warnings) = (Vec::new(), Vec::new());
     for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
@@ -56,7 +57,7 @@ pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
     (handled, warnings)
 }
 
-/// The signals to handle if the user named none: all of `signals` that this process was not started to ignore.
+/// The signals to handle if the user named none: those of `signals` that this process was not started to ignore.
 pub fn unless_ignored(signals: Vec<Handled>) -> Vec<Handled> {
     // Without /proc no signal counts as ignored. The agent then ends a little later, and says why.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -71,15 +72,15 @@ fn ignored(status: &str) -> Vec<i32> {
     LEFT_ALONE.into_iter().filter(|signal| mask >> (signal - 1) & 1 == 1).collect()
 }
 
-/// Whether somebody other than the agent asked a worker to stop: the worker ended by a signal that would make the agent
-/// leave, or that means the same to most programs.
+/// Whether a process other than the agent asked a worker to stop. This is so if the worker was ended by a signal that
+/// would make the agent leave, or that asks most programs to stop.
 pub fn asks_to_stop(exit: Exit, handled: &[Handled]) -> bool {
     let usual = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
     let asks = |signal| usual.contains(&signal) || handled.iter().any(|handled| handled.0.as_raw() == signal);
     matches!(exit, Exit::Signal { signal, .. } if asks(signal))
 }
 
-/// Watches for signals from its creation on.
+/// Watches for signals, from its creation on.
 pub struct Signals {
     streams: Vec<(Handled, tokio::signal::unix::Signal)>,
 }
@@ -97,7 +98,7 @@ impl Signals {
         Ok(Signals { streams: signals.iter().map(stream).collect::<anyhow::Result<_>>()? })
     }
 
-    /// The next one.
+    /// The next signal.
     pub async fn next(&mut self) -> Handled {
         std::future::poll_fn(|context| {
             for (handled, stream) in &mut self.streams {

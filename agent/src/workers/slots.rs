@@ -36,10 +36,10 @@ pub enum SlotsError {
     NoXpu,
 }
 
-/// The number of workers. `env` looks up the agent's environment; GPUs are looked up only if they matter.
+/// The number of workers. `env` looks up the agent's environment. GPUs are looked up only if they matter.
 ///
 /// # Errors
-/// Accelerators were asked for and none is there, or none is visible.
+/// Accelerators were asked for, but there are none, or none is visible.
 pub fn count<'a>(
     workers: WorkerCount,
     gpus: impl FnOnce() -> &'a Gpus,

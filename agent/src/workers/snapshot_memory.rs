@@ -1,5 +1,5 @@
 //! Memory of this node that outlives its workers. Each worker may have some, and the worker that takes its place gets
-//! the same memory. What workers keep in it is their own business.
+//! the same memory. The agent does not know the memory's content.
 //!
 //! The agent only holds descriptors. It never maps the memory, whose pages are allocated when a worker first touches
 //! them. The memory is freed when the agent ends.
@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 
 use crate::machine::out_of_memory::{Version, directories};
 
-/// Bytes of a block, in `fstat`'s block count.
+/// The size in bytes of the blocks that `fstat` counts.
 const BLOCK: u64 = 512;
 
 /// Why a worker gets no memory.
@@ -24,12 +24,12 @@ pub enum MemoryError {
     /// The node cannot spare that much.
     #[error("{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free", mb(*wanted), mb(*spare))]
     TooMuch {
-        /// What was asked for.
+        /// How many bytes were asked for.
         wanted: u64,
-        /// What the node can spare.
+        /// How many bytes the node can spare.
         spare: u64,
     },
-    /// None was asked for.
+    /// The request was for none.
     #[error("0 bytes of memory are none: ask for more, or do not ask")]
     Nothing,
     /// The kernel refuses.
@@ -46,7 +46,7 @@ fn mb(bytes: u64) -> u64 {
 pub struct Memories {
     generation: u64,
     lent: BTreeMap<u32, Arc<OwnedFd>>,
-    /// The command that saves it, if the worker named one.
+    /// The command that saves each worker's memory, if the worker named one.
     savers: BTreeMap<u32, Vec<String>>,
 }
 
@@ -60,7 +60,7 @@ pub struct Left {
 }
 
 impl Memories {
-    /// From now on, workers of this generation of the job run. Memory of another generation is dropped.
+    /// From now on, the workers that run belong to this generation of the job. Memory of another generation is dropped.
     pub fn begin(&mut self, generation: u64) {
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.lent.clear();
@@ -68,7 +68,7 @@ impl Memories {
         }
     }
 
-    /// A worker has named the command that saves its memory. If `command` is empty, the memory cannot be saved.
+    /// Records the command that saves a worker's memory. If `command` is empty, the memory cannot be saved.
     pub fn saved_by(&mut self, local_rank: u32, command: Vec<String>) {
         if command.is_empty() {
             self.savers.remove(&local_rank);
@@ -77,7 +77,7 @@ impl Memories {
         }
     }
 
-    /// A worker gives its memory back.
+    /// Drops the memory that a worker gives back.
     pub fn forget(&mut self, local_rank: u32) {
         self.lent.remove(&local_rank);
         self.savers.remove(&local_rank);
@@ -91,8 +91,8 @@ impl Memories {
         self.savers.iter().find_map(both)
     }
 
-    /// A file in memory for a worker. If the worker's file has this size, returns it; otherwise replaces it by a new
-    /// one, whose size nobody can change. `spare` is how many bytes the node can spare.
+    /// Lends a worker a file in memory. If the worker already has a file of this size, it gets the same file. Otherwise
+    /// it gets a new file, whose size nobody can change. `spare` is how many bytes the node can spare.
     ///
     /// # Errors
     /// The node cannot spare that much, or the kernel refuses.
@@ -131,8 +131,8 @@ fn sealed(bytes: u64) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Bytes that this node can spare now: half of what is free, of the host's memory and of every cgroup that this process
-/// is in.
+/// How many bytes this node can spare now: half of the free memory. This is the memory that is free on the host, or in
+/// one of the cgroups that this process is in, whichever is least.
 pub fn spare() -> u64 {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let host = available(&read("/proc/meminfo")).unwrap_or(0);
@@ -147,8 +147,8 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// Bytes left up to a cgroup's limit, if it has one. Cached files count as free, because the kernel gives them back
-/// when memory is needed.
+/// How many bytes are left up to a cgroup's limit, if it has one. Cached files count as free, because the kernel gives
+/// their memory back when it is needed.
 fn room(version: Version, directory: &Path) -> Option<u64> {
     let (limit, usage) = match version {
         Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -19,15 +19,17 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 
-use crate::meeting::participation::{JobPaths, Meeting};
+use crate::meeting::participation::{JobPaths, RendezvousStore};
 use crate::workers::snapshot_memory::{Left, Memories};
 use crate::workers::watchdog::Steps;
 use requests::{Requests, answer};
 
-/// Most lines queued for a worker that does not read; beyond this its connection is dropped.
+/// The most lines that are queued for a worker that does not read. Beyond this, answers wait, and the next news of a
+/// round closes the connection: a worker that misses one could wait for ever.
 const WAITING: usize = 256;
 
 /// The socket cannot be created.
@@ -47,7 +49,7 @@ pub struct Progress {
     pub loss: Option<f64>,
 }
 
-/// What a worker can do when a round forms, as far as it has told.
+/// What a worker can do when a round forms, as far as it has told the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Awareness {
     /// It has not registered.
@@ -71,36 +73,48 @@ struct Told {
 
 /// State shared by all connections.
 struct Shared {
-    meeting: Meeting,
+    rendezvous: RendezvousStore,
     paths: JobPaths,
     status: watch::Receiver<Status>,
     barrier_timeout: Duration,
-    state: Mutex<State>,
-    /// A connection was read to its end.
+    state: Mutex<SocketState>,
+    /// Notified when a connection was read to its end.
     ended: Notify,
-    /// A worker's awareness may have changed.
+    /// Notified when a worker's awareness may have changed.
     awareness: Notify,
 }
 
 /// A message to a worker, and a file to send with it.
 #[derive(Clone)]
-struct Line {
+struct Outgoing {
     message: ToWorker,
     file: Option<Arc<OwnedFd>>,
 }
 
-impl From<ToWorker> for Line {
-    fn from(message: ToWorker) -> Line {
-        Line { message, file: None }
+impl From<ToWorker> for Outgoing {
+    fn from(message: ToWorker) -> Outgoing {
+        Outgoing { message, file: None }
     }
 }
 
 /// A worker's connection, until it is read to its end.
 struct Connection {
-    line: mpsc::Sender<Line>,
+    line: mpsc::Sender<Outgoing>,
+    /// Closes the connection.
+    let_go: Arc<Notify>,
     registered: Option<Registered>,
-    /// Process id of the peer that opened it.
+    /// The process id of the peer that opened it.
     pid: Option<i32>,
+}
+
+impl Connection {
+    /// Sends the worker news of rounds, or closes the connection if there is no room for it.
+    fn tell(&self, message: ToWorker) {
+        if let Err(TrySendError::Full(_)) = self.line.try_send(message.into()) {
+            tracing::warn!(pid = self.pid, "a worker does not read what its agent tells it: its connection is closed");
+            self.let_go.notify_one();
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -108,15 +122,15 @@ struct Registered {
     local_rank: u32,
     aware: bool,
     quiesced: bool,
-    /// The worker has been told its first place.
+    /// Whether the worker has been told its first place.
     welcomed: bool,
 }
 
 #[derive(Default)]
-struct State {
-    /// Places of this node's workers, by local rank; empty while no workers run.
+struct SocketState {
+    /// The places of this node's workers, by local rank. Empty while no workers run.
     places: Vec<Assignment>,
-    /// The workers were started before they had places.
+    /// Whether the workers were started before they had places.
     ahead: bool,
     told: Told,
     /// What the workers were told about the round that is forming.
@@ -127,14 +141,13 @@ struct State {
     connections: BTreeMap<u64, Connection>,
 }
 
-impl State {
-    /// Connections that have registered, and the channels for writing to them.
-    fn registered(&mut self) -> impl Iterator<Item = (&mut Registered, &mpsc::Sender<Line>)> {
-        let all = self.connections.values_mut();
-        all.filter_map(|connection| Some((connection.registered.as_mut()?, &connection.line)))
+impl SocketState {
+    /// What the connections that have registered can do.
+    fn registered(&self) -> impl Iterator<Item = Registered> {
+        self.connections.values().filter_map(|connection| connection.registered)
     }
 
-    /// A worker registers on a connection. Returns the messages to send it.
+    /// Registers a worker on a connection. Returns the messages to send to it.
     fn register(&mut self, id: u64, local_rank: u32, aware: bool) -> Vec<ToWorker> {
         let place = self.places.get(local_rank as usize).cloned();
         if place.is_none() && !self.ahead {
@@ -150,7 +163,7 @@ impl State {
         place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
     }
 
-    /// The worker of a connection says that it has quiesced.
+    /// Records that the worker of a connection has quiesced.
     fn quiesced(&mut self, id: u64) -> Result<(), &'static str> {
         let worker = self.connections.get_mut(&id).and_then(|connection| connection.registered.as_mut());
         match worker {
@@ -165,7 +178,7 @@ impl State {
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, SocketState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -183,7 +196,7 @@ impl WorkerSocket {
     /// [`SocketError`] names the path.
     pub fn open(
         path: &Path,
-        meeting: Meeting,
+        rendezvous: RendezvousStore,
         paths: JobPaths,
         status: watch::Receiver<Status>,
         barrier_timeout: Duration,
@@ -192,7 +205,7 @@ impl WorkerSocket {
         let listener = UnixListener::bind(path).map_err(failed)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let shared = Arc::new(Shared {
-            meeting,
+            rendezvous,
             paths,
             status,
             barrier_timeout,
@@ -222,30 +235,33 @@ impl WorkerSocket {
         &self.path
     }
 
-    /// Workers without places are being started: one that registers counts as quiesced until it has a place.
+    /// Workers without places are being started. A worker that registers counts as quiesced until it has a place.
     pub fn ahead(&self) {
         self.shared.state().ahead = true;
     }
 
-    /// Workers run in these places from now on; those that have quiesced are told theirs. Earlier reports are
+    /// From now on, workers run in these places. Workers that have quiesced are told their places. Earlier reports are
     /// forgotten.
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
         (state.forming, state.ahead) = (None, false);
-        for (registered, line) in state.registered().filter(|(registered, _)| registered.quiesced) {
+        for connection in state.connections.values_mut() {
+            let Some(registered) = connection.registered.as_mut().filter(|registered| registered.quiesced) else {
+                continue;
+            };
             registered.quiesced = false;
             if let Some(place) = places.get(registered.local_rank as usize) {
                 let known = std::mem::replace(&mut registered.welcomed, true);
                 let told = if known { ToWorker::Assignment } else { ToWorker::Welcome };
-                let _ = line.try_send(told(place.clone()).into());
+                connection.tell(told(place.clone()));
             }
         }
         state.places = places;
     }
 
-    /// Workers that are started from now on belong to this generation of the job; memory left by another generation is
-    /// dropped.
+    /// Workers that are started from now on belong to this generation of the job. Memory that another generation left
+    /// is dropped.
     pub fn of_generation(&self, generation: u64) {
         self.shared.state().memories.begin(generation);
     }
@@ -263,12 +279,12 @@ impl WorkerSocket {
         self.shared.state().forming = Some(forming);
     }
 
-    /// What a worker can do when a round forms. If a script has several connections, the most capable counts: others
-    /// may not know about rounds.
+    /// What a worker can do when a round forms. If a script has several connections, the most capable one counts,
+    /// because the others may not know about rounds.
     pub fn awareness(&self, local_rank: u32) -> Awareness {
-        let mut state = self.shared.state();
-        let all = state.registered().filter(|(registered, _)| registered.local_rank == local_rank);
-        let all = all.map(|(registered, _)| match *registered {
+        let state = self.shared.state();
+        let all = state.registered().filter(|registered| registered.local_rank == local_rank);
+        let all = all.map(|registered| match registered {
             Registered { quiesced: true, .. } => Awareness::Quiesced,
             Registered { aware: true, .. } => Awareness::Aware,
             Registered { .. } => Awareness::Unaware,
@@ -303,7 +319,7 @@ impl WorkerSocket {
                 ended.await;
             }
         };
-        // A child of the worker may hold a connection open; after `limit` it is not waited for any longer.
+        // A child of the worker may hold a connection open. After `limit` this is no longer waited for.
         let _ = timeout(limit, heard_out).await;
     }
 
@@ -329,15 +345,14 @@ impl WorkerSocket {
 
     fn tell_all(&self, message: &ToWorker) {
         for connection in self.shared.state().connections.values() {
-            // If a worker does not read, it will be stopped like one that never connected.
-            let _ = connection.line.try_send(message.clone().into());
+            connection.tell(message.clone());
         }
     }
 }
 
 impl Drop for WorkerSocket {
     fn drop(&mut self) {
-        // Only for tidiness: the directory belongs to this agent, and a leftover socket harms nobody.
+        // This is only tidying. The directory belongs to this agent, and a leftover socket harms nobody.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -346,22 +361,28 @@ async fn converse(stream: UnixStream, shared: Arc<Shared>) {
     let pid = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
     let (reader, writer) = stream.into_split();
     let (line, lines) = mpsc::channel(WAITING);
+    let let_go = Arc::new(Notify::new());
     let id = {
         let mut state = shared.state();
         state.next += 1;
         let id = state.next;
-        state.connections.insert(id, Connection { line: line.clone(), registered: None, pid });
+        let connection = Connection { line: line.clone(), let_go: Arc::clone(&let_go), registered: None, pid };
+        state.connections.insert(id, connection);
         id
     };
-    tokio::spawn(write_lines(writer, lines));
-    listen(id, reader, &line, &shared).await;
+    let writing = tokio::spawn(write_lines(writer, lines));
+    tokio::select! {
+        () = listen(id, reader, &line, &shared) => {}
+        // What is queued will not be read.
+        () = let_go.notified() => writing.abort(),
+    }
     shared.state().connections.remove(&id);
     shared.ended.notify_waiters();
     shared.awareness.notify_one();
 }
 
-async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Line>) {
-    while let Some(Line { message, file }) = lines.recv().await {
+async fn write_lines(mut writer: OwnedWriteHalf, mut lines: mpsc::Receiver<Outgoing>) {
+    while let Some(Outgoing { message, file }) = lines.recv().await {
         let Ok(mut line) = serde_json::to_vec(&message) else { continue };
         line.push(b'\n');
         // The kernel delivers a file with the line's first bytes.
@@ -389,7 +410,7 @@ fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<us
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
-async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Line>, shared: &Arc<Shared>) {
+async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, shared: &Arc<Shared>) {
     let mut reader = BufReader::new(reader);
     let mut buffer = Vec::new();
     let mut requests = Requests::default();

@@ -10,7 +10,7 @@ use elastic_coordinator::rendezvous::Outcome;
 use tokio::time::Instant;
 
 use crate::workers::group::Moved;
-use crate::workers::local_workers::Local;
+use crate::workers::local_workers::LocalWorkers;
 use crate::workers::signals::{Handled, Signals};
 use crate::workers::socket::Awareness;
 use crate::workers::supervisor::Event;
@@ -26,7 +26,8 @@ enum Warmth {
     Cold(&'static str),
 }
 
-/// Decides by what each living worker of the `slots` workers can do. Either all of a node's workers stay, or none.
+/// Decides by what each living worker can do. `slots` is how many workers there should be. Either all workers of a node
+/// stay, or none.
 fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
     if living.len() < slots {
         return Warmth::Cold("one has ended");
@@ -42,13 +43,13 @@ fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
 }
 
 /// Starts the workers and waits until all are ready, for at most `limit`. If they are not ready by then, they are
-/// stopped within `grace`, and are later started in their round as usual. Returns early with a signal that told the
-/// agent to leave.
+/// stopped within `grace`, and start later in their round as usual. If a signal tells the agent to leave meanwhile,
+/// returns early with this signal.
 ///
 /// # Errors
-/// The guard is lost: nothing can be started any more.
+/// The guard is lost, so nothing can be started any more.
 pub async fn warm_up(
-    local: &mut Local,
+    local: &mut LocalWorkers,
     slots: u32,
     limit: Duration,
     grace: Duration,

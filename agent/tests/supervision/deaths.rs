@@ -76,15 +76,15 @@ fn ends_within_seconds(pid: i32) -> bool {
 }
 
 fn workers_die_with_the_guard() {
-    // Given an agent that is stopped and can do nothing,
+    // The agent is stopped and can do nothing.
     let (mut agent, mut lines) = scene::start("agent_with_strays_and_a_port");
     let tree = read_tree(&mut lines);
     let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
     rustix::process::kill_process(agent_pid, Signal::STOP).unwrap();
-    // when the guard dies, then the workers die with it,
+    // When the guard dies, the workers die with it.
     rustix::process::kill_process(Pid::from_raw(tree["guard"][0]).unwrap(), Signal::KILL).unwrap();
     assert!(tree["worker"].iter().all(|worker| ends_within_seconds(*worker)));
-    // and the agent, once it runs again, ends the strays too.
+    // Once the agent runs again, it ends the strays too.
     rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
     let strays = tree.iter().filter(|(what, _)| what.starts_with("stray")).flat_map(|(_, pids)| pids);
     assert!(strays.copied().all(ends_within_seconds));
@@ -93,7 +93,7 @@ fn workers_die_with_the_guard() {
 }
 
 fn dies_and_leaves_nothing(signal: Signal) {
-    // Given an agent with two workers, twenty strays in sessions of their own, and a port that its guard holds too,
+    // An agent with two workers, twenty strays in sessions of their own, and a port that its guard holds too.
     let (mut agent, mut lines) = scene::start("agent_with_strays_and_a_port");
     let mut tree = read_tree(&mut lines);
     let port = tree.remove("port").unwrap()[0] as u16;
@@ -103,12 +103,12 @@ fn dies_and_leaves_nothing(signal: Signal) {
     let mut queued = TcpStream::connect(("127.0.0.1", port)).unwrap();
     queued.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
 
-    // when the agent dies,
+    // The agent dies.
     let start = Instant::now();
     rustix::process::kill_process(Pid::from_raw(agent.id() as i32).unwrap(), signal).unwrap();
     agent.wait().unwrap();
 
-    // then the queued connection breaks only when the port closes, and at that time every worker and stray is gone.
+    // The queued connection breaks only when the port closes. At that time every worker and every stray is gone.
     let broken = queued.read(&mut [0]).unwrap_err();
     let took = start.elapsed();
     assert_eq!(broken.kind(), std::io::ErrorKind::ConnectionReset);
@@ -126,25 +126,25 @@ async fn agent_with_a_deadline(mut agent: Agent) {
     // The outer test stops this process here, and continues it when the worker is gone.
     let Event::DeadlineKilled { at } = agent.supervisor.next_event().await else { panic!("killed by the deadline") };
     println!("{}", (at - deadline).as_micros());
-    // A renewal that comes too late revives nothing, but lets the next round begin.
+    // A renewal that comes too late revives nothing, but it lets the next round begin.
     assert_eq!(agent.exited().await.exit.number(), -9);
     assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
     println!("end");
 }
 
 fn a_frozen_agents_workers_end_at_the_deadline() {
-    // Given a worker, and an agent that freezes before it renews the deadline,
+    // A worker, and an agent that freezes before it renews the deadline.
     let (mut agent, mut lines) = scene::start("agent_with_a_deadline");
     let worker = lines.next().unwrap().unwrap().parse().unwrap();
     let agent_pid = Pid::from_raw(agent.id() as i32).unwrap();
     rustix::process::kill_process(agent_pid, Signal::STOP).unwrap();
 
-    // when the deadline passes, then the worker ends although the agent is stopped,
+    // When the deadline passes, the worker ends although the agent is stopped.
     assert!(ends_within_seconds(worker));
     let state = std::fs::read_to_string(format!("/proc/{}/stat", agent.id())).unwrap();
     assert!(state.contains(") T "), "the agent is frozen: {state}");
 
-    // and the agent, once continued, learns what happened and when.
+    // Once the agent is continued, it learns what happened and when.
     rustix::process::kill_process(agent_pid, Signal::CONT).unwrap();
     let late: u64 = lines.next().unwrap().unwrap().parse().unwrap();
     println!("killed {late} us after the deadline of a frozen agent");

@@ -143,7 +143,7 @@ async fn a_hundred_megabytes_arrive_whole(agent: Agent) {
 
 async fn lines_of_many_workers_are_never_torn(agent: Agent) {
     let mut setting = setting(agent, "0", "3", |_| {});
-    // Lines longer than a pipe's atomic write, from eight streams at once.
+    // Lines longer than a pipe's atomic write, from eight streams at the same time.
     let letters = ["a", "b", "c", "d"];
     let scripts = letters.map(|letter| {
         format!(
@@ -175,7 +175,7 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
         (spec.stdio, _) = attempt.worker(rank, rank);
         agent.supervisor.spawn(spec).await.unwrap();
     }
-    // When one of eight workers that write as fast as they can is killed,
+    // One of eight workers that write as fast as they can is killed.
     let log = |rank: u32| logs.directory().unwrap().join(format!("attempt_0/{rank}/stdout.log"));
     while fs::metadata(log(KILLED)).unwrap().len() < 5_000_000 {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -186,7 +186,7 @@ async fn a_worker_killed_in_mid_line_loses_nothing_and_tears_no_line(agent: Agen
     }
     assert!(logs.finish(PATIENCE).await && console.flush(PATIENCE));
 
-    // then each worker has all its lines, in order, in its file and on the console. The killed worker's last line may
+    // Each worker has all its lines, in order, in its file and on the console. Only the killed worker's last line may
     // be cut.
     let shown = String::from_utf8(fs::read(agent.directory.path().join("console.out")).unwrap()).unwrap();
     println!("eight workers, {} MB on the console: {:?}", shown.len() / 1_000_000, start.elapsed());

@@ -42,7 +42,7 @@ impl Scene {
     }
 }
 
-/// `scene!(name)` makes a [`Play`] of `async fn name(agent: Agent)`.
+/// Makes a list of scenes. Each name is that of an `async fn name(agent: Agent)`.
 #[macro_export]
 macro_rules! scenes {
     ($kind:ident: $($name:ident),* $(,)?) => {
@@ -57,7 +57,7 @@ pub(crate) fn all() -> Vec<Scene> {
         .collect()
 }
 
-/// What a scene works with.
+/// The agent that plays a scene.
 pub(crate) struct Agent {
     pub(crate) supervisor: Supervisor,
     pub(crate) directory: tempfile::TempDir,
@@ -96,7 +96,7 @@ pub(crate) fn start(name: &str) -> (Child, Lines<BufReader<ChildStdout>>) {
 }
 
 impl Agent {
-    /// A shell script as a worker; `$DIR` is the directory for its files.
+    /// A shell script as a worker. `$DIR` is the directory for its files.
     pub(crate) fn script(&self, local_rank: u32, script: &str) -> WorkerSpec {
         spec(local_rank, &["sh", "-c", script], self.directory.path())
     }

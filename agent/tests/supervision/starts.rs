@@ -52,18 +52,18 @@ async fn exits_are_reported_within_milliseconds(mut agent: Agent) {
 }
 
 async fn a_worker_starts_with_a_clean_slate(mut agent: Agent) {
-    // Given an agent with a descriptor that any child would inherit,
+    // The agent has a descriptor that any child would inherit.
     let leak = std::fs::File::open("/dev/null").unwrap();
     rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
     agent.supervisor.hold(&leak).unwrap();
-    // when a worker starts,
+    // A worker starts.
     let mut spec =
         agent.script(0, "cp /proc/self/status status; ls /proc/self/fd > fds; pwd > pwd; env > env; echo $$ > pid");
     spec.env.insert("ODD".into(), OsString::from_vec(b"\xff\xfe=\nx".to_vec()));
     let pid = agent.supervisor.spawn(spec).await.unwrap();
     assert!(agent.exited().await.exit.success());
-    // then no signal is blocked or ignored, only the standard streams are open (3 is `ls` reading), and environment and
-    // directory are the requested ones.
+    // In the worker no signal is blocked or ignored. Only the standard streams are open (3 is `ls` reading).
+    // Environment and directory are the requested ones.
     let status = agent.read("status");
     for mask in ["SigBlk", "SigIgn"] {
         let line = status.lines().find(|line| line.starts_with(mask)).unwrap();
@@ -120,7 +120,7 @@ async fn what_cannot_start_is_explained(mut agent: Agent) {
     }
     let error = agent.supervisor.spawn(spec(0, &["true"], "/no/such/dir".as_ref())).await.unwrap_err();
     assert!(error.to_string().starts_with("cannot enter the working directory /no/such/dir: No such file"), "{error}");
-    // No event follows for a worker that was not started; the next event is this exit.
+    // No event follows for a worker that was not started, so the next event is this exit.
     agent.spawn(5, "exit 5").await;
     assert_eq!(agent.exited().await.local_rank, 5);
 }
@@ -156,10 +156,10 @@ async fn a_passed_deadline_kills_and_refuses_until_it_is_moved(mut agent: Agent)
     assert_eq!(agent.exited().await.exit.number(), -9);
     assert_eq!(agent.supervisor.next_event().await, Event::Stopped);
     assert!(gone(agent.pid_in("stray").await));
-    // After the deadline nothing starts,
+    // After the deadline nothing starts.
     let spec = agent.script(0, "exit 0");
     assert!(matches!(agent.supervisor.spawn(spec).await, Err(SpawnError::DeadlinePassed)));
-    // and with a new deadline everything does.
+    // With a new deadline, workers start again.
     agent.supervisor.set_deadline(Some(Time::now() + Duration::from_secs(60))).unwrap();
     agent.spawn(0, "exit 0").await;
     assert!(agent.exited().await.exit.success());

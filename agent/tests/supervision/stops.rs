@@ -74,11 +74,11 @@ async fn a_zero_grace_kills_at_once(mut agent: Agent) {
 }
 
 async fn strays_in_their_own_sessions_get_the_signal_and_end_with_the_stop(mut agent: Agent) {
-    // Given a worker that leaves an orphan in another session and lives on,
+    // A worker leaves an orphan in another session and lives on.
     agent.spawn(0, "(setsid sleep 1000 & echo $! > $DIR/stray); exec sleep 1000").await;
     let stray = agent.pid_in("stray").await;
     assert!(!gone(stray));
-    // when everything is stopped with a long grace, then the orphan ends with the worker, at once.
+    // When everything is stopped with a long grace, the orphan ends with the worker, at once.
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
     println!("stop with a stray: {:?}", start.elapsed());
@@ -98,13 +98,12 @@ async fn strays_that_ignore_the_signal_are_killed_after_the_grace(mut agent: Age
 }
 
 async fn a_child_that_outlives_its_shell_keeps_the_grace_and_hears_one_signal(mut agent: Agent) {
-    // Given a launch script whose shell dies of the signal at once, and whose child needs a moment to save,
+    // A launch script. Its shell dies of the signal at once, and its child needs a moment to save.
     let child = "trap 'echo heard >> heard; saving=1' TERM; echo > ready; \
                  while [ -z $saving ]; do sleep 0.02; done; sleep 0.2; echo > saved";
     agent.spawn(0, &format!("({child}) & wait")).await;
     agent.line_in("ready").await;
-    // when everything is stopped, then the child gets its moment and the signal only once, and the stop ends with the
-    // child.
+    // When everything is stopped, the child gets its moment, and the signal only once. The stop ends with the child.
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::TERM, LONG).await.unwrap();
     assert!(start.elapsed() < SOON);
@@ -171,7 +170,7 @@ async fn workers_can_start_again_after_a_stop(mut agent: Agent) {
 }
 
 async fn a_tree_that_forks_while_it_is_killed_ends_too(mut agent: Agent) {
-    // Given a worker whose orphans start further orphans, each in a session of its own,
+    // A worker whose orphans start further orphans, each in a session of its own.
     let begetter = "#!/bin/sh\necho $$ >> $DIR/begotten\n[ $1 -gt 0 ] || exec sleep 1000\n\
                     setsid $DIR/beget $(($1 - 1)) &\nsleep 0.001\nsetsid $DIR/beget $(($1 - 1)) &\n";
     let file = agent.directory.path().join("beget");
@@ -181,7 +180,7 @@ async fn a_tree_that_forks_while_it_is_killed_ends_too(mut agent: Agent) {
     while agent.read("begotten").lines().count() < 30 {
         tokio::task::yield_now().await;
     }
-    // when everything is killed in the middle of that, then none is left and none is started later.
+    // When everything is killed in the middle of that, no process is left, and none is started later.
     let start = Instant::now();
     agent.supervisor.stop_all(Signal::KILL, Duration::ZERO).await.unwrap();
     let begotten = agent.read("begotten");

@@ -1,6 +1,6 @@
 //! A small store of our own, served over etcd's v3 gRPC API, so that one client, `etcdctl` and dashboards work on it.
-//! It is not for production: one process holds it in memory, and everything is gone when that process ends. Production
-//! uses etcd.
+//! It is for trials: one process holds it in memory, and everything is gone when that process ends. Production uses
+//! etcd.
 //!
 //! [`mvcc`] is the state machine, [`Hub`] holds the one live copy of it, [`EmbeddedServer`] serves that, and
 //! [`MemoryStore`] is the way in for the process that hosts it. Every start is a new cluster with a new id, so a client

@@ -29,7 +29,7 @@ use crate::store::{Result, StoreError};
 /// The largest answer that is read: a directory of a job has some hundred small keys.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
-/// Connections kept open beside those in use: one for calls, one that a long poll just left.
+/// How many idle connections are kept open: one for calls, and one that a long poll has just ended on.
 const IDLE: usize = 2;
 
 type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -54,17 +54,17 @@ impl Links {
         self.members.endpoints()
     }
 
-    /// Who we are. The password is read anew for each request: a changed one needs no restart.
+    /// The header with our credentials. The password is read for each request, so a changed one needs no restart.
     fn authorization(&self) -> Option<HeaderValue> {
         let user = self.config.user.as_ref()?;
         let credentials = STANDARD.encode(format!("{}:{}", user.name, user.password.reveal()));
-        // Base64 holds nothing that a header cannot.
+        // Base64 has only characters that a header may contain.
         let mut value = HeaderValue::try_from(format!("Basic {credentials}")).unwrap_or(HeaderValue::from_static(""));
         value.set_sensitive(true);
         Some(value)
     }
 
-    /// Certificates are read anew for each member that is turned to, so renewed ones need no restart.
+    /// A client for the next member. It reads the certificates again, so renewed ones need no restart.
     fn http(&self) -> Result<Http> {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
@@ -113,7 +113,7 @@ impl Links {
         Err(fault)
     }
 
-    /// A request whose answer may take as long as `window`. `None`: no answer, and nothing wrong with that.
+    /// A request whose answer may take as long as `window`. `None`: no answer came, which is no error.
     pub(super) async fn poll(&self, call: &HttpRequest, window: Duration) -> Result<Option<HttpReply>> {
         let outcome = match self.link() {
             Err(fault) => Err(fault),
@@ -159,7 +159,7 @@ impl Links {
 fn fault(error: &Error, uri: &str) -> Fault {
     let cause = chain(error);
     if !error.is_connect() {
-        // In TLS 1.3 a server refuses a client's certificate only after the client believes to be connected.
+        // In TLS 1.3 a server refuses a client's certificate only after the client takes the connection for open.
         if ["CertificateRequired", "BadCertificate", "UnknownCA"].iter().any(|alert| cause.contains(alert)) {
             return tls(uri, "it wants a client certificate from a CA that it trusts".into());
         }

@@ -1,6 +1,6 @@
-//! A client of etcd's v2 API: HTTP/1.1, JSON, keys with a time to live, long polls. Not a
-//! [`Store`](crate::store::Store), which v2 cannot be: it has no transactions over several keys and keeps 1,000 events
-//! of history. The one protocol that needs it is TorchElastic's.
+//! A client of etcd's v2 API: HTTP/1.1, JSON, keys with a time to live, long polls. Only TorchElastic's protocol needs
+//! it. It does not implement [`Store`](crate::store::Store), because v2 has no transactions over several keys, and
+//! keeps only 1,000 events of history.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -198,7 +198,7 @@ impl EtcdV2 {
         self.inner.links.endpoints()
     }
 
-    /// Checks that an etcd with the v2 API answers and lets us in.
+    /// Checks that an etcd with the v2 API answers and accepts our credentials.
     ///
     /// # Errors
     /// Says what is found instead: [`StoreError::NotV2`] with the flag to use, or why nothing answers.
@@ -241,7 +241,7 @@ impl EtcdV2 {
         let answer = reply.answer(&endpoints)?;
         if linearizable {
             let newest = self.inner.newest.fetch_max(answer.index, Ordering::Relaxed);
-            // Answers overtake one another on different connections; only a large step back is another history.
+            // Answers on different connections overtake each other. Only a large step back means another history.
             if answer.index + STEP_BACK < newest {
                 let cause = format!(
                     "the etcd at {endpoints} went back from index {newest} to {}: it was emptied or restored",
@@ -274,7 +274,7 @@ fn without_v2(version: &str) -> String {
 impl Keyspace for EtcdV2 {
     async fn request(&self, request: Request) -> Result<Answer> {
         let repeat = match &request {
-            // Their outcome is the same however often they are carried out.
+            // The outcome is the same, however often they are carried out.
             Request::Read { .. } | Request::Refresh { .. } => Repeat::Safe,
             _ => Repeat::Never,
         };

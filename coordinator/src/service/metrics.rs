@@ -62,7 +62,7 @@ impl Default for Metrics {
         }
         registry.register("round_forming_seconds", "Time from a round's forming to its running", forming.clone());
         registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
-        Metrics {
+        let metrics = Metrics {
             jobs: register!("jobs", "Jobs by the state of their round"),
             nodes: register!("job_nodes", "Nodes of a job by what they are doing"),
             round: register!("job_round", "Number of a job's current round"),
@@ -79,11 +79,32 @@ impl Default for Metrics {
             call_times,
             registry,
             begun: Mutex::default(),
-        }
+        };
+        metrics.begin_at_zero();
+        metrics
     }
 }
 
 impl Metrics {
+    /// Shows counters before they have counted anything: else Prometheus takes the first event for the beginning, and
+    /// sees no increase.
+    fn begin_at_zero(&self) {
+        for by in ["agent", "coordinator"] {
+            drop(self.terms.get_or_create(&vec![("by", by.to_owned())]));
+        }
+        for fate in FATES {
+            drop(self.evictions.get_or_create(&vec![("fate", fate.to_owned())]));
+        }
+        for state in [RoundState::Succeeded, RoundState::Failed, RoundState::Closed] {
+            drop(self.ended.get_or_create(&vec![("state", state.to_string())]));
+        }
+        for call in ["read", "write", "watch", "grant", "keep_alive", "revoke"] {
+            for outcome in ["ok", "error"] {
+                drop(self.calls.get_or_create(&vec![("call", call.to_owned()), ("outcome", outcome.to_owned())]));
+            }
+        }
+    }
+
     /// A change of a job was seen.
     pub(super) fn saw(&self, now: Time, job: &JobId, change: &Change) {
         match change {
@@ -122,7 +143,8 @@ impl Metrics {
         self.leading.set(i64::try_from(jobs).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn called(&self, call: &str, ok: bool, took: Duration) {
+    /// A request to the store was answered: its kind, whether it was carried out, and how long it took.
+    pub fn called(&self, call: &str, ok: bool, took: Duration) {
         let outcome = if ok { "ok" } else { "error" };
         self.calls.get_or_create(&vec![("call", call.to_owned()), ("outcome", outcome.to_owned())]).inc();
         self.call_times.get_or_create(&vec![("call", call.to_owned())]).observe(took.as_secs_f64());
@@ -166,6 +188,9 @@ impl Metrics {
     }
 }
 
+/// All that [`fate`] tells.
+const FATES: [&str; 5] = ["drained", "refused", "dead", "fenced", "unknown"];
+
 fn fate(tombstone: &Tombstone) -> &'static str {
     match tombstone {
         Tombstone { drained: true, .. } => "drained",
@@ -201,7 +226,27 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_asks_for_nothing_that_is_not_served() {
+    fn the_first_event_is_an_increase() {
+        let metrics = Metrics::default();
+        let counters = |text: String| -> BTreeMap<String, String> {
+            let lines = text.lines().filter(|line| line.contains("_total")).filter_map(|line| line.rsplit_once(' '));
+            lines.map(|(series, value)| (series.to_owned(), value.to_owned())).collect()
+        };
+        let before = counters(metrics.render(None));
+        let tombstone = serde_json::from_str(r#"{"reason":"r","round":1,"fate":"unknown"}"#).unwrap();
+        let job = "J".parse().unwrap();
+        metrics.saw(Time::from_millis(1), &job, &Change::Evicted(NodeId::from_text("a:1"), tombstone));
+        metrics.saw(Time::from_millis(1), &job, &round(1, "failed"));
+        metrics.called("write", false, Duration::from_millis(1));
+        let after = counters(metrics.render(None));
+        let counted: Vec<_> = after.iter().filter(|(_, value)| *value != "0").collect();
+        assert_eq!(counted.len(), 3, "{counted:?}");
+        assert!(before.values().all(|value| value == "0"), "{before:?}");
+        assert!(after.keys().eq(before.keys()), "{before:?} {after:?}");
+    }
+
+    #[test]
+    fn dashboard_and_alerts_ask_for_nothing_that_is_not_served() {
         // Given a service that has seen a job, a leader and an eviction: a family without labels is not shown at all,
         let metrics = Metrics::default();
         let stored = |key: &str, value: &str| KeyValue {
@@ -231,7 +276,7 @@ mod tests {
         metrics.called("get", true, Duration::from_millis(1));
         let served = metrics.render(Some(&overview));
 
-        // then each metric that the dashboard's queries name is there.
+        // then each metric that the dashboard's queries or the alerts name is there.
         let is_served = |name: &str| {
             let family = ["_bucket", "_total"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
             served.contains(&format!("# TYPE {family} "))
@@ -241,6 +286,10 @@ mod tests {
         let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("the dashboard is JSON");
         let mut asked = Vec::new();
         expressions(&dashboard, &mut asked);
+        // Comments there name none.
+        let alerts = include_str!("../../../deploy/prometheus/alerts.yaml");
+        assert!(alerts.contains("- alert: "), "no alerts");
+        asked.push(alerts.to_owned());
         let names = asked.iter().flat_map(|text| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')));
         let names: Vec<&str> = names.filter(|name| name.starts_with("elastic_")).collect();
         assert!(names.len() >= 10, "{names:?}");

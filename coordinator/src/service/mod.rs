@@ -12,13 +12,11 @@
 //! | [`claim`] | which jobs to lead, as a pure function |
 //! | [`lease`] | the replica's lease |
 //! | [`metrics`] | what Prometheus is told |
-//! | [`metered`] | the store, with its calls counted |
 //! | [`http`] | `/live`, `/ready`, `/metrics` |
 
 pub mod claim;
 pub mod http;
 pub mod lease;
-pub mod metered;
 pub mod metrics;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,6 +7,7 @@
 
 mod error;
 pub mod etcd;
+pub mod metered;
 
 pub use error::StoreError;
 

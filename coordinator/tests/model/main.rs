@@ -1,5 +1,5 @@
-//! An exhaustive safety model of the rendezvous protocol, and what breaks when one guard is taken away. Not a test of
-//! the implementation: it shares no code with it, so that the protocol itself is judged. See `docs/model.md`.
+//! An exhaustive safety model of the rendezvous protocol, and what breaks when one guard is removed. It tests the
+//! protocol itself, and shares no code with the implementation. See `docs/model.md`.
 
 mod fence;
 mod properties;
@@ -53,7 +53,7 @@ fn holds(name: &str, rules: Rules, reached: &[&'static str]) {
     search::holds(name, Protocol { rules }, reached);
 }
 
-/// The same rules with all guards are searched whole by one of the tests below, so it is the missing guard that makes
+/// One of the tests below searches the same rules with all guards, and finds no violation. So the missing guard makes
 /// the difference.
 #[track_caller]
 fn breaks(mutation: Mutation, property: &'static str, rules: Rules) {
@@ -71,7 +71,7 @@ const BIRTH: Rules = Rules {
     ..Rules::RUNNING
 };
 
-/// Round 1 runs; a member is lost, confirmed or not; a newcomer may take its place; a leader may hand over.
+/// Round 1 runs. A member is lost, confirmed or not. A newcomer may take its place. A leader may hand over.
 const LOSS: Rules =
     Rules { troubles: Troubles { crashes: 1, lapses: 1, evictions: 1, handovers: 1, ..NONE }, ..Rules::RUNNING };
 
@@ -83,7 +83,7 @@ const THREE_ROUNDS: Rules =
 const FULL: Rules =
     Rules { max_nodes: 2, troubles: Troubles { crashes: 2, lapses: 1, evictions: 2, ..NONE }, ..Rules::RUNNING };
 
-/// Leaders that give transactions up and send others while the first may still arrive.
+/// Leaders that give up transactions, and send others while the first ones may still arrive.
 const IMPATIENT: Rules =
     Rules { in_flight: 2, troubles: Troubles { crashes: 1, lapses: 1, evictions: 1, ..NONE }, ..Rules::RUNNING };
 

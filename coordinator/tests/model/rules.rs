@@ -1,11 +1,10 @@
-//! Which protocol is checked, from where, and how far: the guards, one of them possibly removed, and the bounds. Not
-//! for the protocol itself.
+//! What is checked: the protocol's guards, of which one may be removed, the first state, and the bounds.
 
 use crate::state::{
     Id, LeaderKey, NODES, Node, Office, Order, Phase, Place, Pointer, RankKey, Record, Rev, Round, State, Troubles,
 };
 
-/// One guard or rule of the protocol taken away.
+/// A guard or rule of the protocol that is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mutation {
     /// Rank keys are `rounds/<n>/<node>`, and the running record names no plan.
@@ -60,7 +59,8 @@ pub(crate) struct Rules {
     pub(crate) max_nodes: usize,
     /// The newest round that may be begun.
     pub(crate) last_round: u8,
-    /// Transactions of one sender that may be under way together: two mean that it gave one up without knowing.
+    /// How many transactions of one sender may be under way together. Two mean that it gave one up without knowing its
+    /// outcome.
     pub(crate) in_flight: usize,
     pub(crate) troubles: Troubles,
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use elastic_coordinator::embedded::mvcc::{Limits, Mvcc};
+use elastic_coordinator::embedded::mvcc::{Limits, Mvcc, Span};
 use elastic_coordinator::rendezvous::{Call, Credentials};
 use elastic_coordinator::store::{Event, LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use elastic_coordinator::time::Time;
@@ -185,15 +185,13 @@ impl Service {
         if watch.next > revision {
             return None;
         }
-        match self.mvcc.events_since(&watch.scope, watch.next) {
+        let from = std::mem::replace(&mut watch.next, revision.next());
+        match self.mvcc.events(&Span::from(&watch.scope), from) {
             Ok(events) => {
-                watch.next = revision.next();
+                let events: Vec<Event> = events.map(Event::from).collect();
                 (!events.is_empty()).then_some(WatchUpdate::Events(events))
             }
-            Err(_) => {
-                watch.next = revision.next();
-                Some(WatchUpdate::Snapshot { revision, values: self.mvcc.snapshot(&watch.scope) })
-            }
+            Err(_) => Some(WatchUpdate::Snapshot { revision, values: self.mvcc.snapshot(&watch.scope) }),
         }
     }
 
@@ -204,6 +202,7 @@ impl Service {
         if from > self.told {
             return Vec::new();
         }
-        self.mvcc.events_since(&Scope::Prefix(root.to_owned()), from).unwrap_or_default()
+        let span = Span::prefix(root.as_bytes());
+        self.mvcc.events(&span, from).map_or(Vec::new(), |events| events.map(Event::from).collect())
     }
 }

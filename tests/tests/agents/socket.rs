@@ -204,3 +204,48 @@ fn most_memory(agent: &Agent) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
+
+/// Registers as round-aware, asks without reading until the agent takes no more, and notes when it is let go.
+const DEAF: &str = r#"
+import json, os, pathlib, signal, socket, sys, time
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.environ["GROUP_RANK"] == "0" and os.environ["ELASTIC_ROUND"] == "1":
+    agent = socket.socket(socket.AF_UNIX)
+    agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+    agent.sendall((json.dumps(dict(type="register", local_rank=0, pid=os.getpid(), round_aware=True)) + "\n").encode())
+    agent.settimeout(1)
+    try:
+        while True: agent.sendall(b"{}\n" * 1000)
+    except OSError:
+        pass
+    (folder / "full").touch()
+    while not (folder / "read").exists(): time.sleep(0.02)
+    agent.settimeout(20)
+    try:
+        while agent.recv(1 << 20): pass
+    except ConnectionResetError:
+        pass
+    (folder / "let-go").touch()
+time.sleep(1000)
+"#;
+
+#[tokio::test]
+async fn a_worker_that_does_not_read_is_let_go_when_a_round_forms() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").prompt();
+    let script = job.path("worker.py");
+    std::fs::write(&script, DEAF).unwrap();
+    let folder = job.path("").display().to_string();
+    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let first = job.start("a");
+    is_there(&job, "full").await;
+
+    // When a node joins and news of the round cannot be told, then the connection ends: what cannot be heard is not
+    // waited for.
+    let second = job.start("b");
+    first.says("a worker does not read what its agent tells it", LIMIT).await;
+    std::fs::write(job.path("read"), "").unwrap();
+    is_there(&job, "let-go").await;
+    drop((first, second));
+}

@@ -226,5 +226,25 @@ time.sleep(1000)
     assert_eq!((&state["job"], &state["node"], &state["ready"]), (&"job".into(), &"a".into(), &true.into()));
     assert_eq!((&state["round"]["number"], &state["round"]["world_size"]), (&1.into(), &2.into()), "{state}");
     assert_eq!(state["workers"][0]["pid"], round.of("a").pid);
+
+    // and Prometheus is told the same.
+    let metrics = get(&port, "/metrics").await;
+    for line in [
+        r#"elastic_agent_round{job="job",node="a"} 1"#,
+        r#"elastic_agent_round_world_size{job="job",node="a"} 2"#,
+        r#"elastic_agent_workers{job="job",node="a"} 1"#,
+        r#"elastic_agent_rounds_total{job="job",node="a",change="first"} 1"#,
+        r#"elastic_agent_recovery_seconds_count{job="job",node="a",change="first"} 1"#,
+        r#"elastic_agent_worker_step{job="job",node="a",local_rank="0",rank="#,
+        r#"elastic_agent_store_requests_total{job="job",node="a",call="grant",outcome="ok"} "#,
+        r#"elastic_agent_stage_seconds_total{job="job",node="a",stage="running"} "#,
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    let margin = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(r#"elastic_agent_fence_margin_seconds{job="job",node="a"} "#));
+    let margin: f64 = margin.expect(&metrics).parse().unwrap();
+    assert!(margin > 0.0 && margin < 60.0, "{margin}");
     end(&mut [first, second]).await;
 }

@@ -7,7 +7,7 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_agent::meeting::workers_store::{Limits, TcpStore};
+use elastic_agent::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 use elastic_tests::agents::Job;
 use elastic_tests::requirement::skip;
 use elastic_tests::torch::Torch;
@@ -25,7 +25,7 @@ fn script(name: &str) -> PathBuf {
 /// On all addresses, IPv4 and IPv6.
 fn serve() -> (u16, TcpStore) {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
-    (listener.local_addr().unwrap().port(), TcpStore::serve(listener, Limits::default()).unwrap())
+    (listener.local_addr().unwrap().port(), TcpStore::serve(listener, WorkersStoreLimits::default()).unwrap())
 }
 
 fn answers_every_method(torch: &Torch, script: &Path, host: &str) {

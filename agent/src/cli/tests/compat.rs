@@ -1,5 +1,5 @@
-//! Command lines of torchrun 2.15, `torch.distributed.launch`, torchelastic 0.2.2, Bagua, and of what operators put into
-//! `PET_*` variables: the program's name swapped, and nothing else.
+//! Command lines of torchrun 2.15, `torch.distributed.launch`, torchelastic 0.2.2 and Bagua, and `PET_*` variables that
+//! operators set. Only the program's name is replaced.
 
 use super::*;
 
@@ -76,7 +76,7 @@ const SWITCHES: &str = "standalone module no-python run-path virtual-local-rank 
 #[test]
 fn every_abbreviation_that_is_unique_for_torchrun_means_the_same_here() {
     let flags: Vec<&str> = VALUES.split_whitespace().chain(SWITCHES.split_whitespace()).collect();
-    // Python counts both spellings, so what begins both is not unique.
+    // Python counts both spellings, so a beginning that both spellings share is not unique.
     let spellings: Vec<(String, &str)> = flags
         .iter()
         .flat_map(|flag| {
@@ -132,7 +132,7 @@ fn static_nodes_meet_at_the_master_and_have_their_ranks() {
 
 #[test]
 fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
-    // torchrun's rule: a fresh id unless it was told where to meet.
+    // torchrun's rule: the id is fresh unless the node was told where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());
     let told = torchrun("--master_port=1234 --rdzv-id=J t");
     assert_eq!((told.rendezvous, told.job.as_ref()), (Rendezvous::Standalone, "J"));
@@ -148,14 +148,14 @@ fn command_lines_from_elsewhere_run_with_the_name_swapped() {
     assert!(matches!(&bagua.rendezvous, Rendezvous::Hosted { endpoint, .. } if endpoint.port == 29400));
     assert_eq!(bagua.nodes, NodeRange { min: 1, max: 4 });
 
-    // The ElasticJob controller puts its flags before the image's.
+    // The ElasticJob controller puts its flags before those of the image.
     let line = "--rdzv_backend=etcd --rdzv_endpoint=etcd-service:2379 --rdzv_id=imagenet --nnodes=1:3 \
                 --nproc_per_node=1 /workspace/main.py --arch=resnet18 --epochs=3 /workspace/data";
     let kube = as_(Dialect::Torchelastic, line, &[]).unwrap();
     assert_eq!(etcd_endpoints(&kube), ["etcd-service:2379"]);
     assert_eq!(kube.program.args, ["--arch=resnet18", "--epochs=3", "/workspace/data"]);
 
-    // Kubeflow's PyTorchJob sets variables alone.
+    // Kubeflow's PyTorchJob sets only variables.
     let variables = [
         ("PET_RDZV_ENDPOINT", "etcd:2379"),
         ("PET_RDZV_BACKEND", "etcd"),

@@ -1,4 +1,4 @@
-//! One name's lock: a file held with flock, which says who holds it. Not for choosing names or for waiting.
+//! One name's lock: a file that is locked with flock and names its holder.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -13,16 +13,16 @@ use uuid::Uuid;
 use super::IdentityError;
 use super::runtime::{Directory, refuse};
 
-/// How often a lock file may vanish between open and lock before that is no coincidence.
+/// How often a lock file may vanish between opening and locking it. If it vanishes more often, that is no coincidence.
 const MOST_REPLACEMENTS: u32 = 10;
 
-/// The agent that a lock file names. Written by the holder, for messages and to tell a living agent from one whose
-/// guard is still ending its processes; the lock itself decides who holds the name.
+/// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent can be told
+/// from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// Its process id.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: tells it from a later process with its pid.
+    /// When it started, in clock ticks since boot. This tells it from a later process with the same pid.
     start: u64,
     /// Its incarnation.
     pub incarnation: Uuid,
@@ -57,10 +57,11 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Field 22 of `/proc/<pid>/stat`; none for a process that is gone or only waits to be reaped.
+/// The process's start time: field 22 of `/proc/<pid>/stat`. None if the process is gone, or only waits to be reaped.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name, in parentheses, may hold anything; what follows the last one is plain.
+    // The command's name stands in parentheses and may hold any characters. The fields after the last parenthesis are
+    // plain.
     let (_, after) = stat.rsplit_once(')')?;
     let mut fields = after.split_whitespace();
     let state = fields.next()?;
@@ -70,7 +71,7 @@ fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// A name that is ours until this and all duplicates of its descriptor are closed.
+/// A locked name. It stays locked until this descriptor and all its duplicates are closed.
 #[derive(Debug)]
 pub(super) struct NameLock {
     fd: OwnedFd,
@@ -78,11 +79,11 @@ pub(super) struct NameLock {
     inode: u64,
 }
 
-/// How one try went.
+/// The result of one try to lock a name.
 #[derive(Debug)]
 pub(super) enum Attempt {
     Locked(NameLock),
-    /// Held, by this agent if the file says so legibly.
+    /// The lock is held. The holder is known if its text in the file can be read.
     Held(Option<Holder>),
 }
 
@@ -118,7 +119,8 @@ pub(super) fn file_name(name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// `None`: the file was replaced meanwhile, and a lock on a file without a name would bind nobody.
+/// Tries once. `None`: the file was replaced meanwhile. A lock on a file that no longer has a name would keep nobody
+/// out.
 fn once(directory: &Directory, file_name: &str, incarnation: Uuid) -> io::Result<Option<Attempt>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::openat(&directory.fd, file_name, flags, Mode::RUSR | Mode::WUSR)?;

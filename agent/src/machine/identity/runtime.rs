@@ -1,4 +1,4 @@
-//! The directory on this host that a job's locks and sockets lie in, safe against other users. Not for logs.
+//! The directory on this host that a job's locks and sockets lie in, safe against other users.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -8,43 +8,44 @@ use rustix::fs::{CWD, Mode, OFlags};
 
 use super::IdentityError;
 
-/// Longest name of a job's directory, in bytes: room for a UUID, and for a socket below within a path's 108 bytes.
+/// The longest name of a job's directory, in bytes. A UUID fits, and a socket in the directory stays within the 108
+/// bytes of a socket's path.
 const LONGEST_NAME: usize = 40;
 
-/// Where runtime files lie on this host: in the first of some places that can be had.
+/// Where runtime files are kept on this host: in the first of these places that can be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeDir {
-    places: Vec<Place>,
+    places: Vec<Candidate>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
-    /// Exists already.
+struct Candidate {
+    /// A directory that exists already.
     base: PathBuf,
-    /// Ours in it.
+    /// The name of our directory in it.
     own: String,
 }
 
 impl RuntimeDir {
-    /// `$XDG_RUNTIME_DIR/elastic-agent`, `/run/elastic-agent` for root, `/tmp/elastic-agent-<uid>`.
+    /// `$XDG_RUNTIME_DIR/elastic-agent`, then for root `/run/elastic-agent`, then `/tmp/elastic-agent-<uid>`.
     pub fn of(env: &dyn Fn(&str) -> Option<OsString>, uid: u32) -> RuntimeDir {
-        // The specification asks for an absolute path, and to ignore any other.
+        // The specification demands an absolute path, and says to ignore any other.
         let xdg = env("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
         let run = (uid == 0).then(|| PathBuf::from("/run"));
-        let shared = Place { base: "/tmp".into(), own: format!("elastic-agent-{uid}") };
-        RuntimeDir { places: xdg.into_iter().chain(run).map(Place::under).chain([shared]).collect() }
+        let shared = Candidate { base: "/tmp".into(), own: format!("elastic-agent-{uid}") };
+        RuntimeDir { places: xdg.into_iter().chain(run).map(Candidate::under).chain([shared]).collect() }
     }
 
-    /// `<base>/elastic-agent`.
+    /// Only `<base>/elastic-agent`.
     pub fn under(base: impl Into<PathBuf>) -> RuntimeDir {
-        RuntimeDir { places: vec![Place::under(base.into())] }
+        RuntimeDir { places: vec![Candidate::under(base.into())] }
     }
 
-    /// Opens the job's directory, making it where needed. A place that cannot be had is passed over, with a warning:
-    /// `$XDG_RUNTIME_DIR` is often another host's, or another user's.
+    /// Opens the job's directory, and makes it where needed. A place that cannot be used is skipped with a warning,
+    /// because `$XDG_RUNTIME_DIR` often belongs to another host or another user.
     ///
     /// # Errors
-    /// The last place's.
+    /// The error of the last place.
     pub(super) fn open(&self, job: &str) -> Result<Directory, IdentityError> {
         let mut places = self.places.iter();
         let mut place = places.next().ok_or_else(|| refuse(Path::new("/"), "no place is named".into()))?;
@@ -60,9 +61,9 @@ impl RuntimeDir {
     }
 }
 
-impl Place {
-    fn under(base: PathBuf) -> Place {
-        Place { base, own: "elastic-agent".into() }
+impl Candidate {
+    fn under(base: PathBuf) -> Candidate {
+        Candidate { base, own: "elastic-agent".into() }
     }
 
     fn open(&self, job: &str) -> Result<Directory, IdentityError> {
@@ -83,7 +84,8 @@ pub(super) struct Directory {
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl Directory {
-    /// Opens `name` below, which must be this user's alone and no link that somebody planted.
+    /// Opens the directory `name` in this one. It must belong to this user, nobody else may write in it, and it must
+    /// not be a link that somebody planted.
     fn private(&self, name: &str) -> Result<Directory, IdentityError> {
         let path = self.path.join(name);
         let refuse_errno = |errno: rustix::io::Errno| refuse(&path, errno.to_string());
@@ -113,9 +115,10 @@ pub(super) fn refuse(path: &Path, cause: String) -> IdentityError {
     IdentityError::Runtime { path: path.to_owned(), cause }
 }
 
-/// A job's id as the name of a directory: the id itself if it is short, else its beginning and a hash of the whole.
+/// The directory name for a job's id: the id itself if it is short, else its beginning and a hash of the whole id.
 fn job_directory(job: &str) -> String {
-    // Ids are made of characters that are safe in file names; anyone else's cannot leave the directory either.
+    // Job ids are made of characters that are safe in file names. Any other text cannot lead out of the directory
+    // either.
     let safe = |c: char| c.is_ascii_alphanumeric() || "._-:@+=".contains(c);
     if !job.is_empty() && job.len() <= LONGEST_NAME && job.chars().all(safe) && !job.starts_with('.') {
         return job.to_owned();
@@ -124,7 +127,7 @@ fn job_directory(job: &str) -> String {
     format!("{start}~{:016x}", fnv1a(job.as_bytes()))
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): the standard library's hash may change with its version, and agents of two
+/// FNV-1a, 64 bits (Fowler, Noll, Vo). The standard library's hash may change with its version, but agents of two
 /// versions must find the same directory.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))

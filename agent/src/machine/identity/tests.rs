@@ -25,7 +25,7 @@ struct Log(mpsc::Sender<String>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A test that has heard enough has closed its end.
+        // A test that has read enough has dropped its receiver.
         let _ = self.0.send(String::from_utf8_lossy(bytes).into_owned());
         Ok(bytes.len())
     }
@@ -34,7 +34,7 @@ impl Write for Log {
     }
 }
 
-/// Claims as [`take`] does, and sends what it logs.
+/// Claims as [`take`] does, and sends the log lines.
 fn take_telling(
     base: &Path,
     node_name: Option<&str>,
@@ -45,7 +45,7 @@ fn take_telling(
     tracing::subscriber::with_default(subscriber, || take(base, node_name, patience))
 }
 
-/// An agent that claims while the name is held: returns when it has begun to wait.
+/// Starts an agent that claims a name while it is held. Returns when the agent has begun to wait.
 fn waiting_successor(base: &Path, node_name: Option<&'static str>) -> JoinHandle<Result<String, IdentityError>> {
     let base = base.to_owned();
     let (log, said) = mpsc::channel();
@@ -83,7 +83,7 @@ fn agents_without_names_take_the_first_free_slots() {
     drop(first);
     let third = take(base.path(), None, SHORT).unwrap();
     assert_eq!((third.name.as_str(), lock), (host.as_str(), third.lock_id()));
-    // Another job's names are its own.
+    // Each job has its own names.
     let other = NodeIdentity::claim(&Claim { job: "K", ..claim(base.path(), Some("x"), SHORT) }).unwrap();
     assert!(take(base.path(), Some("x"), SHORT).is_ok());
     drop(other);
@@ -107,7 +107,7 @@ fn a_name_is_free_only_when_the_guards_duplicate_is_closed_too() {
     drop(agent);
     assert!(matches!(take(base.path(), Some("a"), SHORT), Err(IdentityError::NameHeld { .. })));
 
-    // When the guard ends while a successor waits, then the successor has the name.
+    // When the guard ends while a successor waits, the successor gets the name.
     let successor = waiting_successor(base.path(), Some("a"));
     drop(guard);
     assert_eq!(successor.join().unwrap().unwrap(), "a");
@@ -136,19 +136,19 @@ fn the_lock_does_not_leak_into_programs() {
 fn a_dead_agents_slot_is_waited_for_and_a_living_ones_is_not() {
     let base = tempfile::tempdir().unwrap();
     let host = node_name(&hostname());
-    // Given a slot whose agent is dead, its guard at work: the lock is held, the file names a process that has ended.
+    // The slot's agent is dead and its guard is at work: the lock is held, and the file names a process that has ended.
     let guard = take(base.path(), None, SHORT).unwrap();
     let mut ended = Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
     let stale = format!("{} 1 {}\n", ended.id(), Uuid::new_v4());
     fs::write(guard.runtime_dir().join(format!("{host}.lock")), stale).unwrap();
 
-    // When the guard does not finish, then the next slot is taken after all.
+    // When the guard does not finish, the next slot is taken after all.
     let next = take(base.path(), None, SHORT).unwrap();
     assert_eq!(next.name, format!("{host}-2"));
     drop(next);
 
-    // When it does, then the waiting successor has the predecessor's name.
+    // When the guard finishes, the waiting successor gets the predecessor's name.
     let successor = waiting_successor(base.path(), None);
     drop(guard);
     assert_eq!(successor.join().unwrap().unwrap(), host);
@@ -172,7 +172,7 @@ fn a_planted_link_or_pipe_is_not_opened() {
 
 #[test]
 fn a_file_that_was_swept_away_leaves_no_two_holders_of_one_lock() {
-    // Given a lock whose file somebody deleted, then a new agent gets a lock that can be told from the old one.
+    // Somebody deleted the lock's file. A new agent gets a lock whose id differs from that of the old lock.
     let base = tempfile::tempdir().unwrap();
     let old = take(base.path(), Some("a"), SHORT).unwrap();
     fs::remove_file(old.runtime_dir().join("a.lock")).unwrap();
@@ -211,7 +211,7 @@ fn a_machine_without_an_id_is_known_by_its_boot() {
 
 const BASE: &str = "IDENTITY_TEST_BASE";
 
-/// Not a test by itself: what the second process of the next one runs.
+/// Not a test by itself: the second process of the next test runs it.
 #[test]
 #[ignore = "runs as another test's child"]
 fn child_holds_a_name_until_its_input_ends() {
@@ -248,13 +248,13 @@ fn two_processes_never_hold_one_name_and_a_killed_ones_name_is_free() {
     assert!(said.starts_with("holding "), "{said}");
     let error = take(base.path(), Some("a"), SHORT).unwrap_err().to_string();
     assert!(error.contains(&format!("pid {} ", first.id())), "{error}");
-    // A second process is refused as this one is.
+    // A second process is refused just as this process was.
     let (mut second, said) = child(base.path());
     assert!(said.contains("twice by mistake"), "{said}");
     drop(second.stdin.take());
     second.wait().unwrap();
 
-    // When the holder dies without a word, then the kernel frees its name.
+    // When the holder is killed, the kernel frees its name.
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(take(base.path(), Some("a"), LONG).is_ok());

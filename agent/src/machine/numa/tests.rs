@@ -1,5 +1,6 @@
-//! Every mode on trees of sysfs. A fixture holds one file a line, `PATH: CONTENT`, and a path with a list of CPUs in
-//! braces stands for one file each. One tree is recorded; the others are written by hand after machines of their kind.
+//! Every mode on trees of sysfs. A fixture describes one file on each line: `PATH: CONTENT`. A path with a list of CPUs
+//! in braces stands for one file for each CPU. One tree is recorded. The others are written by hand after machines of
+//! their kind.
 
 use super::*;
 use crate::machine::devices::Gpu;
@@ -42,7 +43,7 @@ fn expanded(path: &str) -> Vec<String> {
 }
 
 impl Machine {
-    /// The CPUs of the first `workers` workers, which may use `allowed` and see GPUs `visible`.
+    /// The CPUs of the first `workers` workers of a process that may use `allowed` and sees the GPUs `visible`.
     fn bind(
         &self,
         affinity: Affinity,
@@ -80,10 +81,10 @@ fn exclusive_shares_are_whole_cores_and_never_overlap() {
     let bound = dgx.bind(Affinity::Exclusive, 8, "0-223", &ALL).unwrap();
     assert_eq!(bound[..2], ["0-13,112-125", "14-27,126-139"]);
     assert_eq!(bound[7], "98-111,210-223");
-    // What is left over goes to the first: 14 cores of node 0 for four GPUs.
+    // Cores that are left over go to the first GPUs: 14 cores of node 0 for four GPUs.
     let bound = dgx.bind(Affinity::Exclusive, 4, "0-13,112-125", &ALL[..4]).unwrap();
     assert_eq!(bound, ["0-3,112-115", "4-7,116-119", "8-10,120-122", "11-13,123-125"]);
-    // All GPUs that are visible have a share, also where fewer workers run.
+    // Every visible GPU has a share, even if fewer workers run.
     assert_eq!(dgx.bind(Affinity::Exclusive, 1, "0-223", &ALL).unwrap(), ["0-13,112-125"]);
 
     let few = dgx.bind(Affinity::Exclusive, 4, "0-2,112-114", &ALL[..4]).unwrap_err();
@@ -101,7 +102,8 @@ fn core_complexes_are_taken_in_turn_the_largest_first() {
     let epyc = machine(EPYC);
     let bound = epyc.bind(Affinity::CoreComplex, 5, "0-31", &ALL[..5]).unwrap();
     assert_eq!(bound, ["0-3", "4-7", "8-11", "12-15", "16-19"]);
-    // A cpuset leaves the first cache one core: it comes last. There are two in all, so they go round.
+    // A cpuset leaves the first cache one core, so this cache comes last. There are two caches, so they are used in
+    // turn.
     let bound = epyc.bind(Affinity::CoreComplex, 4, "3-7", &ALL[..4]).unwrap();
     assert_eq!(bound, ["4-7", "3", "4-7", "3"]);
 }
@@ -116,7 +118,7 @@ fn numbers_may_have_holes() {
     assert_eq!(bound, ["0-3,8-11", "16-19,24-27"]);
     let bound = power.bind(Affinity::CoreComplex, 2, "0-127", &[0, 1]).unwrap();
     assert_eq!(bound, ["0-3,8-11", "16-19,24-27"]);
-    // One GPU's firmware keeps silent: a guess would crowd another node.
+    // The firmware does not say where one GPU is. A guess would crowd another node.
     let silent = power.bind(Affinity::Node, 4, "0-127", &[0, 1, 2, 3]).unwrap_err();
     assert_eq!(silent, NumaError::Homeless { pci: "0035:04:00.0".into(), nodes: 2 });
 }

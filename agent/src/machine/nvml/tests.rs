@@ -1,11 +1,11 @@
-//! Against a stand-in for the library, compiled by the test: see `tests/fixtures/fake_nvml.c`. What a real driver does
-//! differently, these tests cannot tell.
+//! Tests against a stand-in for the library, which they compile: see `tests/fixtures/fake_nvml.c`. These tests cannot
+//! tell where a real driver behaves differently.
 
 use std::process::Command;
 
 use super::*;
 
-/// Compiles the stand-in with these GPUs, in C's own notation, and further flags of the compiler.
+/// Compiles the stand-in with these GPUs, written in C's own notation, and with these further compiler flags.
 pub(crate) fn fake_library(dir: &Path, gpus: &str, flags: &[&str]) -> std::path::PathBuf {
     let library = dir.join(LIBRARY);
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/fake_nvml.c");

@@ -25,7 +25,7 @@ impl Account {
         Account { used: Rc::default(), limit }
     }
 
-    /// The same account with an eighth more to draw on, so that a store full of data still answers.
+    /// The same account with an eighth more to take from, so that a store full of data still answers.
     pub fn with_reserve(&self) -> Account {
         Account { used: Rc::clone(&self.used), limit: self.limit.saturating_add(self.limit / 8) }
     }
@@ -38,7 +38,7 @@ impl Account {
     /// Takes this many bytes.
     ///
     /// # Errors
-    /// There are not that many left; none are taken.
+    /// There are not that many left. Then none are taken.
     pub fn take(&self, bytes: usize) -> Result<(), Full> {
         let after = self.used().saturating_add(bytes);
         if after > self.limit {
@@ -48,7 +48,7 @@ impl Account {
         Ok(())
     }
 
-    /// Gives back what was taken.
+    /// Gives back this many bytes that were taken.
     pub fn give(&self, bytes: usize) {
         self.used.set(self.used().saturating_sub(bytes));
     }
@@ -89,13 +89,13 @@ impl Value {
         &self.data.bytes
     }
 
-    /// Becomes a copy of `bytes`; answers not yet sent keep the old value.
+    /// Becomes a copy of `bytes`. Answers that are not sent yet keep the old value.
     ///
     /// # Errors
-    /// There is no room; the value stays as it was.
+    /// There is no room. The value stays as it was.
     pub fn replace(&mut self, bytes: &[u8]) -> Result<(), Full> {
         match Rc::get_mut(&mut self.data) {
-            // In place, and no larger than before.
+            // The bytes are replaced in place, because the new value is no larger than the room that is charged.
             Some(data) if bytes.len() <= data.charged => {
                 data.bytes.clear();
                 data.bytes.extend_from_slice(bytes);
@@ -105,10 +105,10 @@ impl Value {
         Ok(())
     }
 
-    /// Appends `bytes`; answers not yet sent keep the old value.
+    /// Appends `bytes`. Answers that are not sent yet keep the old value.
     ///
     /// # Errors
-    /// There is no room; the value stays as it was.
+    /// There is no room. The value stays as it was.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Full> {
         let whole = self.data.bytes.len() + bytes.len();
         if Rc::get_mut(&mut self.data).is_none() {

@@ -1,9 +1,9 @@
 //! A key-value store for workers, on the wire protocol of PyTorch's TCPStore. The agents' own rendezvous does not use
 //! it.
 //!
-//! `torch.distributed` finds its peers through such a store. torchrun's agent keeps one for all restarts, so keys of
-//! the last attempt get in the way of the next. Here each round gets a fresh store. It listens before anybody is told
-//! of it, and lives as long as its agent wants it, whatever becomes of worker rank 0.
+//! `torch.distributed` finds its peers through such a store. torchrun's agent keeps one store for all restarts, so keys
+//! of the last attempt get in the way of the next. Here each round gets a fresh store. It listens before any other node
+//! is told of it. It lives as long as its agent wants it, even if worker rank 0 dies.
 //!
 //! | module | home of |
 //! |---|---|
@@ -21,4 +21,4 @@ pub mod state;
 mod tests;
 pub mod wire;
 
-pub use server::{Limits, TcpStore};
+pub use server::{TcpStore, WorkersStoreLimits};

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice, Write};
 use super::budget::{Account, Full, Value};
 use super::state::Reply;
 
-/// A value of at least this size is sent without copying it; a smaller one is copied.
+/// A value of at least this size is sent without copying it. A smaller value is copied.
 const SHARED: usize = 512;
 /// Most pieces passed to one system call.
 const PIECES: usize = 16;

@@ -1,4 +1,4 @@
-//! The store's sockets: one thread that waits for all of them. What requests mean is in `state.rs`.
+//! The store's sockets. One thread waits for all of them. The meaning of the requests is in `state.rs`.
 //!
 //! The store has a thread of its own, so that load on the store does not delay the agent's leases and pulses, and they
 //! do not delay the store. For an idle connection the server holds only its descriptor. It reads no request from a
@@ -26,7 +26,7 @@ use super::wire::Decoder;
 
 /// Limits on what a store may cost this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct WorkersStoreLimits {
     /// Bytes of keys, values, waits, half-read requests and unsent answers, with their overhead.
     pub memory: usize,
     /// Most connections at once. Beyond this, connections that have never sent anything are closed, the oldest first.
@@ -36,10 +36,10 @@ pub struct Limits {
     pub first_request: Duration,
 }
 
-impl Default for Limits {
+impl Default for WorkersStoreLimits {
     /// 256 MiB, 65,536 connections and 30 seconds.
-    fn default() -> Limits {
-        Limits { memory: 256 << 20, connections: 1 << 16, first_request: Duration::from_secs(30) }
+    fn default() -> WorkersStoreLimits {
+        WorkersStoreLimits { memory: 256 << 20, connections: 1 << 16, first_request: Duration::from_secs(30) }
     }
 }
 
@@ -61,7 +61,7 @@ const NAMED: u32 = 8;
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 
-/// A running store. Dropping it ends it: its port refuses connections, and open connections are closed.
+/// A running store. Dropping it ends the store: its port refuses connections, and open connections are closed.
 #[derive(Debug)]
 pub struct TcpStore {
     stop: OwnedFd,
@@ -74,7 +74,7 @@ impl TcpStore {
     ///
     /// # Errors
     /// The kernel has no descriptor or thread left.
-    pub fn serve(listener: TcpListener, limits: Limits) -> io::Result<TcpStore> {
+    pub fn serve(listener: TcpListener, limits: WorkersStoreLimits) -> io::Result<TcpStore> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let heard = stop.try_clone()?;
@@ -114,7 +114,7 @@ impl Drop for TcpStore {
     fn drop(&mut self) {
         let told = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let (Ok(_), Some(thread)) = (told, self.thread.take()) {
-            // The thread ends at once; a panic in it has been reported.
+            // The thread ends at once. A panic in it has been reported.
             let _ = thread.join();
         }
     }
@@ -234,7 +234,7 @@ impl Server {
         }
     }
 
-    /// How long the thread may wait; `None` if without limit.
+    /// How long the thread may wait. `None` means without limit.
     fn timeout(&self) -> Option<Timespec> {
         let breath = (!self.accepting).then_some(BREATH);
         let whole = self.begun.first().map(|&(by, _)| by.since(Time::now()));
@@ -267,7 +267,7 @@ impl Server {
             let socket = match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => TcpStream::from(socket),
                 Err(Errno::AGAIN) => return,
-                // A client that has given up.
+                // The client has given up.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(error) => {
                     self.complain(|| format!("the workers' store takes no new connections for a moment: {error}"));
@@ -399,7 +399,7 @@ impl Server {
         Ok(connection.charge(&self.account)?)
     }
 
-    /// Sends what can be sent, and sets what to wait for.
+    /// Sends what the connection takes now, and sets the events to wait for.
     fn send(&mut self, slot: u32, connection: &mut Connection) -> Result<(), Ending> {
         connection.output.send(&connection.socket).map_err(|_| Ending::Gone)?;
         let mut interest = EventFlags::empty();

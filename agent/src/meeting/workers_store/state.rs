@@ -1,9 +1,11 @@
-//! What the store holds and who waits for it: a state machine that takes one request at a time and returns the answers
-//! and their addressees. Connections are in `server.rs`.
+//! The store's content and the clients that wait for it. This is a state machine that takes one request at a time, and
+//! returns the answers and their addressees. Connections are in `server.rs`.
 //!
-//! It answers as torch's server does (compared side by side, see `tests/tests/torch_store`), and differs where torch's
-//! server harms its clients: a compare-and-set that stored nothing wakes nobody; a wait for several keys counts a queue
-//! as present if it holds something; a push wakes the client that has waited longest.
+//! It answers as torch's server does (compared side by side, see `tests/tests/torch_store`). It differs where torch's
+//! server harms its clients:
+//! - A compare-and-set that stored nothing wakes nobody.
+//! - A wait for several keys counts a queue as present if the queue holds something.
+//! - A push wakes the client that has waited longest.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -24,7 +26,7 @@ const ENTRY: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Client(pub u32);
 
-/// Part of an answer; one request may have several.
+/// A part of an answer. One request may have several parts.
 #[derive(Debug, Clone)]
 pub enum Reply {
     /// One byte.
@@ -111,7 +113,7 @@ impl State {
                 }
                 let answer = match self.entries.get(key) {
                     Some(value) => value.clone(),
-                    // torch answers what was expected, although nothing was stored.
+                    // torch answers the expected value, although nothing was stored.
                     None => Value::new(expected, &self.account)?,
                 };
                 reply(client, Reply::Value(answer));
@@ -249,7 +251,7 @@ impl State {
                 self.queues.insert(key.into(), VecDeque::from([value]));
             }
         }
-        // Only one waiting client can have it: the first that waits for nothing else.
+        // Only one waiting client can take the value: the first one that waits for nothing else.
         let waiting: Vec<Client> = self.waiters.get(key).into_iter().flat_map(BTreeMap::values).copied().collect();
         for client in waiting {
             if self.came(client, key, reply) {
@@ -273,7 +275,7 @@ impl State {
         }
     }
 
-    /// Begins a wait if some key is missing; whether the client has to wait.
+    /// Begins a wait if some key is missing. Returns whether the client has to wait.
     fn wait(&mut self, client: Client, keys: Strings<'_>) -> Result<bool, Full> {
         let mut missing: Vec<Key> = keys.iter().filter(|key| !self.is_there(key)).map(Into::into).collect();
         missing.sort_unstable();
@@ -306,7 +308,7 @@ impl State {
         }
     }
 
-    /// Tells one client that the key exists; whether the client goes on.
+    /// Tells one client that the key exists. Returns whether the client goes on.
     fn came(&mut self, client: Client, key: &[u8], reply: &mut impl FnMut(Client, Reply)) -> bool {
         let Some(wait) = self.waits.get_mut(&client) else { return false };
         wait.missing -= 1;
@@ -324,7 +326,7 @@ impl State {
     }
 }
 
-/// Reads a number as C's `strtoll` does, and so torch: blanks, a sign, digits; the rest is ignored.
+/// Reads a number as C's `strtoll` does, and so as torch does: blanks, a sign, digits. The rest is ignored.
 fn leading_number(text: &[u8]) -> Option<i64> {
     let text = text.trim_ascii_start();
     let signed = usize::from(matches!(text.first(), Some(b'+' | b'-')));

@@ -1,9 +1,9 @@
 //! Parses a connection's bytes into the store's requests, in both of torch's dialects. What a request does is in
 //! `state.rs`.
 //!
-//! A query is one byte for the operation, then its fields. Integers are little-endian. A string is a `u64` length and
-//! that many bytes; several keys are a `u64` count and the keys. torch 2.1 and later open with VALIDATE; torch up to
-//! 2.0 does not, and numbers the operations from SET = 0. No memory is reserved for an announced length before the
+//! A query is one byte for the operation, and then its fields. Integers are little-endian. A string is a `u64` length
+//! and that many bytes. Several keys are a `u64` count and the keys. torch 2.1 and later open with VALIDATE. torch up
+//! to 2.0 does not, and numbers the operations from SET = 0. No memory is reserved for an announced length before the
 //! bytes arrive.
 //!
 //! Source: the bytes that torch 1.13 and 2.15 send, and the limits of torch's server (`TCPStoreLibUvBackend.cpp`).
@@ -12,7 +12,7 @@
 /// The number that follows a VALIDATE.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
-/// Longest key, torch's own prefix included.
+/// The longest key, including torch's own prefix.
 pub const MAX_KEY: u64 = 8 * 1024;
 /// Longest value.
 pub const MAX_VALUE: u64 = 8 * 1024 * 1024;
@@ -36,7 +36,7 @@ pub enum Malformed {
     Keys(u64),
 }
 
-/// A request; it borrows the connection's bytes.
+/// A request. It borrows the connection's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Request<'a> {
@@ -85,13 +85,13 @@ pub struct Strings<'a> {
 }
 
 impl<'a> Strings<'a> {
-    /// All of them, in order.
+    /// All strings, in order.
     pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         let mut fields = Fields { rest: self.framed };
         std::iter::from_fn(move || (!fields.rest.is_empty()).then(|| fields.string()))
     }
 
-    /// Bytes they take on the wire, including the length prefixes: at least 8 for each.
+    /// How many bytes the strings take on the wire, including the length prefixes: at least 8 for each.
     pub fn framed_len(self) -> usize {
         self.framed.len()
     }
@@ -226,15 +226,15 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How far the current message was scanned, so that no byte is scanned twice however the bytes arrive.
+/// How far the current message was scanned. No byte is scanned twice, however the bytes arrive.
 #[derive(Debug, Clone, Copy)]
 struct Scan {
     op: Op,
-    /// Where the next field begins.
+    /// The offset at which the next field begins.
     at: usize,
     /// Index of that field.
     field: usize,
-    /// How often the fields still repeat; `None` until the count has arrived.
+    /// How often the fields still repeat. `None` until the count has arrived.
     groups: Option<u64>,
 }
 
@@ -362,8 +362,8 @@ impl Decoder {
     }
 }
 
-/// The dialect, and how many bytes told it; `None` if more bytes are needed. In the old dialect a 0 begins a SET; if
-/// VALIDATE's number followed it, the key would be a gigabyte long.
+/// The dialect, and how many bytes it took to tell it. `None` if more bytes are needed. In the old dialect a 0 begins a
+/// SET. If VALIDATE's number followed it, the key would be a gigabyte long.
 fn sniff(bytes: &[u8]) -> Option<(Dialect, usize)> {
     match bytes {
         [] => None,

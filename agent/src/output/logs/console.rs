@@ -1,8 +1,8 @@
-//! The console that the agent's own log and all piped workers share: whole lines, one writer. Not for files.
+//! The console that the agent's own log and all piped workers share: whole lines, one writer.
 //!
-//! A console that is slow, or stands still, holds up those who write much to it, as an inherited descriptor would:
-//! a worker's lines wait in its pipe, and then the worker waits. Nothing of a worker is dropped. The agent itself never
-//! waits, for its leases depend on it: of its own lines, those beyond [`OWN_CAPACITY`] are dropped and counted.
+//! A console that is slow or stands still holds up the workers that write much to it, as an inherited descriptor would:
+//! a worker's lines wait in its pipe, and then the worker waits. No line of a worker is dropped. The agent itself never
+//! waits, because its leases depend on it. Of its own lines, those beyond [`OWN_CAPACITY`] are dropped and counted.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,12 +15,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-/// Bytes of workers that may wait for the console before those who write more wait too.
+/// How many bytes of workers may wait for the console. Beyond this, workers that write more must wait.
 const CAPACITY: usize = 4 << 20;
-/// Bytes of the agent's own that may wait for it.
+/// How many bytes of the agent's own lines may wait for the console.
 const OWN_CAPACITY: usize = 1 << 20;
 
-/// Bytes of one write. A write into a pipe returns when all of it is read: smaller ones show that a slow reader reads.
+/// The bytes of one write. A write into a pipe returns only when all of it is read. Small writes show that a slow
+/// reader reads.
 const SLICE: usize = 32 * 1024;
 
 /// One of the console's two streams.
@@ -32,8 +33,8 @@ pub enum ConsoleStream {
     Stderr,
 }
 
-/// A shared writer to the agent's standard output and error, with a thread of its own, so that a terminal that is
-/// stopped (or a pipe that nobody reads) does not hold up the agent.
+/// A shared writer to the agent's standard output and error. It has a thread of its own, so that a stopped terminal or
+/// a pipe that nobody reads does not hold up the agent.
 #[derive(Debug, Clone)]
 pub struct Console(Arc<Shared>);
 
@@ -42,18 +43,18 @@ struct Shared {
     stdout: File,
     stderr: File,
     stderr_is_terminal: bool,
-    state: Mutex<State>,
+    state: Mutex<Queue>,
     changed: Condvar,
-    /// Bytes written so far: shows whether the console moves.
+    /// The bytes written so far. They show whether the console moves.
     moved: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Queue {
     queue: VecDeque<Piece>,
-    /// Bytes of workers queued or being written.
+    /// The workers' bytes that are queued or being written.
     waiting: usize,
-    /// Bytes of the agent's own queued or being written.
+    /// The agent's own bytes that are queued or being written.
     own: usize,
     own_lines_lost: u64,
 }
@@ -65,7 +66,7 @@ struct Piece {
     own: bool,
 }
 
-impl State {
+impl Queue {
     fn push(&mut self, stream: ConsoleStream, bytes: Vec<u8>, own: bool) {
         *(if own { &mut self.own } else { &mut self.waiting }) += bytes.len();
         self.queue.push_back(Piece { stream, bytes, own });
@@ -81,7 +82,7 @@ impl Console {
     ///
     /// # Errors
     ///
-    /// When the descriptors cannot be duplicated or the thread cannot start.
+    /// The descriptors cannot be duplicated, or the thread cannot start.
     pub fn standard() -> io::Result<Console> {
         let stdout = io::stdout().as_fd().try_clone_to_owned()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned()?;
@@ -92,7 +93,7 @@ impl Console {
     ///
     /// # Errors
     ///
-    /// When the thread cannot start.
+    /// The thread cannot start.
     pub fn new(stdout: File, stderr: File) -> io::Result<Console> {
         let stderr_is_terminal = stderr.is_terminal();
         let state = Mutex::default();
@@ -108,7 +109,8 @@ impl Console {
         self.0.stderr_is_terminal
     }
 
-    /// Queues what a worker wrote, and waits while too much is queued already. Blocks the thread: not for the agent's own.
+    /// Queues what a worker wrote. Blocks the thread while too much is queued already, so the agent must not use it for
+    /// its own lines.
     pub fn write(&self, stream: ConsoleStream, bytes: Vec<u8>) {
         if bytes.is_empty() {
             return;
@@ -119,7 +121,7 @@ impl Console {
         self.0.changed.notify_all();
     }
 
-    /// Queues whole lines of the agent's own. Never waits.
+    /// Queues whole lines of the agent itself. Never waits.
     pub fn say(&self, stream: ConsoleStream, lines: Vec<u8>) {
         let mut state = self.0.lock();
         if state.own + lines.len() > OWN_CAPACITY {
@@ -130,13 +132,13 @@ impl Console {
         self.0.changed.notify_all();
     }
 
-    /// A writer for the agent's own log: each call is taken for whole lines.
+    /// A writer for the agent's own log. The bytes of each call are taken for whole lines.
     pub fn log(&self) -> impl Write + use<> {
         Log(self.clone())
     }
 
-    /// Waits until all that was queued is written; `false` when the console has stood still for `patience`. Blocks the
-    /// thread: for the end of the agent.
+    /// Waits until everything that was queued is written. Returns `false` if the console has stood still for
+    /// `patience`. Blocks the thread, so it is only for the agent's end.
     pub fn flush(&self, patience: Duration) -> bool {
         let mut state = self.0.lock();
         loop {
@@ -164,11 +166,11 @@ impl Write for Log {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never returns: the thread ends with the agent.
+    /// Never returns. The thread ends with the agent.
     fn run(&self) {
         let mut state = self.lock();
         loop {
@@ -189,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Writes everything. A console that is gone takes nothing: there is nobody to tell.
+    /// Writes everything. If the console is gone, the bytes are dropped, because there is nobody to tell.
     fn write_whole(&self, stream: ConsoleStream, mut bytes: &[u8]) {
         let mut file = if stream == ConsoleStream::Stdout { &self.stdout } else { &self.stderr };
         while !bytes.is_empty() {
@@ -222,13 +224,13 @@ mod tests {
 
     #[test]
     fn a_console_that_stands_still_holds_up_workers_not_the_agent_and_loses_nothing_of_theirs() {
-        // Given a console whose reader does nothing, and workers that have filled its queue,
+        // A console whose reader does nothing, and workers that have filled its queue.
         let (mut shown, stdout) = pipe();
         let (mut notes, stderr) = pipe();
         let console = Console::new(stdout, stderr).unwrap();
         console.write(ConsoleStream::Stdout, vec![b'\n'; CAPACITY]);
 
-        // when a worker writes, then it waits;
+        // A worker that writes must wait.
         let worker = thread::spawn({
             let console = console.clone();
             move || console.write(ConsoleStream::Stdout, b"last\n".to_vec())
@@ -236,14 +238,15 @@ mod tests {
         assert!(!console.flush(Duration::from_millis(100)));
         assert!(!worker.is_finished());
 
-        // when the agent writes, then it does not wait, not even for more than there is room for;
+        // The agent does not wait when it writes, even if there is no room for its lines.
         let began = Instant::now();
         let line = vec![b'x'; OWN_CAPACITY - 1].into_iter().chain([b'\n']).collect::<Vec<u8>>();
         console.log().write_all(&line).unwrap();
         console.log().write_all(b"too much\nby far\n").unwrap();
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 
-        // and when the reader goes on, every byte of the workers comes, and a word about what the agent dropped.
+        // When the reader goes on, it gets every byte of the workers, and a note about the lines that the agent
+        // dropped.
         let reader = thread::spawn(move || {
             let mut all = vec![0; CAPACITY + 5];
             shown.read_exact(&mut all).unwrap();

@@ -1,5 +1,5 @@
-//! A log file that the agent writes: rotated where that is asked for, and no reason to stop when a disk is full.
-//! Not for files that a worker writes itself.
+//! A log file that the agent writes. It is rotated if the user asks for that. A full disk is no reason to stop
+//! training.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,17 +8,17 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// When a log file is full, and how many full ones are kept: `SIZE[:KEEP]`.
+/// When a log file is full, and how many full files are kept: `SIZE[:KEEP]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rotation {
-    /// Bytes.
+    /// The size in bytes at which a file is full.
     pub size: u64,
-    /// Full files kept beside the one that is written.
+    /// How many full files are kept beside the one that is written.
     pub keep: u32,
 }
 
 impl Rotation {
-    /// Smaller files are a slip of the finger.
+    /// A smaller size is taken for a mistake.
     const LEAST: u64 = 4096;
     const KEEP: u32 = 4;
     const MOST_KEPT: u32 = 1000;
@@ -33,7 +33,7 @@ impl fmt::Display for Rotation {
 impl FromStr for Rotation {
     type Err = String;
 
-    /// `500M`, `1G:10`, with K, M and G for powers of 1024; four files are kept where no number is given.
+    /// Reads `500M` or `1G:10`. K, M and G stand for powers of 1024. Without a number of files, four are kept.
     fn from_str(text: &str) -> Result<Rotation, String> {
         let (size, keep) = text.split_once(':').map_or((text, None), |(size, keep)| (size, Some(keep)));
         let (digits, unit) = match size.char_indices().last() {
@@ -59,22 +59,22 @@ impl FromStr for Rotation {
     }
 }
 
-/// A file, where it is, and what became of it.
+/// A file, its path, and its state.
 #[derive(Debug)]
 pub(super) struct LogFile {
     file: File,
     path: PathBuf,
     rotation: Option<Rotation>,
-    /// Bytes in the file that is written.
+    /// The bytes in the file that is written.
     size: u64,
-    /// They end with a line's end.
+    /// Whether these bytes end with the end of a line.
     whole: bool,
-    /// Bytes since the file last took any.
+    /// The bytes dropped since a write to the file last succeeded.
     lost: u64,
 }
 
 impl LogFile {
-    /// Appends to `path`: keeps what is there.
+    /// Opens `path` to append to it, and keeps what is there.
     pub(super) fn open(path: &Path, rotation: Option<Rotation>) -> io::Result<LogFile> {
         let file = append_to(path)?;
         let size = file.metadata()?.len();
@@ -94,8 +94,8 @@ impl LogFile {
             if rest.len() <= room {
                 return self.write(rest);
             }
-            // A file ends with a line: the last that fits, or the one that is under way. A line that has no end gets
-            // as much again.
+            // A file ends with the end of a line. This is the last line that fits, or the line that is under way. A
+            // line without an end may take as many bytes again before the file is rotated.
             let end = match memchr::memrchr(b'\n', &rest[..room]) {
                 Some(at) => Some(at + 1),
                 None if self.whole && self.size > 0 => Some(0),
@@ -117,7 +117,7 @@ impl LogFile {
             name.push(format!(".{n}"));
             PathBuf::from(name)
         };
-        // Those that are not there yet are no trouble; if the newest cannot be moved, the next line says so.
+        // Files that do not exist yet are no trouble. If the newest file cannot be moved, the next rename reports it.
         for n in (1..keep).rev() {
             let _ = std::fs::rename(numbered(n), numbered(n + 1));
         }
@@ -164,7 +164,7 @@ impl LogFile {
     }
 }
 
-/// Appending lets several processes of one worker share the file.
+/// Opens a file to append to it, so that several processes of one worker can share it.
 fn append_to(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// All that is kept, oldest first, by file.
+    /// All files that are kept, the oldest first.
     fn files(path: &Path) -> Vec<Vec<u8>> {
         let old = (1..).map_while(|n| std::fs::read(format!("{}.{n}", path.display())).ok());
         let mut files: Vec<_> = old.collect();

@@ -1,5 +1,5 @@
 //! Lines that are copied to a file of their own because they hold certain words: torchrun's
-//! `--duplicate-stdout-filters` and `--duplicate-stderr-filters`. Not for what reaches the console.
+//! `--duplicate-stdout-filters` and `--duplicate-stderr-filters`.
 
 use std::fmt;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use memchr::memmem;
 
-/// The words: a line with any of them is copied.
+/// The words to look for. A line with any of them is copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Needles(Vec<String>);
 
 impl FromStr for Needles {
     type Err = String;
 
-    /// Words between commas; two commas stand for one within a word, as torchrun has it.
+    /// Reads words between commas. As with torchrun, two commas stand for one comma within a word.
     fn from_str(text: &str) -> Result<Needles, String> {
         // No argument can hold a NUL.
         let words: Vec<String> = text.replace(",,", "\0").split(',').map(|word| word.replace('\0', ",")).collect();
@@ -34,7 +34,7 @@ impl fmt::Display for Needles {
     }
 }
 
-/// A file that the matching lines of all workers of an attempt go to.
+/// The file that gets the matching lines of all workers of an attempt.
 #[derive(Debug, Clone)]
 pub(super) struct Duplicates {
     finders: Arc<[memmem::Finder<'static>]>,
@@ -55,7 +55,7 @@ impl Duplicates {
     /// Writes whole lines.
     pub(super) fn write(&self, lines: &[u8]) {
         if !lines.is_empty() {
-            // A copy: what a full disk does not take stands in the worker's own file, with a note about gaps there.
+            // This is a copy. What a full disk does not take is in the worker's own file, or noted there as a gap.
             let _ = self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(lines);
         }
     }

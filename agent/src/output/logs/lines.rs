@@ -1,12 +1,12 @@
-//! Cutting a byte stream into lines for the console and for failure reports, purely.
-//! Not for the log files, which get the bytes as they come.
+//! Cuts a byte stream into lines for the console and for failure reports, without any IO. Log files get the bytes as
+//! they come.
 
 use std::collections::VecDeque;
 
-/// A line is shown in pieces of at most this many bytes, so that a stream without line ends needs bounded memory.
+/// A longer line is shown in pieces of this many bytes, so that a stream without line ends needs bounded memory.
 pub(super) const LONGEST: usize = 256 * 1024;
 
-/// A line cutter. A carriage return ends a line too: progress bars use nothing else.
+/// Cuts a stream into lines. A carriage return ends a line too, because progress bars use nothing else.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     partial: Vec<u8>,
@@ -14,7 +14,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Takes bytes, and hands out each line that they complete, without its end.
+    /// Takes bytes, and hands out each line that they complete, without the line's end.
     pub(super) fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(&[u8])) {
         while !bytes.is_empty() {
             if std::mem::take(&mut self.after_return) && bytes[0] == b'\n' {
@@ -41,7 +41,7 @@ impl Lines {
         }
     }
 
-    /// Hands out what is left when the stream has ended.
+    /// Hands out the rest of the stream when it has ended.
     pub(super) fn finish(&mut self, mut each: impl FnMut(&[u8])) {
         if !self.partial.is_empty() {
             each(&self.partial);
@@ -49,7 +49,7 @@ impl Lines {
         }
     }
 
-    /// What has come of the line that is not complete.
+    /// The beginning of the line that is not complete yet.
     pub(super) fn partial(&self) -> &[u8] {
         &self.partial
     }
@@ -64,13 +64,14 @@ pub(super) struct Tail {
 }
 
 impl Tail {
-    /// Lines kept.
+    /// How many lines are kept.
     pub(super) const LINES: usize = 40;
-    /// Bytes kept of each.
+    /// How many bytes of each line are kept.
     const WIDTH: usize = 1024;
 
     pub(super) fn push(&mut self, line: &[u8]) {
-        // A stream of a hundred megabytes a second passes here: the oldest line's memory serves the newest.
+        // A stream of a hundred megabytes a second may pass here, so the memory of the oldest line is used again for
+        // the newest.
         let mut kept = if self.lines.len() < Tail::LINES { None } else { self.lines.pop_front() }.unwrap_or_default();
         kept.clear();
         kept.extend_from_slice(&line[..line.len().min(Tail::WIDTH)]);
@@ -78,7 +79,7 @@ impl Tail {
         self.partial.clear();
     }
 
-    /// What stands behind the last complete line.
+    /// Sets the beginning of the line after the last complete one.
     pub(super) fn set_partial(&mut self, partial: &[u8]) {
         self.partial.clear();
         self.partial.extend_from_slice(&partial[..partial.len().min(Tail::WIDTH)]);

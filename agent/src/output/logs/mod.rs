@@ -1,5 +1,4 @@
 //! Where the workers' output goes: the agent's own streams, files in torchrun's layout, the console with a prefix.
-//! Not for the agent's own log.
 //!
 //! ```text
 //! <log_dir>/<run id>_<random>/attempt_<n>/<local rank>/stdout.log   (redirected or tee'd)
@@ -8,8 +7,8 @@
 //! ```
 //!
 //! The first round with a restart count gets torchrun's `attempt_<restart count>`. A later round with the same count,
-//! after nodes came or went, gets `attempt_<restart count>_round_<round>`: torchrun's name would be taken, and torchrun
-//! itself erases what is there.
+//! after nodes came or went, gets `attempt_<restart count>_round_<round>`, because torchrun's name is taken by then.
+//! (torchrun itself erases what is there.)
 //!
 //! | for a stream | it goes |
 //! |---|---|
@@ -18,13 +17,13 @@
 //! | `--redirects` | straight to its file; the agent does not touch it, unless it is to be rotated |
 //! | `--tee` | through the agent: raw bytes to its file, whole lines with a prefix to the console |
 //!
-//! What goes through the agent loses nothing: a worker that writes faster than file or console take it waits in its own
-//! write, as it would without the agent. Choose `--redirects` where the console may stand still.
+//! A slow file or console loses nothing that goes through the agent. A worker that writes faster than they take it
+//! waits in its own write, as it would without the agent. Choose `--redirects` where the console may stand still.
 //!
 //! Trouble with the logs is no reason to stop training. An unusable log directory is an error at the agent's start,
-//! when nothing is lost yet; later, a stream whose file cannot be opened goes to the console instead, with a warning,
-//! and a file that the agent writes drops what a full disk does not take, notes the gap, and goes on. A *redirected*
-//! stream is the worker's own file: a full disk fails the worker's own write, as with any shell redirection.
+//! when nothing is lost yet. Later, a stream whose file cannot be opened goes to the console instead, with a warning. A
+//! file that the agent writes drops what a full disk does not take, notes the gap, and goes on. A *redirected* stream
+//! is the worker's own file: on a full disk the worker's own write fails, as with any shell redirection.
 
 mod console;
 mod file;
@@ -58,7 +57,7 @@ use filter::Duplicates;
 use lines::{Lines, Tail};
 use stream::{Course, Flow, SharedTail, Stream};
 
-/// A worker's output descriptors; `None` is the agent's own.
+/// A worker's output descriptors. `None` stands for the agent's own stream.
 #[derive(Debug, Default)]
 pub struct Stdio {
     /// Standard output.
@@ -67,15 +66,16 @@ pub struct Stdio {
     pub stderr: Option<OwnedFd>,
 }
 
-/// As much as a pipe may hold without a privilege: fewer switches between worker and agent.
+/// The size of a worker's pipe: as much as a pipe may hold without a privilege. A large pipe needs fewer switches
+/// between worker and agent.
 const PIPE_SIZE: usize = 1 << 20;
-/// Enough of a file's end for the last lines.
+/// How much of a file's end is read. This is enough for the last lines.
 const TAIL_BYTES: u64 = 64 * 1024;
 
-/// What the log flags ask for.
+/// The settings of the log flags.
 #[derive(Debug, Clone, Default)]
 pub struct LogSpec {
-    /// `--log-dir`; `None` makes a directory under the system's temporary one, `/dev/null` writes nothing.
+    /// `--log-dir`. `None` makes a directory under the system's temporary one. With `/dev/null` nothing is written.
     pub dir: Option<PathBuf>,
     /// The job's id.
     pub run_id: String,
@@ -83,14 +83,14 @@ pub struct LogSpec {
     pub redirects: StreamsByRank,
     /// `--tee`.
     pub tee: StreamsByRank,
-    /// `--local-ranks-filter`: the workers that reach the console; `None` is all.
+    /// `--local-ranks-filter`: the workers whose output reaches the console. `None` stands for all.
     pub console_ranks: Option<BTreeSet<u32>>,
-    /// `--log-line-prefix-template`, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}`;
-    /// `None` is `[${role_name}${local_rank}]:`.
+    /// `--log-line-prefix-template`, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}`. `None` stands
+    /// for `[${role_name}${local_rank}]:`.
     pub prefix: Option<String>,
-    /// `--duplicate-stdout-filters`: tee'd lines that are copied to a file of their own.
+    /// `--duplicate-stdout-filters`: lines of tee'd outputs with these words are copied to a file of their own.
     pub duplicate_stdout: Option<Needles>,
-    /// `--duplicate-stderr-filters`.
+    /// `--duplicate-stderr-filters`: the same for standard error.
     pub duplicate_stderr: Option<Needles>,
     /// `--log-rotate`.
     pub rotation: Option<Rotation>,
@@ -113,7 +113,7 @@ pub struct LogError {
 pub struct Logs {
     spec: LogSpec,
     console: Console,
-    /// `<log_dir>/<run id>_<random>`; `None` when nothing is written.
+    /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
     root: Option<PathBuf>,
     flow: Flow,
 }
@@ -123,7 +123,7 @@ impl Logs {
     ///
     /// # Errors
     ///
-    /// When it cannot be created: better now than after the first hour of training.
+    /// The directory cannot be created. It is better to say so now than after the first hour of training.
     pub fn open(spec: LogSpec, console: Console) -> Result<Logs, LogError> {
         let random = || uuid::Uuid::new_v4().simple().to_string()[..8].to_owned();
         let base = match &spec.dir {
@@ -133,17 +133,18 @@ impl Logs {
             Some(dir) => std::path::absolute(dir).unwrap_or_else(|_| dir.clone()),
             None => std::env::temp_dir().join(format!("torchelastic_{}", random())),
         };
-        // An id is any text, a directory's name is not.
+        // An id may be any text, but a directory's name may not.
         let directory = base.join(format!("{}_{}", spec.run_id.replace(['/', '\0'], "_"), random()));
         let created = match spec.dir {
             Some(_) => fs::create_dir_all(&directory),
-            // Nobody has said who may read them. A temporary folder that is not there is a mistake, and not made.
+            // Nobody has said who may read the logs, so only this user may. A temporary directory that does not exist
+            // is a mistake and is not created.
             None => DirBuilder::new().mode(0o700).create(&base).and_then(|()| fs::create_dir(&directory)),
         };
         match created {
             Ok(()) => Ok(Logs { spec, console, root: Some(directory), flow: Flow::new() }),
             Err(cause) if spec.dir.is_none() => {
-                // Nobody has asked for files, so that there are none is no reason not to train.
+                // Nobody has asked for files. So training goes on without them.
                 tracing::warn!(
                     "cannot create a log directory, {}: {cause}; no output goes to files, and error files are not \
                      written: name one with --log-dir, or correct TMPDIR",
@@ -155,12 +156,13 @@ impl Logs {
         }
     }
 
-    /// `<log_dir>/<run id>_<random>`; `None` when nothing is written.
+    /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
     pub fn directory(&self) -> Option<&Path> {
         self.root.as_deref()
     }
 
-    /// Opens the attempt of a round. Trouble is warned of, and the attempt then has no files.
+    /// Opens the attempt of a round. If its directory cannot be created, this logs a warning, and the attempt has no
+    /// files.
     pub fn begin_attempt(&self, restarts: u32, round: u64) -> Attempt<'_> {
         let mut directory = None;
         if let Some(root) = &self.root {
@@ -190,19 +192,19 @@ impl Logs {
         }
     }
 
-    /// Waits, when all workers have ended, until what they wrote is in its files and on the console; `false` when
+    /// Waits until the output of all workers, which have ended, is in its files and on the console. Returns `false` if
     /// nothing has moved for `patience`.
     pub async fn finish(&self, patience: Duration) -> bool {
         self.flow.ends(patience).await
     }
 }
 
-/// Takes a log directory away in which no file is, and the one around it, which was made for it. For one that nobody
-/// has asked for.
+/// Removes a log directory if there is no file in it, and then its parent directory, which was made for it. This is for
+/// a directory that nobody has asked for.
 pub fn remove_if_empty(directory: &Path) {
     remove_empty(directory);
     if let Some(base) = directory.parent() {
-        // What holds something else refuses.
+        // A directory that holds something else cannot be removed.
         let _ = fs::remove_dir(base);
     }
 }
@@ -225,19 +227,20 @@ pub struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// The attempt's directory; `None` when nothing is written.
+    /// The attempt's directory. `None` if nothing is written.
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_deref()
     }
 
-    /// Prepares the output of all workers, by local rank and rank, at once: on a slow file system that takes as long as
-    /// for one of them.
+    /// Prepares the output of all workers, given as pairs of local rank and rank. They are prepared at the same time,
+    /// so on a slow file system all of them take as long as one.
     pub fn workers(&self, ranks: &[(u32, u32)]) -> Vec<(Stdio, WorkerLogs)> {
         at_once(ranks, |&(local_rank, rank)| self.worker(local_rank, rank))
     }
 
-    /// Prepares the output of one worker: descriptors to start it with, and what the agent keeps. Never fails: a
-    /// stream whose file or pipe cannot be had falls back to the console or the agent's own streams, with a warning.
+    /// Prepares the output of one worker: the descriptors to start it with, and what the agent keeps. Never fails. If a
+    /// stream's file or pipe cannot be opened, the stream goes to the console or to the agent's own stream, with a
+    /// warning.
     pub fn worker(&self, local_rank: u32, rank: u32) -> (Stdio, WorkerLogs) {
         let directory = self.directory.as_ref().map(|attempt| attempt.join(local_rank.to_string()));
         let directory = directory.filter(|directory| match fs::create_dir_all(directory) {
@@ -257,14 +260,15 @@ impl Attempt<'_> {
             stderr: StderrTail::Unseen,
             streams: Vec::new(),
         };
-        let place = Place { attempt: self, local_rank, rank, directory: directory.as_deref() };
+        let place = WorkerOutput { attempt: self, local_rank, rank, directory: directory.as_deref() };
         let stdout = place.open(ConsoleStream::Stdout, redirects.stdout, tee.stdout, &mut logs);
         let stderr = place.open(ConsoleStream::Stderr, redirects.stderr, tee.stderr, &mut logs);
         (Stdio { stdout: stdout.map(Into::into), stderr: stderr.map(Into::into) }, logs)
     }
 }
 
-/// Does the same with all items, each in a thread of its own; one after another where there can be no thread more.
+/// Does the same work for all items, each in a thread of its own. If no more threads can start, the rest is done one
+/// after the other.
 fn at_once<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
     let work = &work;
     thread::scope(|scope| {
@@ -282,15 +286,15 @@ fn at_once<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<
 }
 
 /// One worker's place in an attempt.
-struct Place<'a> {
+struct WorkerOutput<'a> {
     attempt: &'a Attempt<'a>,
     local_rank: u32,
     rank: u32,
     directory: Option<&'a Path>,
 }
 
-impl Place<'_> {
-    /// The descriptor for one stream; `None` to inherit the agent's.
+impl WorkerOutput<'_> {
+    /// The descriptor for one stream. `None`: the worker inherits the agent's stream.
     fn open(&self, stream: ConsoleStream, redirect: bool, tee: bool, logs: &mut WorkerLogs) -> Option<File> {
         let Logs { spec, console, root, flow } = self.attempt.logs;
         // Without a directory to write to, torchrun leaves redirected streams on the console.
@@ -362,7 +366,7 @@ impl Place<'_> {
     }
 }
 
-/// What the agent keeps of one worker's output.
+/// The agent's part of one worker's output.
 #[derive(Debug)]
 pub struct WorkerLogs {
     error_file: Option<PathBuf>,
@@ -370,23 +374,23 @@ pub struct WorkerLogs {
     streams: Vec<Stream>,
 }
 
-/// Where the last lines of standard error are.
+/// Where the last lines of standard error can be found.
 #[derive(Debug, Clone)]
 enum StderrTail {
-    /// Inherited: the agent sees nothing.
+    /// The stream is inherited, so the agent does not see it.
     Unseen,
     File(PathBuf),
     Memory(SharedTail),
 }
 
 impl WorkerLogs {
-    /// For `TORCHELASTIC_ERROR_FILE`; `None` when nothing is written.
+    /// The path for `TORCHELASTIC_ERROR_FILE`. `None` if nothing is written.
     pub fn error_file(&self) -> Option<&Path> {
         self.error_file.as_deref()
     }
 
-    /// Waits until everything that the worker, which has exited, wrote is in its files and queued for the console;
-    /// `false` after `patience`. Processes that still hold its streams are not waited for.
+    /// Waits until everything that the worker wrote is in its files and queued for the console. The worker must have
+    /// exited. Returns `false` after `patience`. Processes that still hold the worker's streams are not waited for.
     pub async fn settled(&self, patience: Duration) -> bool {
         let all = async {
             for stream in &self.streams {
@@ -396,7 +400,7 @@ impl WorkerLogs {
         tokio::time::timeout(patience, all).await.is_ok()
     }
 
-    /// A hold on the last lines of standard error, to be read where blocking is no harm.
+    /// The last lines of standard error, to be read later where blocking does no harm.
     pub fn stderr(&self) -> LastLines {
         LastLines(self.stderr.clone())
     }
@@ -407,12 +411,12 @@ impl WorkerLogs {
 pub struct LastLines(StderrTail);
 
 impl LastLines {
-    /// 40 at most; none where the agent cannot see them, as on a terminal. May have to read a file.
+    /// Reads 40 lines at most, and none where the agent cannot see them, as on a terminal. May have to read a file.
     pub fn read(&self) -> Vec<String> {
         match &self.0 {
             StderrTail::Unseen => Vec::new(),
             StderrTail::Memory(tail) => tail.lines(),
-            // A report without these lines is better than none.
+            // A report without these lines is better than no report.
             StderrTail::File(path) => file_tail(path).unwrap_or_default(),
         }
     }
@@ -433,7 +437,7 @@ fn file_tail(path: &Path) -> io::Result<Vec<String>> {
 fn pipe(large: bool) -> io::Result<(File, File)> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     if large {
-        // Refused where the user's pipe budget is spent; the default size works too.
+        // The kernel refuses this when the user's pipe budget is spent. The default size works too.
         let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_SIZE);
     }
     Ok((reader.into(), writer.into()))
@@ -453,7 +457,7 @@ mod tests {
     fn files_that_take_long_are_opened_at_once() {
         const WORKERS: u32 = 4;
         let (opening, one_more) = (Mutex::new(0), Condvar::new());
-        // Each takes until all have begun.
+        // Each call takes until all calls have begun.
         let all_begun = at_once(&Vec::from_iter(0..WORKERS), |&worker| {
             let mut begun = opening.lock().unwrap();
             *begun += 1;

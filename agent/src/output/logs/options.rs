@@ -1,4 +1,4 @@
-//! What the command line asks for about the workers' output.
+//! The command line's settings for the workers' output.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -11,29 +11,29 @@ pub enum LogDir {
     /// A fresh directory under the system's temporary one.
     #[default]
     Temporary,
-    /// Here.
+    /// This directory.
     At(PathBuf),
-    /// Nowhere: no files at all, error files included.
+    /// Nowhere. There are no files at all, not even error files.
     Disabled,
 }
 
-/// The workers' output.
+/// Where the workers' output goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LogOptions {
-    /// Where files go.
+    /// Where log files and error files go.
     pub dir: LogDir,
     /// Streams that go to files.
     pub redirects: StreamsByRank,
     /// Streams that go to files and the console.
     pub tee: StreamsByRank,
-    /// Local ranks that reach the console; none: all.
+    /// The local ranks whose output reaches the console. None stands for all.
     pub console_ranks: Option<BTreeSet<u32>>,
-    /// What stands before each line of a tee'd stream on the console; none: torchrun's.
+    /// The text before each line of a tee'd stream on the console. None stands for torchrun's text.
     pub prefix: Option<String>,
-    /// Words whose lines are copied from tee'd standard outputs to a file of their own.
+    /// Lines of tee'd standard outputs with these words are copied to a file of their own.
     pub duplicate_stdout: Option<Needles>,
-    /// The same for standard errors.
+    /// The same for standard error.
     pub duplicate_stderr: Option<Needles>,
-    /// When log files are begun anew; none: never.
+    /// When log files are rotated. None stands for never.
     pub rotation: Option<Rotation>,
 }

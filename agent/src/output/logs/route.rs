@@ -1,5 +1,4 @@
-//! The value that `--redirects` and `--tee` take: which streams of which workers.
-//! Not for what is done with them.
+//! The value of `--redirects` and `--tee`: the chosen streams of each worker.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,17 +13,18 @@ pub struct Streams {
     pub stderr: bool,
 }
 
-/// A choice of streams for each worker, written as torchrun writes it: `0` none, `1` stdout, `2` stderr, `3` both, for
-/// all workers; or `rank:value,rank:value` for some of them, by local rank, and none for the others.
+/// A choice of streams for each worker, written as torchrun writes it. For all workers it is `0` for none, `1` for
+/// stdout, `2` for stderr or `3` for both. For some workers it is `rank:value,rank:value`, by local rank; the other
+/// workers get none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamsByRank {
-    /// The same for all.
+    /// The same choice for all workers.
     All(Streams),
-    /// For some.
+    /// A choice for some workers, by local rank.
     Some(BTreeMap<u32, Streams>),
 }
 
-/// A value that is not understood.
+/// The value is not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{value:?}: {problem}; expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or local ranks as in 0:3,12:1")]
 pub struct ParseStreamsError {

@@ -1,8 +1,8 @@
-//! One worker stream on its way through the agent: bytes to its file, to the console, the last lines kept.
-//! Not for streams that go straight to a file.
+//! Carries one worker stream through the agent: its bytes go to its file and to the console, and its last lines are
+//! kept. A stream that goes straight to a file is the worker's own.
 //!
-//! Each stream has a thread: a file system that hangs or a console that stands still holds up this stream, never the
-//! agent's renewals or another worker's file.
+//! Each stream has a thread. So a file system that hangs or a console that stands still holds up only this stream. It
+//! does not hold up the agent's renewals or another worker's file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -22,8 +22,8 @@ use super::lines::{LONGEST, Lines, Tail};
 
 const CHUNK: usize = 64 * 1024;
 
-/// How long a line without an end is kept from the console: the rest of a line comes sooner, and a prompt or a progress
-/// bar that has none is not noticeably late.
+/// How long a line without an end is kept from the console. The rest of a line usually comes sooner than this. A prompt
+/// or a progress bar, which has no line end, is not noticeably late.
 const HOLD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The last lines of a stream, shared between its thread and whoever reports a failure.
@@ -40,7 +40,7 @@ impl SharedTail {
     }
 }
 
-/// Counts the streams of an agent that have not ended, and what moves in them.
+/// Counts the streams of an agent that have not ended, and the bytes that move in them.
 #[derive(Debug, Clone)]
 pub(super) struct Flow(Arc<(watch::Sender<usize>, AtomicU64)>);
 
@@ -49,8 +49,8 @@ impl Flow {
         Flow(Arc::new((watch::Sender::new(0), AtomicU64::new(0))))
     }
 
-    /// Waits until every stream has ended and all that was in it is in its files and queued for the console; `false` when
-    /// nothing has moved for `patience`.
+    /// Waits until every stream has ended, and all its bytes are in its files and queued for the console. Returns
+    /// `false` if nothing has moved for `patience`.
     pub(super) async fn ends(&self, patience: Duration) -> bool {
         let mut live = self.0.0.subscribe();
         loop {
@@ -65,13 +65,13 @@ impl Flow {
     }
 }
 
-/// A stream that has begun, as its thread counts it.
-struct Running(Flow);
+/// One stream in the count of streams that have not ended. The stream's thread holds it.
+struct LiveStream(Flow);
 
-impl Running {
-    fn begin(flow: Flow) -> Running {
+impl LiveStream {
+    fn begin(flow: Flow) -> LiveStream {
         flow.0.0.send_modify(|live| *live += 1);
-        Running(flow)
+        LiveStream(flow)
     }
 
     fn moved(&self, bytes: usize) {
@@ -79,7 +79,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for LiveStream {
     fn drop(&mut self) {
         self.0.0.0.send_modify(|live| *live -= 1);
     }
@@ -90,14 +90,14 @@ impl Drop for Running {
 pub(super) struct Course {
     pub(super) file: Option<LogFile>,
     pub(super) console: Option<(Console, ConsoleStream)>,
-    /// Before each line. Without one, bytes reach the console as they are, whole lines together where the worker does
-    /// not pause within them.
+    /// The text before each line. Without a prefix, bytes reach the console as they are. Whole lines reach it together
+    /// if the worker does not pause within them.
     pub(super) prefix: Option<Vec<u8>>,
     pub(super) duplicates: Option<Duplicates>,
     pub(super) tail: SharedTail,
 }
 
-/// A hold on a stream that its thread carries.
+/// Handle of a stream, which its thread carries.
 #[derive(Debug)]
 pub(super) struct Stream {
     asks: mpsc::Sender<oneshot::Sender<()>>,
@@ -105,13 +105,13 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Begins to carry what comes out of `pipe` until its end.
+    /// Starts to carry the bytes that come out of `pipe`, until its end.
     pub(super) fn start(name: String, pipe: File, course: Course, flow: &Flow) -> io::Result<Stream> {
         let (asks, asked) = mpsc::channel();
         let wake = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stream = Stream { asks, wake: Arc::clone(&wake) };
         let carrier = Carrier { course, lines: Lines::default(), held: Vec::new() };
-        let running = Running::begin(flow.clone());
+        let running = LiveStream::begin(flow.clone());
         thread::Builder::new()
             .name(name)
             .stack_size(256 * 1024)
@@ -119,14 +119,14 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Waits until all is taken in that was in the stream at the call: what a worker wrote that has exited. Does not
-    /// wait for the stream's end, which a child of the worker may delay.
+    /// Waits until everything that was in the stream at the time of the call is taken in. This covers all output of a
+    /// worker that has exited. Does not wait for the stream's end, which a child of the worker may delay.
     pub(super) async fn settled(&self) {
         let (answer, answered) = oneshot::channel();
         if self.asks.send(answer).is_ok() {
-            // Full only after 2^64 calls.
+            // The counter is full only after 2^64 calls.
             let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-            // An error means that the thread has ended, with the stream.
+            // An error means that the thread has ended, because the stream has.
             let _ = answered.await;
         }
     }
@@ -143,7 +143,7 @@ enum Ready {
 struct Carrier {
     course: Course,
     lines: Lines,
-    /// The beginning of a line that the console has not got, where there is no prefix.
+    /// The beginning of a line that the console has not got yet. Used only without a prefix.
     held: Vec<u8>,
 }
 
@@ -153,7 +153,7 @@ impl Carrier {
         mut pipe: &File,
         wake: &OwnedFd,
         asked: &mpsc::Receiver<oneshot::Sender<()>>,
-        running: &Running,
+        running: &LiveStream,
     ) {
         let mut chunk = vec![0; CHUNK];
         loop {
@@ -170,7 +170,7 @@ impl Carrier {
                     self.course.tail.lock().set_partial(self.lines.partial());
                     let _ = rustix::io::read(wake, &mut [0; 8]);
                     for answer in asked.try_iter() {
-                        // Who asked may have lost patience.
+                        // The task that asked may have lost patience.
                         let _ = answer.send(());
                     }
                 }
@@ -185,7 +185,7 @@ impl Carrier {
         match rustix::event::poll(&mut fds, limit) {
             Ok(0) => Ready::Quiet,
             Ok(_) if fds[0].revents().is_empty() => Ready::Asked,
-            // A read says what is wrong, if anything is.
+            // The read shows what is wrong, if anything is.
             Ok(_) | Err(_) => Ready::Data,
         }
     }
@@ -212,7 +212,7 @@ impl Carrier {
         self.show_held();
     }
 
-    /// Runs the lines that `cut` hands out past all that wants lines.
+    /// Hands the lines that `cut` cuts to everything that takes lines: the tail, the console and the duplicates.
     fn pass_lines(&mut self, cut: impl FnOnce(&mut Lines, &mut dyn FnMut(&[u8]))) {
         let Course { console, prefix, duplicates, tail, .. } = &self.course;
         let prefix = prefix.as_ref();
@@ -299,12 +299,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_disk_does_not_stop_the_stream() {
-        // Given a log file on a device that is always full, and a console,
+        // A log file on a device that is always full, and a console.
         let mut setting = setting(|course| {
             course.file = Some(LogFile::open("/dev/full".as_ref(), None).unwrap());
             course.prefix = Some(b"[default0]:".to_vec());
         });
-        // when a worker writes and exits, then every line still reaches the console and the failure report.
+        // When a worker writes and exits, every line still reaches the console and the failure report.
         setting.worker.write_all(b"one\ntwo\nthree").unwrap();
         setting.stream.settled().await;
         assert_eq!(setting.tail.lines(), ["one", "two", "three"], "a line that was cut short counts too");

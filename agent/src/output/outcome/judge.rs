@@ -1,5 +1,5 @@
-//! What to make of a worker's end: whose fault, in which words, and what killed it. Pure. Not for gathering what it
-//! left behind.
+//! What a worker's end means: the failure's class, its message, and what killed the worker. Pure: the caller gathers
+//! what the worker left behind.
 
 use elastic_coordinator::job::{Failure, FailureClass, Killer, Killing};
 use elastic_proto::worker::FailureClass as Blame;
@@ -9,33 +9,34 @@ use crate::guard::{Exit, signal_name};
 use super::recorded::Recorded;
 use crate::machine::out_of_memory::Victims;
 
-/// What is known of a worker's end.
+/// The facts that are known of a worker's end.
 #[derive(Debug, Clone)]
 pub struct Evidence {
-    /// How it ended; not with success, and not because the agent stopped it.
+    /// How it ended. It did not succeed, and the agent did not stop it.
     pub exit: Exit,
-    /// What it said on the agent's socket.
+    /// The class and message that it told the agent over the socket.
     pub told: Option<(Blame, String)>,
-    /// What it left in its error file.
+    /// The content of its error file.
     pub recorded: Option<Recorded>,
     /// The last lines of its standard error.
     pub stderr: Vec<String>,
     /// The out-of-memory killer's victims when the round began.
     pub before: Victims,
-    /// The same at its end.
+    /// The same at the worker's end.
     pub after: Victims,
-    /// Whether a signal ended it that asks programs to stop: [`asks_to_stop`](crate::workers::signals::asks_to_stop).
+    /// Whether it was ended by a signal that asks programs to stop:
+    /// [`asks_to_stop`](crate::workers::signals::asks_to_stop).
     pub asked_to_stop: bool,
 }
 
-/// The failure that follows: class, message, exit, killer, traceback and last lines, within bounds. Where it happened
-/// is for the caller to add.
+/// The failure that follows from the evidence: class, message, exit, killer, traceback and last lines, within bounds.
+/// The caller adds where it happened.
 pub fn judge(evidence: &Evidence) -> Failure {
     let Evidence { exit, told, recorded, stderr, before, after, asked_to_stop } = evidence;
     let stderr: Vec<String> = stderr.iter().map(|line| printable(line)).collect();
     let killed_by = killing(*exit, before, after);
     let by = killed_by.as_ref().map(|killing| killing.by);
-    // The last line of a program that a signal took by surprise says what it was at, not what happened.
+    // If a signal ended the program by surprise, the program's last line says what it was doing, not what happened.
     let surprised = matches!(exit, Exit::Signal { signal, .. } if *signal != libc::SIGABRT);
     let said = match (told, recorded) {
         (Some((_, message)), _) => Some(message.clone()),
@@ -68,8 +69,8 @@ pub fn judge(evidence: &Evidence) -> Failure {
     .bounded()
 }
 
-/// What gloo, NCCL and torch's store say of a peer that is gone, whatever took it. A failure that is wrongly taken for
-/// one of these is judged all the same, when every other member has given a sign of life.
+/// Messages of gloo, NCCL and torch's store about a peer that is gone, for whatever reason. If a failure matches by
+/// mistake, it is still judged, once every other member has given a sign of life.
 const PEERS: &[&str] = &[
     "Connection closed by peer",
     "Connection reset by peer",
@@ -87,7 +88,7 @@ fn blames_a_peer(message: &str) -> bool {
     PEERS.iter().any(|phrase| message.contains(phrase))
 }
 
-/// What ended a worker, where its exit status does not say.
+/// The cause of a worker's end, where its exit status does not say it.
 fn killing(exit: Exit, before: &Victims, after: &Victims) -> Option<Killing> {
     let grown = match (&before.cgroup, &after.cgroup) {
         (Some((before, _)), Some((after, file))) => Some((after.saturating_sub(*before), file)),
@@ -138,7 +139,7 @@ fn killing(exit: Exit, before: &Victims, after: &Victims) -> Option<Killing> {
     Some(Killing { by, evidence })
 }
 
-/// The exception that a Python traceback ends with, else the last line that is not empty.
+/// The exception at the end of a Python traceback, else the last line that is not empty.
 fn last_word(stderr: &[String]) -> Option<String> {
     // torch puts `[rank3]: ` before each line of a traceback once a process group exists.
     let bare = |line: &String| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
@@ -161,7 +162,7 @@ fn printable_text(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// A line without what would move a terminal's cursor or change its colours.
+/// The line without characters that would move a terminal's cursor or change its colours.
 fn printable(line: &str) -> String {
     let mut clean = String::with_capacity(line.len());
     let mut rest = line.chars().peekable();

@@ -1,5 +1,5 @@
-//! How things ended: what a dead worker left behind, what is made of it, and the report of the job's end. Not for which
-//! of several nodes' failures is the job's cause: the leader decides that, by order of events.
+//! The judgement of how workers and the job ended, from what a dead worker left behind to the report of the job's end.
+//! If several nodes fail, the leader decides which failure is the job's cause, by the order of events.
 //!
 //! ```text
 //!  exit status ──┐

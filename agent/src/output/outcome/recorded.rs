@@ -1,7 +1,7 @@
-//! Error files, as torch writes and reads them: a worker's under `TORCHELASTIC_ERROR_FILE`, and the agent's own, where
-//! whoever started the agent wants the job's root cause in the same form. Not for judging what they say.
+//! Error files, as torch writes and reads them. A worker writes one under `TORCHELASTIC_ERROR_FILE`. The agent writes
+//! its own one for a program that started the agent and wants the job's root cause in the same form.
 //!
-//! Python's `@record` writes `{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}}`, C++
+//! Python's `@record` writes `{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}}`. C++
 //! writes `{"message": "…", …}` (torch/distributed/elastic/multiprocessing/errors).
 
 use std::fs::File;
@@ -12,10 +12,10 @@ use std::path::Path;
 use elastic_coordinator::job::Failure;
 use serde_json::{Value, json};
 
-/// More than this is no error report.
+/// The largest error file that is read, in bytes. A larger file is no error report.
 const LIMIT: u64 = 4 << 20;
 
-/// What a worker recorded of its failure.
+/// The failure that a worker recorded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recorded {
     /// The exception.
@@ -25,10 +25,10 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Reads an error file. `None` when there is none, or it is unreadable, cut short, too large, or of another shape:
-    /// a worker's report is one source among several.
+    /// Reads an error file. `None` if there is none, or if it is unreadable, cut short, too large, or of another shape.
+    /// That is no error, because a worker's report is one source among several.
     pub fn read(path: &Path) -> Option<Recorded> {
-        // A pipe by that name must not hold us up.
+        // A pipe of this name must not block the agent.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         let metadata = file.metadata().ok()?;
         if !metadata.is_file() || metadata.len() > LIMIT {
@@ -44,7 +44,7 @@ impl Recorded {
         let json: Value = serde_json::from_slice(bytes).ok()?;
         let message = json.get("message")?;
         if let Some(text) = message.as_str() {
-            // What has several lines tells where, too.
+            // A message of several lines also says where the failure happened.
             let traceback = text.trim().contains('\n').then(|| text.to_owned());
             return Some(Recorded { message: text.to_owned(), traceback }).filter(Recorded::says_something);
         }
@@ -59,8 +59,8 @@ impl Recorded {
     }
 }
 
-/// Writes the root cause where the agent's own `TORCHELASTIC_ERROR_FILE` says, as torchrun does: in `@record`'s shape,
-/// with the worker's exit code as `errorCode`.
+/// Writes the root cause to the file that the agent's own `TORCHELASTIC_ERROR_FILE` names, as torchrun does. The shape
+/// is that of `@record`, with the worker's exit code as `errorCode`.
 ///
 /// # Errors
 /// The file cannot be written.

@@ -1,5 +1,5 @@
-//! The report of a job's end, for people and for programs: made of what the store says, so every agent gives the same.
-//! Not for how the cause was found.
+//! The report of a job's end, for people and for programs. It is made from what the store says, so every agent gives
+//! the same report.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::guard::signal_name;
 
-/// The version of [`json`]'s shape.
+/// The version of the shape of [`Report::json`].
 const VERSION: u32 = 1;
 
 /// What the agent prints at its end: `--report`.
@@ -20,7 +20,7 @@ pub enum ReportForm {
     /// Text for people, on standard error.
     #[default]
     Text,
-    /// That, and one line of JSON on standard output, the last line there.
+    /// As `Text`, and in addition one line of JSON on standard output, as the last line there.
     Json,
 }
 
@@ -49,24 +49,25 @@ enum Outcome {
     Error,
 }
 
-/// Exit code of an agent that left as planned while its job was not over: asked by a signal or by its operator.
+/// Exit code of an agent that left as planned while its job was not over. A signal or its operator asked it to leave.
 pub const LEFT: u8 = 3;
 
-/// Exit code where the operator closed the job.
+/// Exit code if the operator closed the job.
 pub const CLOSED: u8 = 4;
 
-/// Exit code where the job has failed: its result is final, and an agent that is started again would begin it anew,
-/// with a new budget. That an agent could not take part is 1, as is whatever nobody foresaw: it may be started again.
+/// Exit code if the job has failed. The result is final: an agent that is started again would begin the job anew, with
+/// a new budget. An agent that could not take part, or that met something nobody foresaw, exits with 1 and may be
+/// started again.
 pub const JOB_FAILED: u8 = 5;
 
-/// What there is to tell at an agent's end.
+/// What an agent reports at its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
-    /// The shape's version.
+    /// The version of the report's shape.
     report: u32,
     job: String,
     result: Outcome,
-    /// A sentence; the same as in the job's history.
+    /// One sentence. The job's history has the same.
     reason: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<Failure>,
@@ -74,7 +75,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of the end that the job, or this node's part in it, came to.
+    /// The report of how the job, or this node's part in it, ended.
     pub fn of_end(job: &str, end: &End) -> Report {
         let (result, cause, reason) = match end {
             End::Succeeded => (Outcome::Succeeded, None, "the job has succeeded"),
@@ -87,7 +88,7 @@ impl Report {
         Report::new(job, result, reason, cause)
     }
 
-    /// The report of what kept this node from taking part at all.
+    /// The report of an error that kept this node from taking part at all.
     pub fn of_error(job: &str, error: &anyhow::Error) -> Report {
         Report::new(job, Outcome::Error, &format!("{error:#}"), None)
     }
@@ -108,7 +109,7 @@ impl Report {
         self.cause.as_ref()
     }
 
-    /// With torchrun's exit codes, which are 0 for success and 1 for all else.
+    /// The same report with torchrun's exit codes: 0 for success and 1 for everything else.
     #[must_use]
     pub fn as_torchrun(self) -> Report {
         Report { exit_code: u8::from(!self.success()), ..self }
@@ -124,14 +125,14 @@ impl Report {
         self.result == Outcome::Succeeded
     }
 
-    /// For programs: one line, described in `docs/logs-and-errors.md`.
+    /// The report for programs: one line, described in `docs/logs-and-errors.md`.
     pub fn json(&self) -> String {
-        // Strings and numbers: nothing in it can fail.
+        // The report holds only strings and numbers, so this cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// For people.
+/// The report for people.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.result {
@@ -169,7 +170,7 @@ fn root_cause(f: &mut fmt::Formatter<'_>, cause: &Failure) -> fmt::Result {
     if let Some(traceback) = &cause.traceback {
         block("traceback", traceback)?;
     }
-    // Python prints an exception that it recorded, too: once is enough for people.
+    // Python also prints an exception that it recorded. Once is enough for people.
     let ends = |line: &str| {
         cause.traceback.as_deref().and_then(|text| text.lines().last()).is_some_and(|last| line.ends_with(last))
     };
@@ -190,7 +191,8 @@ fn signal(number: i32, core_dumped: bool) -> String {
     text
 }
 
-/// Shells, and programs like them, exit with 128 and a signal's number when that signal ended what they ran.
+/// Explains an exit code of 128 and a signal's number. Shells and similar programs exit so when that signal ended the
+/// program that they ran.
 fn shells_word(code: i32) -> String {
     match signal_name(code - 128) {
         Some(name) => format!(" (as a shell says it: what it ran was ended by {name})"),

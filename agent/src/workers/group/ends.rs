@@ -1,4 +1,4 @@
-//! Workers' ends: gathers and judges what they left behind, and reports the end of the group.
+//! Ends of workers: gathers and judges what the workers left behind, and reports the end of the group.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use elastic_coordinator::time::Time;
 use elastic_coordinator::time::date;
 
 use super::phase::{ExitMeans, Input};
-use super::{Group, LAST_LINES, Running};
+use super::{Group, LAST_LINES, WorkerProcess};
 use crate::guard::Exit;
 use crate::output::events;
 use crate::output::outcome::judge::{Evidence, judge};
@@ -19,7 +19,7 @@ use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::Exited;
 
 impl Group {
-    /// The node lost its workers: a membership change, not a failure of the workers.
+    /// The node lost its workers. This is a change of membership, not a failure of the workers.
     pub(super) fn lost(&self, message: String) -> GroupReport {
         let failure = self.failure(FailureClass::Lost, message).bounded();
         GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) }
@@ -36,14 +36,14 @@ impl Group {
         match self.phase.exit() {
             ExitMeans::News => {}
             ExitMeans::Expected => {
-                self.events.worker(events::State::Terminated, &subject);
+                self.events.worker(events::EventState::Terminated, &subject);
                 return None;
             }
             ExitMeans::Nothing => return None,
         }
         let round = self.round;
         if exited.exit.success() {
-            self.events.worker(events::State::Succeeded, &subject);
+            self.events.worker(events::EventState::Succeeded, &subject);
             tracing::info!(round, rank, pid, "worker done");
             let all_done = self.workers.len() == self.setup.slots as usize
                 && self.workers.values().all(|worker| worker.exit.is_some_and(Exit::success));
@@ -55,7 +55,7 @@ impl Group {
         self.step(Input::Report);
         if self.leaving.is_some() {
             // Whoever signalled the agent may have signalled its workers, too.
-            self.events.worker(events::State::Terminated, &subject);
+            self.events.worker(events::EventState::Terminated, &subject);
             tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
             let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
             return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
@@ -68,7 +68,8 @@ impl Group {
             self.note(*other);
         }
         if failure.class < FailureClass::Own {
-            // Explains all exits at once: each may take [`LAST_LINES`], and this task renews the node's lease.
+            // Explains all exits at the same time, because each may take [`LAST_LINES`], and this task renews the
+            // node's lease.
             let failed = others.into_iter().filter(|other| !other.exit.success());
             let explained = futures::future::join_all(failed.map(|other| self.explain(other, socket))).await;
             for other in explained.into_iter().flatten() {
@@ -79,13 +80,13 @@ impl Group {
         if let Some(worker) = failure.local_rank.and_then(|local_rank| self.workers.get(&local_rank)) {
             let how = failure.exit_code.map(|code| (code, failure.message.as_str()));
             let failed = worker.subject(failure.local_rank.unwrap_or_default(), how);
-            self.events.worker(events::State::Failed, &failed);
+            self.events.worker(events::EventState::Failed, &failed);
         }
         Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) })
     }
 
     /// Records how a worker ended, if it belongs to this round.
-    fn note(&mut self, exited: Exited) -> Option<&Running> {
+    fn note(&mut self, exited: Exited) -> Option<&WorkerProcess> {
         let worker = self.workers.get_mut(&exited.local_rank).filter(|worker| worker.pid == exited.pid)?;
         worker.exit = Some(exited.exit);
         self.publish();

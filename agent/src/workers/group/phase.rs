@@ -1,14 +1,14 @@
-//! What the group's workers are doing, which decides how their ends are judged.
+//! The phases of the group's workers. The phase decides how the workers' ends are judged.
 //!
 //! ```text
-//!   start ──────────▶ Running ── the end is reported, or they are to rest ──▶ Reported
+//!   start ──────────▶ Running ───────── the end is reported, or they are to rest ─▶ Reported
 //!                      ▲   ▲                                                     │
 //!   start_ahead ─▶ Ahead   └──────────────── start, in the same processes ───────┘
 //!
 //!   any of these ── stop ──▶ Stopping ── nothing of them is left ──▶ as it was, without workers
 //! ```
 
-/// What the workers do while nobody has told them to stop.
+/// What the workers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Life {
     /// They have places in a round, and an end must be reported.
@@ -20,16 +20,16 @@ pub(super) enum Life {
     Ahead,
 }
 
-/// What the workers are doing.
+/// What the workers do, and whether they were told to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum GroupPhase {
     /// Nobody has told them to stop.
     Up(Life),
     /// They were told to stop, and this is not yet reported as done. Holds what they did before.
     Stopping(Life),
 }
 
-/// What happens to the workers.
+/// An event of the workers' life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
     /// They are started in places of a round, or continue in new places.
@@ -44,7 +44,7 @@ pub(super) enum Input {
     Gone,
 }
 
-/// What follows a worker's exit.
+/// The consequence of a worker's exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExitMeans {
     /// The exit is judged, and reported if it ends the group's part in the round.
@@ -55,32 +55,32 @@ pub(super) enum ExitMeans {
     Nothing,
 }
 
-impl Default for Phase {
-    fn default() -> Phase {
-        Phase::Up(Life::default())
+impl Default for GroupPhase {
+    fn default() -> GroupPhase {
+        GroupPhase::Up(Life::default())
     }
 }
 
-impl Phase {
+impl GroupPhase {
     /// The phase after this input.
     #[must_use]
-    pub(super) fn step(self, input: Input) -> Phase {
+    pub(super) fn step(self, input: Input) -> GroupPhase {
         let become_ = |life| match self {
-            Phase::Up(_) => Phase::Up(life),
-            Phase::Stopping(_) => Phase::Stopping(life),
+            GroupPhase::Up(_) => GroupPhase::Up(life),
+            GroupPhase::Stopping(_) => GroupPhase::Stopping(life),
         };
         match input {
             Input::Start => become_(Life::Running),
             Input::StartAhead => become_(Life::Ahead),
             Input::Report => become_(if self.life() == Life::Ahead { Life::Ahead } else { Life::Reported }),
-            Input::Stop => Phase::Stopping(self.life()),
-            Input::Gone => Phase::Up(self.life()),
+            Input::Stop => GroupPhase::Stopping(self.life()),
+            Input::Gone => GroupPhase::Up(self.life()),
         }
     }
 
     fn life(self) -> Life {
         match self {
-            Phase::Up(life) | Phase::Stopping(life) => life,
+            GroupPhase::Up(life) | GroupPhase::Stopping(life) => life,
         }
     }
 
@@ -91,12 +91,12 @@ impl Phase {
 
     /// Whether the workers run in places of a round, and no end is expected.
     pub(super) fn is_running(self) -> bool {
-        self == Phase::Up(Life::Running)
+        self == GroupPhase::Up(Life::Running)
     }
 
     /// Whether they were told to stop.
     pub(super) fn is_stopping(self) -> bool {
-        matches!(self, Phase::Stopping(_))
+        matches!(self, GroupPhase::Stopping(_))
     }
 
     /// Whether they were started in places of a round.
@@ -107,7 +107,7 @@ impl Phase {
     /// What a worker's exit means now.
     pub(super) fn exit(self) -> ExitMeans {
         match self {
-            Phase::Up(Life::Running) => ExitMeans::News,
+            GroupPhase::Up(Life::Running) => ExitMeans::News,
             _ if self.has_places() => ExitMeans::Expected,
             _ => ExitMeans::Nothing,
         }
@@ -116,7 +116,7 @@ impl Phase {
     /// Whether to report that a worker could not be started. For workers started ahead it is reported, because they are
     /// then started in their round.
     pub(super) fn reports_unstarted(self) -> bool {
-        matches!(self, Phase::Up(Life::Running | Life::Ahead))
+        matches!(self, GroupPhase::Up(Life::Running | Life::Ahead))
     }
 }
 
@@ -124,9 +124,9 @@ impl Phase {
 mod tests {
     use super::*;
     use ExitMeans::{Expected, News, Nothing};
+    use GroupPhase::{Stopping, Up};
     use Input::{Gone, Report, Start, StartAhead, Stop};
     use Life::{Ahead, Reported, Running};
-    use Phase::{Stopping, Up};
 
     #[test]
     fn what_happens_decides_what_follows() {

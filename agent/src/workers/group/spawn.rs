@@ -1,7 +1,8 @@
-//! Starting workers: builds their specs, opens their files, then starts all at once; also ahead of their round.
+//! Starts workers: builds their specs, opens their files, then starts all of them at once. It can also start them ahead
+//! of their round.
 //!
-//! A file system may take longer to open a file, or to read a program, than a lease lasts. So files are opened outside
-//! the agent's task, which sends the guard its deadlines, and the guard's answers come as events.
+//! Opening a file or reading a program may take longer than a lease lasts. So files are opened outside the agent's
+//! task, which sends the guard its deadlines, and the guard's answers come as events.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use super::phase::Input;
-use super::{Group, LAST_LINES, Refused, Running, SpawnError};
+use super::{Group, LAST_LINES, Refused, SpawnError, WorkerProcess};
 use crate::machine::shortage::Next;
 use crate::output::events;
 use crate::output::logs::Stdio;
@@ -24,15 +25,15 @@ use crate::workers::environment::{LocalPlace, NodeFacts, own_device, without_pla
 use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::{Event, WorkerSpec};
 
-/// What a worker writes to, and the agent's handles of that output.
+/// The descriptors that a worker writes to, and what the agent keeps of its output.
 type Files = Vec<(Stdio, WorkerLogs)>;
 
-/// An event of a group's workers; [`Group::moved`] handles it.
+/// An event of a group's workers. [`Group::moved`] handles it.
 #[derive(Debug)]
 pub enum Moved {
     /// The files of the workers to be started are open.
     Opened(Result<Files, JoinError>),
-    /// The pause after a shortage is over: this report can be sent now.
+    /// The pause after a shortage is over. This report can be sent now.
     Paused(GroupReport),
     /// An event of the supervisor.
     Workers(Event),
@@ -50,7 +51,7 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) struct Unstarted {
     pub(super) why: String,
-    /// Whether the host is short of resources: then the worker is not to blame.
+    /// Whether the host is short of resources. Then the worker is not to blame.
     pub(super) shortage: bool,
 }
 
@@ -78,7 +79,7 @@ impl Opening {
     }
 }
 
-/// Waits until the files are open; for ever if there are none to open. May be cancelled.
+/// Waits until the files are open. Waits for ever if there are none to open. The wait may be cancelled.
 pub(super) async fn files(opening: &mut Option<Opening>) -> Result<Files, JoinError> {
     match opening {
         Some(opening) => (&mut opening.files).await,
@@ -92,7 +93,7 @@ pub(super) struct Held {
     report: GroupReport,
 }
 
-/// Waits until the report can be sent; for ever if there is none. May be cancelled.
+/// Waits until the report can be sent. Waits for ever if there is none. The wait may be cancelled.
 pub(super) async fn told(held: &mut Option<Held>) -> GroupReport {
     let Some(until) = held.as_ref().map(|held| held.until) else { return std::future::pending().await };
     tokio::time::sleep_until(until).await;
@@ -103,8 +104,8 @@ pub(super) async fn told(held: &mut Option<Held>) -> GroupReport {
 }
 
 impl Group {
-    /// The workers of this round cannot be started because the host is short of some resource. Nobody failed. The
-    /// report is held back for a pause, and a node that stays short leaves: see [`Group::starved`].
+    /// The workers of this round cannot be started because the host is short of some resource. This is nobody's
+    /// failure. The report is held back for a pause. A node that stays short leaves: see [`Group::starved`].
     pub(super) fn short(&mut self, why: &str) -> Option<GroupReport> {
         self.step(Input::Report);
         let message = format!("this node is short of what starting workers takes: {why}");
@@ -122,12 +123,12 @@ impl Group {
         }
     }
 
-    /// Why this node leaves, once the host has been short of the resources for starting workers for too long.
+    /// Why this node leaves, after the host has been short of resources for starting workers for too long.
     pub fn starved(&mut self) -> Option<String> {
         self.starved.take()
     }
 
-    /// Begins to start workers: opens their files first.
+    /// Begins to start workers. Opens their files first.
     pub(super) fn open(&mut self, planned: Vec<Planned>, restarts: u32, round: u64) {
         let ranks: Vec<_> = planned.iter().map(|planned| (planned.local_rank, planned.assignment.rank)).collect();
         let logs = Arc::clone(&self.logs);
@@ -135,7 +136,7 @@ impl Group {
         self.opening = Some(Opening { planned, files });
     }
 
-    /// Asks the guard to start all workers whose files are open, at once.
+    /// Asks the guard to start all workers whose files are open. All are asked for at once.
     pub(super) fn opened(&mut self, files: Result<Files, JoinError>, socket: &WorkerSocket) -> Option<GroupReport> {
         let planned = self.opening.take()?.planned;
         let files = match (files, planned.first()) {
@@ -156,7 +157,7 @@ impl Group {
             }
             let role_rank = planned.role_rank_base + local_rank;
             let role_world_size = planned.role_world_size;
-            let worker = Running { pid: 0, rank, role_rank, role_world_size, logs, exit: None };
+            let worker = WorkerProcess { pid: 0, rank, role_rank, role_world_size, logs, exit: None };
             self.starting.insert(local_rank, worker);
         }
         None
@@ -217,10 +218,10 @@ impl Group {
 
     /// A worker's program now runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<GroupReport> {
-        let worker = Running { pid, ..self.starting.remove(&local_rank)? };
+        let worker = WorkerProcess { pid, ..self.starting.remove(&local_rank)? };
         if self.phase.has_places() {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
-            self.events.worker(events::State::Start, &worker.subject(local_rank, None));
+            self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));
         } else {
             tracing::info!(local_rank, pid, "worker started ahead of its round");
         }
@@ -283,7 +284,7 @@ impl Group {
             role_world_size: slots,
         });
         let planned = planned.collect();
-        // The first attempt.
+        // Their output goes to the first attempt.
         self.open(planned, 0, 0);
     }
 }

@@ -1,14 +1,19 @@
 //! The group's state, as shown to others.
 
+use elastic_coordinator::time::Time;
 use serde::Serialize;
 
 /// The workers of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct GroupState {
-    /// The round they were started in; 0 before the first.
+    /// The round that they were started in. 0 before the first round.
     pub round: u64,
     /// Empty while no workers run.
     pub workers: Vec<WorkerState>,
+    /// When the guard kills the workers, unless the agent gives it a later time before. Whoever waits for changes of
+    /// this state is not woken for a change of this time.
+    #[serde(skip)]
+    pub fence: Option<Time>,
 }
 
 /// One worker.

@@ -1,4 +1,4 @@
-//! What workers ask for on their socket, and the answers.
+//! The requests that workers make on their socket, and the answers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,13 +14,13 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{Line, Progress, Shared};
-use crate::meeting::participation::Meeting;
+use super::{Outgoing, Progress, Shared};
+use crate::meeting::participation::RendezvousStore;
 use crate::workers::snapshot_memory;
 use crate::workers::supervisor;
 
-/// Most barriers and commits that one connection may have under way. Beyond this the connection is not read until one
-/// of them is answered.
+/// The most barriers and commits that one connection may have under way. Beyond this, nothing is read from the
+/// connection until one of them is answered.
 const UNDER_WAY: usize = 16;
 
 /// Why commits are refused on etcd's v2 API.
@@ -29,8 +29,8 @@ const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which wri
 /// Why commits are refused on a connection that has not registered.
 const UNREGISTERED: &str = "only a worker that has registered can commit a checkpoint";
 
-/// Requests of a connection that are not answered yet. They are given up when the connection closes; `None` once its
-/// other end is closed.
+/// Requests of a connection that are not answered yet. They are given up when the connection closes. `None` once the
+/// connection's other end is closed.
 pub(super) struct Requests(Option<JoinSet<()>>);
 
 impl Default for Requests {
@@ -40,7 +40,7 @@ impl Default for Requests {
 }
 
 impl Requests {
-    /// Begins another request as soon as there is room for it.
+    /// Begins another request, as soon as there is room for it.
     pub(super) async fn begin(&mut self, connection: &UnixStream, request: Request) {
         let Some(under_way) = &mut self.0 else { return };
         while under_way.try_join_next().is_some() {}
@@ -59,10 +59,10 @@ impl Requests {
 
 /// Waits until the other end of a connection is closed, even if there is still something left to read.
 async fn closed(connection: &UnixStream) {
-    // Registers a copy of the descriptor: readiness cleared here must not be lost for the task that reads.
+    // Registers a copy of the descriptor. Readiness that is cleared here must not be lost for the task that reads.
     let own = connection.as_fd().try_clone_to_owned();
     let Ok(own) = own.and_then(supervisor::readable) else {
-        // Then requests end when the round does.
+        // Without a copy, requests end when the round does.
         return std::future::pending().await;
     };
     while let Ok(mut ready) = own.readable().await {
@@ -76,12 +76,12 @@ async fn closed(connection: &UnixStream) {
 /// A request whose answer depends on other nodes or on the store.
 type Request = BoxFuture<'static, ()>;
 
-/// Handles a message of a worker. Answers it at once, unless the answer depends on others: then returns the work that
-/// gives it.
+/// Handles a message of a worker. Answers it at once, unless the answer depends on others. Then this returns the work
+/// that gives the answer.
 pub(super) async fn answer(
     connection: u64,
     message: FromWorker,
-    line: &mpsc::Sender<Line>,
+    line: &mpsc::Sender<Outgoing>,
     shared: &Arc<Shared>,
 ) -> Option<Request> {
     let refuse = |id, message: String| ToWorker::Error { id, message };
@@ -113,12 +113,12 @@ pub(super) async fn answer(
         }
         FromWorker::Barrier { id, name } => {
             let (shared, line) = (Arc::clone(shared), line.clone());
-            // Other nodes may arrive much later; the worker can send further messages meanwhile.
+            // Other nodes may arrive much later. The worker can send further messages meanwhile.
             return Some(Box::pin(async move {
-                let Shared { meeting, paths, status, barrier_timeout: within, .. } = &*shared;
-                let met = match meeting {
-                    Meeting::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, *within).await,
-                    Meeting::TorchElastic(etcd) => {
+                let Shared { rendezvous, paths, status, barrier_timeout: within, .. } = &*shared;
+                let met = match rendezvous {
+                    RendezvousStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, *within).await,
+                    RendezvousStore::TorchElastic(etcd) => {
                         barrier::meet_on_v2(etcd, &paths.paths, status, &name, *within).await
                     }
                 };
@@ -130,7 +130,7 @@ pub(super) async fn answer(
             }));
         }
         FromWorker::Commit { id, checkpoint } => {
-            let Some(store) = shared.meeting.store().cloned() else {
+            let Some(store) = shared.rendezvous.store().cloned() else {
                 let _ = line.send(refuse(Some(id), ONE_KEY_AT_A_TIME.to_owned()).into()).await;
                 return None;
             };
@@ -160,7 +160,7 @@ pub(super) async fn answer(
                 None => Err("only a worker that has registered can have memory".to_owned()),
             };
             let reply = match lent {
-                Ok(file) => Line { message: ToWorker::Memory { id, bytes }, file: Some(file) },
+                Ok(file) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
                 Err(message) => refuse(Some(id), message).into(),
             };
             let _ = line.send(reply).await;
@@ -191,8 +191,8 @@ async fn commit(store: &dyn Store, shared: &Shared, checkpoint: Checkpoint, pid:
     committed.map(|()| step).map_err(|error| error.to_string())
 }
 
-/// Whether a file is known to be missing, both here and as seen by the process that named it, which may run in a
-/// container.
+/// Whether a file is known to be missing. It must be missing both here and for the process that named it, which may run
+/// in a container.
 fn is_missing(path: &str, pid: Option<i32>) -> bool {
     let there = pid.map(|pid| format!("/proc/{pid}/root{path}"));
     [Some(path.to_owned()), there].into_iter().flatten().all(|path| {

@@ -1,11 +1,11 @@
-//! What can go wrong between the agent, its guard and a worker's start, with messages that say what to do. How a worker
-//! ends is an event, not an error.
+//! Errors between the agent, its guard and a worker's start, with messages that say what to do. A worker's end is an
+//! event, not an error.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::guard::wire::Refusal;
+use crate::guard::wire::SpawnRefusal;
 use crate::machine::cpus::CpuSet;
 use crate::machine::shortage::is_shortage;
 
@@ -14,7 +14,7 @@ use super::WorkerSpec;
 /// The guard cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
-    /// It ended; [`Event::GuardLost`](super::Event::GuardLost) tells how.
+    /// The guard has ended. [`Event::GuardLost`](super::Event::GuardLost) tells how.
     #[error("the guard process is gone, and with it every worker; the agent has to be started again")]
     GuardLost,
     /// The guard lives but does not read.
@@ -23,7 +23,7 @@ pub enum SupervisorError {
         /// Its process id.
         pid: i32,
     },
-    /// The connection to it failed otherwise.
+    /// The connection to the guard failed in another way.
     #[error("cannot reach the guard process: {0}")]
     Connection(io::Error),
 }
@@ -34,32 +34,32 @@ pub enum SpawnError {
     /// The program was not found.
     #[error("no such program: {} (looked in PATH={})", .program.display(), .path.display())]
     NoSuchProgram {
-        /// As given.
+        /// The program, as given.
         program: OsString,
         /// The worker's PATH.
         path: OsString,
     },
-    /// A program given as a path is not there.
+    /// A program that was given as a path does not exist.
     #[error("no such program: {}", .0.display())]
     NoSuchFile(PathBuf),
-    /// The program is there, but the interpreter or loader that it names is not.
+    /// The program exists, but the interpreter or loader that it names does not.
     #[error("cannot run {}: the interpreter in its first line (or its dynamic loader) does not exist", .0.display())]
     NoInterpreter(PathBuf),
     /// The program may not be executed.
     #[error("not executable: {} (does it have the x bit, is it a directory, is its file system mounted noexec?)", .0.display())]
     NotExecutable(OsString),
-    /// Not a program for this machine.
+    /// The file is not a program for this machine.
     #[error("cannot run {}: it is no program for this machine", .0.display())]
     WrongFormat(OsString),
     /// The working directory cannot be entered.
     #[error("cannot enter the working directory {}: {cause}", .directory.display())]
     Directory {
-        /// As given.
+        /// The directory, as given.
         directory: PathBuf,
         /// Why.
         cause: io::Error,
     },
-    /// The worker may not use these CPUs, or no longer.
+    /// The worker may not use these CPUs, or may not use them any longer.
     #[error("cannot bind a worker to CPUs {cpus}: {cause}; was the agent's cpuset changed, or CPUs switched off?")]
     Cpus {
         /// The CPUs that were asked for.
@@ -73,19 +73,19 @@ pub enum SpawnError {
          the kernel takes 131071 bytes for one string and a quarter of the stack limit (ulimit -s) in all"
     )]
     TooLarge {
-        /// Bytes of all strings.
+        /// The bytes of all strings.
         total: usize,
-        /// Bytes of the longest string.
+        /// The bytes of the longest string.
         largest: usize,
-        /// What that string is.
+        /// The name of that string.
         largest_name: String,
     },
-    /// A string that cannot be handed to a process.
+    /// A string cannot be handed to a process.
     #[error(
         "cannot hand {0} to a process: it contains a NUL byte, or is an environment name that is empty or has a '='"
     )]
     Malformed(String),
-    /// No arguments at all.
+    /// There are no arguments at all.
     #[error("no program given")]
     NoProgram,
     /// The system has no room for another process.
@@ -96,18 +96,18 @@ pub enum SpawnError {
     /// The program could not be executed for another reason.
     #[error("cannot run {}: {cause}", .program.display())]
     Other {
-        /// As given.
+        /// The program, as given.
         program: OsString,
         /// Why.
         cause: io::Error,
     },
-    /// The last deadline sent has passed: this node may be out of the round.
+    /// The last deadline that was sent has passed. This node may be out of the round.
     #[error("not started: the node's deadline has passed, so it may be out of the round")]
     DeadlinePassed,
     /// The workers are being stopped.
     #[error("not started: the workers are being stopped")]
     Stopping,
-    /// The guard did not understand the request: a bug in this program.
+    /// The guard did not understand the request. This is a bug in this program.
     #[error("the guard refused a damaged request: {0}")]
     Damaged(String),
     /// The guard cannot be reached.
@@ -116,7 +116,7 @@ pub enum SpawnError {
 }
 
 impl SpawnError {
-    /// Whether the host is short of resources for now: the same start may succeed a moment later.
+    /// Whether the host is short of resources for now, so that the same start may succeed a moment later.
     pub fn is_shortage(&self) -> bool {
         match self {
             SpawnError::NoRoom(_) => true,
@@ -131,17 +131,17 @@ impl SpawnError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     asked: Asked,
-    refusal: Refusal,
+    refusal: SpawnRefusal,
 }
 
 impl Refused {
-    pub(super) fn new(asked: Asked, refusal: Refusal) -> Refused {
+    pub(super) fn new(asked: Asked, refusal: SpawnRefusal) -> Refused {
         Refused { asked, refusal }
     }
 
     /// Whether the node's deadline has passed: see [`SpawnError::DeadlinePassed`].
     pub fn is_late(&self) -> bool {
-        self.refusal == Refusal::Deadline
+        self.refusal == SpawnRefusal::Deadline
     }
 
     /// The reason, for people. May look at files, which can take long.
@@ -190,23 +190,23 @@ impl Asked {
         Ok(Asked { program, path, directory: spec.cwd.clone(), cpus: spec.cpus.clone(), total, largest })
     }
 
-    fn explain(self, refusal: Refusal) -> SpawnError {
+    fn explain(self, refusal: SpawnRefusal) -> SpawnError {
         let os = io::Error::from_raw_os_error;
         match refusal {
-            Refusal::Deadline => SpawnError::DeadlinePassed,
-            Refusal::Stopping => SpawnError::Stopping,
-            Refusal::Fork(errno) => SpawnError::NoRoom(os(errno)),
-            Refusal::Directory(errno) => SpawnError::Directory { directory: self.directory, cause: os(errno) },
-            Refusal::Cpus(errno) => SpawnError::Cpus { cpus: self.cpus, cause: os(errno) },
-            Refusal::Request(what) => SpawnError::Damaged(what),
-            Refusal::Execute(libc::ENOENT) => self.not_found(),
-            Refusal::Execute(libc::EACCES) => SpawnError::NotExecutable(self.program),
-            Refusal::Execute(libc::ENOEXEC) => SpawnError::WrongFormat(self.program),
-            Refusal::Execute(libc::E2BIG) => {
+            SpawnRefusal::Deadline => SpawnError::DeadlinePassed,
+            SpawnRefusal::Stopping => SpawnError::Stopping,
+            SpawnRefusal::Fork(errno) => SpawnError::NoRoom(os(errno)),
+            SpawnRefusal::Directory(errno) => SpawnError::Directory { directory: self.directory, cause: os(errno) },
+            SpawnRefusal::Cpus(errno) => SpawnError::Cpus { cpus: self.cpus, cause: os(errno) },
+            SpawnRefusal::Request(what) => SpawnError::Damaged(what),
+            SpawnRefusal::Execute(libc::ENOENT) => self.not_found(),
+            SpawnRefusal::Execute(libc::EACCES) => SpawnError::NotExecutable(self.program),
+            SpawnRefusal::Execute(libc::ENOEXEC) => SpawnError::WrongFormat(self.program),
+            SpawnRefusal::Execute(libc::E2BIG) => {
                 let (largest, largest_name) = self.largest;
                 SpawnError::TooLarge { total: self.total, largest, largest_name }
             }
-            Refusal::Execute(errno) => SpawnError::Other { program: self.program, cause: os(errno) },
+            SpawnRefusal::Execute(errno) => SpawnError::Other { program: self.program, cause: os(errno) },
         }
     }
 
@@ -218,7 +218,7 @@ impl Asked {
             return if file.exists() { SpawnError::NoInterpreter(file) } else { SpawnError::NoSuchFile(file) };
         }
         // The directories that execvp searches if PATH is not set.
-        let path = self.path.unwrap_or_else(|| "/bin:/usr/bin".into());
+        let path = self.path.unwrap_or_else(|| "/usr/bin:/bin".into());
         let found =
             std::env::split_paths(&path).map(|dir| self.directory.join(dir).join(&self.program)).find(|f| is_file(f));
         match found {

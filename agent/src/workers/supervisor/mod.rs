@@ -1,8 +1,8 @@
 //! The agent's async view of its workers: starts them, reports whether they started and how they ended, stops them all.
 //! What an end means is decided in `group.rs`.
 //!
-//! A driver holds one [`Supervisor`] and polls [`Supervisor::next_event`] beside its other sources; every method may
-//! be cancelled. Nothing here polls or ticks: the guard reports, and the only timer is a stop's grace.
+//! A driver holds one [`Supervisor`] and waits for [`Supervisor::next_event`] beside its other sources. Every method
+//! may be cancelled. Nothing here runs at intervals: the guard reports, and the only timer is the grace of a stop.
 
 mod error;
 mod orphans;
@@ -22,7 +22,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
-use crate::guard::wire::{self, Channel, Report, Request, Stamp, WorkerId};
+use crate::guard::wire::{self, Channel, GuardRequest, Notice, Stamp, WorkerId};
 use crate::guard::{Exit, Guard, tree};
 use crate::machine::cpus::CpuSet;
 use crate::output::logs::Stdio;
@@ -35,20 +35,20 @@ use error::Asked;
 /// A process that still lives this long after SIGKILL is reported.
 const SURVIVOR_NOTICE: Duration = Duration::from_secs(5);
 
-/// What to start.
+/// The worker to start.
 #[derive(Debug)]
 pub struct WorkerSpec {
     /// Which worker of this node.
     pub local_rank: u32,
     /// Program and arguments. A program without `/` is searched in the PATH of `env`.
     pub argv: Vec<OsString>,
-    /// The whole environment; nothing is inherited.
+    /// The whole environment. Nothing is inherited.
     pub env: BTreeMap<OsString, OsString>,
-    /// Working directory.
+    /// The working directory.
     pub cwd: PathBuf,
-    /// Where output goes. Standard input is the agent's.
+    /// Where the worker's output goes. Its standard input is the agent's.
     pub stdio: Stdio,
-    /// The CPUs that the worker may run on; if empty, the agent's.
+    /// The CPUs that the worker may run on. If empty, these are the agent's.
     pub cpus: CpuSet,
 }
 
@@ -57,7 +57,7 @@ pub struct WorkerSpec {
 pub struct Exited {
     /// Which worker of this node.
     pub local_rank: u32,
-    /// Its process id, free for reuse by now.
+    /// Its process id, which may be in use again by now.
     pub pid: i32,
     /// How it ended.
     pub exit: Exit,
@@ -84,19 +84,19 @@ pub enum Event {
     },
     /// A worker has ended, by itself or because it was stopped.
     Exited(Exited),
-    /// The deadline has passed and everything got SIGKILL; exits and [`Event::Stopped`] follow.
+    /// The deadline has passed, and everything got SIGKILL. Exits and [`Event::Stopped`] follow.
     DeadlineKilled {
         /// When the guard acted.
         at: Time,
     },
-    /// After a stop or a passed deadline: nothing that any worker started is left.
+    /// Nothing is left that any worker started. This follows a stop or a passed deadline.
     Stopped,
-    /// Some processes still live five seconds after SIGKILL: they wait in the kernel, or now belong to another user.
+    /// Some processes still live five seconds after SIGKILL. They wait in the kernel, or now belong to another user.
     Survivors {
-        /// `pid 4711 (python3, state D)`.
+        /// Each is written as `pid 4711 (python3, state D)`.
         processes: Vec<String>,
     },
-    /// The guard has ended before the agent. Its workers are dead; nothing can be started any more.
+    /// The guard has ended before the agent. Its workers are dead, and nothing can be started any more.
     GuardLost {
         /// How it ended.
         cause: String,
@@ -113,7 +113,7 @@ pub struct Supervisor {
     next_id: u64,
     /// All workers since the process tree was last empty.
     workers: BTreeMap<WorkerId, u32>,
-    /// Workers that were asked for, where the guard has not answered yet.
+    /// Workers that were asked for. The guard has not answered yet.
     asked: BTreeMap<WorkerId, Asked>,
     events: VecDeque<Event>,
     /// Whether some process below the guard may be alive.
@@ -132,25 +132,25 @@ enum Link {
 #[derive(Debug)]
 struct Stopping {
     signal: Signal,
-    phase: Phase,
+    phase: StopPhase,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Phase {
-    /// SIGKILL follows at this time.
+enum StopPhase {
+    /// SIGKILL is sent at this time.
     Grace(Instant),
-    /// SIGKILL was sent; survivors are named at this time.
+    /// SIGKILL was sent. Survivors are named at this time.
     Killed(Instant),
     /// The survivors were named.
     Named,
 }
 
 impl Supervisor {
-    /// Takes over the guard. Must be called inside a tokio runtime.
+    /// Takes over the guard. Must be called within a tokio runtime.
     ///
     /// # Errors
     ///
-    /// When the runtime cannot watch the guard's socket.
+    /// The runtime cannot watch the guard's socket.
     pub fn new(guard: Guard) -> Result<Supervisor, SupervisorError> {
         let socket = watch::readable(guard.channel).map_err(SupervisorError::Connection)?;
         Ok(Supervisor {
@@ -193,8 +193,8 @@ impl Supervisor {
         }
     }
 
-    /// Asks the guard for a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long reading the
-    /// program takes; several workers may be asked for at once.
+    /// Asks the guard to start a worker. [`Event::Started`] or [`Event::NotStarted`] follows, however long it takes to
+    /// read the program. Several workers may be asked for at once.
     ///
     /// # Errors
     ///
@@ -225,13 +225,13 @@ impl Supervisor {
             .map(AsFd::as_fd)
             .collect();
         let (stdout, stderr) = (stdio.stdout.is_some(), stdio.stderr.is_some());
-        self.send(&Request::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, &descriptors)?;
+        self.send(&GuardRequest::Spawn { worker, arguments, stdout, stderr, cpus: cpus.mask() }, &descriptors)?;
         self.workers.insert(worker, local_rank);
         self.asked.insert(worker, asked);
         Ok(worker)
     }
 
-    /// The next event. Never ends; after [`Event::GuardLost`] no more events come.
+    /// The next event. Never ends. After [`Event::GuardLost`] no more events come.
     pub async fn next_event(&mut self) -> Event {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -241,7 +241,7 @@ impl Supervisor {
         }
     }
 
-    /// Removes the exits that are known by now from the pending events and returns them. Does not wait.
+    /// Removes the exits that are known by now from the pending events, and returns them. Does not wait.
     pub async fn exited_meanwhile(&mut self) -> Vec<Exited> {
         while tokio::time::timeout(Duration::ZERO, self.turn()).await.is_ok() {}
         let mut exits = Vec::new();
@@ -255,28 +255,29 @@ impl Supervisor {
         exits
     }
 
-    /// Signals the process group of one worker: the worker that was last started with this local rank, even if it has
-    /// exited and left other processes in its group. If there is no such worker, nothing happens.
+    /// Signals the process group of one worker: the worker that was last started with this local rank. The group is
+    /// signalled even if the worker has exited and left other processes in it. If there is no such worker, nothing
+    /// happens.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be reached.
+    /// The guard cannot be reached.
     pub fn signal(&mut self, local_rank: u32, signal: Signal) -> Result<(), SupervisorError> {
         let worker = self.workers.iter().rev().find(|(_, rank)| **rank == local_rank).map(|(id, _)| *id);
         match worker {
-            Some(worker) => self.send(&Request::Signal { worker, signal: signal.as_raw() }, &[]),
+            Some(worker) => self.send(&GuardRequest::Signal { worker, signal: signal.as_raw() }, &[]),
             None => Ok(()),
         }
     }
 
-    /// Begins to stop everything. Sends `signal` to the workers' process groups, and, once the last worker has exited,
-    /// to the processes they left outside their groups. Sends SIGKILL to whatever is left after `grace`.
-    /// [`Event::Stopped`] comes as soon as nothing is left. With a zero grace, kills at once. A later call can shorten
-    /// the grace, but not lengthen it.
+    /// Begins to stop everything. Sends `signal` to the workers' process groups. Once the last worker has exited, also
+    /// sends it to the processes that the workers left outside their groups. After `grace`, sends SIGKILL to whatever
+    /// is left. If the grace is zero, kills at once. [`Event::Stopped`] comes as soon as nothing is left. A later call
+    /// can shorten the grace, but not lengthen it.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be reached.
+    /// The guard cannot be reached.
     pub fn begin_stop(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
         if !self.populated && self.asked.is_empty() {
             if self.stopping.is_none() {
@@ -286,16 +287,16 @@ impl Supervisor {
         }
         let told = self.stopping.as_ref().map(|stopping| (stopping.signal, stopping.phase));
         match told {
-            Some((_, Phase::Killed(_) | Phase::Named)) => return Ok(()),
+            Some((_, StopPhase::Killed(_) | StopPhase::Named)) => return Ok(()),
             _ if grace.is_zero() => return self.kill(signal),
             Some((before, _)) if before == signal => {}
-            _ => self.send(&Request::Stop { signal: signal.as_raw() }, &[])?,
+            _ => self.send(&GuardRequest::Stop { signal: signal.as_raw() }, &[])?,
         }
         let mut kill_at = Instant::now() + grace;
-        if let Some((_, Phase::Grace(before))) = told {
+        if let Some((_, StopPhase::Grace(before))) = told {
             kill_at = kill_at.min(before);
         }
-        self.stopping = Some(Stopping { signal, phase: Phase::Grace(kill_at) });
+        self.stopping = Some(Stopping { signal, phase: StopPhase::Grace(kill_at) });
         Ok(())
     }
 
@@ -304,7 +305,7 @@ impl Supervisor {
     ///
     /// # Errors
     ///
-    /// When the guard cannot be reached or ends meanwhile.
+    /// The guard cannot be reached, or ends meanwhile.
     pub async fn stop_all(&mut self, signal: Signal, grace: Duration) -> Result<(), SupervisorError> {
         self.begin_stop(signal, grace)?;
         loop {
@@ -319,23 +320,23 @@ impl Supervisor {
         }
     }
 
-    /// Sets the time at which the guard kills everything unless a later call moves it; `None` for never.
+    /// Sets the time at which the guard kills everything, unless a later call moves it. `None` stands for never.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be reached.
+    /// The guard cannot be reached.
     pub fn set_deadline(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
-        self.send(&Request::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
+        self.send(&GuardRequest::Deadline { until: until.map(Stamp::from), sent: Time::now().into() }, &[])
     }
 
-    /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. Meant
-    /// for listening sockets and lock files.
+    /// Makes the guard keep a duplicate of this descriptor open until the agent and everything below it are gone. This
+    /// is meant for listening sockets and lock files.
     ///
     /// # Errors
     ///
-    /// When the guard cannot be reached.
+    /// The guard cannot be reached.
     pub fn hold(&mut self, descriptor: impl AsFd) -> Result<(), SupervisorError> {
-        self.send(&Request::Hold, &[descriptor.as_fd()])
+        self.send(&GuardRequest::Hold, &[descriptor.as_fd()])
     }
 
     /// Ends everything at once and waits until the guard has ended.
@@ -353,12 +354,12 @@ impl Supervisor {
     }
 
     fn kill(&mut self, signal: Signal) -> Result<(), SupervisorError> {
-        self.send(&Request::Kill, &[])?;
-        self.stopping = Some(Stopping { signal, phase: Phase::Killed(Instant::now() + SURVIVOR_NOTICE) });
+        self.send(&GuardRequest::Kill, &[])?;
+        self.stopping = Some(Stopping { signal, phase: StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE) });
         Ok(())
     }
 
-    fn send(&self, request: &Request, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), SupervisorError> {
+    fn send(&self, request: &GuardRequest, descriptors: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), SupervisorError> {
         let Link::Up(socket) = &self.link else { return Err(SupervisorError::GuardLost) };
         socket.get_ref().send(request, descriptors).map_err(|e| match e.kind() {
             io::ErrorKind::WouldBlock => SupervisorError::GuardStuck { pid: self.guard.as_raw_pid() },
@@ -367,7 +368,7 @@ impl Supervisor {
         })
     }
 
-    /// Waits for one report of the guard or the end of a grace, and handles it.
+    /// Waits for one report of the guard or for the end of a grace, and handles it.
     async fn turn(&mut self) {
         let socket = match &self.link {
             Link::Up(socket) => socket,
@@ -376,7 +377,7 @@ impl Supervisor {
         };
         let phase = self.stopping.as_ref().map(|stopping| stopping.phase);
         let wake_at = match phase {
-            Some(Phase::Grace(at) | Phase::Killed(at)) => Some(at),
+            Some(StopPhase::Grace(at) | StopPhase::Killed(at)) => Some(at),
             _ => None,
         };
         tokio::select! {
@@ -386,12 +387,12 @@ impl Supervisor {
                 Ok(None) | Err(_) => self.link = Link::Broken,
             },
             () = until(wake_at) => match phase {
-                // If the guard cannot be reached, its socket ends, and the next turn sees that.
-                Some(Phase::Grace(_)) => {
+                // If the guard cannot be reached, its socket has ended, and the next turn sees that.
+                Some(StopPhase::Grace(_)) => {
                     let signal = self.stopping.as_ref().map_or(Signal::KILL, |stopping| stopping.signal);
                     if let Err(error) = self.kill(signal) {
                         tracing::error!(%error, "cannot kill the workers whose grace is over");
-                        self.stopping = Some(Stopping { signal, phase: Phase::Named });
+                        self.stopping = Some(Stopping { signal, phase: StopPhase::Named });
                     }
                 }
                 _ => self.name_survivors(),
@@ -399,9 +400,9 @@ impl Supervisor {
         }
     }
 
-    fn take_in(&mut self, report: Report) {
+    fn take_in(&mut self, report: Notice) {
         match report {
-            Report::Spawned { worker, pid } => {
+            Notice::Spawned { worker, pid } => {
                 self.populated = true;
                 if self.asked.remove(&worker).is_some()
                     && let Some(&local_rank) = self.workers.get(&worker)
@@ -409,23 +410,23 @@ impl Supervisor {
                     self.events.push_back(Event::Started { local_rank, pid });
                 }
             }
-            Report::Refused { worker, refusal } => {
+            Notice::Refused { worker, refusal } => {
                 if let (Some(local_rank), Some(asked)) = (self.workers.remove(&worker), self.asked.remove(&worker)) {
                     self.events.push_back(Event::NotStarted { local_rank, refused: Refused::new(asked, refusal) });
                 }
                 self.check_stopped();
             }
-            Report::Exited { worker, pid, exit, at } => {
+            Notice::Exited { worker, pid, exit, at } => {
                 if let Some(local_rank) = self.workers.get(&worker) {
                     self.events.push_back(Event::Exited(Exited { local_rank: *local_rank, pid, exit, at: at.into() }));
                 }
             }
-            Report::DeadlinePassed { at } => {
+            Notice::DeadlinePassed { at } => {
                 self.events.push_back(Event::DeadlineKilled { at: at.into() });
-                let phase = Phase::Killed(Instant::now() + SURVIVOR_NOTICE);
+                let phase = StopPhase::Killed(Instant::now() + SURVIVOR_NOTICE);
                 self.stopping = Some(Stopping { signal: Signal::KILL, phase });
             }
-            Report::TreeGone => {
+            Notice::TreeGone => {
                 self.populated = false;
                 self.workers.retain(|worker, _| self.asked.contains_key(worker));
                 self.check_stopped();
@@ -441,7 +442,7 @@ impl Supervisor {
 
     fn name_survivors(&mut self) {
         if let Some(stopping) = &mut self.stopping {
-            stopping.phase = Phase::Named;
+            stopping.phase = StopPhase::Named;
         }
         let processes = orphans::describe(&tree::descendants(self.guard).unwrap_or_default());
         self.events.push_back(Event::Survivors { processes });
@@ -457,8 +458,8 @@ impl Supervisor {
     }
 }
 
-async fn receive(socket: &AsyncFd<Channel>) -> io::Result<Option<Report>> {
-    let report = socket.async_io(Interest::READABLE, |channel| channel.receive::<Report>()).await?;
+async fn receive(socket: &AsyncFd<Channel>) -> io::Result<Option<Notice>> {
+    let report = socket.async_io(Interest::READABLE, |channel| channel.receive::<Notice>()).await?;
     Ok(report.map(|(report, _)| report))
 }
 

@@ -41,8 +41,9 @@ pub(super) async fn clear(guard: Pid) -> (String, Vec<String>) {
     (cause, survivors)
 }
 
-/// Processes that workers started and that are now below the agent. Workers have sessions of their own, and no process
-/// returns to a session that it left. Processes that the agent started for other purposes share its session.
+/// Processes that workers started and that are now below the agent. Workers have sessions of their own, and a process
+/// cannot return to a session that it left. Processes that the agent started for other purposes are in the agent's
+/// session.
 fn strays() -> Vec<Process> {
     let me = rustix::process::getpid();
     let mine = tree::session(me);
@@ -50,7 +51,8 @@ fn strays() -> Vec<Process> {
     below.into_iter().filter(|process| Some(process.session) != mine).collect()
 }
 
-/// Waits until a process is dead and, if it is our child, reaps it. `None` if it is not our child, or was already gone.
+/// Waits until a process is dead, and reaps it if it is our child. `None` if it is not our child, or if it was already
+/// gone.
 pub(super) async fn wait_for(pid: Pid) -> Option<Exit> {
     if let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
         && let Ok(handle) = watch::readable(handle)
@@ -63,7 +65,7 @@ pub(super) async fn wait_for(pid: Pid) -> Option<Exit> {
     }
 }
 
-/// One phrase for each process, for people.
+/// Describes each process in one phrase, for people.
 pub(super) fn describe(processes: &[Process]) -> Vec<String> {
     let living = processes.iter().filter(|process| !process.is_zombie());
     living.map(|p| format!("pid {} ({}, state {})", p.pid.as_raw_pid(), p.name, p.state)).collect()

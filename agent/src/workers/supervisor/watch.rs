@@ -9,7 +9,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::guard::wire::Channel;
 
-/// A type that owns one descriptor and always returns that one.
+/// A type that owns one descriptor, and always returns the same descriptor.
 pub(crate) trait Owner: AsRawFd {}
 impl Owner for OwnedFd {}
 impl Owner for Channel {}

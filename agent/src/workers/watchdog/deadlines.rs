@@ -1,5 +1,5 @@
-//! When a worker of this node counts as hung: a pure record of deadlines. What a worker is doing is found out in
-//! `stacks.rs`.
+//! The deadlines after which a worker of this node counts as hung. This is a pure record. `stacks.rs` finds out what a
+//! worker is doing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,27 +10,27 @@ use elastic_coordinator::time::Time;
 /// A worker's state is sampled this many times within the time that it may spend in an uninterruptible wait.
 const SAMPLES: u32 = 8;
 
-/// What the watchdog watches for; nothing by default.
+/// What the watchdog watches for. By default this is nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Limits {
-    /// Longest time without a sign of progress.
+pub struct HangLimits {
+    /// The longest time without a sign of progress.
     pub progress: Option<Duration>,
-    /// Longest single uninterruptible wait in the kernel.
+    /// The longest single uninterruptible wait in the kernel.
     pub uninterruptible: Option<Duration>,
 }
 
 /// Why a worker counts as hung.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cause {
-    /// No sign of progress for this time.
+    /// The worker gave no sign of progress for this time.
     Progress(Duration),
-    /// One uninterruptible wait for this time.
+    /// The worker was in one uninterruptible wait for this time.
     Uninterruptible(Duration),
-    /// One of its own timers expired: the timer's scope, and the signal that it asked for.
+    /// One of the worker's own timers expired.
     Timer {
         /// The worker's name for the timer.
         scope: String,
-        /// The signal's number; zero or less for none.
+        /// The number of the signal that the timer asks for. Zero or less stands for no signal.
         signal: i32,
     },
 }
@@ -54,7 +54,7 @@ impl fmt::Display for Cause {
 pub struct Expired {
     /// The worker.
     pub local_rank: u32,
-    /// The process: the worker, or for a timer perhaps one of its children.
+    /// The process. This is the worker, or for a timer perhaps one of the worker's children.
     pub pid: i32,
     /// Why the deadline passed.
     pub cause: Cause,
@@ -63,14 +63,14 @@ pub struct Expired {
 /// A process's state, from `/proc/<pid>/status`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// `D`: it waits in the kernel and takes no signal, not even SIGKILL.
+    /// State `D`: it waits in the kernel and takes no signal, not even SIGKILL.
     pub uninterruptible: bool,
     /// How often it has waited for something. Two samples with the same number are from the same wait.
     pub waits: u64,
 }
 
 impl Sample {
-    /// Parses the text of `/proc/<pid>/status`; `None` if it is something else.
+    /// Parses the text of `/proc/<pid>/status`. `None` if the text is something else.
     pub fn parse(status: &str) -> Option<Sample> {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let state = field("State:")?;
@@ -80,11 +80,11 @@ impl Sample {
 }
 
 #[derive(Debug, Clone)]
-struct Worker {
+struct WatchedWorker {
     pid: i32,
-    /// Time of its last sign of progress, or of its start.
+    /// When it last gave a sign of progress, or was started.
     moved: Time,
-    /// The wait that it is in, and the earliest time at which that wait was seen.
+    /// The number of the wait that it is in, and the earliest time at which that wait was seen.
     stuck: Option<(u64, Time)>,
 }
 
@@ -98,59 +98,59 @@ struct Timer {
 /// The deadlines of this node's workers.
 #[derive(Debug, Clone, Default)]
 pub struct Deadlines {
-    limits: Limits,
-    workers: BTreeMap<u32, Worker>,
-    /// By process id and scope.
+    limits: HangLimits,
+    workers: BTreeMap<u32, WatchedWorker>,
+    /// Timers by process id and scope.
     timers: BTreeMap<(i32, String), Timer>,
     sampled: Time,
 }
 
 impl Deadlines {
     /// Watches no workers yet.
-    pub fn new(limits: Limits) -> Deadlines {
+    pub fn new(limits: HangLimits) -> Deadlines {
         Deadlines { limits, ..Deadlines::default() }
     }
 
-    /// These workers, by local rank and process id, start now; all others are dropped.
+    /// Starts watching these workers, given by local rank and process id, from now on. All others are dropped.
     pub fn begin(&mut self, now: Time, workers: impl IntoIterator<Item = (u32, i32)>) {
-        let begun = |(local_rank, pid)| (local_rank, Worker { pid, moved: now, stuck: None });
+        let begun = |(local_rank, pid)| (local_rank, WatchedWorker { pid, moved: now, stuck: None });
         self.workers = workers.into_iter().map(begun).collect();
         self.timers.clear();
         self.sampled = now;
     }
 
-    /// A worker has ended, or its end is handled elsewhere from now on.
+    /// Stops watching a worker, which has ended or whose end is handled elsewhere from now on.
     pub fn ended(&mut self, local_rank: u32) {
         self.workers.remove(&local_rank);
         self.timers.retain(|_, timer| timer.local_rank != local_rank);
     }
 
-    /// Workers that are watched, by local rank and process id.
+    /// The workers that are watched, by local rank and process id.
     pub fn workers(&self) -> impl Iterator<Item = (u32, i32)> {
         self.workers.iter().map(|(local_rank, worker)| (*local_rank, worker.pid))
     }
 
-    /// A worker gave a sign of progress.
+    /// Records that a worker gave a sign of progress.
     pub fn moved(&mut self, local_rank: u32, at: Time) {
         if let Some(worker) = self.workers.get_mut(&local_rank) {
             worker.moved = worker.moved.max(at);
         }
     }
 
-    /// A process of a worker sets a timer, or sets it again. That counts as progress, too.
+    /// Records that a process of a worker sets a timer, or sets it again. This counts as progress, too.
     pub fn set_timer(&mut self, now: Time, local_rank: u32, pid: i32, scope: String, until: Time, signal: i32) {
         self.moved(local_rank, now);
         self.timers.insert((pid, scope), Timer { local_rank, until, signal });
     }
 
-    /// A process releases its timer.
+    /// Records that a process releases its timer. This counts as progress, too.
     pub fn release(&mut self, now: Time, pid: i32, scope: String) {
         if let Some(timer) = self.timers.remove(&(pid, scope)) {
             self.moved(timer.local_rank, now);
         }
     }
 
-    /// A worker's state was sampled.
+    /// Records a sample of a worker's state.
     pub fn sampled(&mut self, now: Time, local_rank: u32, sample: Sample) {
         self.sampled = now;
         if let Some(worker) = self.workers.get_mut(&local_rank) {
@@ -167,7 +167,7 @@ impl Deadlines {
         self.next_sample().is_some_and(|at| now >= at)
     }
 
-    /// Whether to look for signs of progress now: a worker will count as hung unless there is a newer sign.
+    /// Whether to look for signs of progress now. A worker will count as hung unless there is a newer sign.
     pub fn wants_signs(&self, now: Time) -> bool {
         self.next_progress().is_some_and(|at| now >= at)
     }
@@ -182,13 +182,14 @@ impl Deadlines {
         self.workers.values().map(|worker| worker.moved + limit).min()
     }
 
-    /// The latest time for the next look.
+    /// When to look next, at the latest.
     pub fn next(&self) -> Option<Time> {
         let timers = self.timers.values().map(|timer| timer.until).min();
         [self.next_sample(), self.next_progress(), timers].into_iter().flatten().min()
     }
 
-    /// Deadlines that have passed by now, each returned once. A worker that is ended for one is no longer watched.
+    /// The deadlines that have passed by now. Each is returned once. A worker that is to be ended because of one is no
+    /// longer watched.
     pub fn expired(&mut self, now: Time) -> Vec<Expired> {
         let mut expired = Vec::new();
         let due: Vec<_> =
@@ -208,7 +209,7 @@ impl Deadlines {
             };
             hung.push((worker.moved, Expired { local_rank, pid: worker.pid, cause }));
         }
-        // The worker that stopped first is the likelier cause; the others may only have waited for it.
+        // The worker that stopped first is the likelier cause. The others may only have waited for it.
         hung.sort_by_key(|(moved, _)| *moved);
         expired.extend(hung.into_iter().map(|(_, expired)| expired));
         for Expired { local_rank, pid, cause } in &expired {
@@ -234,7 +235,7 @@ mod tests {
     }
 
     fn watched(progress: Option<u64>, uninterruptible: Option<u64>) -> Deadlines {
-        let limits = Limits { progress: progress.map(seconds), uninterruptible: uninterruptible.map(seconds) };
+        let limits = HangLimits { progress: progress.map(seconds), uninterruptible: uninterruptible.map(seconds) };
         let mut deadlines = Deadlines::new(limits);
         deadlines.begin(at(100), [(0, 1000), (1, 1001)]);
         deadlines

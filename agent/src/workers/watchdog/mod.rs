@@ -7,8 +7,8 @@
 //! | timers of PyTorch | `TORCHELASTIC_ENABLE_FILE_TIMER=1` | lines in a named pipe (`timer_file.rs`) |
 //! | uninterruptible waits | `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT` | `/proc/<pid>/status` |
 //!
-//! Signs of progress are not tracked continuously: when a deadline is about to pass, they are looked up, and the
-//! deadline moves. Only the states of workers are polled, and only if that was asked for.
+//! Signs of progress are not tracked continuously. When a deadline is about to pass, they are looked up, and the
+//! deadline moves. Only the states of workers are polled, and only if the user asked for that.
 
 mod deadlines;
 mod stacks;
@@ -26,10 +26,10 @@ use tokio::task::JoinHandle;
 
 use crate::guard::tree;
 
-pub use deadlines::{Cause, Deadlines, Expired, Limits, Sample};
-pub use timer_file::{Request, TIMER_FILE, TimerFile, TimerFileError, Timers};
+pub use deadlines::{Cause, Deadlines, Expired, HangLimits, Sample};
+pub use timer_file::{TIMER_FILE, TimerFile, TimerFileError, TimerRequest, Timers};
 
-/// The newest step that a worker has reported, by local rank, and when it first did.
+/// The newest step that a worker, given by local rank, has reported, and when it first reported that step.
 pub type Steps = Arc<dyn Fn(u32) -> Option<(u64, Time)> + Send + Sync>;
 
 /// A worker to watch.
@@ -39,7 +39,7 @@ pub struct Watched {
     pub local_rank: u32,
     /// Its process id.
     pub pid: i32,
-    /// Its log directory, if it has one: its output is looked up there, and its stacks are written there.
+    /// Its log directory, if it has one. Its output is looked up there, and its stacks are written there.
     pub directory: Option<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ pub struct Watchdog {
 impl Watchdog {
     /// Watches for what `limits` name and for the timers that arrive through the pipe. Must be called within a tokio
     /// runtime.
-    pub fn start(limits: Limits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
+    pub fn start(limits: HangLimits, timers: Option<TimerFile>, steps: Steps) -> Watchdog {
         let (orders, inbox) = mpsc::unbounded_channel();
         let (outbox, verdicts) = mpsc::unbounded_channel();
         let watch =
@@ -80,7 +80,7 @@ impl Watchdog {
         Watchdog { orders, verdicts, task: tokio::spawn(watch.run(inbox)) }
     }
 
-    /// These workers were started in this round; from now on no others are watched.
+    /// These workers were started in this round. From now on no others are watched.
     pub fn begin(&self, round: u64, workers: Vec<Watched>) {
         self.order(Order::Begin { round, workers });
     }
@@ -90,7 +90,7 @@ impl Watchdog {
         self.order(Order::Ended { local_rank });
     }
 
-    /// The workers are being stopped: in their grace they are not watched.
+    /// The workers are being stopped. They are not watched during their grace.
     pub fn end(&self) {
         self.order(Order::End);
     }
@@ -100,7 +100,7 @@ impl Watchdog {
         let _ = self.orders.send(order);
     }
 
-    /// The next worker that hangs. Never ends; may be cancelled.
+    /// The next worker that hangs. Never ends. The wait may be cancelled.
     pub async fn verdict(&mut self) -> Verdict {
         match self.verdicts.recv().await {
             Some(verdict) => verdict,
@@ -153,11 +153,11 @@ impl Watch {
         }
     }
 
-    fn request(&mut self, request: Request) {
+    fn request(&mut self, request: TimerRequest) {
         let now = Time::now();
         match request {
-            Request::Release { pid, scope } => self.deadlines.release(now, pid, scope),
-            Request::Set { pid, scope, left, signal } => match self.owner(pid) {
+            TimerRequest::Release { pid, scope } => self.deadlines.release(now, pid, scope),
+            TimerRequest::Set { pid, scope, left, signal } => match self.owner(pid) {
                 Some(local_rank) => self.deadlines.set_timer(now, local_rank, pid, scope, now + left, signal),
                 None => tracing::debug!(pid, scope, "a timer of a process that belongs to no worker"),
             },
@@ -173,7 +173,7 @@ impl Watch {
             .map(|(local_rank, _)| local_rank)
     }
 
-    /// A deadline has passed, unless there were newer signs of progress.
+    /// Looks whether a deadline has passed, or whether there were newer signs of progress.
     async fn look(&mut self, inbox: &mut mpsc::UnboundedReceiver<Order>) {
         let now = Time::now();
         if self.deadlines.wants_samples(now) {
@@ -191,7 +191,7 @@ impl Watch {
                 let step = (self.steps)(worker.local_rank).map(|(_, at)| at);
                 step.into_iter().for_each(|at| self.deadlines.moved(worker.local_rank, at));
             }
-            // Outside this task, because reading may take long on some file systems.
+            // This runs outside this task, because reading may take long on some file systems.
             let look = move || {
                 let output = |worker: Watched| Some((worker.local_rank, output(worker.directory.as_deref()?, now)?));
                 workers.into_iter().filter_map(output).collect::<Vec<_>>()
@@ -205,7 +205,7 @@ impl Watch {
             return;
         }
         let verdicts = self.judge(expired).await;
-        // Orders that came while stacks were being collected may have made the verdicts stale.
+        // These orders came while stacks were being collected. `Group::condemn` ignores verdicts that are stale by now.
         while let Ok(order) = inbox.try_recv() {
             self.obey(order);
         }
@@ -260,14 +260,14 @@ impl Watch {
 fn output(directory: &Path, now: Time) -> Option<Time> {
     let age = |name: &str| {
         let metadata = std::fs::metadata(directory.join(name)).ok().filter(|metadata| metadata.len() > 0)?;
-        // The wall clock may have been changed meanwhile: a file from the future counts as new.
+        // The wall clock may have been changed meanwhile. A file from the future counts as new.
         Some(SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or(Duration::ZERO))
     };
     let youngest = ["stdout.log", "stderr.log"].into_iter().filter_map(age).min()?;
     Some(now.minus(youngest))
 }
 
-async fn next_request(timers: &mut Option<TimerFile>) -> Request {
+async fn next_request(timers: &mut Option<TimerFile>) -> TimerRequest {
     match timers {
         Some(timers) => timers.next().await,
         None => std::future::pending().await,
@@ -276,7 +276,8 @@ async fn next_request(timers: &mut Option<TimerFile>) -> Request {
 
 async fn until(at: Option<Time>) {
     match at {
-        // At least a millisecond, so that a deadline just about to pass does not cause a busy loop.
+        // The sleep is at least a millisecond, so that a deadline that is just about to pass does not cause a busy
+        // loop.
         Some(at) => tokio::time::sleep(at.since(Time::now()).max(Duration::from_millis(1))).await,
         None => std::future::pending().await,
     }

@@ -16,17 +16,17 @@ use tokio::time::timeout;
 
 use crate::guard::tree::{self, Process};
 
-/// Longest time for one process.
+/// The longest time for one process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most processes of one worker, and most threads of one process, that are looked at.
+/// The most processes of one worker, and the most threads of one process, that are looked at.
 const MOST_PROCESSES: usize = 16;
 const MOST_THREADS: usize = 256;
 
-/// Most bytes of one process's stacks.
+/// The most bytes of one process's stacks.
 const MOST_TEXT: usize = 256 * 1024;
 
-/// Longest excerpt, in bytes. It becomes part of a failure's message.
+/// The longest excerpt, in bytes. The excerpt becomes part of a failure's message.
 const EXCERPT: usize = 160;
 
 /// The stacks of one worker.
@@ -34,7 +34,7 @@ const EXCERPT: usize = 160;
 pub(super) struct Stacks {
     /// All stacks, for a file.
     pub(super) text: String,
-    /// Where the worker's main thread is, in a few words; empty if unknown.
+    /// Where the worker's main thread is, in a few words. Empty if this is unknown.
     pub(super) excerpt: String,
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn write(directory: &Path, text: String) -> Option<PathBuf> {
     }
 }
 
-/// Runs work that may hang outside the runtime; `None` if it takes too long.
+/// Runs work that may hang outside the runtime. `None` if it takes too long.
 pub(super) async fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     timeout(PATIENCE, tokio::task::spawn_blocking(work)).await.ok()?.ok()
 }
@@ -118,8 +118,8 @@ async fn py_spy(pid: i32) -> Result<String, String> {
     }
 }
 
-/// The innermost frame of the main thread in py-spy's text: `Thread 4711 (idle): "MainThread"`, then one frame per
-/// line. If Python has not named the thread, it is the one whose number is the process id.
+/// The innermost frame of the main thread in py-spy's text, which has `Thread 4711 (idle): "MainThread"` and then one
+/// frame on each line. If Python has not named the thread, the main thread is the one whose number is the process id.
 fn main_thread(stacks: &str, pid: i32) -> Option<String> {
     let number = format!("Thread {pid} ");
     let is_main =
@@ -156,7 +156,7 @@ fn threads(pid: i32) -> Vec<Thread> {
 }
 
 fn thread(pid: i32, id: i32) -> Thread {
-    // Does not read `cmdline`, `environ` or `maps`: reading them takes a lock that a stuck process may hold.
+    // `cmdline`, `environ` and `maps` are not read, because reading them takes a lock that a stuck process may hold.
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).unwrap_or_default();
     let status = read("status");
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim();

@@ -7,8 +7,8 @@
 //! {"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": 1795210355.25, "signal": 9}
 //! ```
 //!
-//! `expiration_time` is in seconds since the Unix epoch; a negative one releases the scope. `signal` is the signal to
-//! end the process with; no signal is sent if it is zero or negative.
+//! `expiration_time` is in seconds since the Unix epoch. A negative time releases the scope. `signal` is the signal to
+//! end the process with. No signal is sent if it is zero or negative.
 
 use std::fs::File;
 use std::io;
@@ -27,16 +27,16 @@ pub const TIMER_FILE: &str = "TORCHELASTIC_TIMER_FILE";
 /// Whether workers may set timers by PyTorch's file-based protocol.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Timers {
-    /// No: timers have no effect.
+    /// No. Timers have no effect.
     #[default]
     Off,
-    /// Through a pipe with a name that the agent chooses.
+    /// Through a pipe whose name the agent chooses.
     Fresh,
     /// Through a pipe at this path.
     At(PathBuf),
 }
 
-/// Longer than any line, in bytes: writes beyond `PIPE_BUF` (4096) may be torn, and torch does not attempt them.
+/// A line is shorter than this, in bytes. Writes beyond `PIPE_BUF` (4096) may be torn, and torch does not attempt them.
 const LONGEST: usize = 8192;
 
 /// The pipe cannot be created.
@@ -50,47 +50,47 @@ pub struct TimerFileError {
 
 /// A request of a worker's process.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Request {
-    /// Ends the process with the signal unless another request comes within this time.
+pub enum TimerRequest {
+    /// End the process with the signal, unless another request comes within this time.
     Set {
         /// The process.
         pid: i32,
-        /// Its name for the timer.
+        /// The process's name for the timer.
         scope: String,
-        /// Time left from now on.
+        /// The time left from now on.
         left: Duration,
-        /// The signal's number; zero or less for none.
+        /// The signal's number. Zero or less stands for no signal.
         signal: i32,
     },
     /// The process left the scope in time.
     Release {
         /// The process.
         pid: i32,
-        /// Its name for the timer.
+        /// The process's name for the timer.
         scope: String,
     },
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct TimerLine {
     pid: i32,
     scope_id: String,
     expiration_time: f64,
     signal: i32,
 }
 
-/// Parses a line. `unix_now` is the wall clock, by which workers on the same host set their timers.
-pub(super) fn parse(line: &[u8], unix_now: Duration) -> Result<Request, serde_json::Error> {
-    let Line { pid, scope_id: scope, expiration_time, signal } = serde_json::from_slice(line)?;
+/// Parses a line. `unix_now` is the time of the wall clock. Workers on the same host set their timers by this clock.
+pub(super) fn parse(line: &[u8], unix_now: Duration) -> Result<TimerRequest, serde_json::Error> {
+    let TimerLine { pid, scope_id: scope, expiration_time, signal } = serde_json::from_slice(line)?;
     if expiration_time < 0.0 {
-        return Ok(Request::Release { pid, scope });
+        return Ok(TimerRequest::Release { pid, scope });
     }
     // An expiration time beyond the range of `Duration` never comes.
     let until = Duration::try_from_secs_f64(expiration_time).unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
-    Ok(Request::Set { pid, scope, left: until.saturating_sub(unix_now), signal })
+    Ok(TimerRequest::Set { pid, scope, left: until.saturating_sub(unix_now), signal })
 }
 
-/// The reading end. Dropping it removes the pipe's file.
+/// The reading end of the pipe. Dropping it removes the pipe's file.
 #[derive(Debug)]
 pub struct TimerFile {
     path: PathBuf,
@@ -113,18 +113,18 @@ impl TimerFile {
             Err(_) => {}
         }
         rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::from_raw_mode(0o600)).map_err(|e| failed(e.into()))?;
-        // Opened for writing too, so that there is no end of file between two workers.
+        // The pipe is opened for writing too, so that there is no end of file between two workers.
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let pipe: OwnedFd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let receiver = Receiver::from_file_unchecked(File::from(pipe)).map_err(failed)?;
         Ok(TimerFile { path: path.to_owned(), receiver, unread: Vec::new() })
     }
 
-    /// The pipe at the path that the user named; otherwise a pipe with a fresh name in `runtime`. Must be called within
-    /// a tokio runtime.
+    /// Opens the pipe at the path that the user named, or else a pipe with a fresh name in `runtime`. Must be called
+    /// within a tokio runtime.
     ///
     /// # Errors
-    /// The same as [`TimerFile::open`].
+    /// As for [`TimerFile::open`].
     pub fn as_asked(timers: &Timers, runtime: &Path) -> Result<Option<TimerFile>, TimerFileError> {
         match timers {
             Timers::Off => Ok(None),
@@ -141,8 +141,8 @@ impl TimerFile {
         &self.path
     }
 
-    /// The next request. Unreadable lines are skipped with a warning. May be cancelled.
-    pub async fn next(&mut self) -> Request {
+    /// The next request. Unreadable lines are skipped with a warning. The wait may be cancelled.
+    pub async fn next(&mut self) -> TimerRequest {
         loop {
             while let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.unread.drain(..=end).collect();
@@ -183,9 +183,9 @@ mod tests {
     fn lines_of_torch_are_understood() {
         let set = br#"{"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": 1795210357.5, "signal": 9}"#;
         let left = Duration::from_millis(2500);
-        assert_eq!(parse(set, NOW).unwrap(), Request::Set { pid: 4711, scope: "step".into(), left, signal: 9 });
+        assert_eq!(parse(set, NOW).unwrap(), TimerRequest::Set { pid: 4711, scope: "step".into(), left, signal: 9 });
         let release = br#"{"version": 1, "pid": 4711, "scope_id": "step", "expiration_time": -1, "signal": 0}"#;
-        assert_eq!(parse(release, NOW).unwrap(), Request::Release { pid: 4711, scope: "step".into() });
+        assert_eq!(parse(release, NOW).unwrap(), TimerRequest::Release { pid: 4711, scope: "step".into() });
     }
 
     #[test]
@@ -193,8 +193,8 @@ mod tests {
         let left = |time: &str| {
             let line = format!(r#"{{"pid":1,"scope_id":"s","expiration_time":{time},"signal":9}}"#);
             match parse(line.as_bytes(), NOW).unwrap() {
-                Request::Set { left, .. } => left,
-                Request::Release { .. } => panic!("no release"),
+                TimerRequest::Set { left, .. } => left,
+                TimerRequest::Release { .. } => panic!("no release"),
             }
         };
         assert_eq!(left("12.0"), Duration::ZERO);
@@ -213,7 +213,7 @@ mod tests {
             writeln!(writer, "nonsense").unwrap();
         }
         for scope in ["a", "b"] {
-            assert_eq!(timers.next().await, Request::Release { pid: 7, scope: scope.into() });
+            assert_eq!(timers.next().await, TimerRequest::Release { pid: 7, scope: scope.into() });
         }
         drop(timers);
         assert!(!path.exists());

@@ -1,8 +1,8 @@
 //! The state machine in the words of [`crate::store`]: for the in-process store and for simulations.
 
-use super::{Compacted, Compare, Delete, Key, Mvcc, MvccEvent, MvccRequest, Put, PutLease, Range, Record, Relation};
+use super::{Compare, Delete, Key, Mvcc, MvccEvent, MvccRequest, Put, PutLease, Range, Record, Relation};
 use super::{MvccTxn, Response, Sort, SortBy, Span, Target};
-use crate::store::{self, Guard, KeyValue, Op, OpResult, Revision, Scope, StoreError, TxnResult};
+use crate::store::{self, Guard, KeyValue, Op, OpResult, Scope, StoreError, TxnResult};
 use crate::time::Time;
 
 impl Mvcc {
@@ -26,14 +26,6 @@ impl Mvcc {
     /// Every key in scope, in key order.
     pub fn snapshot(&self, scope: &Scope) -> Vec<KeyValue> {
         self.records(&span(scope)).iter().map(|record| KeyValue::from(&**record)).collect()
-    }
-
-    /// What changed in scope from a revision on, in order.
-    ///
-    /// # Errors
-    /// [`Compacted`] if that is not all known any more.
-    pub fn events_since(&self, scope: &Scope, from: Revision) -> Result<Vec<store::Event>, Compacted> {
-        Ok(self.events(&span(scope), from)?.map(store::Event::from).collect())
     }
 }
 

@@ -1,5 +1,6 @@
-//! Random requests of several clients, compared with a model as simple as possible: everything in lists, searched from
-//! the front. Answers must be the same, and in the end no byte of the budget may be lost.
+//! Random requests of several clients, compared with a model that is as simple as possible: it keeps everything in
+//! lists and searches them from the front. The answers must be the same, and in the end no byte of the budget may be
+//! lost.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +48,7 @@ struct Model {
     waits: Vec<(u32, Vec<Vec<u8>>)>,
 }
 
-/// Whom the answer goes to, and its bytes.
+/// The client that an answer goes to, and the answer's bytes.
 type Said = (u32, Vec<u8>);
 
 impl Model {
@@ -81,7 +82,7 @@ impl Model {
         self.waits.push((client, keys));
     }
 
-    /// Reads a number as C does; `None` if there is none.
+    /// Reads a number as C does. `None` if there is none.
     fn number(&self, key: &[u8]) -> Option<i64> {
         match self.entries.get(key).map(Vec::as_slice) {
             None => Some(0),
@@ -172,7 +173,7 @@ fn bytes(reply: Reply) -> Vec<u8> {
     }
 }
 
-/// What each client hears, in order.
+/// What each client receives, in order.
 fn by_client(said: impl IntoIterator<Item = Said>) -> BTreeMap<u32, Vec<u8>> {
     let mut heard: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
     for (client, bytes) in said.into_iter().filter(|(_, bytes)| !bytes.is_empty()) {
@@ -181,7 +182,7 @@ fn by_client(said: impl IntoIterator<Item = Said>) -> BTreeMap<u32, Vec<u8>> {
     heard
 }
 
-/// One request out of its bytes.
+/// Decodes one request from its bytes.
 fn with_request<T>(said: &[u8], mut act: impl FnMut(Request<'_>) -> T) -> T {
     let mut result = None;
     let whole = [&HELLO[..], said].concat();

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use super::{Client, HELLO, Limits, Served, get, request, serve, set, string, wait};
+use super::{Client, HELLO, Served, WorkersStoreLimits, get, request, serve, set, string, wait};
 
 fn small() -> Served {
-    serve(Limits { memory: 4 << 20, connections: 4096, ..Limits::default() })
+    serve(WorkersStoreLimits { memory: 4 << 20, connections: 4096, ..WorkersStoreLimits::default() })
 }
 
 fn goes_on(store: &Served) {
@@ -53,7 +53,7 @@ fn who_breaks_the_protocol_is_cut_off_and_nobody_else() {
 #[test]
 fn a_first_request_is_whole_in_time_or_never() {
     let first_request = Duration::from_millis(100);
-    let store = serve(Limits { first_request, ..Limits::default() });
+    let store = serve(WorkersStoreLimits { first_request, ..WorkersStoreLimits::default() });
     let half = &set("/k", b"value")[..9];
     // A client that has completed a request may be slow, and one that sends nothing may wait.
     let mut known = store.client();
@@ -127,7 +127,7 @@ fn the_budget_holds_whatever_takes_it_up() {
         let mut client = store.client();
         let said = (1..20).try_for_each(|n| client.stream.write_all(&frame(n)));
         assert!(said.is_err() || client.is_cut_off(), "{what}: nobody stopped it");
-        // Clients that only read or add a little still can, once the offender's own share is freed.
+        // Clients that only read, or add a little, still can once the offender's own share is freed.
         store.client().ping();
     }
     goes_on(&store);
@@ -135,12 +135,12 @@ fn the_budget_holds_whatever_takes_it_up() {
 
 #[test]
 fn unsent_answers_are_bounded_and_hold_up_nobody_else() {
-    let store = serve(Limits { memory: 16 << 20, connections: 4096, ..Limits::default() });
+    let store = serve(WorkersStoreLimits { memory: 16 << 20, connections: 4096, ..WorkersStoreLimits::default() });
     let mut client = store.client();
     client.say(&set("/blob", &vec![7; 2 << 20]));
     client.ping();
     let before = memory();
-    // 200 readers that never read, each owed 200 MiB.
+    // 200 clients that never read. 200 MiB are owed to each.
     let asked: Vec<u8> = (0..100).flat_map(|_| get("/blob")).collect();
     let mut deaf: Vec<Client> = (0..200).map(|_| store.client()).collect();
     for client in &mut deaf {
@@ -190,7 +190,7 @@ fn cpu() -> f64 {
 
 #[test]
 fn silent_strangers_make_way_when_there_is_no_room() {
-    let store = serve(Limits { memory: 4 << 20, connections: 8, ..Limits::default() });
+    let store = serve(WorkersStoreLimits { memory: 4 << 20, connections: 8, ..WorkersStoreLimits::default() });
     let mut speakers: Vec<Client> = (0..4).map(|_| store.client()).collect();
     speakers.iter_mut().for_each(Client::ping);
     let mut silent: Vec<Client> = (0..20).map(|_| store.connect()).collect();
@@ -202,7 +202,7 @@ fn silent_strangers_make_way_when_there_is_no_room() {
 
 #[test]
 fn a_full_house_of_speakers_makes_newcomers_wait_not_fail() {
-    let store = serve(Limits { memory: 4 << 20, connections: 4, ..Limits::default() });
+    let store = serve(WorkersStoreLimits { memory: 4 << 20, connections: 4, ..WorkersStoreLimits::default() });
     let mut speakers: Vec<Client> = (0..4).map(|_| store.client()).collect();
     speakers.iter_mut().for_each(Client::ping);
     let mut newcomer = store.connect();

@@ -9,12 +9,12 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::{Limits, TcpStore};
+use super::{TcpStore, WorkersStoreLimits};
 
 /// Nothing takes longer, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// VALIDATE.
+/// A VALIDATE request.
 const HELLO: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
 
 struct Served {
@@ -22,14 +22,14 @@ struct Served {
     store: TcpStore,
 }
 
-fn serve(limits: Limits) -> Served {
+fn serve(limits: WorkersStoreLimits) -> Served {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
     Served { port, store: TcpStore::serve(listener, limits).unwrap() }
 }
 
 impl Served {
-    /// A connection that has said nothing.
+    /// A connection that has sent nothing.
     fn connect(&self) -> Client {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -66,12 +66,12 @@ impl Client {
         self.hear(answer)
     }
 
-    /// Whether all earlier requests have been carried out, and the connection lives.
+    /// Checks that all earlier requests have been carried out and that the connection lives.
     fn ping(&mut self) {
         assert_eq!(self.ask(b"\x0d\x01\x02\x03\x04", 4), b"\x01\x02\x03\x04");
     }
 
-    /// Waits for the end of the connection; drops what still arrives.
+    /// Waits for the end of the connection, and drops what still arrives.
     fn is_cut_off(&mut self) -> bool {
         match self.stream.read_to_end(&mut Vec::new()) {
             Ok(_) => true,

@@ -1,7 +1,7 @@
 //! Bytes recorded between real clients and torch's own server: a client that sends the bytes on the left gets the bytes
 //! on the right from our server.
 
-use super::{Client, Limits, serve};
+use super::{Client, WorkersStoreLimits, serve};
 
 fn bytes(hex: &str) -> Vec<u8> {
     let hex: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
@@ -17,7 +17,7 @@ fn replay(client: &mut Client, conversation: &[(&str, &str, &str)]) {
 
 #[test]
 fn torch_2_15() {
-    let store = serve(Limits::default());
+    let store = serve(WorkersStoreLimits::default());
     let mut client = store.connect();
     replay(
         &mut client,
@@ -69,7 +69,7 @@ fn torch_2_15() {
 
 #[test]
 fn torch_1_13() {
-    let store = serve(Limits::default());
+    let store = serve(WorkersStoreLimits::default());
     let mut client = store.connect();
     replay(
         &mut client,
@@ -99,7 +99,7 @@ fn torch_1_13() {
 
 #[test]
 fn old_and_new_clients_share_a_store() {
-    let store = serve(Limits::default());
+    let store = serve(WorkersStoreLimits::default());
     let (mut old, mut new) = (store.connect(), store.client());
     old.say(&bytes("05 0100000000000000 0200000000000000 2f6b"));
     new.say(&super::set("/k", b"v"));

@@ -1,4 +1,4 @@
-//! Ends of workers, and the words for them.
+//! Ends of workers, and the failures that follow from them.
 
 use super::*;
 
@@ -80,17 +80,17 @@ fn the_cgroups_count_proves_the_out_of_memory_killer() {
     assert_eq!(evidence.by, Killer::OomKiller);
     assert!(evidence.evidence.contains("/sys/fs/cgroup/memory.events has grown by 1"), "{evidence}");
 
-    // A count that stands still acquits it, even where others of the host were its victims.
+    // A count that stands still clears the killer, even if it took other processes of the host.
     let elsewhere = told(signal(libc::SIGKILL), none(), victims(Some(4), 10));
     assert_eq!(killer(&elsewhere), Some(Killer::Outside));
     // Where only the host is counted, nothing is proven.
     let unknown = told(signal(libc::SIGKILL), victims(None, 9), victims(None, 10));
     assert_eq!(killer(&unknown), Some(Killer::MaybeOomKiller));
     assert_eq!(killer(&told(signal(libc::SIGKILL), victims(None, 9), victims(None, 9))), Some(Killer::Outside));
-    // A worker that dies of its child's death was not killed itself.
+    // A worker that fails because its child was killed was not killed itself.
     assert_eq!(killer(&told(exited(Exit::Code(1)), none(), one())), Some(Killer::OomKillerBeside));
     assert_eq!(killer(&told(exited(Exit::Code(1)), none(), none())), None);
-    // Its victims do not explain another signal.
+    // The killer's victims do not explain another signal.
     assert_eq!(killer(&told(signal(libc::SIGSEGV), none(), one())), Some(Killer::Fault));
 }
 
@@ -105,7 +105,7 @@ fn who_was_asked_to_stop_is_weaker_than_who_broke_and_stronger_than_who_was_left
     assert_eq!(classes, [FailureClass::Peer, FailureClass::Signalled, FailureClass::Own]);
     assert!(classes.is_sorted());
     assert_eq!(judge(&signal(libc::SIGKILL)).class, FailureClass::Own);
-    // A worker's own word about its class goes before our reading.
+    // A worker's own word about its class goes before what the agent concludes.
     let own = Evidence {
         told: Some((Blame::Own, "Connection reset by peer: the data server".into())),
         ..exited(Exit::Code(1))

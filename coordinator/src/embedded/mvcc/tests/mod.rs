@@ -5,7 +5,7 @@ mod against_model;
 use std::time::Duration;
 
 use super::*;
-use crate::store::{self, Guard, Op, OpResult, Scope, StoreError};
+use crate::store::{self, Guard, Op, OpResult, StoreError};
 use crate::time::Time;
 
 const T0: Time = Time::from_millis(1_000);
@@ -67,8 +67,7 @@ fn all_writes_of_a_transaction_share_a_revision_and_later_reads_in_it_see_them()
     assert_eq!(done.revision, Revision(2));
     assert_eq!(done.results[2].values().len(), 2);
     assert_eq!(done.results[4], OpResult::Count(2));
-    let events = store.events_since(&Scope::Prefix(String::new()), Revision(2)).unwrap();
-    assert!(events.iter().all(|event| event.revision() == Revision(2)));
+    assert!(store.events(&all(), Revision(2)).unwrap().all(|event| event.revision == Revision(2)));
 }
 
 #[test]
@@ -103,8 +102,8 @@ fn compaction_takes_the_past_and_leaves_the_present() {
     let mut store = with(&["a", "b", "c"]);
     store.compact(Revision(3)).unwrap();
     let gone = Compacted { requested: Revision(2), oldest: Revision(3) };
-    assert_eq!(store.events_since(&Scope::Prefix(String::new()), Revision(2)), Err(gone));
-    assert_eq!(store.events_since(&Scope::Prefix(String::new()), Revision(3)).unwrap().len(), 2);
+    assert_eq!(store.events(&all(), Revision(2)).err(), Some(gone));
+    assert_eq!(store.events(&all(), Revision(3)).unwrap().count(), 2);
     assert_eq!(store.range(&Range { revision: Some(Revision(2)), ..Range::of(all()) }), Err(gone.into()));
     assert_eq!(keys(&store.range(&Range { revision: Some(Revision(3)), ..Range::of(all()) }).unwrap()), ["a", "b"]);
     assert_eq!(store.compact(Revision(3)), Err(Error::Compacted { requested: Revision(3), oldest: Revision(3) }));

@@ -5,25 +5,28 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use super::Shared;
-use crate::store::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
+use super::{LeaseId, Result, Revision, Scope, Store, Txn, TxnResult, Watcher};
 
-/// A store whose calls are counted in a replica's metrics.
+/// Hears of each call that was answered: its kind (read, write, watch, grant, keep_alive, revoke), whether the store
+/// carried it out, and how long that took. A transaction whose guards did not hold was carried out.
+pub type CallObserver = Arc<dyn Fn(&'static str, bool, Duration) + Send + Sync>;
+
+/// A store whose calls an observer hears of.
 pub struct Metered {
     store: Arc<dyn Store>,
-    shared: Arc<Shared>,
+    observer: CallObserver,
 }
 
 impl Metered {
-    /// Counts calls on `store`.
-    pub fn new(store: Arc<dyn Store>, shared: Arc<Shared>) -> Metered {
-        Metered { store, shared }
+    /// Tells `observer` of the calls on `store`.
+    pub fn new(store: Arc<dyn Store>, observer: CallObserver) -> Metered {
+        Metered { store, observer }
     }
 
     async fn timed<T>(&self, call: &'static str, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let begun = Instant::now();
         let result = work.await;
-        self.shared.metrics.called(call, result.is_ok(), begun.elapsed());
+        (self.observer)(call, result.is_ok(), begun.elapsed());
         result
     }
 }
