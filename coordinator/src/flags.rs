@@ -1,4 +1,7 @@
-//! The flags that say which store and which prefix, shared by `elastic-coordinator` and `elasticctl`.
+//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix.
+
+pub mod coordinator;
+pub mod operator;
 
 use std::path::PathBuf;
 

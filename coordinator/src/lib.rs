@@ -14,7 +14,7 @@
 //! | [`node`] | the drivers that carry the machines: IO, timers, pulses |
 //! | [`workers`] | what a round's workers ask for through their agents: barriers, checkpoint commits |
 //! | [`service`] | what `elastic-coordinator` runs: leads every job while it is up |
-//! | [`flags`] | the flags that say which store, shared by `elastic-coordinator` and `elasticctl` |
+//! | [`flags`] | the command lines of `elastic-coordinator` and `elasticctl` |
 //!
 //! What only `elasticctl` does lies beside it, in `bin/elasticctl`.
 

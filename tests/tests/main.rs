@@ -8,9 +8,11 @@
 //! | `hostile` | what a client without rights can do to the ports of an agent and of a coordinator |
 //! | `launchers` | PyTorch's own cases for launchers, on the agent and on torchrun |
 //! | `operator` | `elastic-coordinator` and `elasticctl` as users run them |
+//! | `packaging` | what `make dist` makes, installed and run where nothing else is |
 //! | `protocol` | rounds with real drivers and connections, all in one process |
 //! | `python` | the Python package and its wheel, without PyTorch |
 //! | `pytorch`, `torch_store`, `torchelastic` | PyTorch's scripts, its store's clients, and its rendezvous on etcd v2 |
+//! | `setup` | what `scripts/setup.sh` says on machines that lack something |
 //! | `store_contract`, `store_contract_embedded` | what each store must do |
 
 // Helpers of tests fail as tests do.
@@ -23,9 +25,11 @@ mod etcd_v2;
 mod hostile;
 mod launchers;
 mod operator;
+mod packaging;
 mod protocol;
 mod python;
 mod pytorch;
+mod setup;
 mod store_contract;
 mod store_contract_embedded;
 mod torch_store;

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
+use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits, json_lines};
 use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::requirement::skip;
@@ -23,8 +23,10 @@ fn succeeds(command: &mut Command) -> Output {
 }
 
 #[test]
-fn the_sampler_uses_each_sample_once() {
-    succeeds(Command::new("python3").arg(package().join("tests/test_sampler.py")).env("PYTHONPATH", package()));
+fn the_package_keeps_its_promises() {
+    let mut command = Command::new("python3");
+    command.args(["-m", "unittest", "discover", "-s"]).arg(package().join("tests"));
+    succeeds(command.env("PYTHONPATH", package()));
 }
 
 #[test]
@@ -117,6 +119,21 @@ async fn a_script_that_starts_ahead_gets_its_place_when_it_is_ready() {
     keeps_its_process(Job::on(&etcd, "2").flag("--warm-up=60")).await;
 }
 
+#[tokio::test]
+async fn a_script_that_may_not_quiesce_hears_why() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").plain_script("quiesces_unregistered.py", &[]);
+    let mut agents = vec![job.start("a")];
+    job.runs(1, 1).await;
+    agents.push(job.start("b"));
+    let refused = eventually("the first is refused", LIMIT, async || {
+        json_lines(&job.path("trace")).into_iter().find(|line| line["event"] == "refused")
+    })
+    .await;
+    assert!(refused["error"].as_str().unwrap().contains("registered with `round_aware`"), "{refused}");
+    assert_eq!(refused["is_runtime_error"], false);
+}
+
 async fn keeps_its_process(job: Job) {
     let job = job.flag("--max-restarts=1").plain_script("keeps_process.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
@@ -138,6 +155,9 @@ async fn keeps_its_process(job: Job) {
     assert_ne!(second[1]["pid"], first[1]["pid"]);
     assert_ne!(second[0]["place"]["master_port"], first[0]["place"]["master_port"]);
     assert!(second.iter().all(|line| line["again"] == true), "{second:?}");
+    for line in second {
+        assert_eq!(line["master_port"], line["place"]["master_port"].to_string(), "what torch reads is the new place");
+    }
     std::fs::write(job.path("finish"), "").unwrap();
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
@@ -188,4 +208,28 @@ fn the_wheel_puts_the_program_on_the_path() {
     let listed = succeeds(Command::new(bin.join("python")).args(["-m", "pip", "list", "--format=freeze"]));
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     assert!(listed.contains("elastic-agent=="), "{listed}");
+
+    for module in ["elastic_agent", "elastic_agent.run"] {
+        a_module_reports_what_a_script_records(&bin, module);
+    }
+}
+
+/// `python -m MODULE` runs the program, workers on this Python, whose `record` names the job's root cause.
+fn a_module_reports_what_a_script_records(bin: &Path, module: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let script = dir.path().join("train.py");
+    let text = "import sys\nfrom elastic_agent import record\n@record\ndef main():\n    \
+                raise ValueError(f'no {sys.argv[1]} with {sys.executable}')\nmain()\n";
+    std::fs::write(&script, text).unwrap();
+    let mut command = Command::new(bin.join("python"));
+    command.args(["-m", module, "--standalone", "--report=json", "--log-dir"]).arg(dir.path().join("logs"));
+    command.arg(&script).arg("data").env_remove("VIRTUAL_ENV").env_remove("PYTHON_EXEC").env_remove("PYTHONPATH");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(JOB_FAILED), "{module}: {}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_str(said.lines().last().unwrap_or_default()).unwrap();
+    let cause = report.to_string();
+    let message = format!("ValueError: no data with {}", bin.join("python").display());
+    assert!(cause.contains(&message), "{module}: {cause}");
+    assert!(cause.contains("Traceback (most recent call last)") && cause.contains("in main"), "{module}: {cause}");
 }

@@ -6,6 +6,7 @@
 //! elastic      the front: settings, a model and its data in, trained parameters out
 //! settings     flags, environment, which device
 //! tasks        what the program `elastic-trainer` trains: digits, a GPT
+//! command      that program's command line
 //! train        the loop, from one round to the next in the same process; when a checkpoint is saved; trace and plot
 //! agent        the worker's side of the agent's socket
 //! engine       what computes a step, on CPUs or a GPU: gradients, the optimizer, the state
@@ -27,6 +28,7 @@ compile_error!("tensors are sent and saved as they lie in memory, which must be 
 
 pub mod agent;
 pub mod checkpoint;
+pub mod command;
 pub mod data;
 pub mod elastic;
 pub mod engine;

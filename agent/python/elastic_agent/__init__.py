@@ -1,6 +1,8 @@
-"""What a training script may ask of the elastic-agent that started it. Not for starting one: that is the program
-`elastic-agent`. Nothing here is needed to train under an agent, and nothing but the standard library is imported."""
+"""What a training script may ask of the elastic-agent that started it. To start an agent, use the program
+`elastic-agent`, or `python -m elastic_agent`. A script can train under an agent without this package. Only the standard
+library is imported."""
 
+from .errors import record
 from .sampler import ElasticSampler
 from .worker import (
     AgentError,
@@ -28,5 +30,6 @@ __all__ = [
     "on_round_change",
     "quiesce",
     "ready",
+    "record",
     "report_progress",
 ]

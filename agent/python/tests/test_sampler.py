@@ -1,4 +1,4 @@
-"""The sampler's promise, over random histories of groups. Needs the standard library alone."""
+"""The sampler's promise, over random histories of groups. Needs only the standard library."""
 
 import collections
 import random
@@ -18,7 +18,7 @@ def group(length, size, state=None, **options):
 
 class Histories(unittest.TestCase):
     def run_epoch(self, choose, length, epoch, drop_last):
-        """Works off an epoch with groups that change and lose what is not in a checkpoint. Returns what counts."""
+        """Runs an epoch with groups that change and lose what is in no checkpoint. Returns the samples that count."""
         kept, state, size = [], None, choose.randint(1, 7)
         while True:
             samplers = group(length, size, state, seed=3, drop_last=drop_last)
@@ -29,7 +29,8 @@ class Histories(unittest.TestCase):
             self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 0 if drop_last else 1)
             if choose.random() < 0.3:
                 return kept + sum(shares, [])
-            # They train in step on batches, perhaps to the shortest share's end; not all of it gets into a checkpoint.
+            # The ranks train in step on batches, perhaps up to the end of the shortest share. Only a part gets into a
+            # checkpoint.
             trained = choose.randint(0, min(map(len, shares)))
             saved = choose.randint(0, trained)
             for sampler in samplers:

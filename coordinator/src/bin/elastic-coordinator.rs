@@ -1,5 +1,5 @@
-//! `elastic-coordinator`: leads every job under a prefix while it runs, and can serve the embedded store. Not needed by
-//! any job: without it agents lead.
+//! `elastic-coordinator`: leads every job under a prefix while it runs, and can serve the embedded store. No job needs
+//! it: without it agents lead.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -10,71 +10,18 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use elastic_coordinator::embedded::EmbeddedServer;
-use elastic_coordinator::flags::StoreFlags;
+use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
-use elastic_coordinator::service::metered::Metered;
 use elastic_coordinator::service::{self, ServiceSetup, Shared, http};
 use elastic_coordinator::store::Store;
+use elastic_coordinator::store::metered::Metered;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
 
 /// Where agents' pulses are taken unless told otherwise.
 const PEER_PORT: u16 = 29410;
-
-/// Lead every elastic job under a prefix.
-///
-/// A job needs no coordinator: its agents elect a leader among themselves. A coordinator takes the lead of each running
-/// job without a change of its round, so that no training node has the work, and reports on all jobs at one place.
-/// Run as many replicas as you like; they keep nothing outside the store. When one ends, agents lead again at once.
-#[derive(Debug, Parser)]
-#[command(
-    name = "elastic-coordinator",
-    version,
-    after_help = "\
-Examples:
-  elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
-  elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
-
-Signals: SIGTERM and SIGINT hand all jobs to their agents, then end the process."
-)]
-struct Cli {
-    #[command(flatten)]
-    store: StoreFlags,
-
-    /// Serve an embedded store, in this process's memory, and lead the jobs in it: for trials, production is etcd
-    #[arg(long, conflicts_with = "etcd")]
-    embedded: bool,
-
-    /// Where to serve the embedded store
-    #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
-    listen: SocketAddr,
-
-    /// Serve it on an address that other machines can reach: it knows neither passwords nor TLS
-    #[arg(long, requires = "embedded")]
-    allow_remote: bool,
-
-    /// Where to take agents' pulses [default: 0.0.0.0:29410; 127.0.0.1:29410 with an embedded store on loopback]
-    #[arg(long, value_name = "ADDR:PORT")]
-    peer_listen: Option<SocketAddr>,
-
-    /// Name or address at which agents reach that port [default: the address of the interface that leads to the store]
-    #[arg(long, value_name = "HOST[:PORT]")]
-    peer_address: Option<String>,
-
-    /// Serve /live, /ready and /metrics over HTTP
-    #[arg(long, value_name = "ADDR:PORT")]
-    http: Option<SocketAddr>,
-
-    /// How long its leadership outlives a host that falls silent, in seconds
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]
-    lease_ttl: u64,
-
-    /// Its log as one JSON object a line
-    #[arg(long)]
-    json_logs: bool,
-}
 
 #[allow(clippy::print_stderr)]
 fn main() -> ExitCode {
@@ -137,8 +84,10 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         let shared = Arc::clone(&shared);
         tokio::spawn(http::serve(listener, shared));
     }
+    let observed = Arc::clone(&shared);
+    let observer = Arc::new(move |call, ok, took| observed.metrics.called(call, ok, took));
     let setup = ServiceSetup {
-        store: Arc::new(Metered::new(store, Arc::clone(&shared))),
+        store: Arc::new(Metered::new(store, observer)),
         prefix: cli.store.prefix,
         record: LeaderRecord { node, peer, coordinator: true },
         listener,
@@ -152,7 +101,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             served = serving => return Ok(served.context("the embedded store's task failed")??),
         },
     };
-    // The store goes last: agents see the hand-over before it is gone.
+    // The store ends last, so that agents see the hand-over first.
     leave.send_replace(true);
     if let Some(serving) = serving {
         serving.await.context("the embedded store's task failed")??;
@@ -160,7 +109,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     led
 }
 
-/// Where agents' pulses are taken: where their store is this machine's alone, so are they.
+/// Where to take agents' pulses. If only this machine can reach the store, only this machine can reach this port.
 fn peer_listen(cli: &Cli) -> SocketAddr {
     let own = cli.embedded && cli.listen.ip().is_loopback();
     let any = if own { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
@@ -185,9 +134,10 @@ fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
     Ok(Endpoint { host: host.to_owned(), port })
 }
 
-/// This machine's address on the way to the store; where the store is on this machine, on the way out of it.
+/// The address of this machine's interface that leads to the store, or, if the store is on this machine, to other
+/// networks.
 fn outward(cli: &Cli) -> IpAddr {
-    // An address of documentation (RFC 5737), so never this machine's network.
+    // An address for documentation (RFC 5737), so it is never in this machine's network.
     const OUT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
     let store = if cli.embedded { Some(cli.listen) } else { cli.store.etcd.first().and_then(|etcd| resolve(etcd)) };
     let found = store.and_then(from_here_to).filter(|ip| !ip.is_loopback()).or_else(|| from_here_to(OUT));

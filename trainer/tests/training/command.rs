@@ -20,7 +20,7 @@ fn done(arguments: &[&str]) -> String {
     printed
 }
 
-/// What is printed, and why it could not be done.
+/// What a command that fails prints, and its error.
 fn refused(arguments: &[&str]) -> (String, String) {
     let output = checkpoint(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -31,8 +31,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Trains for some epochs of 23 steps, of which each leaves one checkpoint, and one is there besides that was cut
-/// short.
+/// Trains for some epochs of 23 steps, each of which leaves one checkpoint. There is one more, which was cut short.
 fn trained<const EPOCHS: usize>(folder: &Path) -> [PathBuf; EPOCHS] {
     for epoch in 1..=EPOCHS as u64 {
         let flags = format!("--hidden 16 --checkpoint-every 1000000 --keep 50 --epochs {epoch}");
@@ -67,7 +66,7 @@ fn a_folder_is_listed_verified_and_pruned() {
     let verified = done(&["verify", dir]);
     assert_eq!(verified.matches("whole").count(), 4, "{verified}");
 
-    // When one is damaged, then it is named, with its file and chunk, and by itself too
+    // When one is damaged, then it is named with its file and chunk, also when it is checked alone
     flip(&checkpoints[1].join("rank0-of-1.safetensors"), 4096);
     let (printed, logged) = refused(&["verify", dir]);
     assert!(printed.contains("step-00000046-r2  bad: rank0-of-1.safetensors is damaged in chunk 0"), "{printed}");
@@ -76,7 +75,7 @@ fn a_folder_is_listed_verified_and_pruned() {
     assert!(printed.contains("chunk 0"), "{printed}");
     done(&["verify", text(&checkpoints[0])]);
 
-    // When the newest is damaged too, then pruning leaves it alone, and the newest whole one
+    // When the newest is damaged too, then pruning keeps it, and the newest whole one
     flip(&checkpoints[3].join("manifest.json"), 100);
     let would = done(&["prune", dir, "--keep", "1", "--dry-run"]);
     assert!(would.contains("2 would stay") && would.contains("would remove step-00000030-r1"), "{would}");
@@ -85,7 +84,7 @@ fn a_folder_is_listed_verified_and_pruned() {
     assert_eq!(gone.matches("removed").count(), 3, "{gone}");
     assert_eq!(checkpoints.map(|path| path.exists()), [false, false, true, true]);
 
-    // A file of another length is seen without reading it
+    // A file of another length is noticed without reading it
     std::fs::write(folder.path().join("step-00000069-r3/rank0-of-1.safetensors"), "x").unwrap();
     assert!(done(&["list", dir]).contains("has 1 bytes instead of"));
 }
@@ -97,7 +96,7 @@ fn a_checkpoint_is_exported_as_plain_safetensors() {
     let (dir, file) = (text(folder.path()), folder.path().join("parameters.safetensors"));
     let expected = train("--hidden 16 --epochs 2", 1, 0).checksum();
 
-    // The newest, and of it what a model needs
+    // The newest, with only what a model needs
     assert!(done(&["export", dir, text(&file)]).contains("step 46"));
     let bytes = std::fs::read(&file).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
@@ -116,7 +115,7 @@ fn a_checkpoint_is_exported_as_plain_safetensors() {
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     assert!(tensors.names().iter().any(|name| name.starts_with("adamw.")), "{:?}", tensors.names());
 
-    // Nothing is overwritten, and nothing damaged is exported
+    // No file is overwritten, and no damaged checkpoint is exported
     let (_, logged) = refused(&["export", dir, text(&file)]);
     assert!(logged.contains("is there already"), "{logged}");
     let (_, logged) = refused(&["export", dir, "/dev/null/x", "--step=24"]);
@@ -163,7 +162,7 @@ fn what_is_committed_is_not_pruned_however_many_newer_ones_there_are() {
     std::fs::write(folder.path().join("committed"), format!("{name}\n")).unwrap();
     let printed = done(&["prune", dir, "--keep", "1"]);
     assert!(!first.exists() && [&second, &third, &fourth].into_iter().all(|path| path.exists()), "{printed}");
-    // And where nobody has left word, the newest whole one is what counts.
+    // And without the record of a confirmed commit, the newest whole one counts.
     std::fs::remove_file(folder.path().join("committed")).unwrap();
     done(&["prune", dir, "--keep", "1"]);
     assert!(!second.exists() && !third.exists() && fourth.exists());

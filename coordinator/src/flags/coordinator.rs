@@ -1,0 +1,61 @@
+//! The command line of `elastic-coordinator`.
+
+use std::net::SocketAddr;
+
+use clap::Parser;
+
+use super::StoreFlags;
+
+/// Lead every elastic job under a prefix.
+///
+/// A job needs no coordinator: its agents elect a leader among themselves. A coordinator takes the lead of each running
+/// job without a change of its round, so that no training node has the work, and reports on all jobs at one place.
+/// Run as many replicas as you like; they keep nothing outside the store. When one ends, agents lead again at once.
+#[derive(Debug, Parser)]
+#[command(
+    name = "elastic-coordinator",
+    version,
+    after_help = "\
+Examples:
+  elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
+  elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
+
+Signals: SIGTERM and SIGINT hand all jobs to their agents, then end the process."
+)]
+pub struct Flags {
+    /// Which store, and where in it.
+    #[command(flatten)]
+    pub store: StoreFlags,
+
+    /// Serve an embedded store, in this process's memory, and lead the jobs in it: for trials, production is etcd
+    #[arg(long, conflicts_with = "etcd")]
+    pub embedded: bool,
+
+    /// Where to serve the embedded store
+    #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
+    pub listen: SocketAddr,
+
+    /// Serve it on an address that other machines can reach: it knows neither passwords nor TLS
+    #[arg(long, requires = "embedded")]
+    pub allow_remote: bool,
+
+    /// Where to take agents' pulses [default: 0.0.0.0:29410; 127.0.0.1:29410 with an embedded store on loopback]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub peer_listen: Option<SocketAddr>,
+
+    /// Name or address at which agents reach that port [default: the address of the interface that leads to the store]
+    #[arg(long, value_name = "HOST[:PORT]")]
+    pub peer_address: Option<String>,
+
+    /// Serve /live, /ready and /metrics over HTTP
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub http: Option<SocketAddr>,
+
+    /// How long its leadership outlives a host that falls silent, in seconds
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]
+    pub lease_ttl: u64,
+
+    /// Its log as one JSON object a line
+    #[arg(long)]
+    pub json_logs: bool,
+}

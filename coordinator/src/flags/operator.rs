@@ -1,0 +1,111 @@
+//! The command line of `elasticctl`.
+
+use clap::{Parser, Subcommand, ValueEnum};
+
+use super::StoreFlags;
+
+/// See elastic's jobs and ask things of them.
+///
+/// Everything is read from the store that the agents meet through, and asked for there: elasticctl talks to no agent,
+/// and needs no coordinator. What is asked for is carried out by whoever leads the job.
+#[derive(Debug, Parser)]
+#[command(
+    name = "elasticctl",
+    version,
+    after_help = "\
+Examples:
+  elasticctl jobs                          all jobs, their rounds and why those came to be
+  elasticctl describe train                one job: nodes, ranks, leader, checkpoint, evictions
+  elasticctl events train -f               its history, and what happens from now on
+  elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
+  elasticctl set train --max 8             grow or shrink a running job
+  elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
+
+Exit status: 0 if done, 1 if it could not be done, 2 for flags that make no sense."
+)]
+pub struct Flags {
+    /// What is asked.
+    #[command(subcommand)]
+    pub command: Command,
+
+    /// Which store, and where in it.
+    #[command(flatten)]
+    pub store: StoreFlags,
+
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Output::Table, global = true)]
+    pub output: Output,
+}
+
+/// How `elasticctl` prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people
+    Table,
+    /// For programs: the records as they are stored; events as one object a line
+    Json,
+}
+
+/// What `elasticctl` is asked.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List all jobs
+    Jobs,
+    /// Show one job: its round, nodes, ranks, leader, checkpoint, evictions
+    Describe {
+        /// The job, as the agents' --rdzv-id says
+        job: String,
+    },
+    /// Show a job's history: joins, losses, failures, rounds with their reasons (the last 256)
+    Events {
+        /// The job
+        job: String,
+        /// Go on until interrupted
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Have a node leave as planned: the others form a round without it, and its agent ends
+    ///
+    /// Nodes of this name get no place in the job until `elasticctl undrain`: an agent that is started there meanwhile
+    /// ends at once, saying so. With fewer nodes left than the job's minimum it waits for others.
+    Drain {
+        /// The job
+        job: String,
+        /// The node's name, as `elasticctl describe` shows it
+        node: String,
+    },
+    /// Let a drained node take part again, once its agent is started
+    Undrain {
+        /// The job
+        job: String,
+        /// The node's name
+        node: String,
+    },
+    /// Change how many nodes a job may have, while it runs
+    ///
+    /// It overrides what its agents were started with until the job begins anew. A lower maximum takes effect at once:
+    /// the nodes that came last become spares.
+    Set {
+        /// The job
+        job: String,
+        /// Fewest nodes
+        #[arg(long, required_unless_present = "max", value_name = "NODES")]
+        min: Option<u32>,
+        /// Most nodes
+        #[arg(long, value_name = "NODES")]
+        max: Option<u32>,
+    },
+    /// End a job: its workers are stopped and its agents leave
+    Close {
+        /// The job
+        job: String,
+    },
+    /// Have a job that has failed begin from its first step when it is started again, as when its files are lost
+    ///
+    /// Only the job's resume point is dropped; checkpoint files are left alone. A trainer that looks for files by itself
+    /// may still find them.
+    DropCheckpoint {
+        /// The job
+        job: String,
+    },
+}

@@ -1,0 +1,79 @@
+"""What packages are made of: the sources, their version, this machine."""
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DIST = ROOT / "dist"
+PROGRAMS = ["elastic-agent", "elastic-coordinator", "elastic-trainer", "elasticctl"]
+SUMMARY = "Fault-tolerant, elastic data-parallel training, coordinated by etcd"
+# Debian's names of architectures.
+DEBIAN = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Failure(Exception):
+    """What cannot be done, and why, in one line."""
+
+
+def run(*command: object, **options: object) -> str:
+    """Runs a command, and returns what it prints."""
+    done = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True, **options)
+    return done.stdout
+
+
+@dataclasses.dataclass(frozen=True)
+class Project:
+    version: str
+    commit: str
+    # The commit's time.
+    epoch: int
+    # Whoever made it: name and address.
+    maintainer: str
+    # Cargo's target directory.
+    target: Path
+    # As Rust and Python call it.
+    machine: str
+    # `cargo metadata`.
+    metadata: dict
+
+    @property
+    def debian_architecture(self) -> str:
+        return DEBIAN[self.machine]
+
+    @property
+    def triple(self) -> str:
+        return f"{self.machine}-unknown-linux-gnu"
+
+    @property
+    def tools(self) -> Path:
+        """Where scripts/setup.sh has put what packages are made with."""
+        folder = self.target / "packaging/bin"
+        if not (folder / "cargo-zigbuild").is_file():
+            raise Failure(f"{folder / 'cargo-zigbuild'} is missing: run scripts/setup.sh dist")
+        return folder
+
+    def with_tools(self) -> "dict[str, str]":
+        """This process's environment, with these tools on the PATH."""
+        return {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+
+    @staticmethod
+    def read() -> "Project":
+        machine = platform.machine()
+        if platform.system() != "Linux" or machine not in DEBIAN:
+            raise Failure(f"packages are made on Linux on {' or '.join(DEBIAN)}, and this is {platform.system()} on {machine}")
+        arguments = ["--format-version", "1", "--locked", "--filter-platform", f"{machine}-unknown-linux-gnu"]
+        metadata = json.loads(run("cargo", "metadata", *arguments, cwd=ROOT))
+        versions = {one["name"]: one["version"] for one in metadata["packages"] if one["source"] is None}
+        return Project(
+            version=versions["elastic-agent"],
+            commit=run("git", "describe", "--always", "--dirty", "--tags", cwd=ROOT).strip(),
+            epoch=int(run("git", "log", "-1", "--format=%ct", cwd=ROOT)),
+            maintainer=run("git", "log", "-1", "--format=%an <%ae>", cwd=ROOT).strip(),
+            target=Path(metadata["target_directory"]),
+            machine=machine,
+            metadata=metadata,
+        )

@@ -1,0 +1,54 @@
+//! The command line of `elastic-trainer`.
+
+use clap::{Parser, Subcommand};
+
+use crate::checkpoint::command as checkpoint;
+use crate::tasks::{digits, gpt};
+
+/// Elastic data-parallel training: the worker that elastic-agent starts
+///
+/// Started by hand it trains alone. Started by elastic-agent it finds its peers by RANK, WORLD_SIZE, MASTER_ADDR and
+/// MASTER_PORT. When its group changes it keeps its process and what it has learned, and shares that with whoever
+/// comes; where nobody holds it any more, training resumes from the checkpoint that the job has committed. The result
+/// is the same, bit for bit, however many workers took part and whenever they came and went.
+#[derive(Debug, Parser)]
+#[command(name = "elastic-trainer", version, max_term_width = 100)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `elastic-trainer` does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Train a multi-layer perceptron to read hand-written digits
+    ///
+    /// Examples:
+    ///
+    ///   elastic-trainer digits
+    ///
+    ///   elastic-agent --nproc_per_node=2 … elastic-trainer digits --checkpoint-dir=/shared/digits
+    #[command(verbatim_doc_comment)]
+    Digits(Box<digits::Flags>),
+    /// Train a GPT on generated text, whose entropy is known
+    ///
+    /// The text is a Markov source's. The two tokens before say which four may follow, with
+    /// chances 1/2, 1/4, 1/8 and 1/8: nobody can predict better than with a loss of 1.75 bits,
+    /// 1.2130, and a little more by what the first token of a window costs. That sum is printed
+    /// beside the loss.
+    ///
+    /// Examples:
+    ///
+    ///   elastic-trainer gpt
+    ///
+    ///   elastic-agent --nproc_per_node=2 … elastic-trainer gpt --layers=4 --checkpoint-dir=/shared/gpt
+    #[command(verbatim_doc_comment)]
+    Gpt(Box<gpt::Flags>),
+    /// List, verify, export or prune checkpoints
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
+    /// Be a rank of a benchmark of all-reduces
+    #[command(hide = true)]
+    BenchAllreduce,
+}
