@@ -1,15 +1,125 @@
 #!/bin/sh
-# Gives elastic a user of its own that may touch nothing but its prefix, and switches etcd's authentication on.
-#   usage: ETCDCTL_ENDPOINTS=... users.sh [PREFIX]        (further ETCDCTL_ variables for TLS)
-# Asks for two passwords: root's and the user's. Agents and operators take the user's from a file.
+# etcd users for elastic, each of whom may touch nothing but elastic's keys. Run it again at any time: what is there
+# already stays.
 set -eu
 export ETCDCTL_API=3
-prefix=${1:-/elastic}/
-etcdctl user add root
-etcdctl role add root
-etcdctl user grant-role root root
-etcdctl user add elastic
-etcdctl role add elastic
-etcdctl role grant-permission elastic --prefix=true readwrite "$prefix"
-etcdctl user grant-role elastic elastic
-etcdctl auth enable
+
+usage() {
+    cat <<'TEXT'
+usage: users.sh [--prefix PATH] [--passwords DIRECTORY]               all users below; switches authentication on
+       users.sh [--prefix PATH] [--passwords DIRECTORY] job JOB       a user for the agents of this one job
+       users.sh [--passwords DIRECTORY] password USER                 another password for a user who is there
+
+  user                  for                                may
+  elastic-reader        dashboards, elasticctl jobs        read all jobs
+  elastic-operator      elasticctl, elastic-coordinator    read and write all jobs
+  elastic-agents        agents of any job                  read and write all jobs
+  elastic-agents-JOB    agents of this one job             read and write this job
+
+Where etcd is, ETCDCTL_ENDPOINTS, ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY say. Passwords, root's too, are asked for;
+or each stands in DIRECTORY/USER. They are never arguments of a command, which everybody on a host can read.
+--prefix is what agents are given as --rdzv-conf=prefix=…: /elastic, unless it is named.
+TEXT
+}
+
+fail() {
+    echo "users.sh: $*" >&2
+    exit 1
+}
+
+# password USER: from its file, or asked for.
+password() {
+    if [ -n "$passwords" ]; then
+        [ -r "$passwords/$1" ] || fail "$passwords/$1 is missing: it holds the password of $1"
+        given=$(cat "$passwords/$1")
+    else
+        [ -t 0 ] || fail "the password of $1 can be asked for on a terminal only: use --passwords DIRECTORY"
+        printf 'Password of etcd user %s: ' "$1" >&2
+        trap 'stty echo' EXIT
+        stty -echo
+        read -r given
+        stty echo
+        trap - EXIT
+        echo >&2
+    fi
+    case $given in
+    '') fail "the password of $1 is empty" ;;
+    *[[:space:]]*) fail "the password of $1 has a blank or a line break in it, which etcdctl does not take" ;;
+    esac
+    printf '%s\n' "$given"
+}
+
+# etcdctl as root. It is told the password by its environment, which nobody else can read.
+as_root() {
+    ETCDCTL_USER=root:$root etcdctl "$@"
+}
+
+has() {
+    as_root "$1" list | grep -qxF "$2"
+}
+
+user() {
+    if has user "$1"; then
+        echo "user $1 is there already: its password stays"
+        return
+    fi
+    word=$(password "$1")
+    printf '%s\n' "$word" | as_root user add "$1" --interactive=false
+}
+
+# role NAME read|readwrite PREFIX: the role, and the user of the same name who has it.
+role() {
+    has role "$1" || as_root role add "$1"
+    as_root role grant-permission "$1" --prefix=true "$2" "$3" >/dev/null
+    user "$1"
+    as_root user grant-role "$1" "$1" >/dev/null
+}
+
+prefix=/elastic
+passwords=
+while :; do
+    case ${1:-} in
+    --prefix | --passwords)
+        [ $# -ge 2 ] || { usage >&2 && exit 2; }
+        if [ "$1" = --prefix ]; then prefix=${2%/}; else passwords=$2; fi
+        shift 2
+        ;;
+    -h | --help) usage && exit ;;
+    *) break ;;
+    esac
+done
+case $#:${1:-} in
+0: | 2:job | 2:password) ;;
+*) usage >&2 && exit 2 ;;
+esac
+case $prefix in
+/?*) ;;
+*) fail "$prefix: a prefix begins with / and is not empty" ;;
+esac
+root=$(password root)
+as_root user list >/dev/null || fail "etcd at ${ETCDCTL_ENDPOINTS:-127.0.0.1:2379} does not answer root: the line above says why"
+
+case ${1:-} in
+'')
+    role elastic-reader read "$prefix/"
+    # An agent leads a job, begins it anew and ends it; a coordinator does the first. They write the same keys.
+    role elastic-operator readwrite "$prefix/"
+    role elastic-agents readwrite "$prefix/"
+    # root was asked for above: it is not asked for twice.
+    has user root || printf '%s\n' "$root" | as_root user add root --interactive=false
+    has role root || as_root role add root
+    as_root user grant-role root root >/dev/null
+    as_root auth enable
+    ;;
+job)
+    case $2 in
+    '' | *[!A-Za-z0-9._@+=-]*) fail "$2: a user of its own is for jobs whose id has letters, digits and ._-@+= alone" ;;
+    esac
+    role "elastic-agents-$2" readwrite "$prefix/v1/jobs/$2/"
+    ;;
+password)
+    has user "$2" || fail "there is no user $2"
+    word=$(password "$2")
+    printf '%s\n' "$word" | as_root user passwd "$2" --interactive=false
+    ;;
+esac

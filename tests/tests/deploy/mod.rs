@@ -1,0 +1,24 @@
+//! What is in `deploy/`: the recipe followed on machines that are made for it, and each script by itself.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `recipe` | `deploy/README.md` followed, to a job that trains |
+//! | `scripts` | certificates, settings and users, each alone |
+//! | `alerts` | what Prometheus is to warn of |
+//! | `blocks` | the commands in a document |
+//! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
+//! | `units` | systemd's units, started as systemd would |
+
+mod alerts;
+mod blocks;
+mod machines;
+mod recipe;
+mod scripts;
+mod units;
+
+use std::path::PathBuf;
+
+/// A file of `deploy/`.
+fn deploy(file: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy")).join(file)
+}
