@@ -1,4 +1,4 @@
-//! What it is worth to sum a step's gradient while the pass back goes on: two workers on a thread each, with a GPT, on
+//! What it is worth to sum a step's gradient while the backward pass goes on: two workers on a thread each, with a GPT, on
 //! loopback and over a slower network, with buckets of several sizes in turns. Run by `make bench`; the slower networks
 //! need root, for namespaces of their own.
 

@@ -382,7 +382,7 @@ fn help_and_version_are_no_mistakes() {
     let Err(help @ Stop::Show(_)) = run_with("--help", &[]) else { panic!("no help") };
     assert_eq!(help.exit_code(Dialect::Own), 0);
     let text = help.to_string();
-    for part in ["Rendezvous:", "--nnodes <N|MIN:MAX>", "Examples:", "--rdzv-id=JOB", "nothing polls", "Exit codes"] {
+    for part in ["Rendezvous:", "--nnodes <N|MIN:MAX>", "Examples:", "--rdzv-id=JOB", "does not poll", "Exit codes"] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
     assert!(!text.contains("logs-specs"), "what is refused is not advertised");

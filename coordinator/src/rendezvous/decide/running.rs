@@ -176,7 +176,7 @@ fn growth(
     let newcomers = view.roster.count_newcomers();
     let room = view.max_nodes().saturating_sub(view.roster.size());
     if newcomers == 0 {
-        return (Verdict::Wait, "all is well".to_owned());
+        return (Verdict::Wait, "all members running".to_owned());
     }
     if room == 0 {
         return (Verdict::Wait, format!("the round is full: {newcomers} waiting as spare"));
