@@ -62,6 +62,8 @@ class _Agent:
         self._calls: queue.SimpleQueue[tuple[Callable[[int, str], None], int, str]] = queue.SimpleQueue()
         self._welcome = _Reply()
         self._forming: tuple[int, str] | None = None
+        # Seconds that a worker has to quiesce. Older agents do not say.
+        self.quiesce_time = 15.0
         self._forms = threading.Event()
         self._next = _Reply()
         self._gone = ""
@@ -157,6 +159,7 @@ class _Agent:
         if kind == "forming":
             with self._lock:
                 self._forming = forming = (message["round"], message["reason"])
+                self.quiesce_time = message.get("quiesce_ms", 15_000) / 1000
                 for callback in self._callbacks:
                     self._calls.put((callback, *forming))
             self._forms.set()
@@ -256,6 +259,12 @@ def forming() -> tuple[int, str] | None:
     Call this between two steps, and tell all ranks the answer by a flag in their next all-reduce. Then all ranks
     quiesce after the same step."""
     return _connected().forming() if available() else None
+
+
+def quiesce_time() -> float:
+    """Seconds that this worker has from hearing that a round is forming until it must have quiesced, as the agent said
+    the last time."""
+    return _connected().quiesce_time
 
 
 def quiesce(step: int, timeout: float | None = None) -> dict[str, Any]:

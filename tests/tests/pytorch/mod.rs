@@ -5,5 +5,6 @@ mod checkpoints;
 mod matrix;
 mod models;
 mod readme;
+mod session;
 mod trace;
 mod training;

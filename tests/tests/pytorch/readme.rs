@@ -99,3 +99,19 @@ async fn the_slurm_example_starts_an_agent_on_each_node() {
     let epochs: Vec<&str> = out.lines().filter_map(|line| line.split_once(": loss ")).map(|(epoch, _)| epoch).collect();
     assert_eq!(epochs, ["epoch 0", "epoch 1"], "{out}");
 }
+
+#[tokio::test]
+async fn the_session_example_trains_with_and_without_an_agent() {
+    let Some(torch) = Torch::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#""$EXAMPLES/train_session.py" --epochs=4"#;
+    let commands = format!("python3 {train}; elastic-agent --standalone --nproc-per-node=2 {train}");
+    let out = typed(&torch, folder.path(), &commands).await;
+    let of = |workers: u32| -> Vec<f64> {
+        let mark = format!(", {workers} workers: loss ");
+        out.lines().filter_map(|line| line.split_once(&mark)).map(|(_, loss)| loss.parse().unwrap()).collect()
+    };
+    // Of 32 batches an epoch.
+    assert_eq!((of(1).len(), of(2).len()), (2, 2), "{out}");
+    assert!(of(2)[1] < of(2)[0], "{out}");
+}

@@ -35,7 +35,11 @@ impl Line {
         self.0[name] == true
     }
 
-    fn used(&self) -> Vec<u64> {
+    pub(crate) fn real(&self, name: &str) -> f64 {
+        self.0[name].as_f64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
+    }
+
+    pub(crate) fn used(&self) -> Vec<u64> {
         self.0["used"].as_array().expect("samples").iter().filter_map(Value::as_u64).collect()
     }
 }

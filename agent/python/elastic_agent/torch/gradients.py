@@ -1,0 +1,138 @@
+"""The model's gradients in a few long buffers, each summed over the ranks while the backward pass computes the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .group import Group
+
+# As PyTorch's DistributedDataParallel has them. The first bucket is small, so that sums begin early.
+_FIRST_BUCKET = 1 << 20
+_BUCKET = 25 << 20
+
+# What ranks tell each other beside the last bucket of a step: how many know of a change, and how many leave.
+_VOTES = 2
+
+
+class _Bucket:
+    """Some parameters' gradients, one after the other in one tensor."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], extra: int) -> None:
+        self.parameters = parameters
+        like = parameters[0] if parameters else torch.empty(0)
+        size = sum(parameter.numel() for parameter in parameters)
+        self.flat = torch.zeros(size + extra, dtype=like.dtype, device=like.device)
+        self.votes = self.flat[size:]
+        self.views, at = [], 0
+        for parameter in parameters:
+            self.views.append(self.flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+        self.missing = 0
+
+
+class Gradients:
+    """The gradients of a model, and their sum over a group."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = _BUCKET) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        if not trained:
+            raise ValueError("the model has no parameter that requires a gradient")
+        # From the last to the first: about the order in which the backward pass has them.
+        self._buckets = [_Bucket(part, 0) for part in _cut(list(reversed(trained)), bucket_bytes)]
+        last = self._buckets[-1].parameters
+        # Half precision cannot count beyond 256.
+        if torch.finfo(last[0].dtype).bits >= 32:
+            self._buckets[-1] = _Bucket(last, _VOTES)
+        else:
+            self._buckets.append(_Bucket([], _VOTES))
+        self._place = {
+            parameter: (number, at)
+            for number, bucket in enumerate(self._buckets)
+            for at, parameter in enumerate(bucket.parameters)
+        }
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in self._place
+        ]
+        self._group: Group | None = None
+        self._votes = (False, False)
+        self._works: list[Any] = []
+        self._filled: set[torch.nn.Parameter] = set()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all gradients, and sums that were given up. Of these nothing may be under way any more."""
+        self._group, self._works, self._filled = None, [], set()
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
+        """From here on, a gradient that a backward pass has accumulated is complete here, and is summed over `group`.
+
+        changing, leaving: this rank's votes: it knows that the group changes, and it leaves.
+        """
+        self._group, self._votes, self._works = group, (changing, leaving), []
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def finish(self) -> tuple[int, int]:
+        """Waits until all sums are complete: also those of parameters that the backward pass has not used here. Returns
+        the number of ranks that know of a change, and of those that leave."""
+        for parameter, (number, at) in self._place.items():
+            if parameter not in self._filled:
+                view = self._buckets[number].views[at]
+                parameter.grad = view.zero_()
+        while len(self._works) < len(self._buckets):
+            self._start(self._buckets[len(self._works)])
+        group, works = self._group, self._works
+        self._group, self._works = None, []
+        for work in works:
+            group.finish(work)
+        changing, leaving = self._buckets[-1].votes.tolist()
+        return round(changing), round(leaving)
+
+    def remove(self) -> None:
+        """Takes the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _accumulated(self, parameter: torch.nn.Parameter) -> None:
+        number, at = self._place[parameter]
+        bucket = self._buckets[number]
+        if parameter not in self._filled:
+            # The first of the step. To copy it costs less than to add it to zeros.
+            self._filled.add(parameter)
+            parameter.grad = bucket.views[at].copy_(parameter.grad)
+        elif parameter.grad.data_ptr() != bucket.views[at].data_ptr():
+            raise RuntimeError("a gradient was replaced between two batches of a step: leave zero_grad to the session")
+        if self._group is None:
+            return
+        bucket.missing -= 1
+        # In one order on every rank.
+        while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].missing == 0:
+            self._start(self._buckets[len(self._works)])
+
+    def _start(self, bucket: _Bucket) -> None:
+        if bucket is self._buckets[-1]:
+            for place, vote in enumerate(self._votes):
+                bucket.votes[place] = float(vote)
+        self._works.append(self._group.start_sum(bucket.flat))
+
+
+def _cut(parameters: list[torch.nn.Parameter], most: int) -> list[list[torch.nn.Parameter]]:
+    """Parameters of one type and device each, of `most` bytes at most unless a single one has more."""
+    parts: list[list[torch.nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        bytes_ = parameter.numel() * parameter.element_size()
+        limit = min(_FIRST_BUCKET, most) if len(parts) == 1 else most
+        fits = parts and size + bytes_ <= limit
+        if not (fits and (parts[-1][0].dtype, parts[-1][0].device) == (parameter.dtype, parameter.device)):
+            parts.append([])
+            size = 0
+        parts[-1].append(parameter)
+        size += bytes_
+    return parts

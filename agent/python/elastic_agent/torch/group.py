@@ -1,0 +1,165 @@
+"""The ranks of one round: sums and copies between them over gloo, and a way out of both when a peer is gone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Seconds between two looks at whether all ranks are there: at first, and after a while.
+_LOOK, _LAZY_LOOK = 0.002, 0.05
+
+# How long ranks that are all there may take to connect.
+_MEETING = datetime.timedelta(seconds=5)
+
+
+class GroupLost(Exception):
+    """The group cannot go on: a peer is gone, or a round is forming. The next round brings another group."""
+
+
+class Group:
+    """The ranks of one round.
+
+    Every operation either completes or raises GroupLost. After that the group is of no more use, and neither is it to the
+    other ranks: `cut` has closed its connections, so that they do not wait for this rank.
+
+    Its process group is its own. It is not torch.distributed's default group, whose global state a failed start leaves
+    half made (`_world.group_count` stays at 1, and such ranks never meet the others again).
+    """
+
+    def __init__(self, place: dict[str, Any]) -> None:
+        """The ranks of the round of `place`, which is what `elastic_agent.assignment` returns. `join` meets them."""
+        self.rank, self.size, self.round = place["rank"], place["world_size"], place["round"]
+        self._address = (place.get("master_addr"), place.get("master_port"))
+        self._lock = threading.Lock()
+        self._gloo: Any = None
+        self._lost = False
+        self._others: set[int] = set()
+        self._joined: dict[int, int] | None = None
+
+    def join(self, *, timeout: float, outdated: Callable[[], bool]) -> None:
+        """Meets the other ranks. Waits for as long as they take to come, unless `outdated` says that the next round is
+        forming. Afterwards a single operation may take `timeout` seconds."""
+        if self.size == 1:
+            return
+        try:
+            self._others = set(_sockets())
+            # The agent serves the store, unless it was told to leave that to the workers.
+            serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
+            address, port = self._address
+            store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
+            store = dist.PrefixStore(f"elastic_agent.torch/{self.round}", store)
+            # gloo waits for others in its own code, which nothing can interrupt. So it begins when all are there.
+            pause = _LOOK
+            store.add("here", 1)
+            while store.add("here", 0) < self.size:
+                if outdated():
+                    raise GroupLost("the next round is forming")
+                time.sleep(pause)
+                pause = min(1.1 * pause, _LAZY_LOOK)
+            gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
+            gloo.set_timeout(datetime.timedelta(seconds=timeout))
+        except RuntimeError as error:
+            self.cut()
+            raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
+        with self._lock:
+            self._gloo = gloo
+            self._joined = self._own_sockets()
+            if self._lost:
+                raise GroupLost("the group was left")
+
+    def start_sum(self, tensor: torch.Tensor) -> Any:
+        """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
+        if self.size == 1:
+            return None
+        return self._try(lambda: self._gloo.allreduce([tensor]))
+
+    def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        """Begins to send `tensor` to `rank`, which receives it with the same `tag`."""
+        return self._try(lambda: self._gloo.send([tensor], rank, tag))
+
+    def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        """Begins to fill `tensor` with what `rank` sends with `tag`."""
+        return self._try(lambda: self._gloo.recv([tensor], rank, tag))
+
+    def finish(self, work: Any) -> None:
+        """Waits until an operation is complete."""
+        if work is not None:
+            self._try(work.wait)
+
+    def gather(self, number: int) -> list[int]:
+        """Every rank's number, in the order of ranks."""
+        numbers = torch.zeros(self.size, dtype=torch.int64)
+        numbers[self.rank] = number
+        self.finish(self.start_sum(numbers))
+        return [int(one) for one in numbers]
+
+    def cut(self) -> None:
+        """Ends what is under way here and at the peers, at once and from any thread.
+
+        gloo can be told to stop neither by its `abort` nor by closing it while a thread waits in it: only its timeout
+        ends a wait for a silent peer. Its connections can be shut down, and then every wait on them fails.
+        """
+        with self._lock:
+            self._lost = True
+            if self.size > 1:
+                for inode, fd in (self._own_sockets() if self._joined is None else self._joined).items():
+                    _shut_down(fd, inode)
+
+    def close(self) -> None:
+        """Leaves the group. No operation may be under way."""
+        self.cut()
+        self._gloo = None
+
+    def _own_sockets(self) -> dict[int, int]:
+        """What this process has opened since it began to join: gloo does not tell its connections."""
+        return {inode: fd for inode, fd in _sockets().items() if inode not in self._others}
+
+    def _try(self, operation: Callable[[], Any]) -> Any:
+        if self._lost:
+            raise GroupLost("the group was left")
+        try:
+            return operation()
+        except RuntimeError as error:
+            self.cut()
+            raise GroupLost(str(error).splitlines()[0]) from error
+
+
+def _sockets() -> dict[int, int]:
+    """This process's sockets: the number of each inode, and a descriptor."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            link = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if link.startswith("socket:["):
+            found[int(link[len("socket:[") : -1])] = int(name)
+    return found
+
+
+def _shut_down(fd: int, inode: int) -> None:
+    """Shuts down a connection, if the descriptor is still that socket. gloo may have closed it, and something else may
+    have been opened under its number: a duplicate keeps its identity while we look."""
+    try:
+        own = os.dup(fd)
+    except OSError:
+        return
+    if os.fstat(own).st_ino != inode:
+        os.close(own)
+        return
+    with socket.socket(fileno=own) as connection:
+        try:
+            # gloo aborts the process if the socket that it listens on is shut down.
+            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and not listens:
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # The peer has closed it.

@@ -1,0 +1,368 @@
+"""A training loop that lives through changes of its group in one process.
+
+    joined ──▶ a step: micro-batches, sums, votes ──▶ applied ──▶ the next step …
+                   │ a peer is gone                     │ the ranks have voted for a change
+                   ▼                                    ▼
+               the group is left ──▶ quiesced ──▶ the next round's place ──▶ joined: the furthest rank's state for all
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from .. import worker
+from ..batches import ElasticBatchSampler
+from . import state
+from .gradients import Gradients
+from .group import Group, GroupLost
+
+# What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
+_STOPPED = 128 + signal.SIGTERM
+
+
+class Session:
+    """The training of one model on a group of ranks that may change at any time.
+
+    ::
+
+        sampler = elastic.ElasticBatchSampler(dataset, global_batch=256)
+        loader = DataLoader(dataset, batch_sampler=sampler)
+        with elastic.Session(model, optimizer, sampler) as session:
+            for images, labels in session.steps(loader, epochs=10):
+                session.backward(loss_of(model(images), labels))
+                session.step()
+
+    What it promises, whoever dies or comes, and whenever:
+
+    - A step is applied on every rank, or on none and done again. Ranks that miss a step get the state of one that has it.
+    - Each sample is used once in an epoch: by exactly one step, on exactly one rank.
+    - A rank's process and model stay, unless it is that rank that dies.
+    - A step's gradient is the mean over the samples of its global batch, whatever the number of ranks. Only the order in
+      which gloo adds changes with it, and so the last bits.
+
+    Every step on a rank that later turns out to be the furthest one left counts as done. If all ranks die, training
+    resumes from the last committed checkpoint.
+
+    The model's buffers (such as BatchNorm's statistics) are each rank's own; a newcomer gets those of a rank that sends
+    them. Under no agent it trains alone.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        sampler: ElasticBatchSampler,
+        *,
+        scheduler: Any = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        keep_checkpoints: int = 2,
+        seed: int | None = None,
+        operation_timeout: float = 60,
+        loss_timeout: float = 120,
+    ) -> None:
+        """The model and what trains it, as every rank makes them. All ranks begin with those of rank 0.
+
+        scheduler: a learning rate scheduler; it advances with each step.
+        checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
+        steps, and when the whole job is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write.
+        seed: if given, random numbers of each step depend only on it, the step and the rank: dropout does the same when a
+        step is done again.
+        operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
+        loss_timeout: seconds to wait for a round after a peer is gone. If none forms, the loss is nobody's death that
+        the agents saw: this worker then fails, and the agent starts it anew.
+        """
+        if keep_checkpoints < 1 or checkpoint_every < 1:
+            raise ValueError("checkpoint_every and keep_checkpoints are 1 or more")
+        self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
+        self.step_number = 0
+        self._checkpoint_dir = None if checkpoint_dir is None else pathlib.Path(checkpoint_dir).absolute()
+        self._checkpoint_every, self._keep = checkpoint_every, keep_checkpoints
+        self._seed = seed
+        self._operation_timeout, self._loss_timeout = operation_timeout, loss_timeout
+        self._gradients = Gradients(model.parameters())
+        self._group: Group | None = None
+        self._place: dict[str, Any] = {}
+        # Whether the state is the group's, not just what this rank began with.
+        self._held = False
+        self._leaving = False
+        self._at_rest = False
+        self._process = os.getpid()
+        self._former_handler: Any = None
+        # Of the step under way: this rank's batches, how many are done, and the share that each has in the mean.
+        self._batches: list[int] = []
+        self._done = 0
+        self._lost: GroupLost | None = None
+        self._votes = (0, 0)
+        self._stepped = True
+        self._longest = 0.0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, from 0."""
+        return self.sampler.epoch
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the round under way."""
+        return self._place["rank"]
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks in the round under way."""
+        return self._place["world_size"]
+
+    def __enter__(self) -> Session:
+        if threading.current_thread() is threading.main_thread():
+            self._former_handler = signal.signal(signal.SIGTERM, self._asked_to_leave)
+        self._at_rest = True
+        if worker.available():
+            worker.on_round_change(self._round_forms)
+            place = worker.ready()
+        elif os.environ.get("WORLD_SIZE", "1") == "1":
+            place = {"rank": 0, "world_size": 1, "round": 0, "checkpoint": None}
+        else:
+            raise worker.AgentError(
+                "WORLD_SIZE is set, but elastic-agent has not started this process: start it by elastic-agent, or by itself"
+            )
+        try:
+            self._enter(place)
+        except GroupLost as lost:
+            self._lost = lost
+            self._next_group()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish_together()
+        finally:
+            group, self._group = self._group, None
+            if group:
+                group.close()
+            self._gradients.remove()
+            if self._former_handler is not None:
+                signal.signal(signal.SIGTERM, self._former_handler)
+
+    def steps(self, loader: Any, epochs: int = 1) -> Iterator[Any]:
+        """This rank's batches, until `epochs` epochs are done.
+
+        loader: a DataLoader with this session's sampler as its `batch_sampler`. Each batch must be given to `backward`,
+        and `step` be called after it. After a change of the group the loader is begun anew where the group is.
+        """
+        if getattr(loader, "batch_sampler", None) is not self.sampler:
+            raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
+        while self.sampler.epoch < epochs:
+            epoch, batches = self.sampler.epoch, iter(loader)
+            while self.sampler.epoch == epoch:
+                began = time.monotonic()
+                for done, _ in enumerate(self._begin_step()):
+                    self._stepped = False
+                    yield next(batches)
+                    if not self._stepped or (not self._lost and self._done <= done):
+                        raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
+                    if self._lost:
+                        break
+                if not self._batches:
+                    self._take_part_without_samples()
+                if self._changes():
+                    # Batches that were read ahead are another place's.
+                    break
+                self._longest = max(0.9 * self._longest, time.monotonic() - began)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradient of this batch's mean loss. After the last batch of the step it returns with the whole group's
+        gradient in the parameters, where it can be clipped."""
+        if self._lost or self._done >= len(self._batches):
+            raise RuntimeError("session.backward is for a batch of session.steps, once for each")
+        try:
+            if self._done == len(self._batches) - 1:
+                self._gradients.sum_over(self._group, changing=self._knows_of_change(), leaving=self._leaving)
+            (loss * (self._batches[self._done] / self.sampler.step_size())).backward()
+            self._done += 1
+            if self._done == len(self._batches):
+                self._votes = self._gradients.finish()
+        except GroupLost as lost:
+            self._lost = lost
+
+    def step(self) -> bool:
+        """Applies the step, if this was its last batch. Whether it did: not for an earlier batch, and not if a peer is
+        gone; then the step is done again in the next group."""
+        self._stepped = True
+        if self._lost or self._done < len(self._batches):
+            return False
+        self._apply()
+        return True
+
+    def _begin_step(self) -> list[int]:
+        self._batches, self._done, self._lost, self._votes = self.sampler.micro_batches(), 0, None, (0, 0)
+        if self._seed is not None:
+            torch.manual_seed(random.Random(f"{self._seed} {self.step_number} {self.rank}").getrandbits(63))
+        return self._batches
+
+    def _take_part_without_samples(self) -> None:
+        """There are more ranks than samples in this step."""
+        try:
+            self._gradients.sum_over(self._group, changing=self._knows_of_change(), leaving=self._leaving)
+            self._votes = self._gradients.finish()
+        except GroupLost as lost:
+            self._lost = lost
+            return
+        self._apply()
+
+    def _apply(self) -> None:
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self._gradients.clear()
+        self.sampler.advance()
+        self.step_number += 1
+        worker.report_progress(self.step_number, epoch=self.sampler.epoch)
+
+    def _knows_of_change(self) -> bool:
+        return worker.forming() is not None
+
+    def _changes(self) -> bool:
+        """After a step: goes into the next group if this one changes. Whether it did."""
+        changing, leaving = self._votes
+        if not self._lost and leaving == 0 and changing == 0:
+            if self.step_number % self._checkpoint_every == 0:
+                self._save()
+            return False
+        if not self._lost:
+            if leaving == self.world_size:
+                # Nobody stays who has the state.
+                self._save()
+            if self._leaving:
+                sys.exit(_STOPPED)
+        self._next_group()
+        return True
+
+    def _next_group(self) -> None:
+        """Leaves the group, and enters the next round's."""
+        while True:
+            if self._group:
+                self._group.close()
+                self._group = None
+            self._gradients.clear()
+            if self._leaving:
+                sys.exit(_STOPPED)
+            if not worker.available():
+                raise RuntimeError("the group is lost, and there is no agent that forms another") from self._lost
+            self._at_rest = True
+            try:
+                place = worker.quiesce(self.step_number, self._loss_timeout)
+            except worker.AgentError as error:
+                raise worker.AgentError(f"{error}; the group was left because: {self._lost or 'it changes'}") from error
+            try:
+                self._enter(place)
+                return
+            except GroupLost as lost:
+                self._lost = lost
+
+    def _enter(self, place: dict[str, Any]) -> None:
+        """Joins the ranks of a round, and comes to one state with them."""
+        self._place = place
+        self.sampler.set_place(place["rank"], place["world_size"])
+        self._group = Group(place)
+        self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change)
+        self._agree()
+        self._at_rest, self._lost = False, None
+
+    def _agree(self) -> None:
+        """Gives all ranks the state of the furthest: the newest in memory, else the committed checkpoint, else what rank
+        0 began with."""
+        group, checkpoint = self._group, self._place.get("checkpoint")
+        held = group.gather(self.step_number + 1 if self._held else 0)
+        newest = max(held) - 1
+        holders = [rank for rank, step in enumerate(held) if step - 1 == newest]
+        if checkpoint is not None and newest < checkpoint["step"]:
+            holders = [0]
+            if group.rank == 0:
+                self._load(state.read(checkpoint))
+        elif newest < 0:
+            holders = [0]
+        receivers = [rank for rank in range(group.size) if rank not in holders]
+        if receivers and group.rank in holders:
+            state.send(group, self._state(), holders, receivers)
+        elif receivers:
+            self._load(state.receive(group, holders))
+        self._held = True
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step_number,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "sampler": self.sampler.state_dict(),
+        }
+
+    def _load(self, loaded: dict[str, Any]) -> None:
+        # First what refuses a state of another training.
+        self.sampler.load_state_dict(loaded["sampler"])
+        self.model.load_state_dict(loaded["model"])
+        self.optimizer.load_state_dict(loaded["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(loaded["scheduler"])
+        self.step_number = loaded["step"]
+
+    def _save(self) -> None:
+        """Writes and commits a checkpoint, by rank 0. Training outlives a disk that is full."""
+        if self.rank != 0 or self._checkpoint_dir is None:
+            return
+        # Its round is in its name: what a rank of an earlier round still writes has another.
+        path = self._checkpoint_dir / f"step-{self.step_number:010}-round-{self._place['round']}.pt"
+        try:
+            state.write(self._state(), path)
+            if worker.available():
+                worker.commit_checkpoint(self.step_number, path, timeout=self._operation_timeout)
+            older = [one for one in sorted(self._checkpoint_dir.glob("step-*-round-*.pt")) if one.name < path.name]
+            for old in older[: len(older) - self._keep + 1]:
+                old.unlink()
+        except (OSError, worker.AgentError) as error:
+            print(f"the checkpoint of step {self.step_number} is not saved: {error}", file=sys.stderr, flush=True)
+
+    def _finish_together(self) -> None:
+        """Waits until every rank has done the last step: one that has not needs the state of another."""
+        while True:
+            try:
+                self._group.gather(self.step_number)
+                return
+            except GroupLost as lost:
+                self._lost = lost
+                self._next_group()
+
+    def _asked_to_leave(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A DataLoader's worker has inherited this.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self._at_rest:
+            sys.exit(_STOPPED)
+        self._leaving = True
+
+    def _round_forms(self, round_: int, reason: str) -> None:
+        until = time.monotonic() + min(worker.quiesce_time() / 2, max(1.0, 3 * self._longest))
+        threading.Thread(target=self._end_stuck_step, args=(round_, until), name="elastic-session", daemon=True).start()
+
+    def _end_stuck_step(self, round_: int, until: float) -> None:
+        """Cuts the group that round `round_` replaces, if it is still at work after `until`: a peer is silent, and no
+        connection says so. A step that ends in time is let be, so that a planned change repeats nothing."""
+        while (group := self._group) is not None and group.round < round_:
+            if time.monotonic() > until:
+                group.cut()
+            time.sleep(0.02)

@@ -1,0 +1,79 @@
+"""The batch sampler's promise, over random histories of groups. Needs only the standard library."""
+
+import random
+import unittest
+
+from elastic_agent.batches import ElasticBatchSampler
+
+
+def of_rank(rank, size, *arguments, state=None, **options):
+    sampler = ElasticBatchSampler(*arguments, **options)
+    sampler.set_place(rank, size)
+    if state is not None:
+        sampler.load_state_dict(state)
+    return sampler
+
+
+class Histories(unittest.TestCase):
+    def test_each_sample_is_in_one_step_on_one_rank(self):
+        seed = random.SystemRandom().getrandbits(32)
+        choose = random.Random(seed)
+        for _ in range(200):
+            length, batch, micro = choose.randint(1, 90), choose.randint(1, 40), choose.randint(1, 12)
+            drop_last = length >= batch and choose.random() < 0.5
+            options = {"micro_batch": micro, "seed": 3, "drop_last": drop_last}
+            state, used, sizes = None, [], []
+            while state is None or state["epoch"] == 0:
+                # A group of some size does some steps, then another one goes on.
+                size = choose.randint(1, 6)
+                samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
+                readers = [iter(sampler) for sampler in samplers]
+                for _ in range(choose.randint(1, 3)):
+                    if samplers[0].epoch:
+                        break
+                    of_step = []
+                    for sampler, reader in zip(samplers, readers):
+                        for expected in sampler.micro_batches():
+                            places = next(reader)
+                            self.assertEqual(len(places), expected)
+                            self.assertLessEqual(len(places), micro)
+                            of_step += places
+                    self.assertEqual(len(of_step), samplers[0].step_size(), f"seed {seed}")
+                    used += of_step
+                    sizes.append(len(of_step))
+                    for sampler in samplers:
+                        sampler.advance()
+                state = samplers[choose.randrange(size)].state_dict()
+            wanted = length - length % batch if drop_last else length
+            self.assertEqual(len(used), wanted, f"seed {seed}")
+            self.assertEqual(len(set(used)), wanted, f"seed {seed}")
+            self.assertTrue(all(one == batch for one in sizes[:-1]), f"seed {seed}")
+
+    def test_the_order_depends_on_the_epoch_alone(self):
+        first = of_rank(0, 1, 30, 7, seed=5)
+        again = of_rank(0, 1, 30, 7, seed=5)
+        self.assertEqual(list(first), list(again))
+        again.epoch = 1
+        self.assertNotEqual(list(first), list(again))
+        self.assertEqual([place for batch in of_rank(0, 1, 30, 7, shuffle=False) for place in batch], list(range(30)))
+
+    def test_its_length_is_the_number_of_its_batches(self):
+        for size in range(1, 5):
+            for rank in range(size):
+                sampler = of_rank(rank, size, 50, 9, micro_batch=2)
+                sampler.advance()
+                self.assertEqual(len(sampler), len(list(sampler)))
+
+    def test_another_training_is_refused(self):
+        state = of_rank(0, 1, 30, 7).state_dict()
+        with self.assertRaisesRegex(ValueError, "global_batch 7, this sampler has 8"):
+            of_rank(0, 1, 30, 8).load_state_dict(state)
+
+    def test_sizes_that_make_no_sense_are_refused(self):
+        for arguments, options in [((10, 0), {}), ((10, 2), {"micro_batch": 0}), ((0, 2), {}), ((10, 20), {"drop_last": True})]:
+            with self.assertRaises(ValueError):
+                ElasticBatchSampler(*arguments, **options)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,65 @@
+"""Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test names,
+and writes checkpoints if the test has made a folder for them."""
+
+import os
+import time
+
+import elastic_agent
+
+elastic_agent.ready()
+
+import harness  # noqa: E402
+
+harness.report_start()
+
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+import elastic_agent.torch as elastic  # noqa: E402
+
+SAMPLES = 240
+torch.set_num_threads(1)
+# Ranks begin with different parameters, and must get rank 0's.
+torch.manual_seed(harness.RANK)
+pixels, labels = harness.digits(SAMPLES)
+# Double precision: whatever the order of sums, only the last bits differ.
+dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10)).double()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+sampler = elastic.ElasticBatchSampler(dataset, 30, micro_batch=12, seed=7)
+loader = DataLoader(dataset, batch_sampler=sampler)
+folder = harness.DIR / "checkpoints"
+
+
+def tell(event, step, **facts):
+    # The environment follows the rounds. The harness has read it once.
+    harness.ROUND, harness.RANK, harness.WORLD_SIZE = int(os.environ["ELASTIC_ROUND"]), session.rank, session.world_size
+    harness.trace(event, step=step, epoch=session.epoch, pid=os.getpid(), at=time.monotonic(), **facts)
+
+
+def epochs():
+    """How many the test wants: no end until it has said so."""
+    return int((harness.DIR / "epochs").read_text()) if harness.is_set("epochs") else 1_000_000
+
+
+session = elastic.Session(
+    model,
+    optimizer,
+    sampler,
+    scheduler=scheduler,
+    checkpoint_dir=folder if folder.is_dir() else None,
+    checkpoint_every=10,
+)
+with session:
+    tell("begin", session.step_number)
+    while session.epoch < epochs():
+        for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
+            step = session.step_number
+            tell("uses", step, used=places.tolist())
+            session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
+            if session.step():
+                harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
+            time.sleep(0.005)
+    tell("end", session.step_number, sum=sum(float(one.detach().abs().sum()) for one in model.parameters()))
+harness.exit_now()

@@ -1,0 +1,152 @@
+//! `elastic_agent.torch.Session`: a training loop whose process outlives changes of its group.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use elastic_tests::agents::{Agent, Job, exits_within};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::torch::Torch;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::pytorch::trace::{LIMIT, Line, lines, works};
+
+const SCRIPT: &str = "trains_in_session.py";
+
+/// As in the script.
+const SAMPLES: u64 = 240;
+const BATCH: u64 = 30;
+
+#[tokio::test]
+async fn a_session_keeps_its_process_and_loses_no_step() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    let mut agents = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 2).await;
+    let pid = pid_of(&job, "a", first);
+
+    // When an agent dies, then the other goes on in the same process
+    agents[1].kill();
+    let alone = works(&job, "applied", first + 1, 1).await;
+    assert_eq!(pid_of(&job, "a", alone), pid);
+
+    // When a node joins, then it gets the state, and no step is done again
+    agents[1] = job.start("b");
+    let both = works(&job, "applied", alone + 1, 2).await;
+    assert_eq!(pid_of(&job, "a", both), pid);
+    let told = lines(&job);
+    let joined = told.iter().find(|line| line.is("begin") && line.number("round") == both).unwrap();
+    assert!(joined.text("node") == "b" && joined.number("step") > 0, "{joined:?}");
+    assert_eq!(last_step(&told, both - 1) + 1, first_step(&told, both), "a planned change repeats nothing");
+
+    // When a worker dies, then its replacement gets the state from the one that is left
+    let survivor = pid_of(&job, "b", both);
+    kill(pid);
+    let third = works(&job, "applied", both + 1, 2).await;
+    assert_eq!(pid_of(&job, "b", third), survivor);
+    assert_ne!(pid_of(&job, "a", third), pid);
+
+    // When a node leaves as planned, then no step is done again
+    agents[1].signal(Signal::TERM);
+    assert_eq!(agents[1].exit(LIMIT).await, 3);
+    let last = works(&job, "applied", third + 1, 1).await;
+    assert_eq!(last_step(&lines(&job), third) + 1, first_step(&lines(&job), last), "a leave repeats nothing");
+
+    let epochs = finish(&job);
+    assert_eq!(agents[0].exit(LIMIT).await, 0);
+    let told = lines(&job);
+    each_sample_once_an_epoch(&told, epochs);
+
+    // Then the result is that of a training that nothing disturbed
+    let another = EtcdServer::start(EtcdOptions::default()).await;
+    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
+    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
+    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
+    let (here, there) = (result(&told), result(&lines(&undisturbed)));
+    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+}
+
+#[tokio::test]
+async fn a_session_resumes_from_its_checkpoint_when_all_die() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
+    let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
+    let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() >= Some(20));
+    let committed = elastic_tests::wait::eventually("two checkpoints are committed", LIMIT, committed).await;
+
+    kill(pid_of(&job, "a", 1));
+    kill(pid_of(&job, "b", 1));
+    let second = works(&job, "applied", 2, 2).await;
+    let told = lines(&job);
+    for begin in told.iter().filter(|line| line.is("begin") && line.number("round") == second) {
+        assert!(begin.number("step") >= committed["step"].as_u64().unwrap(), "{begin:?}, committed {committed}");
+        assert_eq!(begin.number("step") % 10, 0, "{begin:?}");
+    }
+    let epochs = finish(&job);
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    each_sample_once_an_epoch(&lines(&job), epochs);
+    result(&lines(&job));
+}
+
+/// Ends the training two epochs after the one under way. Returns how many that makes.
+fn finish(job: &Job) -> u64 {
+    let epochs =
+        lines(job).iter().map(|line| if line.is("uses") { line.number("epoch") } else { 0 }).max().unwrap() + 3;
+    std::fs::write(job.path("epochs"), epochs.to_string()).unwrap();
+    epochs
+}
+
+fn kill(pid: u64) {
+    kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL).unwrap();
+}
+
+/// The worker of a node in a round.
+fn pid_of(job: &Job, node: &str, round: u64) -> u64 {
+    let told = lines(job);
+    let mut of =
+        told.iter().filter(|line| line.is("applied") && line.text("node") == node && line.number("round") == round);
+    of.next().unwrap_or_else(|| panic!("node {node} has done no step in round {round}: {told:#?}")).number("pid")
+}
+
+fn steps(told: &[Line], round: u64) -> BTreeSet<u64> {
+    told.iter()
+        .filter(|line| line.is("uses") && line.number("round") == round)
+        .map(|line| line.number("step"))
+        .collect()
+}
+
+fn first_step(told: &[Line], round: u64) -> u64 {
+    *steps(told, round).first().unwrap()
+}
+
+fn last_step(told: &[Line], round: u64) -> u64 {
+    *steps(told, round).last().unwrap()
+}
+
+/// A step that several rounds have begun was done by the last of them.
+fn each_sample_once_an_epoch(told: &[Line], epochs: u64) {
+    let mut done_in: BTreeMap<u64, u64> = BTreeMap::new();
+    for line in told.iter().filter(|line| line.is("uses")) {
+        let round = done_in.entry(line.number("step")).or_default();
+        *round = line.number("round").max(*round);
+    }
+    let mut used: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for line in told.iter().filter(|line| line.is("uses") && done_in[&line.number("step")] == line.number("round")) {
+        assert_eq!(line.number("step") / (SAMPLES / BATCH), line.number("epoch"), "{line:?}");
+        used.entry(line.number("epoch")).or_default().extend(line.used());
+    }
+    assert_eq!(used.len() as u64, epochs);
+    for (epoch, mut samples) in used {
+        samples.sort_unstable();
+        assert_eq!(samples, (0..SAMPLES).collect::<Vec<_>>(), "the samples of epoch {epoch}");
+    }
+}
+
+/// The sum over the trained parameters, on which all ranks agree.
+fn result(told: &[Line]) -> f64 {
+    let sums: Vec<f64> = told.iter().filter(|line| line.is("end")).map(|line| line.real("sum")).collect();
+    assert!(!sums.is_empty() && sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
+    sums[0]
+}
