@@ -1,10 +1,12 @@
 //! `elastic_agent.torch.Session`: a training loop whose process outlives changes of its group.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::TcpListener;
 
+use elastic_agent::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 use elastic_tests::agents::{Agent, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::torch::Torch;
+use elastic_tests::torch::{Torch, script};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::pytorch::trace::{LIMIT, Line, lines, works};
@@ -88,6 +90,19 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die() {
     assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
     each_sample_once_an_epoch(&lines(&job), epochs);
     result(&lines(&job));
+}
+
+#[test]
+fn two_hundred_groups_leave_nothing_behind() {
+    let Some(torch) = Torch::find() else { return };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let _store = TcpStore::serve(listener, WorkersStoreLimits::default()).unwrap();
+    let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
+    let mut ranks = torch.run(&script("forms_groups.py"));
+    let ended = ranks.args([&port, "200"]).env("PYTHONPATH", package).output().unwrap();
+    let (said, complaint) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+    assert!(ended.status.success(), "{said}\n{complaint}");
 }
 
 /// Ends the training two epochs after the one under way. Returns how many that makes.

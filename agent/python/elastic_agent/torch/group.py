@@ -40,7 +40,7 @@ class Group:
         self._address = (place.get("master_addr"), place.get("master_port"))
         self._lock = threading.Lock()
         self._gloo: Any = None
-        self._lost = False
+        self._lost = self._closed = False
         self._others: set[int] = set()
         self._joined: dict[int, int] | None = None
 
@@ -64,16 +64,41 @@ class Group:
                     raise GroupLost("the next round is forming")
                 time.sleep(pause)
                 pause = min(1.1 * pause, _LAZY_LOOK)
-            gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
-            gloo.set_timeout(datetime.timedelta(seconds=timeout))
+            self._connect(store, datetime.timedelta(seconds=timeout), outdated)
         except RuntimeError as error:
             self.cut()
             raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
-        with self._lock:
-            self._gloo = gloo
-            self._joined = self._own_sockets()
-            if self._lost:
-                raise GroupLost("the group was left")
+
+    def _connect(self, store: Any, timeout: datetime.timedelta, outdated: Callable[[], bool]) -> None:
+        """Connects to all ranks, in a thread of its own. gloo waits half a minute for the connection of a peer that has
+        just gone, and there is no socket yet that could be cut. So that thread is left to itself."""
+        done, errors = threading.Event(), []
+
+        def connect() -> None:
+            gloo = None
+            try:
+                gloo = dist.ProcessGroupGloo(store, self.rank, self.size, _MEETING)
+                gloo.set_timeout(timeout)
+                with self._lock:
+                    if not self._lost:
+                        self._gloo, self._joined = gloo, self._own_sockets()
+            except RuntimeError as error:
+                if not self._lost:
+                    errors.append(error)
+            # Whoever closes the group frees the connections: no name here may keep them.
+            gloo = None
+            done.set()
+
+        threading.Thread(target=connect, name="elastic-session-connect", daemon=True).start()
+        while not done.wait(_LAZY_LOOK):
+            if outdated() or self._lost:
+                self.cut()
+                break
+        if errors:
+            # Not bound to a name here: an exception that its own frame holds keeps the sockets until garbage is collected.
+            raise errors.pop()
+        if self._lost:
+            raise GroupLost("the next round is forming")
 
     def start_sum(self, tensor: torch.Tensor) -> Any:
         """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
@@ -109,14 +134,16 @@ class Group:
         """
         with self._lock:
             self._lost = True
-            if self.size > 1:
+            # Sockets that appear after this group was closed are another's.
+            if self.size > 1 and not self._closed:
                 for inode, fd in (self._own_sockets() if self._joined is None else self._joined).items():
                     _shut_down(fd, inode)
 
     def close(self) -> None:
         """Leaves the group. No operation may be under way."""
         self.cut()
-        self._gloo = None
+        with self._lock:
+            self._gloo, self._closed = None, True
 
     def _own_sockets(self) -> dict[int, int]:
         """What this process has opened since it began to join: gloo does not tell its connections."""

@@ -1,0 +1,84 @@
+"""Three ranks form two hundred groups, one after the other, and lose some of them in every way. In the end no thread, no
+socket and no other descriptor is left over."""
+
+import os
+import random
+import sys
+import threading
+import time
+
+import torch
+
+from elastic_agent.torch.group import Group, GroupLost
+
+RANKS = 3
+
+
+def descriptors():
+    """What this process has open: sockets and pipes without their numbers."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{name}").split(":")[0])
+        except OSError:
+            pass  # What listed them.
+    return sorted(found)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def rank(port, rounds, seed, number):
+    torch.set_num_threads(1)
+    choose, lost, slowest = random.Random(seed), 0, 0.0
+    before = descriptors(), threads()
+    for round_ in range(rounds):
+        # Every rank chooses alike.
+        how, who = choose.choice(["whole", "left", "silent", "never"]), choose.randrange(RANKS)
+        place = {"rank": number, "world_size": RANKS, "round": round_, "master_addr": "127.0.0.1", "master_port": port}
+        group = Group(place)
+        began = time.monotonic()
+        try:
+            if how == "never" and number == who:
+                raise GroupLost("it does not come")
+            # Whoever does not come is given up, as when the next round forms.
+            group.join(timeout=30, outdated=lambda: how != "whole" and time.monotonic() > began + 0.1)
+            tensor = torch.full((300_000,), float(number))
+            if how in ("left", "silent") and number == who:
+                if how == "left":
+                    raise GroupLost("it leaves")
+                # The others are cut out of their wait by another thread.
+                time.sleep(0.1)
+                raise GroupLost("it was silent")
+            if how == "silent":
+                threading.Timer(0.03, group.cut).start()
+            group.finish(group.start_sum(tensor))
+            assert how == "whole" and tensor[0] == sum(range(RANKS)), (how, tensor[0])
+            assert group.gather(number * 7) == [0, 7, 14]
+        except GroupLost:
+            assert how != "whole", how
+            lost += 1
+        finally:
+            group.close()
+        slowest = max(slowest, time.monotonic() - began)
+    deadline = time.monotonic() + 45
+    while (descriptors(), threads()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (descriptors(), threads()) == before, f"before {before}, after {(descriptors(), threads())}"
+    print(f"rank {number}: {lost} of {rounds} groups were lost, the slowest took {slowest:.2f} s", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__" and len(sys.argv) == 5:
+    rank(*map(int, sys.argv[1:]))
+elif __name__ == "__main__":
+    port, rounds = int(sys.argv[1]), int(sys.argv[2])
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}", flush=True)
+    children = []
+    for number in range(RANKS):
+        arguments = [sys.executable, __file__, str(port), str(rounds), str(seed), str(number)]
+        children.append(os.spawnv(os.P_NOWAIT, sys.executable, arguments))
+    failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
+    sys.exit(1 if failed else 0)
