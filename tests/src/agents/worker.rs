@@ -25,7 +25,7 @@ fi
 echo "$ELASTIC_NODE $ELASTIC_ROUND $RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \
 $TORCHELASTIC_RESTART_COUNT $$ $MASTER_ADDR:$MASTER_PORT" >> "$dir/starts"
 read -r code <&3
-[ "$code" = 0 ] || echo "told to exit with $code" >&2
+[ "$code" = 0 ] || echo "error: told to exit with $code" >&2
 exit "$code"
 "#;
 

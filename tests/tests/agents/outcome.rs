@@ -88,9 +88,9 @@ async fn the_cause_is_handed_up_to_whoever_started_the_agent() {
 #[tokio::test]
 async fn an_error_file_that_is_no_error_file_does_no_harm() {
     for hostile in ["head -c 100M /dev/zero > $F", "printf '{\"message\":{\"mess' > $F", "mkfifo $F", "mkdir $F"] {
-        let job = script(&format!("F=$TORCHELASTIC_ERROR_FILE; {hostile}; echo the true reason >&2; exit 3"));
+        let job = script(&format!("F=$TORCHELASTIC_ERROR_FILE; {hostile}; echo error: the true reason >&2; exit 3"));
         let cause = failure_of(&job).await["cause"].clone();
-        assert_eq!(text(&cause, "message"), "the true reason (exit code 3)", "{hostile}");
+        assert_eq!(text(&cause, "message"), "error: the true reason (exit code 3)", "{hostile}");
     }
 }
 
@@ -123,7 +123,7 @@ async fn a_bystander_that_was_told_to_stop_is_not_the_cause() {
     // then the agent, which hears of both at once, names the second.
     assert_eq!(agent.exit(LIMIT).await, JOB_FAILED);
     let cause = json(&agent)["cause"].clone();
-    assert_eq!((&cause["rank"], text(&cause, "message")), (&1.into(), "told to exit with 5 (exit code 5)"));
+    assert_eq!((&cause["rank"], text(&cause, "message")), (&1.into(), "error: told to exit with 5 (exit code 5)"));
 }
 
 /// A memory cgroup of this test's own below the test's; none where the machine does not let us.

@@ -33,7 +33,7 @@ pub struct Evidence {
 /// The caller adds where it happened.
 pub fn judge(evidence: &Evidence) -> Failure {
     let Evidence { exit, told, recorded, stderr, before, after, asked_to_stop } = evidence;
-    let stderr: Vec<String> = stderr.iter().map(|line| printable(line)).collect();
+    let stderr: Vec<String> = stderr.iter().map(|line| printable(last_drawn(line))).collect();
     let killed_by = killing(*exit, before, after);
     let by = killed_by.as_ref().map(|killing| killing.by);
     // If a signal ended the program by surprise, the program's last line says what it was doing, not what happened.
@@ -42,7 +42,7 @@ pub fn judge(evidence: &Evidence) -> Failure {
         (Some((_, message)), _) => Some(message.clone()),
         (None, Some(recorded)) => Some(recorded.message.clone()),
         (None, None) if surprised => None,
-        (None, None) => last_word(&stderr),
+        (None, None) => exception(&stderr).or_else(|| last_word(&stderr, *exit)),
     };
     let message = match (&said, by) {
         (Some(said), _) => format!("{} ({exit})", first_line(&printable(said))),
@@ -139,19 +139,46 @@ fn killing(exit: Exit, before: &Victims, after: &Victims) -> Option<Killing> {
     Some(Killing { by, evidence })
 }
 
-/// The exception at the end of a Python traceback, else the last line that is not empty.
-fn last_word(stderr: &[String]) -> Option<String> {
-    // torch puts `[rank3]: ` before each line of a traceback once a process group exists.
-    let bare = |line: &String| match line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
-        Some((rank, rest)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => rest.to_owned(),
-        _ => line.clone(),
-    };
-    let lines: Vec<String> = stderr.iter().map(bare).collect();
-    let traceback = lines.iter().rposition(|line| line == "Traceback (most recent call last):");
-    let exception = traceback.and_then(|at| {
-        lines[at + 1..].iter().find(|line| !line.is_empty() && !line.starts_with(char::is_whitespace)).cloned()
-    });
-    exception.or_else(|| lines.into_iter().rfind(|line| !line.trim().is_empty()))
+/// The exception at the end of a Python traceback.
+fn exception(stderr: &[String]) -> Option<String> {
+    let lines: Vec<&str> = stderr.iter().map(|line| without_ranks(line)).collect();
+    let traceback = lines.iter().rposition(|line| *line == "Traceback (most recent call last):")?;
+    let mut after = lines[traceback + 1..].iter();
+    after.find(|line| !line.is_empty() && !line.starts_with(char::is_whitespace)).map(|line| (*line).to_owned())
+}
+
+/// The last line, if it tells why the program ended: a line of a program that aborts, `sys.exit("text")`, which prints
+/// the text and exits with 1, or a line that speaks of an error. Any other line is what the program was doing.
+fn last_word(stderr: &[String], exit: Exit) -> Option<String> {
+    let lines = stderr.iter().map(|line| without_ranks(line));
+    let line = lines.rev().find(|line| !line.trim().is_empty() && !is_progress(line))?;
+    let lower = line.to_lowercase();
+    let explains = !matches!(exit, Exit::Code(code) if code != 1)
+        || ["error", "fail", "fatal", "cannot", "can't", "not found", "no such", "invalid", "unable", "usage:"]
+            .iter()
+            .any(|word| lower.contains(word));
+    explains.then(|| line.to_owned())
+}
+
+/// torch puts `[rank3]: ` before each line of a traceback once a process group exists, once for each that was made.
+fn without_ranks(mut line: &str) -> &str {
+    while let Some((rank, rest)) = line.strip_prefix("[rank").and_then(|rest| rest.split_once("]: ")) {
+        if !rank.bytes().all(|byte| byte.is_ascii_digit()) {
+            break;
+        }
+        line = rest;
+    }
+    line
+}
+
+/// A progress bar as tqdm draws it, which most training loops use: `12%|#  | 3/40 [00:01<00:12, 2.9it/s]`.
+fn is_progress(line: &str) -> bool {
+    line.contains("%|") || line.contains("it/s]") || line.contains("s/it]") || line.contains("it/s,")
+}
+
+/// What a terminal shows of a line that a program has drawn again and again, each time after a carriage return.
+fn last_drawn(line: &str) -> &str {
+    line.rsplit('\r').find(|part| !part.trim().is_empty()).unwrap_or(line)
 }
 
 fn first_line(text: &str) -> &str {

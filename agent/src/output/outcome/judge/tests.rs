@@ -32,8 +32,8 @@ fn killer(evidence: &Evidence) -> Option<Killer> {
 
 #[test]
 fn the_best_word_wins() {
-    let mut evidence = Evidence { stderr: stderr("noise\nlast line\n\n"), ..exited(Exit::Code(3)) };
-    assert_eq!(judge(&evidence).message, "last line (exit code 3)");
+    let mut evidence = Evidence { stderr: stderr("noise\nan error\n\n"), ..exited(Exit::Code(3)) };
+    assert_eq!(judge(&evidence).message, "an error (exit code 3)");
     evidence.recorded = Some(Recorded { message: "ValueError: boom\nmore".into(), traceback: Some("T".into()) });
     assert_eq!(judge(&evidence).message, "ValueError: boom (exit code 3)");
     assert_eq!(judge(&evidence).traceback.as_deref(), Some("T"));
@@ -55,9 +55,33 @@ fn the_exception_is_found_though_other_lines_follow() {
                 [W socket.cpp] destroyed without shutdown\n";
     let evidence = Evidence { stderr: stderr(text), ..exited(Exit::Code(1)) };
     assert_eq!(judge(&evidence).message, "ValueError: boom (exit code 1)");
-    let ranked: String = text.lines().map(|line| format!("[rank12]: {line}\n")).collect();
-    let evidence = Evidence { stderr: stderr(&ranked), ..exited(Exit::Code(1)) };
-    assert_eq!(judge(&evidence).message, "ValueError: boom (exit code 1)");
+    for prefix in ["[rank12]: ", "[rank0]: [rank0]: "] {
+        let ranked: String = text.lines().map(|line| format!("{prefix}{line}\n")).collect();
+        let evidence = Evidence { stderr: stderr(&ranked), ..exited(Exit::Code(1)) };
+        assert_eq!(judge(&evidence).message, "ValueError: boom (exit code 1)");
+    }
+}
+
+#[test]
+fn a_last_line_counts_if_it_tells_why() {
+    let bar = " 12%|#         | 3/40 [00:01<00:12,  2.92it/s]";
+    for (text, code, message) in [
+        ("the data is gone", 1, "the data is gone (exit code 1)"),
+        ("epoch 3 begins", 4, "exit code 4"),
+        (
+            "usage: train.py\ntrain.py: error: unrecognized arguments: --lr",
+            2,
+            "train.py: error: unrecognized arguments: --lr (exit code 2)",
+        ),
+        (bar, 4, "exit code 4"),
+        (bar, 1, "exit code 1"),
+        (&format!("the data is gone\n{bar}"), 1, "the data is gone (exit code 1)"),
+        (&format!("\r{bar}\r{bar}\rno such file: a.bin"), 2, "no such file: a.bin (exit code 2)"),
+    ] {
+        let evidence = Evidence { stderr: stderr(text), ..exited(Exit::Code(code)) };
+        assert_eq!(judge(&evidence).message, message, "{text:?}");
+        assert!(!judge(&evidence).stderr.is_empty(), "the lines are told all the same");
+    }
 }
 
 #[test]
