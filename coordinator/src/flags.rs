@@ -60,6 +60,14 @@ impl StoreFlags {
     /// # Errors
     /// [`StoreError::Invalid`] names the flag's value that cannot be used.
     pub fn connect(&self) -> Result<EtcdStore, StoreError> {
+        EtcdStore::connect(self.config()?)
+    }
+
+    /// How to reach the etcd that they name.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if the password cannot be had.
+    pub fn config(&self) -> Result<EtcdConfig, StoreError> {
         let mut config = EtcdConfig::new(self.etcd.iter().cloned());
         config.tls = self.cacert.clone().map(|ca| EtcdTls {
             ca,
@@ -73,6 +81,6 @@ impl StoreFlags {
             };
             config.user = Some(EtcdUser { name, password });
         }
-        EtcdStore::connect(config)
+        Ok(config)
     }
 }

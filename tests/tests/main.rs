@@ -9,6 +9,7 @@
 //! | `hostile` | what a client without rights can do to the ports of an agent and of a coordinator |
 //! | `launchers` | PyTorch's own cases for launchers, on the agent and on torchrun |
 //! | `operator` | `elastic-coordinator` and `elasticctl` as users run them |
+//! | `operator_doctor` | what `elasticctl doctor` says of servers that are well, dead, full, foreign or strict |
 //! | `packaging` | what `make dist` makes, installed and run where nothing else is |
 //! | `protocol` | rounds with real drivers and connections, all in one process |
 //! | `python` | the Python package and its wheel, without PyTorch |
@@ -27,6 +28,7 @@ mod etcd_v2;
 mod hostile;
 mod launchers;
 mod operator;
+mod operator_doctor;
 mod packaging;
 mod protocol;
 mod python;

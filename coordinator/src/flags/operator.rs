@@ -19,9 +19,10 @@ Examples:
   elasticctl events train -f               its history, and what happens from now on
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
+  elasticctl doctor                        what is wrong with etcd, and what to type
   elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
 
-Exit status: 0 if done, 1 if it could not be done, 2 for flags that make no sense."
+Exit status: 0 if done, 1 if it could not be done or doctor found something that fails, 2 for flags that make no sense."
 )]
 pub struct Flags {
     /// What is asked.
@@ -108,4 +109,13 @@ pub enum Command {
         /// The job
         job: String,
     },
+    /// Look at what jobs depend on, and say what is wrong and what to type
+    ///
+    /// Each endpoint of etcd is asked by itself: does its name resolve, does its port accept, do TLS and the password
+    /// fit, which release is it, how full and how fast is it. Then the cluster: leader, members, alarms. To measure a
+    /// write, keys under PREFIX/v1/doctor/ are written and deleted.
+    ///
+    /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (nobody told). The
+    /// exit status is 1 if a line failed.
+    Doctor,
 }

@@ -1,5 +1,6 @@
 //! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
+mod doctor;
 mod operator;
 mod show;
 mod table;
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     let done = runtime.block_on(run(cli));
     runtime.shutdown_background();
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         // Whoever reads our output has seen enough.
         Err(error) if error.downcast_ref::<std::io::Error>().is_some_and(is_closed_pipe) => ExitCode::SUCCESS,
         Err(error) => {
@@ -42,51 +43,63 @@ fn is_closed_pipe(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::BrokenPipe
 }
 
-async fn run(cli: Cli) -> anyhow::Result<()> {
-    let etcd = cli.store.connect()?;
-    // A plain call fails as fast, but a probe says what is wrong.
-    etcd.probe().await.context("no jobs can be seen")?;
-    let store: Arc<dyn Store> = Arc::new(etcd);
-    let operator = Operator::new(store, &cli.store.prefix);
+async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let json = cli.output == Output::Json;
+    let connect = async || -> anyhow::Result<Operator> {
+        let etcd = cli.store.connect()?;
+        // A plain call fails as fast, but a probe says what is wrong.
+        etcd.probe().await.context("no jobs can be seen")?;
+        let store: Arc<dyn Store> = Arc::new(etcd);
+        Ok(Operator::new(store, &cli.store.prefix))
+    };
     match cli.command {
+        Command::Doctor => {
+            let findings = doctor::examine(&cli.store).await;
+            if json {
+                print_json(&doctor::finding::json(&findings))?;
+            } else {
+                print(&doctor::finding::text(&findings))?;
+            }
+            return Ok(if doctor::finding::any_failed(&findings) { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+        }
         Command::Jobs => {
-            let (overview, _) = operator.jobs().await?;
+            let (overview, _) = connect().await?.jobs().await?;
             if json { print_json(&show::jobs_json(&overview)) } else { print(&show::jobs(&overview)) }
         }
         Command::Describe { job } => {
-            let (id, job, _) = operator.job(&job).await?;
+            let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&show::describe_json(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
-        Command::Events { job, follow } => events(&operator, &cli.store.prefix, &job, follow, json).await,
+        Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
         Command::Drain { job, node } => {
-            let (was, desired) = operator.ask(&job, &Wish::Drain(node)).await?;
+            let (was, desired) = connect().await?.ask(&job, &Wish::Drain(node)).await?;
             advise(operator::drain_advice(&was, &desired));
             print_desired(&desired, json)
         }
         Command::Undrain { job, node } => {
-            let (_, desired) = operator.ask(&job, &Wish::Undrain(node)).await?;
+            let (_, desired) = connect().await?.ask(&job, &Wish::Undrain(node)).await?;
             print_desired(&desired, json)
         }
         Command::Set { job, min, max } => {
-            let (_, desired) = operator.ask(&job, &Wish::Nodes { min, max }).await?;
+            let (_, desired) = connect().await?.ask(&job, &Wish::Nodes { min, max }).await?;
             print_desired(&desired, json)
         }
         Command::Close { job } => {
-            let (_, desired) = operator.ask(&job, &Wish::Close).await?;
+            let (_, desired) = connect().await?.ask(&job, &Wish::Close).await?;
             print_desired(&desired, json)
         }
         Command::DropCheckpoint { job } => {
-            let dropped = operator.drop_checkpoint(&job).await?;
+            let dropped = connect().await?.drop_checkpoint(&job).await?;
             if json {
-                return print_json(&serde_json::to_value(dropped)?);
+                return print_json(&serde_json::to_value(dropped)?).map(|()| ExitCode::SUCCESS);
             }
             print(&match dropped {
                 Some(was) => format!("dropped step {}, whose files stay at {}\n", was.step, was.path),
                 None => "there was none\n".to_owned(),
             })
         }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn events(operator: &Operator, prefix: &str, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {

@@ -11,6 +11,8 @@
 //! | `watch` | a watch that outlives its connections |
 //! | `lease` | one keep-alive stream for each lease |
 //! | `probe` | what is wrong with an endpoint |
+//! | `examine` | what a member says of itself, for operators |
+//! | `releases` | which releases of etcd have faults |
 //!
 //! What is repeated: a call that only reads, once at each other member; a write only where it certainly was not sent.
 //! Everything else is for the caller, who can read back what happened.
@@ -18,15 +20,19 @@
 mod config;
 mod connection;
 mod convert;
+mod examine;
 pub(crate) mod fault;
 mod identity;
 mod lease;
 mod probe;
+mod releases;
 pub(crate) mod rotation;
 mod watch;
 
 pub(crate) use config::read;
 pub use config::{EtcdConfig, EtcdTls, EtcdUser, Secret};
+pub use examine::{Alarm, ListedMember, MemberStatus};
+pub use releases::{FAULTS, ReleaseFault, faults_of};
 
 use std::sync::Arc;
 use std::time::Duration;

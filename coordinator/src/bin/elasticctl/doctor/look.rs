@@ -1,0 +1,173 @@
+//! Asks each endpoint by itself: its name, its port, who answers, how fast. What it means is judged in `etcd`.
+//!
+//! All endpoints are asked at once. Whatever does not answer is given up after seconds, so that one look takes less than
+//! half a minute however broken things are.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use elastic_coordinator::etcd_v2::EtcdV2;
+use elastic_coordinator::flags::StoreFlags;
+use elastic_coordinator::store::etcd::{Alarm, EtcdConfig, EtcdStore, ListedMember, MemberStatus};
+use elastic_coordinator::store::{Op, Store, StoreError};
+use elastic_coordinator::time::Time;
+use futures::future::join_all;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// The longest that a name may take to resolve, and a port to accept.
+pub(super) const REACH: Duration = Duration::from_secs(3);
+
+/// How many requests a median is of, and how long they may take together.
+const SAMPLES: usize = 9;
+const SAMPLING: Duration = Duration::from_secs(2);
+
+/// The lease of what is written, so that nothing stays if we are interrupted.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// What the endpoints showed.
+#[derive(Debug, Default)]
+pub(super) struct Cluster {
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+/// What one showed. What comes after something that failed was not asked: it is `None`.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    /// `host:port`.
+    pub(super) address: String,
+    /// Where its name leads.
+    pub(super) resolved: Result<Vec<SocketAddr>, String>,
+    /// How long its port took to accept.
+    pub(super) accepted: Option<Result<Duration, String>>,
+    /// Whether an etcd answers there that has a quorum and lets us in.
+    pub(super) answers: Option<Result<(), StoreError>>,
+    pub(super) status: Option<Result<MemberStatus, StoreError>>,
+    pub(super) members: Option<Result<Vec<ListedMember>, StoreError>>,
+    pub(super) alarms: Option<Result<Vec<(u64, Alarm)>, StoreError>>,
+    /// The median of linearizable reads.
+    pub(super) read: Option<Result<Duration, StoreError>>,
+    /// The median of writes, each of them followed by a delete.
+    pub(super) write: Option<Result<Duration, StoreError>>,
+    /// Whether its v2 API answers.
+    pub(super) v2: Option<Result<(), StoreError>>,
+}
+
+impl Endpoint {
+    pub(super) fn unseen(address: &str) -> Endpoint {
+        Endpoint {
+            address: address.to_owned(),
+            resolved: Ok(Vec::new()),
+            accepted: None,
+            answers: None,
+            status: None,
+            members: None,
+            alarms: None,
+            read: None,
+            write: None,
+            v2: None,
+        }
+    }
+}
+
+/// Looks at all endpoints of the flags.
+///
+/// # Errors
+/// [`StoreError::Invalid`] names the flag's value that cannot be used.
+pub(super) async fn look(flags: &StoreFlags) -> Result<Cluster, StoreError> {
+    let config = flags.config()?;
+    let uris = EtcdStore::connect(config.clone())?.endpoints().to_vec();
+    let endpoints = uris.iter().map(|uri| {
+        let mut alone = config.clone();
+        alone.endpoints = vec![uri.clone()];
+        look_at(uri, alone, &flags.prefix)
+    });
+    Ok(Cluster { endpoints: join_all(endpoints).await.into_iter().collect::<Result<_, _>>()? })
+}
+
+async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint, StoreError> {
+    let address = uri.split_once("://").map_or(uri, |(_, address)| address);
+    let mut seen = Endpoint::unseen(address);
+    seen.resolved = resolve(address).await;
+    let Ok(addresses) = &seen.resolved else { return Ok(seen) };
+    let accepted = seen.accepted.insert(accept(addresses).await);
+    if accepted.is_err() {
+        return Ok(seen);
+    }
+    let store = EtcdStore::connect(config.clone())?;
+    let answers = seen.answers.insert(store.probe().await.map(drop));
+    // Who refuses us may still say how it is.
+    if !matches!(answers, Ok(()) | Err(StoreError::Denied { .. })) {
+        return Ok(seen);
+    }
+    let let_in = answers.is_ok();
+    seen.status = Some(store.status().await);
+    if let_in {
+        seen.members = Some(store.members().await);
+        seen.alarms = Some(store.alarms().await);
+        seen.read = Some(reads(&store, prefix).await);
+        seen.write = Some(writes(&store, prefix).await);
+        seen.v2 = Some(EtcdV2::connect(config)?.probe().await.map(drop));
+    }
+    Ok(seen)
+}
+
+/// Where a `host:port` leads.
+pub(super) async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
+    match timeout(REACH, tokio::net::lookup_host(address)).await {
+        Ok(Ok(found)) => Ok(found.collect()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
+    }
+}
+
+/// How long it took until one of these accepted a connection.
+pub(super) async fn accept(addresses: &[SocketAddr]) -> Result<Duration, String> {
+    let begun = Time::now();
+    match timeout(REACH, TcpStream::connect(addresses)).await {
+        Ok(Ok(_)) => Ok(Time::now().since(begun)),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
+    }
+}
+
+/// A key that nobody else uses, outside all jobs.
+fn scratch(prefix: &str) -> String {
+    format!("{}/v1/doctor/{}", prefix.trim_end_matches('/'), uuid::Uuid::new_v4())
+}
+
+async fn reads(store: &EtcdStore, prefix: &str) -> Result<Duration, StoreError> {
+    let key = scratch(prefix);
+    median(async || {
+        let begun = Time::now();
+        store.get(&key).await?;
+        Ok(Time::now().since(begun))
+    })
+    .await
+}
+
+async fn writes(store: &EtcdStore, prefix: &str) -> Result<Duration, StoreError> {
+    let key = scratch(prefix);
+    let lease = store.grant(LEASE).await?;
+    let written = median(async || {
+        let begun = Time::now();
+        store.put(Vec::new(), Op::put_leased(&key, "elasticctl doctor", lease)).await?;
+        let took = Time::now().since(begun);
+        store.put(Vec::new(), Op::delete(&key)).await?;
+        Ok(took)
+    })
+    .await;
+    // It takes along what a failed delete left; if it fails too, the lease lapses by itself.
+    let _ = store.revoke(lease).await;
+    written
+}
+
+async fn median(sample: impl AsyncFn() -> Result<Duration, StoreError>) -> Result<Duration, StoreError> {
+    let begun = Time::now();
+    let mut took = vec![sample().await?];
+    while took.len() < SAMPLES && Time::now().since(begun) < SAMPLING {
+        took.push(sample().await?);
+    }
+    took.sort();
+    Ok(took[took.len() / 2])
+}
