@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::embedded::EmbeddedServer;
+use elastic_coordinator::job::{JobId, Keys, NodeRecord, Phase, Spec, Versioned, to_json};
 use elastic_coordinator::store::{Op, Store, StoreError};
 use elastic_tests::binaries::output;
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, free_port};
+use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -223,4 +225,75 @@ async fn the_embedded_store_is_no_failure() {
     told.says("version", &at, "ok", "embedded store");
     told.says("write", &at, "ok", "ms");
     told.says("alarm", "the cluster", "ok", "none");
+}
+
+/// A job of exactly these nodes' number on a store.
+struct Jobs {
+    store: Arc<dyn Store>,
+    job: JobId,
+    keys: Keys,
+    spec: Spec,
+}
+
+impl Jobs {
+    fn on(etcd: &EtcdServer, nodes: u32) -> Jobs {
+        let job: JobId = "train".parse().unwrap();
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
+        Jobs { store: Arc::new(etcd.store()), job, keys, spec: quick_spec(nodes, nodes) }
+    }
+
+    async fn node(&self, name: &str) -> InProcessNode {
+        start_node(Arc::clone(&self.store), self.keys.clone(), &self.job, self.spec.clone(), name).await.unwrap()
+    }
+
+    /// The node's record, once it waits.
+    async fn waits(&self, name: &str) -> NodeRecord {
+        eventually(&format!("{name} waits"), WITHIN, async || {
+            let (values, _) = self.store.range(&self.keys.nodes()).await.unwrap();
+            let records = values.iter().map(|kv| Versioned::<NodeRecord>::parse(kv).unwrap().value);
+            records.into_iter().find(|record| record.name == name && record.phase == Phase::Waiting)
+        })
+        .await
+    }
+}
+
+#[tokio::test]
+async fn a_job_tells_who_leads_who_waits_and_whose_port_is_closed() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let at = etcd.address();
+    let jobs = Jobs::on(&etcd, 2);
+    let told = Told::by(&["train", "--etcd", &at]).await;
+    told.says("round", "job train", "failed", "there is no job \"train\"");
+    told.only_fails("round");
+
+    // One of two nodes is here.
+    let mut a = jobs.node("a").await;
+    jobs.waits("a").await;
+    let told = Told::by(&["train", "--etcd", &at]).await;
+    told.says("waits", "node a", "warning", "1 of at least 2 nodes are here");
+    assert_eq!(told.code, Some(0), "{:#?}", told.findings);
+
+    // Both are, and a third.
+    let mut b = jobs.node("b").await;
+    a.runs(1, 2, WITHIN).await.unwrap();
+    b.runs(1, 2, WITHIN).await.unwrap();
+    let c = jobs.node("c").await;
+    let waits = jobs.waits("c").await;
+    let told = Told::by(&["train", "--etcd", &at]).await;
+    told.says("round", "job train", "ok", "nodes: 2");
+    told.says("peer", "the nodes", "ok", "3 of 3 nodes' ports accept");
+    told.says("waits", "node c", "ok", "a spare");
+    told.says("leader", "job train", "ok", "127.0.0.1:");
+    assert_eq!(told.code, Some(0), "{:#?}", told.findings);
+
+    // A fourth one's port refuses.
+    let mut gone = NodeRecord { name: "gone".to_owned(), ..waits };
+    gone.peer.port = free_port();
+    let lease = jobs.store.grant(WITHIN).await.unwrap();
+    jobs.store.put(Vec::new(), Op::put_leased(jobs.keys.node(&gone.id()), to_json(&gone), lease)).await.unwrap();
+    let told = Told::by(&["train", "--etcd", &at]).await;
+    told.says("peer", "node gone", "failed", "refuses");
+    told.says("peer", "the nodes", "ok", "3 of 4");
+    told.only_fails("peer");
+    drop((a, b, c));
 }

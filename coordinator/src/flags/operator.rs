@@ -6,8 +6,8 @@ use super::StoreFlags;
 
 /// See elastic's jobs and ask things of them.
 ///
-/// Everything is read from the store that the agents meet through, and asked for there: elasticctl talks to no agent,
-/// and needs no coordinator. What is asked for is carried out by whoever leads the job.
+/// Everything is read from the store that the agents meet through, and asked for there: elasticctl needs no coordinator,
+/// and no agent (only `doctor JOB` tries whether their ports accept). What is asked for is carried out by whoever leads the job.
 #[derive(Debug, Parser)]
 #[command(
     name = "elasticctl",
@@ -19,7 +19,7 @@ Examples:
   elasticctl events train -f               its history, and what happens from now on
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
-  elasticctl doctor                        what is wrong with etcd, and what to type
+  elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
   elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
 
 Exit status: 0 if done, 1 if it could not be done or doctor found something that fails, 2 for flags that make no sense."
@@ -117,5 +117,11 @@ pub enum Command {
     ///
     /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (nobody told). The
     /// exit status is 1 if a line failed.
-    Doctor,
+    ///
+    /// With JOB also: where it stands, who leads it, why a node waits, and whether the ports that its nodes reach each
+    /// other through accept a connection from here. Run it on one of the nodes for that.
+    Doctor {
+        /// A job to look at too
+        job: Option<String>,
+    },
 }

@@ -53,8 +53,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Ok(Operator::new(store, &cli.store.prefix))
     };
     match cli.command {
-        Command::Doctor => {
-            let findings = doctor::examine(&cli.store).await;
+        Command::Doctor { job } => {
+            let findings = doctor::examine(&cli.store, job.as_deref()).await;
             if json {
                 print_json(&doctor::finding::json(&findings))?;
             } else {

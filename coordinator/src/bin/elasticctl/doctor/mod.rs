@@ -12,14 +12,16 @@
 
 mod etcd;
 pub(crate) mod finding;
+mod job;
 mod look;
+mod reach;
 
 use elastic_coordinator::flags::StoreFlags;
 
 use self::finding::{Finding, State};
 
-/// Looks at everything.
-pub(crate) async fn examine(flags: &StoreFlags) -> Vec<Finding> {
+/// Looks at etcd and, where one is named, at a job.
+pub(crate) async fn examine(flags: &StoreFlags, job: Option<&str>) -> Vec<Finding> {
     let cluster = match look::look(flags).await {
         Ok(cluster) => cluster,
         Err(error) => {
@@ -27,5 +29,18 @@ pub(crate) async fn examine(flags: &StoreFlags) -> Vec<Finding> {
             return vec![unusable.advise("correct the flag or the variable; elasticctl --help lists them")];
         }
     };
-    etcd::judge(&cluster, etcd::SMALLEST_LEASE)
+    let Some(id) = job else { return etcd::judge(&cluster, etcd::SMALLEST_LEASE) };
+    match reach::look(flags, id).await {
+        Ok(seen) => {
+            let lease = seen.job.spec.as_ref().map_or(etcd::SMALLEST_LEASE, |spec| spec.timings.lease_ttl);
+            let mut findings = etcd::judge(&cluster, lease);
+            findings.extend(job::judge(&seen));
+            findings
+        }
+        Err(error) => {
+            let mut findings = etcd::judge(&cluster, etcd::SMALLEST_LEASE);
+            findings.push(job::unread(id, &error));
+            findings
+        }
+    }
 }
