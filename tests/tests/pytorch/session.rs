@@ -68,7 +68,7 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
 }
 
 #[tokio::test]
-async fn a_session_resumes_from_its_checkpoint_when_all_die() {
+async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
@@ -85,6 +85,17 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die() {
         assert!(begin.number("step") >= committed["step"].as_u64().unwrap(), "{begin:?}, committed {committed}");
         assert_eq!(begin.number("step") % 10, 0, "{begin:?}");
     }
+
+    // When the job is asked to leave, then its last step is saved, and it goes on from there
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);
+    let done = lines(&job).iter().filter(|line| line.is("applied")).map(|line| line.number("step")).max().unwrap() + 1;
+    assert_eq!(job.record(&etcd, "checkpoint").await.unwrap()["step"], done);
+    agents = job.start_all(["a", "b"]);
+    let third = works(&job, "applied", second + 1, 2).await;
+    assert_eq!(first_step(&lines(&job), third), done);
+
     let epochs = finish(&job);
     let [a, b] = &mut agents;
     assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);

@@ -76,7 +76,7 @@ class Session:
 
         scheduler: a learning rate scheduler; it advances with each step.
         checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
-        steps, and when the whole job is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write.
+        steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write.
         seed: if given, random numbers of each step depend only on it, the step and the rank: dropout does the same when a
         step is done again.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
@@ -243,8 +243,8 @@ class Session:
                 self._save()
             return False
         if not self._lost:
-            if leaving == self.world_size:
-                # Nobody stays who has the state.
+            if leaving:
+                # The others may be asked to leave in the next moment, and then nobody has the state.
                 self._save()
             if self._leaving:
                 sys.exit(_STOPPED)
