@@ -13,6 +13,7 @@
 //! | [`torchelastic`] | TorchElastic's own rendezvous on etcd v2, as a pure machine |
 //! | [`node`] | the drivers that carry the machines: IO, timers, pulses |
 //! | [`workers`] | what a round's workers ask for through their agents: barriers, checkpoint commits |
+//! | [`removal`] | deleting the records of a job that has ended |
 //! | [`service`] | what `elastic-coordinator` runs: leads every job while it is up |
 //! | [`flags`] | the command lines of `elastic-coordinator` and `elasticctl` |
 //!
@@ -26,6 +27,7 @@ pub mod flags;
 pub mod job;
 pub mod listener;
 pub mod node;
+pub mod removal;
 pub mod rendezvous;
 pub mod service;
 pub mod store;

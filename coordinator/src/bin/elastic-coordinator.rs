@@ -13,6 +13,7 @@ use elastic_coordinator::embedded::EmbeddedServer;
 use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
+use elastic_coordinator::service::retention::Policy;
 use elastic_coordinator::service::{self, ServiceSetup, Shared, http};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::store::metered::Metered;
@@ -92,6 +93,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         record: LeaderRecord { node, peer, coordinator: true },
         listener,
         lease_ttl: Duration::from_secs(cli.lease_ttl),
+        retention: Policy { keep: cli.keep_finished, count: cli.keep_finished_count },
         shared,
     };
     let led = match &mut serving {

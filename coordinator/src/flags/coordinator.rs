@@ -1,10 +1,11 @@
 //! The command line of `elastic-coordinator`.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use clap::Parser;
 
-use super::StoreFlags;
+use super::{StoreFlags, age};
 
 /// Lead every elastic job under a prefix.
 ///
@@ -19,6 +20,7 @@ use super::StoreFlags;
 Examples:
   elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
   elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
+  elastic-coordinator --etcd etcd0:2379 --keep-finished 30d --keep-finished-count 500
 
 Signals: SIGTERM and SIGINT hand all jobs to their agents, then end the process."
 )]
@@ -54,6 +56,18 @@ pub struct Flags {
     /// How long its leadership outlives a host that falls silent, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]
     pub lease_ttl: u64,
+
+    /// Delete jobs that ended longer ago than this: 12h, 30d [default: keep them for ever]
+    ///
+    /// All of a job's records go: its history, its result, its resume point. Checkpoint files stay.
+    #[arg(long, value_parser = age, value_name = "TIME")]
+    pub keep_finished: Option<Duration>,
+
+    /// Delete all but the last N jobs that have ended [default: keep all]
+    ///
+    /// With --keep-finished a job is deleted once either says so.
+    #[arg(long, value_name = "N")]
+    pub keep_finished_count: Option<usize>,
 
     /// Its log as one JSON object a line
     #[arg(long)]

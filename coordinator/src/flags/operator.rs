@@ -1,8 +1,10 @@
 //! The command line of `elasticctl`.
 
+use std::time::Duration;
+
 use clap::{Parser, Subcommand, ValueEnum};
 
-use super::StoreFlags;
+use super::{StoreFlags, age};
 
 /// See elastic's jobs and ask things of them.
 ///
@@ -20,6 +22,8 @@ Examples:
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
+  elasticctl delete train                  forget a job that has ended; checkpoint files stay
+  elasticctl delete --finished --older-than 30d --dry-run
   elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
 
 Exit status: 0 if done, 1 if it could not be done or doctor found something that fails, 2 for flags that make no sense."
@@ -100,6 +104,27 @@ pub enum Command {
     Close {
         /// The job
         job: String,
+    },
+    /// Delete a job that has ended: all its records, so that its id can be used again. Checkpoint files stay
+    ///
+    /// Its history and its resume point go, too: started again, it begins from its first step. Files that a checkpoint
+    /// consists of are not touched. A job that runs, or has agents that have not left yet, is refused: close it
+    /// (`elasticctl close`), wait until its agents have left, then delete it. To know that they have left, elasticctl
+    /// asks their ports: run it where it reaches them. Where a host does not answer, the job can be deleted about an
+    /// hour after its end.
+    Delete {
+        /// The job
+        #[arg(required_unless_present = "finished", conflicts_with = "finished")]
+        job: Option<String>,
+        /// All jobs that have ended, if they ended longer ago than --older-than
+        #[arg(long, requires = "older_than")]
+        finished: bool,
+        /// Time since their end, by the clock of this machine: 90m, 12h, 7d
+        #[arg(long, value_parser = age, requires = "finished", value_name = "TIME")]
+        older_than: Option<Duration>,
+        /// Only say what would be deleted
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Have a job that has failed begin from its first step when it is started again, as when its files are lost
     ///

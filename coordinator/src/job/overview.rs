@@ -202,6 +202,13 @@ impl Job {
         !round.value.state.is_final() || !self.nodes.is_empty()
     }
 
+    /// When the job ended, in milliseconds since the Unix epoch on the clock of whoever led it then; `None` while it has
+    /// not ended, or where no history tells.
+    pub fn ended_ms(&self) -> Option<u64> {
+        self.round.as_ref().filter(|round| round.value.state.is_final())?;
+        self.events.values().next_back().map(|event| event.at_ms)
+    }
+
     /// Nodes that wait without a place. One that was given its first place says so until its workers run.
     pub fn spares(&self) -> impl Iterator<Item = &NodeRecord> {
         let spare = |node: &NodeId, record: &NodeRecord| {

@@ -283,7 +283,8 @@ pub struct Tombstone {
 /// A line of the job's history, `events/<number>`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// Milliseconds since the Unix epoch on the leader's clock. For people: nothing is decided by it.
+    /// Milliseconds since the Unix epoch on the leader's clock. For people: nothing in a job's life is decided by it.
+    /// Only how long the records of an ended job are kept is counted from it.
     pub at_ms: u64,
     /// The round it led to.
     pub round: u64,

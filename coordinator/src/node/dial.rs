@@ -30,15 +30,20 @@ const PING: Duration = Duration::from_secs(2);
 /// Whether `node`, which listened at `peer`, is dead for certain. Asks again while the answer is unclear, no longer
 /// than `patience`; what is still unclear then is not dead.
 pub(super) async fn is_dead(peer: &Endpoint, node: &NodeId, patience: Duration) -> bool {
+    find(peer, node, patience).await == Found::Another
+}
+
+/// Whether `node` is behind the port where it listened. Asks again while the answer is unclear, no longer than
+/// `patience`. [`Found::Another`]: it is dead for certain; [`Found::Nobody`]: nothing is known.
+pub(crate) async fn find(peer: &Endpoint, node: &NodeId, patience: Duration) -> Found {
     let begun = Time::now();
     let mut pause = Duration::from_millis(2);
     loop {
-        match ask(peer, node).await {
-            Found::Another => return true,
-            Found::Here => return false,
-            Found::Nobody if Time::now().since(begun) >= patience => return false,
-            Found::Nobody => sleep(pause).await,
+        let found = ask(peer, node).await;
+        if found != Found::Nobody || Time::now().since(begun) >= patience {
+            return found;
         }
+        sleep(pause).await;
         pause = (pause * 2).min(PAUSE);
     }
 }

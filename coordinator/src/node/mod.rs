@@ -12,7 +12,7 @@
 //!   the agent ───┘                         └─▶ commands to the agent
 //! ```
 
-mod dial;
+pub(crate) mod dial;
 mod drive;
 pub(crate) mod lead;
 mod pulse_client;

@@ -31,6 +31,7 @@ pub struct Metrics {
     leading: Gauge,
     formed: Counter,
     ended: Family<Labels, Counter>,
+    deleted: Counter,
     evictions: Family<Labels, Counter>,
     terms: Family<Labels, Counter>,
     forming: Histogram,
@@ -72,6 +73,7 @@ impl Default for Metrics {
             leading: register!("leading", "Jobs that this replica leads"),
             formed: register!("rounds_formed", "Rounds seen to begin running"),
             ended: register!("jobs_ended", "Jobs seen to end, by their result"),
+            deleted: register!("jobs_deleted", "Ended jobs that this replica deleted"),
             evictions: register!("evictions", "Nodes seen to be evicted, by what was known of them"),
             terms: register!("leader_terms", "Terms of leadership seen to begin, by who leads"),
             calls: register!("store_requests", "Requests to the store, by kind and outcome"),
@@ -137,6 +139,11 @@ impl Metrics {
             }
             Change::Leaderless | Change::Event(_) => {}
         }
+    }
+
+    /// This replica deleted an ended job.
+    pub(super) fn deleted(&self) {
+        self.deleted.inc();
     }
 
     pub(super) fn leading(&self, jobs: usize) {

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`claim`] | which jobs to lead, as a pure function |
 //! | [`lease`] | the replica's lease |
+//! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
 //! | [`metrics`] | what Prometheus is told |
 //! | [`http`] | `/live`, `/ready`, `/metrics` |
 
@@ -18,6 +19,8 @@ pub mod claim;
 pub mod http;
 pub mod lease;
 pub mod metrics;
+pub mod retention;
+mod sweep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +41,8 @@ use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnR
 use crate::time::Time;
 use claim::Move;
 use metrics::Metrics;
+use retention::Policy;
+use sweep::Sweep;
 
 /// How often everything is looked at again, whatever the events say.
 const LOOK: Duration = Duration::from_secs(1);
@@ -63,6 +68,8 @@ pub struct ServiceSetup {
     pub listener: TcpListener,
     /// How long its `leader` keys outlive a host that falls silent.
     pub lease_ttl: Duration,
+    /// How long jobs that have ended are kept.
+    pub retention: Policy,
     /// What others may look at while it runs.
     pub shared: Arc<Shared>,
 }
@@ -142,13 +149,14 @@ struct Service {
 /// # Errors
 /// The store's, where no waiting would help: it refuses us, or is another one than before.
 pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<()> {
-    let ServiceSetup { store, prefix, record, listener, lease_ttl, shared } = setup;
+    let ServiceSetup { store, prefix, record, listener, lease_ttl, retention, shared } = setup;
     let front = Arc::<PeerPort>::default();
     front.introduce(&record.node);
     let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();
+    let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention);
     let (leads, asked, away) = Default::default();
     let mut service = Service { store, prefix, record, shared, front, leads, asked, away, answers };
     tokio::pin!(stop);
@@ -169,7 +177,11 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
                 *service.shared.lease() = *lease.borrow_and_update();
                 service.settle_all();
             }
-            _ = looks.tick() => service.settle_all(),
+            Some(swept) = swept.recv() => sweep.swept(swept, &service.shared.metrics),
+            _ = looks.tick() => {
+                service.settle_all();
+                sweep.look(service.shared.overview().as_ref());
+            }
             () = &mut stop => break,
         }
     }

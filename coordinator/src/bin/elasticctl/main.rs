@@ -1,5 +1,6 @@
 //! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
+mod delete;
 mod doctor;
 mod operator;
 mod show;
@@ -87,6 +88,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Close { job } => {
             let (_, desired) = connect().await?.ask(&job, &Wish::Close).await?;
             print_desired(&desired, json)
+        }
+        Command::Delete { job: Some(job), dry_run, .. } => delete::one(&connect().await?, &job, dry_run, json).await,
+        Command::Delete { older_than, dry_run, .. } => {
+            delete::finished(&connect().await?, older_than.unwrap_or_default(), dry_run, json).await
         }
         Command::DropCheckpoint { job } => {
             let dropped = connect().await?.drop_checkpoint(&job).await?;

@@ -1,7 +1,7 @@
 //! What an operator can see of jobs and ask of them. The job's leader carries it out.
 //!
 //! Everything an operator asks for is a change of the job's `desired` record, guarded by its mod revision; of a job that
-//! has ended, the resume point can be dropped. Nodes are never touched directly.
+//! has ended, the resume point can be dropped, or all of it deleted. Nodes are never touched directly.
 
 use std::sync::Arc;
 
@@ -92,8 +92,8 @@ pub(crate) enum Wish {
 
 /// Reads jobs and asks for changes.
 pub(crate) struct Operator {
-    store: Arc<dyn Store>,
-    prefix: String,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) prefix: String,
 }
 
 impl Operator {
@@ -159,7 +159,10 @@ impl Operator {
             let key = job.keys.desired();
             let revision = job.desired.as_ref().map_or(Revision::NONE, |desired| desired.modified);
             let put = Op::put(&key, to_json(&desired));
-            if self.store.put(vec![Guard::modified(key, revision)], put).await?.is_some() {
+            // Of a job that was deleted meanwhile nothing is asked: the next one of its id would find it.
+            let life = job.round.as_ref().map_or(Revision::NONE, |round| round.created);
+            let guards = vec![Guard::modified(key, revision), Guard::created(job.keys.round(), life)];
+            if self.store.put(guards, put).await?.is_some() {
                 return Ok((job, desired));
             }
         }

@@ -43,7 +43,7 @@ impl Member {
         }
     }
 
-    /// Nobody deletes the `round` key: it is written over for as long as the job's id is in use, and its create revision
+    /// Nobody deletes the `round` key while the job has nodes: it is written over, and its create revision
     /// tells one life of the id from another that began on an emptied store.
     pub(super) fn round_gone(&mut self, out: &mut Out) {
         let why = "the job's `round` key was deleted: was the store emptied or the job removed by hand?";
