@@ -292,7 +292,9 @@ async fn a_coordinator_keeps_every_job_unless_it_is_told() {
     let keeper = scene.coordinator();
     write(&*scene.store, &ended("old", 1, 0)).await;
     // A job that came later has been led and let go of: the replica has looked at all jobs meanwhile.
-    succeed(scene.nodes(["a"]).await).await;
+    let nodes = scene.nodes(["a"]).await;
+    scene.led("the replica leads", |leader| leader.coordinator).await;
+    succeed(nodes).await;
     keeper.says("not leading any more", WITHIN).await;
     assert!(scene.ctl_ok(&["jobs"]).await.contains("old"));
     drop(keeper);
