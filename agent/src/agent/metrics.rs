@@ -430,4 +430,36 @@ mod tests {
         let spent = Stage::ALL.map(|stage| stages.spent(stage, Time::ZERO + seconds(50)).as_secs());
         assert_eq!(spent, [1 + 5, 3 + 1 + 1, 1 + 1 + 1 + 1, 5 + 7 + 18 + 5], "waiting, forming, starting, running");
     }
+
+    #[test]
+    fn the_dashboard_asks_for_nothing_that_is_not_served() {
+        // Given an agent that has something to say in each family: without a series a family is not shown at all,
+        let metrics = Metrics::new("digits", "a");
+        let label = |name, value: &str| vec![(name, value.to_owned())];
+        metrics.observer()("read", true, Duration::from_millis(1));
+        metrics.rounds.get_or_create(&label("change", "first")).inc();
+        metrics.recovery.get_or_create(&label("change", "first")).observe(1.0);
+        metrics.stage_seconds.get_or_create(&label("stage", "running")).inc_by(1.0);
+        metrics.steps.get_or_create(&label("rank", "0")).set(1);
+        metrics.step_ages.get_or_create(&label("rank", "0")).set(1.0);
+        metrics.margin.get_or_create(&Vec::new()).set(1.0);
+        let mut served = String::new();
+        encode(&mut served, &metrics.registry).unwrap();
+
+        // then each metric that a query or a variable of the dashboard names is there, of the kind that it is taken for.
+        let text = include_str!("../../../deploy/grafana/agents.json");
+        let dashboard: serde_json::Value = serde_json::from_str(text).expect("the dashboard is JSON");
+        assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 10), "{dashboard}");
+        let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let names: Vec<&str> = names.filter(|name| name.starts_with("elastic_")).collect();
+        assert!(names.len() >= 14, "{names:?}");
+        for name in names {
+            let (family, kind) = match (name.strip_suffix("_bucket"), name.strip_suffix("_total")) {
+                (Some(family), _) => (family, "histogram"),
+                (_, Some(family)) => (family, "counter"),
+                _ => (name, "gauge"),
+            };
+            assert!(served.contains(&format!("# TYPE {family} {kind}\n")), "{name} is no {kind} in\n{served}");
+        }
+    }
 }
