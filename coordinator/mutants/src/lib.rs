@@ -44,6 +44,21 @@ mod checkpoint {
 /// Seeds of each kind of scenario after which a mutant counts as missed.
 const SEEDS: u64 = 4_000;
 
+/// Where a search that takes long has found its mutant before. It begins there: a hint, no more. Where the machines have
+/// changed since, it goes on from the first seed.
+const FOUND_AT: &[(&str, u64)] = &[
+    ("lost_is_fenced", Family::ROLES + 196),
+    ("fence_after_the_lease", 120),
+    ("fence_by_the_newer_proof", Family::ROLES + 521),
+    ("generation_at_once", Family::ROLES + 100),
+    ("count_before_streams", Family::ROLES + 2_400),
+    ("word_without_age", Family::ROLES + 591),
+    ("heard_from_receipt", Family::ROLES + 2_400),
+    ("proven_by_the_answer", Family::ROLES + 489),
+    ("reclaimed_in_spite_of_a_tombstone", Family::ROLES + 113),
+    ("join_timeout_is_not_seen", 996),
+];
+
 thread_local! {
     static ACTIVE: Cell<&'static str> = const { Cell::new("") };
 }
@@ -53,18 +68,20 @@ fn on(name: &str) -> bool {
     ACTIVE.get() == name
 }
 
-/// The first seed at which a mutant breaks a promise, and which promise.
-fn breach(name: &'static str) -> Option<(u64, schedule::Ran)> {
+/// A seed at which a mutant breaks a promise, the first of `hints` and all others; and which promise.
+fn breach(name: &'static str, hints: impl Iterator<Item = u64>) -> Option<(u64, schedule::Ran)> {
     ACTIVE.set(name);
-    let seeds = (0..SEEDS).flat_map(|seed| [seed, Family::LATE + seed, Family::ROLES + seed]);
-    let found = seeds.map(|seed| (seed, run(seed, None, Telling::Silent))).find(|(_, ran)| ran.breach.is_some());
+    let all = (0..SEEDS).flat_map(|seed| [seed, Family::LATE + seed, Family::ROLES + seed]);
+    let found =
+        hints.chain(all).map(|seed| (seed, run(seed, None, Telling::Silent))).find(|(_, ran)| ran.breach.is_some());
     ACTIVE.set("");
     found
 }
 
 fn found(name: &'static str) {
+    let hints = FOUND_AT.iter().filter(|(hinted, _)| *hinted == name).map(|(_, seed)| *seed);
     assert!(
-        breach(name).is_some(),
+        breach(name, hints).is_some(),
         "the mutant {name} breaks no promise in {SEEDS} seeds: the simulation is blind to it"
     );
 }
@@ -87,17 +104,18 @@ mod each_is_found {
 fn table() {
     println!("| mutant | what is changed | breaks | first seed |\n|---|---|---|---|");
     for mutant in list::MUTANTS.iter().filter(|mutant| !mutant.what.is_empty()) {
-        let (promise, seed) = breach(mutant.name).map_or(("nothing".to_owned(), "–".to_owned()), |(seed, ran)| {
-            let kind = match Family::of(seed) {
-                Family::Late => "late ",
-                Family::Role => "role ",
-                _ => "",
-            };
-            (
-                ran.breach.map(|breach| breach.promise.to_owned()).unwrap_or_default(),
-                format!("{kind}{}", seed % Family::LATE),
-            )
-        });
+        let (promise, seed) =
+            breach(mutant.name, std::iter::empty()).map_or(("nothing".to_owned(), "–".to_owned()), |(seed, ran)| {
+                let kind = match Family::of(seed) {
+                    Family::Late => "late ",
+                    Family::Role => "role ",
+                    _ => "",
+                };
+                (
+                    ran.breach.map(|breach| breach.promise.to_owned()).unwrap_or_default(),
+                    format!("{kind}{}", seed % Family::LATE),
+                )
+            });
         println!("| `{}` | {} | {promise} | {seed} |", mutant.name, mutant.what);
     }
 }
