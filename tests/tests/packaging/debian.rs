@@ -93,6 +93,8 @@ async fn a_job_trains_on_a_fresh_system() {
     assert!(jobs.contains("digits") && jobs.contains("succeeded"), "{jobs}");
     coordinator.kill().unwrap();
     coordinator.wait().unwrap();
+    let gone = async || std::net::TcpStream::connect(&store).is_err().then_some(());
+    eventually("the coordinator is gone", Duration::from_secs(10), gone).await;
 
     // What services need
     assert!(system.path("/etc/elastic").is_dir());

@@ -13,14 +13,17 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Becomes a command within the root `$0`, as in a container that has the host's network: with `/proc` and `/dev`, and
-/// processes of its own.
+/// processes of its own. The shell stays, as the first of these: with it they all end. A command that has become another
+/// user would outlive `unshare`, as that takes a process's death signal away.
 const ENTER: &str = r#"
 set -e
 mount -t proc proc "$0/proc"
 mount --rbind /dev "$0/dev"
 user=$1
 shift
-exec chroot ${user:+--userspec="$user"} "$0" "$@"
+status=0
+chroot ${user:+--userspec="$user"} "$0" "$@" || status=$?
+exit "$status"
 "#;
 
 pub(super) struct Place {
