@@ -76,7 +76,7 @@ pub async fn start_node(
                     place_tx.send_replace(Some((*start, Time::now())));
                     let _ = worker_reports.send(GroupReport::Started(round));
                 }
-                Command::Quiesce(_) | Command::Stop(_) | Command::Kill => {
+                Command::Quiesce(_) | Command::WarmUp { .. } | Command::Stop(_) | Command::Kill => {
                     place_tx.send_replace(None);
                     let _ = worker_reports.send(GroupReport::Stopped { master: None });
                 }
@@ -108,6 +108,7 @@ pub async fn start_node(
                 failure: None,
                 master: Some(Endpoint { host: "127.0.0.1".into(), port: peer.port }),
                 place: None,
+                warms_up: false,
             };
             let seed = u64::from(peer.port) << 8 | incarnation;
             let setup = MemberSetup { record, spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };

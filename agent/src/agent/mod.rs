@@ -31,7 +31,7 @@ use crate::workers::group::Group;
 use crate::workers::local_workers::LocalWorkers;
 use crate::workers::signals::{self, Signals};
 use crate::workers::socket::WorkerSocket;
-use crate::workers::warm_up::warm_up;
+use crate::workers::warm_up::{WarmedUp, warm_up};
 use crate::workers::watchdog::{TIMER_FILE, TimerFile, Watchdog};
 use ending::FLUSH;
 use metrics::Metrics;
@@ -119,17 +119,22 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     if let Some((at, metrics)) = health {
         setup::health(&options, &identity, part.status(), group.state(), socket.steps(), metrics).tell(at).await?;
     }
-    let record = setup::record(&options, &identity, peer, slots);
+    let mut record = setup::record(&options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, timings.start_timeout);
-    let mut local = LocalWorkers::new(group, socket, watchdog, gpus, options.quiesce_timeout);
+    let warm_up_limit = options.warm_up.unwrap_or_default();
+    let mut local = LocalWorkers::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
-            if let Some(limit) = options.warm_up
-                && let Some(caught) = warm_up(&mut local, slots, limit, timings.stop_grace, &mut signals).await?
-            {
-                tracing::warn!("{caught}: leaving before the job was joined");
-                return Ok(End::Drained);
+            if options.warm_up.is_some() {
+                match warm_up(&mut local, timings.stop_grace, &mut signals).await? {
+                    WarmedUp::Warm => record.warms_up = true,
+                    WarmedUp::Cold => {}
+                    WarmedUp::Told(caught) => {
+                        tracing::warn!("{caught}: leaving before the job was joined");
+                        return Ok(End::Drained);
+                    }
+                }
             }
             rounds::take_part(part, record, spec, backend.store(), &paths.keys, &mut local, &mut signals).await
         } => end?,

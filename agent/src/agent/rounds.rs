@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::meeting::participation::Participation;
 use crate::workers::group::Moved;
-use crate::workers::local_workers::{LocalWorkers, lost, wait};
+use crate::workers::local_workers::{Ahead, LocalWorkers, lost, wait};
 use crate::workers::signals::Signals;
 use crate::workers::supervisor::Event;
 
@@ -77,6 +77,11 @@ pub(super) async fn take_part(
                 }
                 Command::Quiesce(grace) => {
                     local.quiesce(grace);
+                    None
+                }
+                Command::WarmUp { round, restarts, grace } => {
+                    tracing::info!(round, "the others go on without this node until its new workers are warm");
+                    local.warm_up(Ahead { round, restarts, grace });
                     None
                 }
                 Command::Stop(grace) => local.stop(grace).err().map(lost),

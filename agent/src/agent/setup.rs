@@ -219,6 +219,8 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         failure: None,
         master: None,
         place: options.place,
+        // Known once they have.
+        warms_up: false,
     }
 }
 

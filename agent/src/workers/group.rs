@@ -82,6 +82,8 @@ struct WorkerProcess {
     rank: u32,
     role_rank: u32,
     role_world_size: u32,
+    /// Whether it has had a place in a round.
+    placed: bool,
     logs: WorkerLogs,
     exit: Option<Exit>,
 }
@@ -185,6 +187,11 @@ impl Group {
         running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
     }
 
+    /// How many workers there should be.
+    pub fn slots(&self) -> u32 {
+        self.setup.slots
+    }
+
     /// Whether this worker's program is known to run or to have run.
     pub fn has_started(&self, local_rank: u32) -> bool {
         self.workers.contains_key(&local_rank)
@@ -256,7 +263,6 @@ impl Group {
         let round = start.round.number;
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
-        let any_stayed = !self.workers.is_empty();
         if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
             self.step(Input::Report);
             if error.is_shortage() {
@@ -265,7 +271,6 @@ impl Group {
             let failure = Failure::new(FailureClass::Own, error.to_string());
             return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
         }
-        let ahead = !self.phase.has_places();
         self.step(Input::Start);
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
         socket.of_generation(start.round.generation);
@@ -280,26 +285,34 @@ impl Group {
         let mut planned = Vec::new();
         for (local_rank, assignment) in (0u32..).zip(places) {
             let Some(worker) = self.workers.get_mut(&local_rank) else {
-                if any_stayed && let Err(error) = self.supervisor.signal(local_rank, Signal::KILL) {
-                    // These are processes that the dead worker left in its process group. A full stop would have ended
-                    // them with the rest.
-                    tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
-                }
                 planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size });
                 continue;
             };
             tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
             worker.rank = assignment.rank;
             (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
-            if ahead {
+            if !std::mem::replace(&mut worker.placed, true) {
                 self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));
             }
         }
         if planned.is_empty() {
             return self.all_started();
         }
+        self.end_remains(&planned);
         self.open(planned, start.round.restarts, round);
         None
+    }
+
+    /// Ends the processes that dead workers have left in their process groups, if other workers live on. A full stop has
+    /// ended them with the rest.
+    fn end_remains(&mut self, planned: &[Planned]) {
+        for Planned { local_rank, .. } in planned {
+            if !self.workers.is_empty()
+                && let Err(error) = self.supervisor.signal(*local_rank, Signal::KILL)
+            {
+                tracing::warn!(%error, local_rank, "what a dead worker left cannot be ended");
+            }
+        }
     }
 
     fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<GroupReport> {

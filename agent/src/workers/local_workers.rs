@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use elastic_coordinator::job::{Keys, NodeId, Sealed};
 use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::rendezvous::{End, Start};
+use elastic_coordinator::rendezvous::{End, Outcome, Start};
 use elastic_coordinator::store::Store;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -20,6 +20,7 @@ use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{Group, Moved};
 use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::supervisor::{Event, SupervisorError};
+use crate::workers::warm_up::{WarmingUp, Warmth};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
@@ -27,7 +28,7 @@ mod phase;
 use phase::{Input, LocalPhase};
 
 /// What the node waits for.
-type Phase = LocalPhase<Pending, Resting, Saving>;
+type Phase = LocalPhase<Pending, WarmingUp, Resting, Saving>;
 
 /// This node's workers.
 pub struct LocalWorkers {
@@ -43,6 +44,8 @@ pub struct LocalWorkers {
     pub phase: Phase,
     /// How long round-aware workers have to quiesce.
     quiesce_timeout: Duration,
+    /// How long workers that are started ahead have to warm up.
+    warm_up_limit: Duration,
     /// When the workers were told that a round is forming, if they were.
     pub forming: Option<Instant>,
     /// The last round in which the workers were started.
@@ -51,9 +54,9 @@ pub struct LocalWorkers {
 
 /// How the wait ended.
 pub enum Waited {
-    /// The GPUs are free, or the wait for them was long enough. This is the start that waited for them.
-    GpusFree(Box<Start>),
-    /// A worker may have quiesced, or is overdue.
+    /// The GPUs are free, or the wait for them was long enough. This waited for them.
+    GpusFree(Waiting),
+    /// A worker may have quiesced or be warm, or is overdue.
     RestMoved,
     /// The final save is over.
     Saved,
@@ -104,9 +107,29 @@ pub fn lost(error: SupervisorError) -> GroupReport {
     GroupReport::Stopped { master: None }
 }
 
+/// What waits until GPUs are free.
+#[derive(Clone)]
+pub enum Waiting {
+    /// The start of workers in their places.
+    Start(Box<Start>),
+    /// The start of workers ahead of their places.
+    Ahead(Ahead),
+}
+
+/// A start of workers ahead of their places.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The round that forms without this node, or 0 before the node has joined. Logs are named after it.
+    pub round: u64,
+    /// Restarts charged to the job so far.
+    pub restarts: u32,
+    /// The time in which to stop the workers if they cannot warm up.
+    pub grace: Duration,
+}
+
 /// A start that waits until GPUs are free. Dropping it gives the start up.
 pub struct Pending {
-    start: Box<Start>,
+    waiting: Waiting,
     free: JoinHandle<()>,
 }
 
@@ -124,6 +147,7 @@ impl LocalWorkers {
         watchdog: Watchdog,
         gpus: GpuHolders,
         quiesce_timeout: Duration,
+        warm_up_limit: Duration,
     ) -> LocalWorkers {
         LocalWorkers {
             group,
@@ -132,6 +156,7 @@ impl LocalWorkers {
             gpus,
             phase: Phase::default(),
             quiesce_timeout,
+            warm_up_limit,
             forming: None,
             seat: None,
         }
@@ -141,18 +166,41 @@ impl LocalWorkers {
     pub fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
         self.forming = None;
         self.seat = start.round.sealed;
+        self.when_free(Waiting::Start(start))
+    }
+
+    /// Starts the workers that do not run, ahead of their places, or lets this wait for free GPUs: see [`wait`].
+    /// [`LocalWorkers::settle`] reports when all are warm, or stops them if they cannot warm up.
+    pub fn warm_up(&mut self, ahead: Ahead) {
+        self.when_free(Waiting::Ahead(ahead));
+    }
+
+    fn when_free(&mut self, waiting: Waiting) -> Option<GroupReport> {
         // Workers that quiesced still hold their GPUs, as they should.
         if self.gpus.are_absent() || !self.group.living().is_empty() {
-            self.step(Input::StartNow);
-            return self.start_now(&start);
+            return self.begin(waiting);
         }
         // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
         let free = tokio::spawn(self.gpus.clone().free());
-        self.step(Input::StartWhenFree(Pending { start, free }));
+        self.step(Input::StartWhenFree(Pending { waiting, free }));
         None
     }
 
-    fn step(&mut self, input: Input<Pending, Resting, Saving>) {
+    fn begin(&mut self, waiting: Waiting) -> Option<GroupReport> {
+        match waiting {
+            Waiting::Start(start) => {
+                self.step(Input::StartNow);
+                self.start_now(&start)
+            }
+            Waiting::Ahead(Ahead { round, restarts, grace }) => {
+                self.group.start_ahead(restarts, round, &self.socket);
+                self.step(Input::WarmUp(WarmingUp { grace, until: Instant::now() + self.warm_up_limit }));
+                None
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input<Pending, WarmingUp, Resting, Saving>) {
         self.phase = std::mem::take(&mut self.phase).step(input);
     }
 
@@ -165,10 +213,7 @@ impl LocalWorkers {
     /// happens to workers that were asked to quiesce.
     pub fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
         match waited {
-            Waited::GpusFree(start) => {
-                self.step(Input::StartNow);
-                self.start_now(&start)
-            }
+            Waited::GpusFree(waiting) => self.begin(waiting),
             Waited::RestMoved => None,
             Waited::Saved => {
                 self.step(Input::Saved);
@@ -192,6 +237,13 @@ impl LocalWorkers {
             self.watchdog.ended(exited.local_rank);
         }
         let report = self.group.moved(moved, &self.socket).await;
+        if matches!(self.phase, Phase::WarmingUp(_))
+            && let Some(GroupReport::Ended { outcome: Outcome::Failed(failure), .. }) = &report
+        {
+            // It has no place, so it fails no round. It is missing, so the others are stopped.
+            tracing::warn!("{}", failure.message);
+            return None;
+        }
         self.watch(report)
     }
 
@@ -228,9 +280,18 @@ impl LocalWorkers {
         self.step(Input::Quiesce(Resting { grace, began: Instant::now(), quiesce }));
     }
 
-    /// Checks whether workers that were asked to quiesce have done so, or must be stopped. Call this after every event.
+    /// Checks whether workers that were asked to quiesce, or are to warm up, have done so, or must be stopped. Call this
+    /// after every event.
     pub fn settle(&mut self) -> Option<GroupReport> {
-        let Phase::Resting(resting) = &self.phase else { return None };
+        let resting = match &self.phase {
+            Phase::Resting(resting) => resting,
+            Phase::WarmingUp(warming) => {
+                let (warmth, grace) =
+                    (warming.warmth(self.group.slots(), &self.awareness(), Instant::now()), warming.grace);
+                return self.warmed(warmth, grace);
+            }
+            Phase::Settled | Phase::Pending(_) | Phase::Saving(_) => return None,
+        };
         let living = self.awareness();
         let waited = resting.since(self.forming).map(|since| since.elapsed());
         let overdue = resting.quiesce.is_zero() || waited.is_some_and(|waited| waited >= resting.quiesce);
@@ -247,6 +308,21 @@ impl LocalWorkers {
                     tracing::warn!("a worker did not quiesce within quiesce_timeout: all are stopped");
                 }
                 self.stop(left).err().map(lost)
+            }
+        }
+    }
+
+    fn warmed(&mut self, warmth: Warmth, grace: Duration) -> Option<GroupReport> {
+        match warmth {
+            Warmth::Wait => None,
+            Warmth::Warm => {
+                self.step(Input::AtRest);
+                tracing::info!(workers = self.group.slots(), "the workers are warm");
+                Some(GroupReport::Quiesced { master: self.group.master().offer() })
+            }
+            Warmth::Cold(why) => {
+                tracing::warn!("the workers cannot warm up: {why}; they are started in their round");
+                self.stop(grace).err().map(lost)
             }
         }
     }
@@ -289,7 +365,14 @@ pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSo
         Phase::Pending(pending) => {
             // Whatever the result, the workers can be started.
             drop((&mut pending.free).await);
-            Waited::GpusFree(pending.start.clone())
+            Waited::GpusFree(pending.waiting.clone())
+        }
+        Phase::WarmingUp(warming) => {
+            tokio::select! {
+                () = socket.awareness_changed() => {}
+                () = tokio::time::sleep_until(warming.until) => {}
+            }
+            Waited::RestMoved
         }
         Phase::Resting(resting) => {
             match resting.since(forming).map(|since| since + resting.quiesce) {

@@ -237,7 +237,9 @@ impl WorkerSocket {
 
     /// Workers without places are being started. A worker that registers counts as quiesced until it has a place.
     pub fn ahead(&self) {
-        self.shared.state().ahead = true;
+        let mut state = self.shared.state();
+        state.ahead = true;
+        state.places.clear();
     }
 
     /// From now on, workers run in these places. Workers that have quiesced are told their places. Earlier reports are

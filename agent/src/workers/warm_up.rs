@@ -1,23 +1,37 @@
 //! `--warm-up`: starts workers before the node joins. The other nodes pause while a node joins, so they need not wait
-//! for what its workers load.
+//! for what its workers load. A node whose workers fail does the same again while the others go on.
 //!
 //! To the rest of the agent, a worker that is ready looks like one that has quiesced: it waits for a place.
 
 use std::time::Duration;
 
 use elastic_coordinator::node::GroupReport;
-use elastic_coordinator::rendezvous::Outcome;
 use tokio::time::Instant;
 
 use crate::workers::group::Moved;
-use crate::workers::local_workers::LocalWorkers;
+use crate::workers::local_workers::{Ahead, LocalWorkers, wait};
 use crate::workers::signals::{Handled, Signals};
 use crate::workers::socket::Awareness;
 use crate::workers::supervisor::Event;
 
+/// Workers that were started ahead of their round.
+pub struct WarmingUp {
+    /// The time in which to stop them if they cannot warm up.
+    pub(super) grace: Duration,
+    /// When they must be warm.
+    pub(super) until: Instant,
+}
+
+impl WarmingUp {
+    /// Whether they are warm: `slots` workers that are to be ready, of which those that live can do this.
+    pub(super) fn warmth(&self, slots: u32, living: &[Awareness], now: Instant) -> Warmth {
+        warmth(slots as usize, living, now >= self.until)
+    }
+}
+
 /// Whether the workers are ready.
 #[derive(Debug, PartialEq, Eq)]
-enum Warmth {
+pub(super) enum Warmth {
     /// Some are not ready yet.
     Wait,
     /// All are ready.
@@ -42,63 +56,42 @@ fn warmth(slots: usize, living: &[Awareness], overdue: bool) -> Warmth {
     }
 }
 
-/// Starts the workers and waits until all are ready, for at most `limit`. If they are not ready by then, they are
-/// stopped within `grace`, and start later in their round as usual. If a signal tells the agent to leave meanwhile,
-/// returns early with this signal.
+/// How the warm-up before the node joins has ended.
+pub enum WarmedUp {
+    /// All workers wait for their places.
+    Warm,
+    /// They could not be started ahead, and none is left. They are started in their round, as usual.
+    Cold,
+    /// A signal has told the agent to leave.
+    Told(Handled),
+}
+
+/// Starts the workers before the node joins, and waits until all are ready, or are stopped within `grace`.
 ///
 /// # Errors
 /// The guard is lost, so nothing can be started any more.
-pub async fn warm_up(
-    local: &mut LocalWorkers,
-    slots: u32,
-    limit: Duration,
-    grace: Duration,
-    signals: &mut Signals,
-) -> anyhow::Result<Option<Handled>> {
-    if !local.gpus.are_absent() {
-        tokio::select! {
-            () = local.gpus.clone().free() => {}
-            caught = signals.next() => return Ok(Some(caught)),
-        }
-    }
-    tracing::info!(?limit, "the workers warm up before this node joins");
-    let deadline = Instant::now() + limit;
-    let mut stopping = false;
-    local.group.start_ahead(&local.socket);
+pub async fn warm_up(local: &mut LocalWorkers, grace: Duration, signals: &mut Signals) -> anyhow::Result<WarmedUp> {
+    tracing::info!("the workers warm up before this node joins");
+    // Their output goes to the first attempt.
+    local.warm_up(Ahead { round: 0, restarts: 0, grace });
     loop {
-        if !stopping {
-            match warmth(slots as usize, &local.awareness(), Instant::now() >= deadline) {
-                Warmth::Wait => {}
-                Warmth::Warm => {
-                    tracing::info!(workers = slots, "the workers are warm");
-                    return Ok(None);
-                }
-                Warmth::Cold(why) => {
-                    tracing::warn!("the workers cannot warm up: {why}; they are started in their round");
-                    local.stop(grace)?;
-                    stopping = true;
-                }
-            }
-        }
-        tokio::select! {
+        let report = tokio::select! {
             moved = local.group.next() => {
                 if let Moved::Workers(Event::GuardLost { cause, .. }) = &moved {
                     anyhow::bail!("the guard process of this node has ended: {cause}");
                 }
-                let stopped = matches!(moved, Moved::Workers(Event::Stopped));
-                // No other report matters, because the node is in no round.
-                if let Some(GroupReport::Ended { outcome: Outcome::Failed(failure), .. }) = local.moved(moved).await {
-                    tracing::warn!("{}; the workers are started in their round", failure.message);
-                    local.stop(grace)?;
-                    stopping = true;
-                }
-                if stopped {
-                    return Ok(None);
-                }
+                local.moved(moved).await
             }
-            () = local.socket.awareness_changed() => {}
-            () = tokio::time::sleep_until(deadline), if !stopping => {}
-            caught = signals.next() => return Ok(Some(caught)),
+            waited = wait(&mut local.phase, local.forming, &local.socket) => local.waited(waited),
+            caught = signals.next() => return Ok(WarmedUp::Told(caught)),
+        };
+        for report in report.into_iter().chain(local.settle()) {
+            match report {
+                GroupReport::Quiesced { .. } => return Ok(WarmedUp::Warm),
+                GroupReport::Stopped { .. } => return Ok(WarmedUp::Cold),
+                // No other report matters, because the node is in no round.
+                _ => {}
+            }
         }
     }
 }

@@ -42,7 +42,8 @@ pub enum Phase {
     Failed,
     /// Its workers of `round` run, and it wants to leave.
     Draining,
-    /// It leaves, has stopped its workers for the forming `round`, and wants no place.
+    /// It has stopped its workers for the forming `round`, and wants no place in it: it leaves, or it comes back when
+    /// its new workers are warm.
     Stopped,
 }
 
@@ -92,6 +93,10 @@ pub struct NodeRecord {
     /// The group rank that it must have, where ranks are fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<u32>,
+    /// Whether its workers can be started without a place, and have been so before it joined. After a failure it may
+    /// then sit out a round until new ones are warm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub warms_up: bool,
 }
 
 impl NodeRecord {
@@ -179,6 +184,10 @@ pub struct RoundRecord {
     /// While forming: names of members that their operator drains. They stop like one that leaves by itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leaving: Vec<String>,
+    /// While forming: names of members whose workers failed, and that sit this round out until new workers are warm. The
+    /// others are enough without them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returning: Vec<String>,
     /// Why it came to be, for people.
     pub reason: String,
     /// The job's root cause, once failed.

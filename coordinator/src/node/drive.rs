@@ -233,6 +233,7 @@ impl<'a> Drive<'a> {
             MemberOutput::StopLeading => self.leader = None,
             MemberOutput::Start(start) => self.command(Command::Start(start)),
             MemberOutput::Quiesce(grace) => self.command(Command::Quiesce(grace)),
+            MemberOutput::WarmUp { round, restarts, grace } => self.command(Command::WarmUp { round, restarts, grace }),
             MemberOutput::Stop(grace) => self.command(Command::Stop(grace)),
             MemberOutput::Kill => self.command(Command::Kill),
             MemberOutput::Fence(at) => self.command(Command::Fence(at)),

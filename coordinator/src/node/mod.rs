@@ -43,6 +43,16 @@ pub enum Command {
     /// Let workers quiesce once a round is forming, or stop them if they cannot, all within this time; report
     /// [`GroupReport::Quiesced`] or [`GroupReport::Stopped`].
     Quiesce(Duration),
+    /// Start new workers in the place of those that are gone, without places; report [`GroupReport::Quiesced`] when all
+    /// are warm. If they cannot warm up, stop all and report [`GroupReport::Stopped`].
+    WarmUp {
+        /// The round that forms without this node.
+        round: u64,
+        /// Restarts charged to the job so far.
+        restarts: u32,
+        /// The time in which to stop them.
+        grace: Duration,
+    },
     /// Stop all workers, politely first, within this time; report [`GroupReport::Stopped`].
     Stop(Duration),
     /// Kill all workers at once; report [`GroupReport::Stopped`].

@@ -298,6 +298,7 @@ mod tests {
             restarts: 0,
             checkpoint: None,
             leaving: Vec::new(),
+            returning: Vec::new(),
             reason: String::new(),
             cause: None,
         }

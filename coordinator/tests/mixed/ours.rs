@@ -45,6 +45,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         failure: None,
         master: Some(endpoint(1000)),
         place: None,
+        warms_up: false,
     };
     let timings = Timings { last_call: world.last_call, join_timeout: world.timeout, ..Timings::default() };
     let spec = Spec {

@@ -162,6 +162,7 @@ impl World {
             MemberOutput::StopLeading => self.stop_leading(p),
             MemberOutput::Start(start) => self.start_workers(p, *start),
             MemberOutput::Quiesce(grace) => self.quiesce_workers(p, grace),
+            MemberOutput::WarmUp { grace, .. } => self.warm_up_workers(p, grace),
             MemberOutput::Stop(grace) => self.stop_workers(p, grace),
             MemberOutput::Kill => self.kill_workers(p),
             MemberOutput::Fence(at) => self.fence(p, at),

@@ -5,7 +5,7 @@ use elastic_coordinator::rendezvous::MemberInput;
 use elastic_coordinator::store::{Op, Txn};
 
 use crate::dice::{MS, SECOND};
-use crate::process::Input;
+use crate::process::{Input, Process, Rest};
 use crate::scenario::FaultKind;
 use crate::service::Request;
 use crate::world::{Happening, World};
@@ -146,7 +146,9 @@ impl World {
             }
             FaultKind::Join => self.enter(host),
             FaultKind::Drain => {
-                let Some(p) = self.some_process() else { return };
+                // Seldom enough that one warms up just then.
+                let warming = |process: &Process| process.alive && process.rest == Rest::WarmingUp;
+                let Some(p) = self.processes.iter().position(warming).or_else(|| self.some_process()) else { return };
                 self.processes[p].drained = true;
                 let tree = self.processes[p].tree.as_ref().map(|tree| tree.id);
                 if let Some(tree) = tree.filter(|_| self.dice.chance(0.5)) {

@@ -77,6 +77,8 @@ pub(crate) enum Rest {
     /// To quiesce within this time, once a round is forming.
     Asked(Duration),
     Begun,
+    /// New workers are being started without a place, beside those at rest.
+    WarmingUp,
 }
 
 /// A member's stream to its leader.
@@ -165,6 +167,7 @@ pub(crate) fn setup(
         failure: None,
         master: Some(Endpoint { host: name.clone(), port: 29_400 }),
         place: scenario.place(host),
+        warms_up: scenario.warms_up(host),
         name,
     };
     MemberSetup {

@@ -294,6 +294,11 @@ impl Scenario {
         self.fixed().then(|| (self.hosts - 1 - host) as u32)
     }
 
+    /// Whether a host's workers can be started without a place. No dice: they would change every seed's story.
+    pub(crate) fn warms_up(&self, host: usize) -> bool {
+        self.aware[host] && !host.is_multiple_of(4)
+    }
+
     /// Fewest and most nodes of a round, where no operator changes them.
     pub(crate) fn nodes(&self) -> Option<RangeInclusive<u32>> {
         (!self.has(FaultKind::Operator)).then_some(self.spec.min_nodes..=self.spec.max_nodes)

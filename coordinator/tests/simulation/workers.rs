@@ -158,12 +158,29 @@ impl World {
             return;
         }
         self.tell(|| format!("p{p}: its workers have quiesced"));
+        self.processes[p].rest = Rest::Begun;
         let lies = self.mutation == Some(Mutation::QuiescedTooSoon);
         if let Some(tree) = self.processes[p].tree.as_mut() {
             tree.at_rest = !lies;
         }
         let master = self.fresh_master(p);
         self.soon(p, Input::Member(MemberInput::Quiesced { master }));
+    }
+
+    /// New workers are started in the place of those that are gone, and touch nothing.
+    pub(crate) fn warm_up_workers(&mut self, p: usize, grace: Duration) {
+        let id = self.fresh();
+        let process = &mut self.processes[p];
+        (process.stopped_told, process.stop_asked, process.rest) = (false, false, Rest::WarmingUp);
+        let round = process.start.as_ref().map_or(0, |start| start.round.number);
+        let tree = process.tree.get_or_insert(Tree { id, round, quiet: false, at_rest: true }).id;
+        let takes = self.dice.mostly(10 * SECOND, 60 * SECOND);
+        if self.dice.chance(0.9) {
+            self.at(takes, Happening::TreeRests { p, tree });
+        } else {
+            // One is not ready in time, or has ended.
+            self.at(takes, Happening::TreeOverdue { p, tree, grace });
+        }
     }
 
     /// They did not quiesce in time.
@@ -219,6 +236,8 @@ impl World {
         }
         if self.processes[p].stop_asked {
             self.tell_stopped(p);
+        } else if self.processes[p].rest == Rest::WarmingUp {
+            self.stop_workers(p, Duration::ZERO);
         } else if !tree.at_rest {
             let outcome = Outcome::Failed(failure(FailureClass::Lost, "killed by the guard at the deadline"));
             self.soon(p, Input::Member(MemberInput::Ended { round: tree.round, outcome }));

@@ -87,7 +87,7 @@ pub(crate) fn round(places: &BTreeMap<Worker, Value>) -> u64 {
     places.values().next().unwrap()["round"].as_u64().unwrap()
 }
 
-fn kill(line: &Value) {
+pub(crate) fn kill(line: &Value) {
     kill_process(Pid::from_raw(pid(line)).unwrap(), Signal::KILL).unwrap();
 }
 

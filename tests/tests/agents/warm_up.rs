@@ -6,7 +6,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::agents::quiescing::{job_on, of, pid, places, round, touch};
+use crate::agents::quiescing::{job_on, kill, of, pid, places, round, touch};
 
 /// What the worker noted when it started, by node.
 fn started(job: &Job, node: &str) -> Vec<Value> {
@@ -45,6 +45,70 @@ async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
     exits([&mut a]).await;
     assert_eq!(exits([&mut b]).await, [0]);
     assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2").flag("--nproc-per-node=2").flag("--warm-up=60");
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    let first = places(&job, 0, 4).await;
+    // The replacement takes its time.
+    touch(&job, "slow-b-1");
+    kill(of(&first, "b", 1));
+
+    // Then the others go on without the node
+    let without = places(&job, round(&first), 2).await;
+    assert!(without.keys().all(|(node, _)| node == "a"), "{without:?}");
+    for worker in without.keys() {
+        assert_eq!(pid(&without[worker]), pid(&first[worker]));
+    }
+    let replacement = eventually("it is started anew", LIMIT, async || started(&job, "b").get(2).cloned()).await;
+    assert_eq!((&replacement["ELASTIC_WARM_UP"], &replacement["RANK"]), (&"1".into(), &Value::Null));
+
+    // and with it when it is ready, in the processes that they had
+    touch(&job, "go");
+    let again = places(&job, round(&without), 4).await;
+    for (worker, line) in &again {
+        let known = if *worker == ("b".to_owned(), 1) { &replacement } else { &first[worker] };
+        assert_eq!(pid(line), pid(known), "{worker:?}");
+        assert_eq!(line["restart_count"], 1, "its return costs no restart");
+    }
+
+    // When the replacement cannot warm up, then the node comes back with workers that are started in their round
+    touch(&job, "unaware-b-1");
+    kill(of(&again, "b", 1));
+    let third = places(&job, round(&again) + 1, 4).await;
+    b.says("the workers cannot warm up: one has not registered as round-aware", LIMIT).await;
+    assert_eq!(pid(of(&third, "a", 0)), pid(of(&first, "a", 0)));
+    assert_ne!(pid(of(&third, "b", 0)), pid(of(&first, "b", 0)));
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);
+    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_told() {
+    for told in [false, true] {
+        let etcd = EtcdServer::start(EtcdOptions::default()).await;
+        let job = job_on(&etcd, "1:2").flag("--warm-up=60");
+        let [mut a, mut b] = job.start_all(["a", "b"]);
+        let first = places(&job, 0, 2).await;
+        touch(&job, "slow-b-0");
+        kill(of(&first, "b", 0));
+        places(&job, round(&first), 1).await;
+        eventually("it is started anew", LIMIT, async || started(&job, "b").get(1).cloned()).await;
+        if told {
+            b.signal(Signal::TERM);
+            assert_eq!(exits([&mut b]).await, [3]);
+        }
+        touch(&job, "done");
+        assert_eq!(exits([&mut a]).await, [0]);
+        if !told {
+            assert_eq!(exits([&mut b]).await, [0]);
+        }
+        job.nobody_is_left(LIMIT).await;
+    }
 }
 
 #[tokio::test]

@@ -157,7 +157,7 @@ impl Group {
             }
             let role_rank = planned.role_rank_base + local_rank;
             let role_world_size = planned.role_world_size;
-            let worker = WorkerProcess { pid: 0, rank, role_rank, role_world_size, logs, exit: None };
+            let worker = WorkerProcess { pid: 0, rank, role_rank, role_world_size, placed: false, logs, exit: None };
             self.starting.insert(local_rank, worker);
         }
         None
@@ -218,8 +218,9 @@ impl Group {
 
     /// A worker's program now runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<GroupReport> {
-        let worker = WorkerProcess { pid, ..self.starting.remove(&local_rank)? };
-        if self.phase.has_places() {
+        let placed = self.phase.has_places();
+        let worker = WorkerProcess { pid, placed, ..self.starting.remove(&local_rank)? };
+        if placed {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
             self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));
         } else {
@@ -259,8 +260,10 @@ impl Group {
         self.unstarted(local_rank, worker.rank, explained.unwrap_or_else(silent))
     }
 
-    /// Begins to start all workers before their places are known. Until they have places, their ends are not failures.
-    pub fn start_ahead(&mut self, socket: &WorkerSocket) {
+    /// Begins to start the workers that do not run, before their places are known. Until they have places, their ends
+    /// are not failures. Their output goes to the attempt of this round, after so many restarts.
+    pub fn start_ahead(&mut self, restarts: u32, round: u64, socket: &WorkerSocket) {
+        self.workers.retain(|_, worker| worker.exit.is_none());
         self.step(Input::StartAhead);
         socket.ahead();
         let slots = self.setup.slots;
@@ -277,14 +280,15 @@ impl Group {
             restart_count: 0,
             checkpoint: None,
         };
-        let planned = (0..slots).map(|local_rank| Planned {
+        let missing = (0..slots).filter(|local_rank| !self.workers.contains_key(local_rank));
+        let planned = missing.map(|local_rank| Planned {
             local_rank,
             assignment: nowhere(local_rank),
             role_rank_base: 0,
             role_world_size: slots,
         });
-        let planned = planned.collect();
-        // Their output goes to the first attempt.
-        self.open(planned, 0, 0);
+        let planned: Vec<Planned> = planned.collect();
+        self.end_remains(&planned);
+        self.open(planned, restarts, round);
     }
 }

@@ -15,7 +15,7 @@ const TAKEN_OVER: &str = " (taken over)";
 
 pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let anew = |evict, afresh| Verdict::Form(Form { number: round.number, charge: false, evict, afresh, quick: false });
+    let anew = |evict, afresh| Verdict::Form(Form { evict, afresh, ..Form::of(round.number) });
     // It then waits for the members of a generation that is over. Their loss is no reason for this round.
     let fresh = round.begins_anew();
     if !view.planned_here {

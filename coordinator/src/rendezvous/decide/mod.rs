@@ -75,6 +75,15 @@ pub struct Form {
     pub afresh: bool,
     /// It ends a round, for growth, before that round is `min_round_time` old.
     pub quick: bool,
+    /// Names of members that sit it out until their new workers are warm.
+    pub returning: Vec<String>,
+}
+
+impl Form {
+    /// This round, at no cost, with every node of the last.
+    fn of(number: u64) -> Form {
+        Form { number, charge: false, evict: Vec::new(), afresh: false, quick: false, returning: Vec::new() }
+    }
 }
 
 /// A node to be evicted.
@@ -110,7 +119,7 @@ impl Wake {
 /// It may be called at any time and as often as one likes: it changes nothing, and an early call says [`Verdict::Wait`].
 pub fn decide(now: Time, view: &View) -> Decision {
     let mut wake = Wake::default();
-    let (verdict, reason) = match view.round.value.state {
+    let (mut verdict, reason) = match view.round.value.state {
         state if state.is_final() => (Verdict::Wait, format!("the job has {state}")),
         _ if view.desired.closed => {
             (Verdict::Finish { state: RoundState::Closed, cause: None }, "the operator closed the job".to_owned())
@@ -119,6 +128,9 @@ pub fn decide(now: Time, view: &View) -> Decision {
         RoundState::Running => running::running(now, view, &mut wake),
         _ => forming::forming(now, view, &mut wake),
     };
+    if let Verdict::Form(form) = &mut verdict {
+        form.returning = view.returning(&form.evict);
+    }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }
 }

@@ -16,8 +16,7 @@ const TOLD_TOO: Duration = Duration::from_millis(300);
 
 pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let next =
-        |charge, evict| Verdict::Form(Form { number: round.number + 1, charge, evict, afresh: false, quick: false });
+    let next = |charge, evict| Verdict::Form(Form { charge, evict, ..Form::of(round.number + 1) });
     let budget_left = round.restarts < view.spec.max_restarts;
     let lost = losses(now, view, wake);
     let leaving = leaving(view);

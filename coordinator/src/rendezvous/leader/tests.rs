@@ -23,6 +23,7 @@ struct Scene {
     fewest: usize,
     most: usize,
     min_round_time_ms: u64,
+    policy: &'static str,
 }
 
 impl Scene {
@@ -35,7 +36,8 @@ impl Scene {
             "group_world_size": 2, "world_size": 2, "reason": "r",
         });
         let (keys, ranks) = (Keys::new("/elastic", &job), vec!["a", "b"]);
-        Scene { keys, desired: json!({}), round, nodes, ranks, fewest: 1, most: 3, min_round_time_ms: 0 }
+        let policy = "failures";
+        Scene { keys, desired: json!({}), round, nodes, ranks, fewest: 1, most: 3, min_round_time_ms: 0, policy }
     }
 
     /// Round 2 is forming instead, and these nodes say this.
@@ -77,6 +79,7 @@ impl Scene {
             "protocol": 1, "min_nodes": self.fewest, "max_nodes": self.most, "max_restarts": 3, "lease_ttl_ms": 10_000,
             "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
             "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": self.min_round_time_ms,
+            "restart_policy": self.policy,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
@@ -279,4 +282,37 @@ fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
     scene.desired = json!({ "drain": ["b"] });
     let (_, wants) = scene.leader();
     assert_eq!(round(&scene, &wants).unwrap().leaving, ["b"]);
+}
+
+#[test]
+fn a_node_that_can_warm_up_sits_a_round_out_where_the_others_are_enough() {
+    let failed = |warms_up: bool| {
+        let failure = json!({ "class": "own", "message": "exit code 1" });
+        json!({ "phase": "failed", "round": 1, "failure": failure, "warms_up": warms_up })
+    };
+    let peer = json!({ "class": "peer", "message": "connection reset" });
+    let running = || json!({ "phase": "running", "round": 1 });
+    let returning = |scene: &Scene| round(scene, &scene.leader().1).unwrap().returning;
+    let with = |b: Value, a: Value| Scene::new().node("b", b).node("a", a);
+    assert_eq!(returning(&with(failed(true), running())), ["b"]);
+
+    assert_eq!(returning(&with(failed(false), running())), [""; 0], "it would need as long in any later round");
+    let few = Scene { fewest: 2, ..with(failed(true), running()) };
+    assert_eq!(returning(&few), [""; 0], "the others cannot go on without it");
+    let blames = json!({ "phase": "failed", "round": 1, "failure": peer });
+    assert_eq!(returning(&with(failed(true), blames)), [""; 0], "the other has to begin anew, too");
+    assert_eq!(returning(&with(failed(true), failed(true))), [""; 0], "nobody would stay");
+    let mut drained = with(failed(true), running());
+    drained.desired = json!({ "drain": ["b"] });
+    assert_eq!(returning(&drained), [""; 0], "it leaves for good");
+    let strict = Scene { policy: "all", ..with(failed(true), running()) };
+    assert_eq!(returning(&strict), [""; 0], "its return would cost a restart");
+
+    // Given that it warms up, the round is formed without it
+    let mut scene = Scene::forming(running(), json!({ "phase": "stopped", "round": 2, "warms_up": true }))
+        .node("a", json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }));
+    scene.round["returning"] = json!(["b"]);
+    let (mut leader, _) = scene.leader();
+    let record = round(&scene, &written(&mut leader, NOW, 7)).unwrap();
+    assert_eq!((record.state, record.group_world_size), (RoundState::Running, 1));
 }

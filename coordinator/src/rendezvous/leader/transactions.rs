@@ -34,6 +34,7 @@ impl Leader {
             restarts: old.restarts + u32::from(form.charge),
             checkpoint: None,
             leaving: view.drained_members(),
+            returning: form.returning,
             reason: reason.to_owned(),
             cause: None,
         };
@@ -104,6 +105,7 @@ impl Leader {
             restarts: old.restarts,
             checkpoint: self.checkpoint.clone(),
             leaving: Vec::new(),
+            returning: Vec::new(),
             reason: reason.to_owned(),
             cause: None,
         };

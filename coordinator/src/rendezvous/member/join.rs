@@ -207,6 +207,7 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         restarts: 0,
         checkpoint: None,
         leaving: Vec::new(),
+        returning: Vec::new(),
         reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
         cause: None,
     }

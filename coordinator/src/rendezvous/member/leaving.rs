@@ -40,6 +40,9 @@ impl Member {
             Mode::Waiting(Some(forming)) if self.workers != Workers::None => {
                 self.mode = Mode::Leaving(forming.saturating_sub(1), Some(forming));
             }
+            Mode::Excused(forming) | Mode::WarmingUp(forming) => {
+                self.mode = Mode::Leaving(forming.saturating_sub(1), Some(forming));
+            }
             Mode::Ending(_) => {}
             Mode::Evicted(_) => self.mode = Mode::Ending(End::Drained),
             _ => self.end(End::Drained, out),

@@ -7,7 +7,8 @@
 //!               ▲  ▲                │   │ a worker failed             │
 //!               │  │      forming   │   └──────────▶ failed n         │
 //!               │  └────────────────┴──── n+1 ◀───────┴──── n+1 ◀─────┘
-//!               └─ newcomer again, if the round went on without it
+//!               ├─ newcomer again, if the round went on without it
+//!               └─ warming up ◀─ excused ◀── n+1, if that does without it ── failed n
 //! ```
 //!
 //! On the way back to `waiting` the workers are stopped, or they quiesce: workers that know about rounds stay as they
@@ -213,6 +214,16 @@ pub enum MemberOutput {
     /// Let the local workers quiesce once a round is forming, or stop them if they cannot: all within this time. Report
     /// `Quiesced` or `Stopped`.
     Quiesce(Duration),
+    /// Start new workers in the place of those that are gone, before their next place is known: report `Quiesced` once
+    /// all are warm. If they cannot warm up, stop all and report `Stopped`.
+    WarmUp {
+        /// The round that forms without this node.
+        round: u64,
+        /// Restarts charged to the job so far.
+        restarts: u32,
+        /// The time in which to stop them.
+        grace: Duration,
+    },
     /// Stop all local workers, politely first; report `Stopped`.
     Stop(Duration),
     /// Kill all local workers at once; report `Stopped`.
@@ -257,6 +268,8 @@ enum Workers {
     Quiescing(u64),
     /// They are alive, and at rest.
     Quiesced,
+    /// Some are being started before their next place is known, and the others are at rest.
+    WarmingUp,
     /// They were told to end, and may take their grace: those of this round, unless they were at rest.
     Stopping(Option<u64>),
     /// They were killed; the last of them is being waited for.
@@ -278,6 +291,10 @@ enum Mode {
     Done(u64),
     /// One of them failed.
     Failed(u64, Failure),
+    /// One of them failed, and this forming round does without this node: its other workers come to rest.
+    Excused(u64),
+    /// New workers are started meanwhile. When they are warm, it wants a place again.
+    WarmingUp(u64),
     /// A planned leave from this round; once another is forming, the workers are stopped for that one.
     Leaving(u64, Option<u64>),
     /// Workers are being stopped; then the node ends like this.
@@ -398,6 +415,8 @@ impl Member {
             Mode::Running(_) => "running",
             Mode::Done(_) => "done",
             Mode::Failed(..) => "failed",
+            Mode::Excused(_) => "excused",
+            Mode::WarmingUp(_) => "warming up",
             Mode::Leaving(..) => "leaving",
             Mode::Ending(_) => "ending",
             Mode::Evicted(_) => "evicted",

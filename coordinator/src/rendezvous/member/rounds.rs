@@ -61,6 +61,8 @@ impl Member {
                     self.leave_by(now);
                     self.say_leaving(out);
                     self.mode = Mode::Leaving(own, Some(round.number));
+                } else if matches!(self.mode, Mode::Failed(..)) && round.returning.contains(&self.setup.record.name) {
+                    self.mode = Mode::Excused(round.number);
                 } else {
                     self.mode = Mode::Waiting(Some(round.number));
                 }
@@ -82,7 +84,9 @@ impl Member {
                 self.mode = Mode::Waiting(None);
                 self.own.lost_track();
             }
-            Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
+            Mode::Waiting(Some(asked)) | Mode::Excused(asked) | Mode::WarmingUp(asked)
+                if asked == round.number && round.leaving.contains(&self.setup.record.name) =>
+            {
                 self.leave_by(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
             }
@@ -106,7 +110,32 @@ impl Member {
             {
                 self.left_behind(out);
             }
-            Mode::Waiting(Some(_)) if !self.workers.are_at_rest() => self.left_behind(out),
+            Mode::Waiting(Some(_)) | Mode::Excused(_) if !self.workers.are_at_rest() => self.left_behind(out),
+            _ => {}
+        }
+    }
+
+    /// The other nodes go on meanwhile: new workers are started in the place of those that failed, and once they are warm
+    /// this node wants a place again. That it starts them, it does once those that are left are at rest.
+    pub(super) fn return_when_warm(&mut self, out: &mut Out) {
+        if !self.workers.are_at_rest() {
+            return;
+        }
+        match self.mode {
+            Mode::Excused(forming) => {
+                let restarts = self.round.as_ref().map_or(0, |round| round.value.restarts);
+                self.mode = Mode::WarmingUp(forming);
+                self.workers = Workers::WarmingUp;
+                out.push(MemberOutput::WarmUp { round: forming, restarts, grace: self.spec.timings.stop_grace });
+            }
+            Mode::WarmingUp(forming) => {
+                // A round that still forms may be short of this node.
+                let forms = |round: &RoundRecord| {
+                    round.state == RoundState::Forming && round.number == forming && round.sealed.is_some()
+                };
+                let same = self.round.as_ref().is_some_and(|round| forms(&round.value));
+                self.mode = Mode::Waiting(same.then_some(forming));
+            }
             _ => {}
         }
     }

@@ -261,7 +261,7 @@ impl Member {
 
     fn quiesced(&mut self, master: Option<Endpoint>) {
         // Told to stop meanwhile, they will.
-        if matches!(self.workers, Workers::Quiescing(_)) {
+        if matches!(self.workers, Workers::Quiescing(_) | Workers::WarmingUp) {
             self.workers = Workers::Quiesced;
             self.master = master.or(self.master.take());
         }
@@ -279,7 +279,7 @@ impl Member {
     pub(super) fn stop(&mut self, out: &mut Out) {
         let round = match self.workers {
             Workers::Alive(round) | Workers::Quiescing(round) => Some(round),
-            Workers::Quiesced => None,
+            Workers::Quiesced | Workers::WarmingUp => None,
             Workers::None | Workers::Stopping(_) | Workers::Killed => return,
         };
         self.workers = Workers::Stopping(round);
@@ -307,6 +307,7 @@ impl Member {
     fn settle(&mut self, now: Time, out: &mut Out) {
         self.fence_check(now, out);
         self.leave_when_due(now, out);
+        self.return_when_warm(out);
         if self.is_due(Timer::Join, now) {
             self.give_up_joining(out);
         }
@@ -359,6 +360,7 @@ impl Member {
             Mode::Done(round) => (Phase::Done, Some(*round), None),
             Mode::Failed(round, failure) => (Phase::Failed, Some(*round), Some(failure.clone())),
             Mode::Leaving(_, Some(forming)) if idle => (Phase::Stopped, Some(*forming), None),
+            Mode::WarmingUp(forming) => (Phase::Stopped, Some(*forming), None),
             Mode::Leaving(round, None) => (Phase::Draining, Some(*round), None),
             _ => return None,
         };

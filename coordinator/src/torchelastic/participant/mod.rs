@@ -432,6 +432,7 @@ impl Participant {
             restarts: self.restarts,
             checkpoint: None,
             leaving: Vec::new(),
+            returning: Vec::new(),
             reason,
             cause: None,
         };

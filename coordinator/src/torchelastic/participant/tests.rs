@@ -40,6 +40,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         failure: None,
         master: Some(endpoint(2)),
         place: None,
+        warms_up: false,
     };
     let spec = Spec {
         protocol: PROTOCOL,

@@ -37,6 +37,7 @@ fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
         failure: None,
         master: None,
         place: None,
+        warms_up: false,
     }
 }
 
@@ -88,6 +89,7 @@ fn runs() -> Seen {
         restarts: 0,
         checkpoint: None,
         leaving: Vec::new(),
+        returning: Vec::new(),
         reason: "b joined".to_owned(),
         cause: None,
     }));
