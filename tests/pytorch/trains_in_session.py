@@ -4,28 +4,32 @@ and writes checkpoints if the test has made a folder for them."""
 import os
 import time
 
-import elastic_agent
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import elastic_agent
+import elastic_agent.torch as elastic
+
+torch.set_num_threads(1)
+# Double precision: whatever the order of sums, only the last bits differ.
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10)).double()
+# The first optimizer of a process costs seconds of imports.
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+# Under --warm-up the others wait only for what follows.
 elastic_agent.ready()
 
 import harness  # noqa: E402
 
 harness.report_start()
 
-import torch  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-import elastic_agent.torch as elastic  # noqa: E402
-
 SAMPLES = 240
-torch.set_num_threads(1)
 # Ranks begin with different parameters, and must get rank 0's.
 torch.manual_seed(harness.RANK)
+model[0].reset_parameters()
+model[2].reset_parameters()
 pixels, labels = harness.digits(SAMPLES)
-# Double precision: whatever the order of sums, only the last bits differ.
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 10)).double()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 sampler = elastic.ElasticBatchSampler(dataset, 30, micro_batch=12, seed=7)
 loader = DataLoader(dataset, batch_sampler=sampler)

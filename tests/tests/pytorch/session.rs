@@ -21,7 +21,7 @@ const BATCH: u64 = 30;
 async fn a_session_keeps_its_process_and_loses_no_step() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").flag("--warm-up=120").script(&torch, SCRIPT, &[]);
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
     let pid = pid_of(&job, "a", first);
@@ -40,10 +40,12 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
     assert!(joined.text("node") == "b" && joined.number("step") > 0, "{joined:?}");
     assert_eq!(last_step(&told, both - 1) + 1, first_step(&told, both), "a planned change repeats nothing");
 
-    // When a worker dies, then its replacement gets the state from the one that is left
+    // When a worker dies, then the other goes on at once, and the replacement gets the state when it has its imports
     let survivor = pid_of(&job, "b", both);
     kill(pid);
-    let third = works(&job, "applied", both + 1, 2).await;
+    let meanwhile = works(&job, "applied", both + 1, 1).await;
+    assert_eq!(pid_of(&job, "b", meanwhile), survivor);
+    let third = works(&job, "applied", meanwhile + 1, 2).await;
     assert_eq!(pid_of(&job, "b", third), survivor);
     assert_ne!(pid_of(&job, "a", third), pid);
 
