@@ -8,10 +8,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <vector>
 #include <ucontext.h>
@@ -39,23 +39,43 @@ namespace on_cpu {
 constexpr size_t STACK = 128 * 1024;
 constexpr unsigned WARP = 32;
 
+// Where a fiber goes on. The compiler's own jump saves next to nothing, and the kernels' tests jump billions of times.
+// `noipa`: no caller may reason about which registers a function that switches fibers leaves alone.
+struct Place {
+    void *words[5];
+};
+
 struct Fiber {
-    jmp_buf place;
+    Place place;
     ucontext_t first;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
     bool started = false, waits = false, for_warp = false;
-    unsigned thread = 0;
+    unsigned thread = 0, exchanges = 0;
     int line = 0;
 };
 
-jmp_buf scheduler;
+// Those of a warp that are still at work.
+struct Warp {
+    Fiber *fibers[WARP];
+    unsigned count = 0;
+
+    void add(Fiber *fiber) { fibers[count++] = fiber; }
+};
+
+Place scheduler;
 Fiber *running;
 std::function<void()> kernel;
 
-__attribute__((noinline)) void leave()
+// A function of its own: GCC wants no jump in the function that marks a place.
+[[noreturn]] __attribute__((noipa)) void go_to(Place &place)
 {
-    if (!_setjmp(running->place))
-        _longjmp(scheduler, 1);
+    __builtin_longjmp(place.words, 1);
+}
+
+__attribute__((noipa)) void leave()
+{
+    if (!__builtin_setjmp(running->place.words))
+        go_to(scheduler);
 }
 
 // A fiber runs one thread after the other.
@@ -68,7 +88,7 @@ inline void work()
     }
 }
 
-__attribute__((noinline)) void barrier(int line, bool for_warp)
+__attribute__((noipa)) void barrier(int line, bool for_warp)
 {
     running->waits = true;
     running->for_warp = for_warp;
@@ -76,32 +96,32 @@ __attribute__((noinline)) void barrier(int line, bool for_warp)
     leave();
 }
 
-// The value of the lane whose number differs in these bits.
+// The value of the lane whose number differs in these bits. Two exchanges that follow each other have places of their
+// own: the third one comes when all lanes have read the first.
 template <unsigned lanes> float exchange(float value, unsigned flips, int line)
 {
     static_assert(lanes == 0xffffffff, "all lanes of a warp");
-    static float values[1024];
+    static float values[2][1024];
     const unsigned self = running->thread;
-    values[self] = value;
+    float *const now = values[running->exchanges++ % 2];
+    now[self] = value;
     barrier(line, true);
-    const float other = values[self ^ flips];
-    barrier(-line, true);
-    return other;
+    return now[self ^ flips];
 }
 
-__attribute__((noinline)) void resume(Fiber &fiber)
+__attribute__((noipa)) void resume(Fiber &fiber)
 {
     threadIdx = {fiber.thread % blockDim.x, fiber.thread / blockDim.x % blockDim.y,
                  fiber.thread / blockDim.x / blockDim.y};
     running = &fiber;
-    if (_setjmp(scheduler))
+    if (__builtin_setjmp(scheduler.words))
         return;
-    if (fiber.started)
-        _longjmp(fiber.place, 1);
+    if (running->started)
+        go_to(running->place);
     fiber.started = true;
-    fiber.stack.resize(STACK);
+    fiber.stack.reset(new char[STACK]);
     getcontext(&fiber.first);
-    fiber.first.uc_stack.ss_sp = fiber.stack.data();
+    fiber.first.uc_stack.ss_sp = fiber.stack.get();
     fiber.first.uc_stack.ss_size = STACK;
     fiber.first.uc_link = nullptr;
     makecontext(&fiber.first, work, 0);
@@ -109,69 +129,78 @@ __attribute__((noinline)) void resume(Fiber &fiber)
 }
 
 // Checks that all threads of a warp or block wait, and at the same barrier.
-inline void check(const std::vector<Fiber *> &waiting, unsigned threads)
+inline void check(bool all, const Fiber *one, const Fiber *other)
 {
-    for (Fiber *fiber : waiting)
-        if (waiting.size() != threads || fiber->line != waiting[0]->line || fiber->for_warp != waiting[0]->for_warp) {
-            fprintf(stderr, "on_cpu: threads wait at different barriers, or not all of them do\n");
-            abort();
-        }
+    if (!all || one->line != other->line || one->for_warp != other->for_warp) {
+        fprintf(stderr, "on_cpu: threads wait at different barriers, or not all of them do\n");
+        abort();
+    }
 }
 
 // Fibers that run no thread.
 inline std::vector<Fiber *> pool;
 
-// Runs the threads of one warp until none of them waits for its warp. Returns those that wait for the block.
-inline std::vector<Fiber *> go_on(std::vector<Fiber *> warp)
+// Runs the threads of one warp until none of them waits for its warp. Those that wait for the block are left in it.
+inline void go_on(Warp &warp)
 {
-    const unsigned threads = warp.size();
+    const unsigned threads = warp.count;
     for (;;) {
-        std::vector<Fiber *> still;
-        for (Fiber *fiber : warp) {
-            resume(*fiber);
-            (fiber->waits ? still : pool).push_back(fiber);
+        Warp still;
+        for (unsigned number = 0; number < warp.count; number++) {
+            resume(*warp.fibers[number]);
+            if (warp.fibers[number]->waits)
+                still.add(warp.fibers[number]);
+            else
+                pool.push_back(warp.fibers[number]);
         }
-        if (still.empty() || !still[0]->for_warp)
-            return still;
-        check(still, threads);
-        warp.swap(still);
+        warp.count = still.count;
+        std::copy_n(still.fibers, still.count, warp.fibers);
+        if (!warp.count || !warp.fibers[0]->for_warp)
+            return;
+        for (unsigned number = 0; number < warp.count; number++)
+            check(warp.count == threads, warp.fibers[number], warp.fibers[0]);
     }
 }
 
-inline std::vector<Fiber *> start(unsigned first, unsigned count, bool backwards)
+inline void start(Warp &warp, unsigned first, unsigned count, bool backwards)
 {
-    std::vector<Fiber *> warp;
+    warp.count = 0;
     for (unsigned number = 0; number < count; number++) {
         if (pool.empty())
             pool.push_back(new Fiber);
         Fiber *fiber = pool.back();
         pool.pop_back();
         fiber->thread = first + (backwards ? count - 1 - number : number);
-        warp.push_back(fiber);
+        fiber->exchanges = 0;
+        warp.add(fiber);
     }
-    return go_on(std::move(warp));
+    go_on(warp);
 }
 
 inline void run_block(bool backwards)
 {
     const unsigned threads = blockDim.x * blockDim.y * blockDim.z, warps = (threads + WARP - 1) / WARP;
-    std::vector<Fiber *> waiting;
+    static std::vector<Warp> waiting;
+    waiting.resize(warps);
     for (unsigned number = 0; number < warps; number++) {
         const unsigned first = (backwards ? warps - 1 - number : number) * WARP;
-        for (Fiber *fiber : start(first, std::min(WARP, threads - first), backwards))
-            waiting.push_back(fiber);
+        start(waiting[number], first, std::min(WARP, threads - first), backwards);
     }
-    while (!waiting.empty()) {
-        check(waiting, threads);
-        std::vector<Fiber *> still;
-        for (size_t first = 0, next; first < waiting.size(); first = next) {
-            const unsigned warp = waiting[first]->thread / WARP;
-            for (next = first; next < waiting.size() && waiting[next]->thread / WARP == warp; next++)
-                ;
-            for (Fiber *fiber : go_on({waiting.begin() + first, waiting.begin() + next}))
-                still.push_back(fiber);
+    for (;;) {
+        unsigned left = 0;
+        const Fiber *one = nullptr;
+        for (const Warp &warp : waiting) {
+            left += warp.count;
+            one = warp.count ? warp.fibers[0] : one;
         }
-        waiting.swap(still);
+        if (!left)
+            return;
+        for (const Warp &warp : waiting)
+            for (unsigned number = 0; number < warp.count; number++)
+                check(left == threads, warp.fibers[number], one);
+        for (Warp &warp : waiting)
+            if (warp.count)
+                go_on(warp);
     }
 }
 
