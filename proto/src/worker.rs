@@ -121,6 +121,17 @@ pub enum FromWorker {
         /// Steps done.
         step: u64,
     },
+    /// The worker's group is broken, and no round is forming: a connection failed, and nobody has died. Asks for a round
+    /// in which all members meet anew, in their processes. It counts as a failure of class `peer`, which costs a restart
+    /// unless a member turns out to be lost or leaving. The worker quiesces when the round is forming.
+    RequestRound {
+        /// Chosen by the worker; the answer repeats it.
+        id: u64,
+        /// The round whose group is broken. If it is over already, nothing follows from the request.
+        round: u64,
+        /// One line for people.
+        reason: String,
+    },
     /// The worker is about to exit with an error, and knows why.
     Failing {
         /// Whether the error is its own or about a peer.
@@ -191,6 +202,11 @@ pub enum ToWorker {
         id: u64,
         /// Its step.
         step: u64,
+    },
+    /// The request for a round was passed on.
+    RoundRequested {
+        /// The request's id.
+        id: u64,
     },
     /// The memory that was asked for: a file of this size. Its descriptor comes with this line (`SCM_RIGHTS`). New
     /// memory is all zeros.

@@ -61,6 +61,9 @@ with session:
         for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
             step = session.step_number
             tell("uses", step, used=places.tolist())
+            if harness.is_set(f"break-{harness.NODE}"):
+                (harness.DIR / f"break-{harness.NODE}").unlink()
+                session._group.cut()
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())

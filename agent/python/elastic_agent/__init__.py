@@ -16,6 +16,7 @@ from .worker import (
     quiesce,
     ready,
     report_progress,
+    request_round,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "ready",
     "record",
     "report_progress",
+    "request_round",
 ]

@@ -122,6 +122,9 @@ class _Agent:
             self.send({"type": "quiesced", "round": forming[0], "step": step})
         return self._wait(reply, timeout, "quiesced")
 
+    def forms_within(self, timeout: float) -> bool:
+        return self._forms.wait(timeout)
+
     def _wait(self, reply: _Reply, timeout: float | None, what: str) -> dict[str, Any]:
         if not reply.came.wait(timeout):
             raise AgentError(f"the agent did not answer `{what}` within {timeout} s")
@@ -276,6 +279,23 @@ def quiesce(step: int, timeout: float | None = None) -> dict[str, Any]:
     no round is forming within `timeout` seconds, or if the place does not come within another `timeout` seconds.
     """
     return _entered(_place(_connected().quiesce(step, timeout)))
+
+
+def forms_within(timeout: float) -> bool:
+    """Waits until a round is forming, for `timeout` seconds at most, and says whether one is."""
+    return _connected().forms_within(timeout)
+
+
+def request_round(reason: str, timeout: float | None = 30) -> None:
+    """Asks for a round in which all workers meet anew, in their processes. This is for a group that is broken although
+    nobody has died, such as by a connection that failed: no round would form by itself. Then call `quiesce`.
+
+    It costs the job one restart of `--max-restarts`, unless a node turns out to be lost or leaving. The other workers
+    hear of a round that is forming, with `reason`. If one is forming already, nothing follows. This worker must have
+    called `keep_process` or `ready`. Raises AgentError if the agent refuses, is gone, or does not answer within
+    `timeout` seconds.
+    """
+    _connected().ask({"type": "request_round", "round": int(os.environ["ELASTIC_ROUND"]), "reason": reason}, timeout)
 
 
 def on_round_change(callback: Callable[[int, str], None]) -> None:

@@ -28,7 +28,7 @@ use crate::output::events::{self, Events};
 use crate::output::logs::{Logs, WorkerLogs};
 use crate::workers::command::WorkerCommand;
 use crate::workers::signals::Handled;
-use crate::workers::socket::WorkerSocket;
+use crate::workers::socket::{RoundRequest, WorkerSocket};
 use crate::workers::supervisor::{Event, Refused, SpawnError, Supervisor, SupervisorError};
 use crate::workers::watchdog::{Verdict, Watched};
 
@@ -228,6 +228,25 @@ impl Group {
         if let Err(error) = self.supervisor.signal(verdict.local_rank, verdict.signal) {
             tracing::warn!(%error, "it cannot be ended");
         }
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// A worker's group is broken, and no round is forming. Reports this as a failure, though no worker has ended: the
+    /// workers quiesce and meet in the next round. Ignored if the round is over, or its end is reported already.
+    pub fn ask_round(&mut self, request: RoundRequest) -> Option<GroupReport> {
+        let worker = self.workers.get(&request.local_rank).filter(|worker| worker.exit.is_none())?;
+        if !self.phase.is_running() || request.round != self.round {
+            return None;
+        }
+        let message = format!("the worker asks for a new round: {}", request.reason);
+        tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
+        let failure = Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(request.local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            ..self.failure(FailureClass::Peer, message).bounded()
+        };
+        self.step(Input::Report);
         Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
     }
 

@@ -71,6 +71,17 @@ struct Told {
     moved: BTreeMap<u32, Time>,
 }
 
+/// A worker's request for another round.
+#[derive(Debug)]
+pub struct RoundRequest {
+    /// The worker.
+    pub local_rank: u32,
+    /// The round that it wants to leave.
+    pub round: u64,
+    /// Why, for people.
+    pub reason: String,
+}
+
 /// State shared by all connections.
 struct Shared {
     rendezvous: RendezvousStore,
@@ -82,6 +93,8 @@ struct Shared {
     ended: Notify,
     /// Notified when a worker's awareness may have changed.
     awareness: Notify,
+    /// Notified when a worker has asked for another round.
+    round_asked: Notify,
 }
 
 /// A message to a worker, and a file to send with it.
@@ -135,6 +148,8 @@ struct SocketState {
     told: Told,
     /// What the workers were told about the round that is forming.
     forming: Option<ToWorker>,
+    /// The first request for another round, until it is taken.
+    round_asked: Option<RoundRequest>,
     /// The workers' memory that outlives them.
     memories: Memories,
     next: u64,
@@ -161,6 +176,16 @@ impl SocketState {
         // The worker may register so late that the next round is already forming.
         let forming = self.forming.clone().filter(|_| welcomed);
         place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
+    }
+
+    /// Records that the worker of a connection asks for another round in place of `round`.
+    fn ask_round(&mut self, id: u64, round: u64, reason: String) -> Result<(), &'static str> {
+        let worker = self.connections.get(&id).and_then(|connection| connection.registered);
+        let Some(Registered { local_rank, aware: true, .. }) = worker else {
+            return Err("only a worker that has registered with `round_aware` can ask for a round");
+        };
+        self.round_asked.get_or_insert(RoundRequest { local_rank, round, reason });
+        Ok(())
     }
 
     /// Records that the worker of a connection has quiesced.
@@ -212,6 +237,7 @@ impl WorkerSocket {
             state: Mutex::default(),
             ended: Notify::new(),
             awareness: Notify::new(),
+            round_asked: Notify::new(),
         });
         let serving = Arc::clone(&shared);
         tokio::spawn(async move {
@@ -247,7 +273,7 @@ impl WorkerSocket {
     pub fn begin(&self, places: Vec<Assignment>) {
         let mut state = self.shared.state();
         state.told = Told::default();
-        (state.forming, state.ahead) = (None, false);
+        (state.forming, state.ahead, state.round_asked) = (None, false, None);
         for connection in state.connections.values_mut() {
             let Some(registered) = connection.registered.as_mut().filter(|registered| registered.quiesced) else {
                 continue;
@@ -297,6 +323,17 @@ impl WorkerSocket {
     /// Waits until some worker's awareness may have changed since the last wait.
     pub async fn awareness_changed(&self) {
         self.shared.awareness.notified().await;
+    }
+
+    /// Waits until a worker asks for another round. The wait may be cancelled.
+    pub async fn round_asked(&self) -> RoundRequest {
+        loop {
+            let asked = self.shared.state().round_asked.take();
+            match asked {
+                Some(asked) => return asked,
+                None => self.shared.round_asked.notified().await,
+            }
+        }
     }
 
     /// Tells the workers that the node is leaving.

@@ -37,6 +37,8 @@ def listen():
             say(type="quiesced", round=message["round"], step=7)
         elif message["type"] == "error":
             note("errors", message=message["message"])
+        elif message["type"] == "round_requested":
+            note("requested", node=node, id=message["id"])
 threading.Thread(target=listen, daemon=True).start()
 if told("hasty"): say(type="quiesced", round=1, step=0)
 while told("slow") and not (folder / "go").exists(): time.sleep(0.02)
@@ -44,7 +46,11 @@ note("ready", node=node, at=time.monotonic_ns())
 say(type="register", local_rank=local_rank, pid=os.getpid(), round_aware=not told("unaware"))
 if told("hasty"): say(type="quiesced", round=1, step=0)
 done = threading.Event()
-while not (folder / "done").exists(): done.wait(0.02)
+while not (folder / "done").exists():
+    done.wait(0.02)
+    if told("ask"):
+        (folder / f"ask-{node}-{local_rank}").rename(folder / f"asked-{node}-{local_rank}")
+        say(type="request_round", id=5, round=int((folder / "round").read_text()), reason="a cable is loose")
 "#;
 
 pub(crate) fn job_on(etcd: &EtcdServer, nnodes: &str) -> Job {
@@ -209,6 +215,51 @@ async fn quiescing_out_of_turn_is_an_error() {
     let says = |at: usize, what: &str| errors[at]["message"].as_str().unwrap().contains(what);
     assert!(says(0, "only a worker that has registered with `round_aware`"), "{errors:?}");
     assert!(says(1, "no round is forming"), "{errors:?}");
+    touch(&job, "done");
+    assert_eq!(exits([&mut a]).await, [0]);
+}
+
+#[tokio::test]
+async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_process() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=1");
+    let [mut a, mut b] = job.start_all(["a", "b"]);
+    let first = places(&job, 0, 4).await;
+    let ask = async |node: &str, round: u64, answers: usize| {
+        std::fs::write(job.path("round"), round.to_string()).unwrap();
+        touch(&job, &format!("ask-{node}-1"));
+        let answered = async || (json_lines(&job.path("requested")).len() == answers).then_some(());
+        eventually("the request is answered", LIMIT, answered).await;
+    };
+
+    // Given a request about a round that is over, then nothing follows; given one about this round, then all meet anew
+    ask("a", round(&first) + 7, 1).await;
+    ask("b", round(&first), 2).await;
+    let second = places(&job, round(&first), 4).await;
+    assert_eq!(round(&second), round(&first) + 1);
+    for (worker, line) in &first {
+        assert_eq!(pid(&second[worker]), pid(line), "{worker:?}");
+        assert_eq!(second[worker]["restart_count"], 1);
+    }
+    a.says("b: the worker asks for a new round: a cable is loose", LIMIT).await;
+
+    // Given no restart that is left, then the job fails and says why
+    ask("a", round(&second), 3).await;
+    assert_eq!(exits([&mut a, &mut b]).await, [5, 5]);
+    assert!(b.output().contains("the worker asks for a new round: a cable is loose"), "{}", b.output());
+    assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
+}
+
+#[tokio::test]
+async fn a_worker_that_does_not_know_about_rounds_cannot_ask_for_one() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1");
+    touch(&job, "unaware-a-0");
+    std::fs::write(job.path("round"), "1").unwrap();
+    touch(&job, "ask-a-0");
+    let mut a = job.start("a");
+    let refused = eventually("it is refused", LIMIT, async || json_lines(&job.path("errors")).pop()).await;
+    assert!(refused["message"].as_str().unwrap().contains("registered with `round_aware`"), "{refused}");
     touch(&job, "done");
     assert_eq!(exits([&mut a]).await, [0]);
 }

@@ -105,6 +105,26 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     result(&lines(&job));
 }
 
+#[tokio::test]
+async fn a_session_whose_connections_break_meets_anew_in_its_processes() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    let mut agents = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 2).await;
+    std::fs::write(job.path("break-b"), "").unwrap();
+    let second = works(&job, "applied", first + 1, 2).await;
+    for node in ["a", "b"] {
+        assert_eq!(pid_of(&job, node, second), pid_of(&job, node, first));
+    }
+    let told = lines(&job);
+    assert!(first_step(&told, second) <= last_step(&told, first) + 1, "no step is left out");
+    let epochs = finish(&job);
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    each_sample_once_an_epoch(&lines(&job), epochs);
+}
+
 #[test]
 fn two_hundred_groups_leave_nothing_behind() {
     let Some(torch) = Torch::find() else { return };

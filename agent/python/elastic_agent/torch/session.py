@@ -70,7 +70,7 @@ class Session:
         keep_checkpoints: int = 2,
         seed: int | None = None,
         operation_timeout: float = 60,
-        loss_timeout: float = 120,
+        loss_timeout: float = 5,
     ) -> None:
         """The model and what trains it, as every rank makes them. All ranks begin with those of rank 0.
 
@@ -80,8 +80,8 @@ class Session:
         seed: if given, random numbers of each step depend only on it, the step and the rank: dropout does the same when a
         step is done again.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
-        loss_timeout: seconds to wait for a round after a peer is gone. If none forms, the loss is nobody's death that
-        the agents saw: this worker then fails, and the agent starts it anew.
+        loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, nobody has died that
+        the agents know of: this worker asks for a round, which costs the job a restart.
         """
         if keep_checkpoints < 1 or checkpoint_every < 1:
             raise ValueError("checkpoint_every and keep_checkpoints are 1 or more")
@@ -264,7 +264,10 @@ class Session:
                 raise RuntimeError("the group is lost, and there is no agent that forms another") from self._lost
             self._at_rest = True
             try:
-                place = worker.quiesce(self.step_number, self._loss_timeout)
+                if not worker.forms_within(self._loss_timeout):
+                    worker.request_round(f"its group is broken: {self._lost or 'a change that did not come'}")
+                # The agent bounds this wait: by join_timeout, and its own end.
+                place = worker.quiesce(self.step_number)
             except worker.AgentError as error:
                 raise worker.AgentError(f"{error}; the group was left because: {self._lost or 'it changes'}") from error
             try:

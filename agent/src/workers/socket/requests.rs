@@ -170,6 +170,15 @@ pub(super) async fn answer(
                 shared.state().memories.forget(rank);
             }
         }
+        FromWorker::RequestRound { id, round, reason } => {
+            let asked = shared.state().ask_round(connection, round, reason);
+            let reply = match asked {
+                Ok(()) => ToWorker::RoundRequested { id },
+                Err(message) => refuse(Some(id), message.to_owned()),
+            };
+            let _ = line.send(reply.into()).await;
+            shared.round_asked.notify_one();
+        }
         FromWorker::Quiesced { .. } => {
             if let Err(message) = shared.state().quiesced(connection) {
                 let _ = line.try_send(refuse(None, message.to_owned()).into());
