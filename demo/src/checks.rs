@@ -140,10 +140,10 @@ fn killed(kill: &Kill) -> Result<String, String> {
         return Err(format!("of agent {node} there still are processes {}", list(left)));
     }
     if !round_waited {
-        return Err(format!("the next round began while processes of agent {node} still lived"));
+        return Err(format!("the next round began while workers of agent {node} still lived"));
     }
     Ok(format!(
-        "agent {node}, its guard and its worker (processes {}) were gone within {} ms, before the next round began",
+        "agent {node}, its guard and its worker (processes {}) were gone within {} ms; the next round began after the worker's end",
         list(processes),
         gone_after.as_millis()
     ))

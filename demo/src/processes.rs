@@ -16,3 +16,8 @@ pub(crate) fn marked(mark: &str) -> Vec<u32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_marked).collect()
 }
+
+/// Whether `pid` is an agent's guard. It ends last: a moment after it let go of the agent's port.
+pub(crate) fn is_guard(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "elastic-guard")
+}

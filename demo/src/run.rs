@@ -83,7 +83,7 @@ pub(crate) struct Kill {
     /// The agent, its guard and its workers.
     pub(crate) processes: Vec<u32>,
     pub(crate) gone_after: Duration,
-    /// No round began while one of these processes lived.
+    /// No round began while one of these processes lived, but for the guard.
     pub(crate) round_waited: bool,
     /// Those of them that were still there at the end.
     pub(crate) left: Vec<u32>,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::checks;
-use crate::processes::marked;
+use crate::processes::{is_guard, marked};
 use crate::run::{Ended, Interrupted, Kill, RUNS, Run, Stage};
 use crate::screen::Style;
 use crate::summary;
@@ -79,6 +79,7 @@ async fn disturbed(stage: &mut Stage) -> anyhow::Result<(Ended, Kill)> {
 async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
     let mark = run.agents.by_node[VICTIM].mark.clone();
     let processes = marked(&mark);
+    let guard = processes.iter().copied().find(|&pid| is_guard(pid));
     let others = others(run);
     let rounds = run.job_view.seals.len();
     run.agents.kill(VICTIM)?;
@@ -86,10 +87,11 @@ async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
     run.say(Style::Bad, &format!("killed agent {VICTIM} (SIGKILL): its processes were {processes:?}"))?;
     let mut round_waited = true;
     let look = |run: &mut Run<'_>| {
-        // A round that is known by now must not have begun while one of the processes lives.
+        // A round that is known by now must not have begun while a worker lives, or what a worker started. The guard
+        // may still be ending: it lets the others go on once all of these are gone.
         let sealed = run.job_view.seals.len() > rounds;
         let left = marked(&mark);
-        round_waited &= left.is_empty() || !sealed;
+        round_waited &= !sealed || left.iter().all(|pid| guard == Some(*pid));
         left.is_empty().then(|| killed.elapsed())
     };
     let gone_after = run.until("the killed agent's processes are gone", CHANGE, look).await?;
