@@ -60,7 +60,7 @@ say "installing PyTorch $version into ${dir#"$root"/}: a download of 540 MB, onc
 mkdir -p "$dir/tmp"
 "$python" -m venv "$dir"
 # pip unpacks here and not in /tmp, which may be small. Its own cache is left to its settings: another checkout on this
-# machine then downloads nothing. What is never imported need not be compiled.
+# machine then downloads nothing.
 for attempt in 1 2; do
     if TMPDIR=$dir/tmp "$dir/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps \
         ${pins[@]+"${pins[@]}"} --retries 5 --timeout 60 --requirement "$requirements"; then
@@ -70,8 +70,10 @@ for attempt in 1 2; do
     say "that did not work, trying once more"
 done
 "$dir/bin/python" "$root/scripts/torch_stubs.py" "$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
-"$dir/bin/python" - <<'PYTHON' || fail "PyTorch was installed and does not work here: the lines above say why"
-import torch, torch.distributed
+# pip's own compiling takes a minute for all of torch. What is imported here is compiled by that, whatever the
+# environment says: without it each process of a test compiles it again, which is two thirds of its start.
+env -u PYTHONDONTWRITEBYTECODE -u PYTHONPYCACHEPREFIX "$dir/bin/python" - <<'PYTHON' || fail "PyTorch was installed and does not work here: the lines above say why"
+import torch, torch.distributed, torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp, torch.distributed.run
 assert torch.distributed.is_gloo_available() and not torch.cuda.is_available()
 print(f"torch: PyTorch {torch.__version__} is ready, gloo included, {torch.get_num_threads()} threads")
 PYTHON
