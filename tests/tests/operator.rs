@@ -1,6 +1,7 @@
 //! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded
 //! store, with nodes of this process, whose workers are simulated.
 
+mod http;
 mod retention;
 
 use std::sync::Arc;

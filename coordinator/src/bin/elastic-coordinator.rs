@@ -13,8 +13,9 @@ use elastic_coordinator::embedded::EmbeddedServer;
 use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
+use elastic_coordinator::service::http::{self, Shown};
 use elastic_coordinator::service::retention::Policy;
-use elastic_coordinator::service::{self, ServiceSetup, Shared, http};
+use elastic_coordinator::service::{self, ServiceSetup, Shared};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::store::metered::Metered;
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,9 +82,13 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     tracing::info!(%node, prefix = cli.store.prefix, "taking agents' pulses at {peer}");
     if let Some(address) = cli.http {
         let listener = listen(address).with_context(|| format!("serve HTTP on {address} (--http)"))?;
-        tracing::info!("serving http://{}/metrics, /live and /ready", listener.local_addr()?);
-        let shared = Arc::clone(&shared);
-        tokio::spawn(http::serve(listener, shared));
+        let address = listener.local_addr()?;
+        tracing::info!("serving http://{address}/metrics, /live and /ready");
+        let shown = if cli.http_jobs { Shown::Jobs } else { Shown::Monitoring };
+        if shown == Shown::Jobs {
+            tracing::info!("the page of all jobs is http://{address}/: whoever reaches it can read their records");
+        }
+        tokio::spawn(http::serve(listener, Arc::clone(&shared), shown));
     }
     let observed = Arc::clone(&shared);
     let observer = Arc::new(move |call, ok, took| observed.metrics.called(call, ok, took));

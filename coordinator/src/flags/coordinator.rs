@@ -19,6 +19,7 @@ use super::{StoreFlags, age};
     after_help = "\
 Examples:
   elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
+  elastic-coordinator --etcd etcd0:2379 --http 127.0.0.1:9400 --http-jobs      a web page of all jobs
   elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
   elastic-coordinator --etcd etcd0:2379 --keep-finished 30d --keep-finished-count 500
 
@@ -52,6 +53,13 @@ pub struct Flags {
     /// Serve /live, /ready and /metrics over HTTP
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
+
+    /// Serve the jobs there too: a web page at /, a JSON API at /v1/jobs
+    ///
+    /// They only read. They know neither passwords nor TLS: whoever reaches the port can read all jobs' records, among
+    /// them what failed workers wrote to their standard error.
+    #[arg(long, requires = "http")]
+    pub http_jobs: bool,
 
     /// How long its leadership outlives a host that falls silent, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]

@@ -7,6 +7,7 @@
 
 mod failure;
 mod ids;
+pub mod json;
 mod keys;
 pub mod overview;
 mod record;

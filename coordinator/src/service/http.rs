@@ -1,4 +1,8 @@
-//! `/live`, `/ready` and `/metrics`, over plain HTTP.
+//! What a replica serves over plain HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API and
+//! the page. All of it only reads, from memory: however many ask, the store is not asked.
+
+mod api;
+mod page;
 
 use std::sync::Arc;
 
@@ -12,14 +16,28 @@ use tokio::net::TcpListener;
 use super::Shared;
 use crate::listener::{Port, Share};
 
+/// What whoever reaches the port may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// How this process does, and the jobs' metrics.
+    Monitoring,
+    /// The jobs' records too, among them what failed workers wrote.
+    Jobs,
+}
+
 /// Answers until it is dropped.
-pub async fn serve(listener: TcpListener, shared: Arc<Shared>) {
-    let router = Router::new()
+pub async fn serve(listener: TcpListener, shared: Arc<Shared>, shown: Shown) {
+    let monitoring = Router::new()
         .route("/live", get(async || "the process runs\n"))
         .route("/ready", get(ready))
-        .route("/metrics", get(metrics))
-        .with_state(shared);
-    Port::new(listener, Share::Monitors).serve_http(router).await;
+        .route("/metrics", get(metrics));
+    let router = match shown {
+        Shown::Monitoring => monitoring.fallback(async || {
+            (StatusCode::NOT_FOUND, "here are /live, /ready and /metrics; --http-jobs adds the page and /v1/jobs\n")
+        }),
+        Shown::Jobs => monitoring.nest("/v1", api::router()).merge(page::router()),
+    };
+    Port::new(listener, Share::Monitors).serve_http(router.with_state(shared)).await;
 }
 
 async fn ready(State(shared): State<Arc<Shared>>) -> Response {

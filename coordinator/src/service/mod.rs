@@ -13,7 +13,7 @@
 //! | [`lease`] | the replica's lease |
 //! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
 //! | [`metrics`] | what Prometheus is told |
-//! | [`http`] | `/live`, `/ready`, `/metrics` |
+//! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON API and the web page |
 
 pub mod claim;
 pub mod http;
@@ -81,6 +81,8 @@ pub struct Shared {
     overview: Mutex<Option<Overview>>,
     /// The lease, while it is held.
     lease: Mutex<Option<LeaseId>>,
+    /// Told after each change of the jobs.
+    changes: watch::Sender<()>,
     /// Counters.
     pub metrics: Metrics,
 }
@@ -205,6 +207,7 @@ impl Service {
                 Ok((overview, watcher)) => {
                     tracing::info!(jobs = overview.jobs.len(), "watching {prefix}");
                     *self.shared.overview() = Some(overview);
+                    self.shared.changes.send_replace(());
                     self.settle_all();
                     return Ok(watcher);
                 }
@@ -226,12 +229,14 @@ impl Service {
                 for event in events {
                     touched.extend(self.event(&event));
                 }
+                self.shared.changes.send_replace(());
                 for job in touched {
                     self.settle(&job);
                 }
             }
             WatchUpdate::Snapshot { values, .. } => {
                 *self.shared.overview() = Some(Overview::of(&self.prefix, &values));
+                self.shared.changes.send_replace(());
                 self.settle_all();
             }
             WatchUpdate::Broken(error) => return Err(error),

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
+use elastic_coordinator::job::json;
 use elastic_coordinator::job::overview::{Change, Overview};
 use elastic_coordinator::store::{Store, WatchUpdate};
 
@@ -65,11 +66,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Jobs => {
             let (overview, _) = connect().await?.jobs().await?;
-            if json { print_json(&show::jobs_json(&overview)) } else { print(&show::jobs(&overview)) }
+            if json { print_json(&json::jobs(&overview)) } else { print(&show::jobs(&overview)) }
         }
         Command::Describe { job } => {
             let (id, job, _) = connect().await?.job(&job).await?;
-            if json { print_json(&show::describe_json(&id, &job)) } else { print(&show::describe(&id, &job)) }
+            if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
         Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
         Command::Drain { job, node } => {
@@ -110,7 +111,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 async fn events(operator: &Operator, prefix: &str, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {
     let (id, job, revision) = operator.job(job).await?;
     let show = |number: u64, event: &_| {
-        let line = if json { show::event_json(number, event).to_string() } else { show::event_line(event) };
+        let line = if json { json::event(number, event).to_string() } else { show::event_line(event) };
         print(&format!("{line}\n"))
     };
     if !json {

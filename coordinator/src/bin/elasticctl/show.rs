@@ -1,10 +1,8 @@
-//! Jobs, nodes and events as people and programs read them: tables and JSON.
-
-use serde_json::{Value, json};
+//! Jobs, nodes and events as people read them. Programs read [`elastic_coordinator::job::json`].
 
 use crate::table::{printable, table};
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, RoundState, Versioned};
+use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, RoundState};
 use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
@@ -38,34 +36,6 @@ fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
 
 fn who_leads(leader: &LeaderRecord) -> String {
     if leader.coordinator { format!("coordinator {}", leader.peer) } else { leader.node.name().to_owned() }
-}
-
-/// All jobs, for programs.
-pub(crate) fn jobs_json(overview: &Overview) -> Value {
-    overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
-}
-
-fn summary(id: &JobId, job: &Job) -> Value {
-    let (min, max) = job.range().unzip();
-    json!({
-        "job": id.to_string(),
-        "state": job.round.as_ref().map(|round| round.value.state),
-        "round": job.round.as_ref().map(|round| &round.value),
-        "min_nodes": min,
-        "max_nodes": max,
-        "nodes": job.nodes.len(),
-        "spares": job.spares().count(),
-        "leader": job.leader.as_ref().map(leader_json),
-    })
-}
-
-fn leader_json(leader: &Versioned<LeaderRecord>) -> Value {
-    json!({
-        "node": leader.value.node,
-        "peer": leader.value.peer,
-        "coordinator": leader.value.coordinator,
-        "term": leader.modified,
-    })
 }
 
 /// Everything about one job.
@@ -154,22 +124,6 @@ fn nodes(job: &Job) -> String {
     table(&["NODE", "PHASE", "ROUND", "GROUP RANK", "RANKS", "SLOTS", "HOST", "PEER", "FAILURE"], &rows)
 }
 
-/// Everything about one job, for programs.
-pub(crate) fn describe_json(id: &JobId, job: &Job) -> Value {
-    let nodes: Vec<Value> = job
-        .nodes
-        .iter()
-        .map(|(node, record)| json!({ "id": node, "record": record.value, "rank": job.rank(node) }))
-        .collect();
-    let mut value = summary(id, job);
-    value["spec"] = json!(job.spec);
-    value["desired"] = json!(job.desired.as_ref().map(|desired| &desired.value));
-    value["checkpoint"] = json!(job.checkpoint.as_ref().map(|at| &at.value));
-    value["nodes"] = json!(nodes);
-    value["evicted"] = job.evicted.iter().map(|(node, stone)| json!({ "node": node, "record": stone })).collect();
-    value
-}
-
 /// The header over [`event_line`]s.
 pub(crate) fn events_header() -> String {
     format!("{:<24} {:<6} {:<10} REASON", "TIME (UTC)", "ROUND", "STATE")
@@ -186,11 +140,4 @@ pub(crate) fn event_line(event: &EventRecord) -> String {
         event.state.to_string(),
         printable(&event.reason)
     )
-}
-
-/// One event, for programs.
-pub(crate) fn event_json(number: u64, event: &EventRecord) -> Value {
-    let mut value = json!(event);
-    value["number"] = json!(number);
-    value
 }

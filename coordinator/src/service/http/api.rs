@@ -1,0 +1,228 @@
+//! The JSON API, version 1. Its shapes are in `docs/coordinator.md`.
+//!
+//! An error is `{"error": "..."}` with a status: 400 for a request that makes no sense, 404 for a job that is not there,
+//! 503 while the jobs were not read yet.
+
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::job::overview::{Job, Overview};
+use crate::job::{self, JobId, RoundState};
+use crate::service::Shared;
+
+/// Jobs in one answer unless less is asked for.
+const MOST_JOBS: usize = 1_000;
+
+/// Longest `wait`, in seconds. It is less than a port leaves an old connection for its last answer.
+const LONGEST_WAIT: u64 = 8;
+
+pub(super) fn router() -> Router<Arc<Shared>> {
+    Router::new()
+        .route("/jobs", get(jobs))
+        .route("/jobs/{job}", get(job))
+        .route("/jobs/{job}/events", get(events))
+        .fallback(async || {
+            Problem(StatusCode::NOT_FOUND, "there are /v1/jobs, /v1/jobs/JOB and /v1/jobs/JOB/events".into())
+        })
+}
+
+/// Why there is no answer.
+struct Problem(StatusCode, String);
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        (self.0, answer(&json!({ "error": self.1 }))).into_response()
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Problem {
+        Problem(StatusCode::BAD_REQUEST, rejection.body_text())
+    }
+}
+
+fn answer(value: &Value) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, format!("{value}\n")).into_response()
+}
+
+/// Looks at the jobs.
+fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) -> Result<T, Problem> {
+    let overview = shared.overview();
+    let unread = || Problem(StatusCode::SERVICE_UNAVAILABLE, "the jobs were not read yet: is the store there?".into());
+    look(overview.as_ref().ok_or_else(unread)?)
+}
+
+fn find<'a>(overview: &'a Overview, id: &str) -> Result<(&'a JobId, &'a Job), Problem> {
+    let named = id.parse::<JobId>().ok().and_then(|id| overview.jobs.get_key_value(&id));
+    let found = named.filter(|(_, job)| job.round.is_some());
+    found.ok_or_else(|| Problem(StatusCode::NOT_FOUND, format!("there is no job {id:?}")))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listing {
+    /// Only jobs in this state.
+    state: Option<RoundState>,
+    /// Only jobs whose ids come after this.
+    after: Option<String>,
+    limit: Option<usize>,
+}
+
+async fn jobs(
+    State(shared): State<Arc<Shared>>,
+    listing: Result<Query<Listing>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(listing) = listing?;
+    look(&shared, |overview| Ok(answer(&list(overview, &listing))))
+}
+
+/// One page of jobs, and in `next` where the following one begins; null: there is none.
+fn list(overview: &Overview, Listing { state, after, limit }: &Listing) -> Value {
+    let limit = limit.unwrap_or(MOST_JOBS).clamp(1, MOST_JOBS);
+    let mut found = overview.jobs.iter().filter(|(id, job)| {
+        let wanted = |is: RoundState| state.is_none_or(|state| state == is);
+        after.as_ref().is_none_or(|after| id.to_string() > *after)
+            && job.round.as_ref().is_some_and(|round| wanted(round.value.state))
+    });
+    let page: Vec<Value> = found.by_ref().take(limit).map(|(id, job)| job::json::summary(id, job)).collect();
+    let next = found.next().and_then(|_| page.last()).map(|last| last["job"].clone());
+    json!({ "jobs": page, "next": next })
+}
+
+async fn job(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Response, Problem> {
+    look(&shared, |overview| {
+        let (id, job) = find(overview, &id)?;
+        Ok(answer(&job::json::job(id, job)))
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct History {
+    /// Only events with higher numbers.
+    #[serde(default)]
+    after: u64,
+    limit: Option<usize>,
+    /// Seconds to wait for one where there is none.
+    #[serde(default)]
+    wait: u64,
+}
+
+async fn events(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<String>,
+    history: Result<Query<History>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(History { after, limit, wait }) = history?;
+    if wait > LONGEST_WAIT {
+        return Err(Problem(
+            StatusCode::BAD_REQUEST,
+            format!("wait is at most {LONGEST_WAIT} seconds, ask again then"),
+        ));
+    }
+    let mut changes = shared.changes.subscribe();
+    let until = tokio::time::Instant::now() + Duration::from_secs(wait);
+    loop {
+        changes.mark_unchanged();
+        let (value, anything) = look(&shared, |overview| Ok(since(find(overview, &id)?.1, after, limit)))?;
+        if anything || tokio::time::timeout_at(until, changes.changed()).await.is_err() {
+            return Ok(answer(&value));
+        }
+    }
+}
+
+/// The events after one, and where to go on; whether that is anything new. Where the history has begun again (its job
+/// was deleted), `next` is lower than what was asked for.
+fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool) {
+    let new = job.events.range((Bound::Excluded(after), Bound::Unbounded)).take(limit.unwrap_or(usize::MAX).max(1));
+    let events: Vec<Value> = new.map(|(number, event)| job::json::event(*number, event)).collect();
+    let last = job.events.keys().next_back().copied().unwrap_or(0);
+    let next = events.last().map_or(json!(last), |event| event["number"].clone());
+    let anything = !events.is_empty() || last < after;
+    (json!({ "events": events, "next": next }), anything)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{KeyValue, Revision};
+
+    fn overview(records: &[(&str, Value)]) -> Overview {
+        let values: Vec<KeyValue> = records
+            .iter()
+            .map(|(key, value)| KeyValue {
+                key: format!("/elastic/v1/jobs/{key}"),
+                value: value.to_string().into_bytes(),
+                create_revision: Revision(5),
+                mod_revision: Revision(7),
+                lease: None,
+            })
+            .collect();
+        Overview::of("/elastic", &values)
+    }
+
+    fn round(state: &str) -> Value {
+        json!({ "number": 1, "generation": 1, "state": state, "reason": "r" })
+    }
+
+    fn ids(value: &Value) -> Vec<&str> {
+        value["jobs"].as_array().unwrap().iter().map(|job| job["job"].as_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn jobs_come_in_pages() {
+        let overview = overview(&[
+            ("a/round", round("running")),
+            ("b/round", round("failed")),
+            ("c/round", round("running")),
+            ("d/round", round("running")),
+        ]);
+        let page = |state, after: Option<&str>, limit| {
+            list(&overview, &Listing { state, after: after.map(str::to_owned), limit })
+        };
+        let all = page(None, None, None);
+        assert_eq!(ids(&all), ["a", "b", "c", "d"]);
+        assert_eq!(all["next"], Value::Null);
+        let first = page(Some(RoundState::Running), None, Some(2));
+        assert_eq!((ids(&first), &first["next"]), (vec!["a", "c"], &json!("c")));
+        let last = page(Some(RoundState::Running), Some("c"), Some(2));
+        assert_eq!((ids(&last), &last["next"]), (vec!["d"], &Value::Null));
+    }
+
+    #[test]
+    fn history_goes_on_where_one_left_off() {
+        let event = |at_ms: u64| json!({ "at_ms": at_ms, "round": 1, "state": "running", "reason": "r" });
+        let overview = overview(&[
+            ("a/round", round("running")),
+            ("a/events/00000000000000000003", event(30)),
+            ("a/events/00000000000000000004", event(40)),
+        ]);
+        let job = overview.jobs.values().next().unwrap();
+        let numbers = |after, limit| {
+            let (value, anything) = since(job, after, limit);
+            let events = value["events"].as_array().unwrap();
+            let numbers: Vec<u64> = events.iter().map(|event| event["number"].as_u64().unwrap()).collect();
+            (numbers, value["next"].as_u64().unwrap(), anything)
+        };
+        assert_eq!(numbers(0, None), (vec![3, 4], 4, true));
+        assert_eq!(numbers(0, Some(1)), (vec![3], 3, true));
+        assert_eq!(numbers(3, None), (vec![4], 4, true));
+        assert_eq!(numbers(4, None), (vec![], 4, false));
+        assert_eq!(numbers(9, None), (vec![], 4, true), "the history began again");
+    }
+}

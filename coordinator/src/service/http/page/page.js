@@ -1,0 +1,206 @@
+// The jobs and one job, read anew every two seconds. What records say goes into the page as text, never as markup.
+"use strict";
+
+const PAUSE_MS = 2000;
+const MOST_JOBS = 1000;
+
+/** An element with classes, a text or children. */
+function el(name, classes, ...children) {
+  const element = document.createElement(name);
+  if (classes) element.className = classes;
+  element.append(...children.filter((child) => child !== null && child !== undefined).map((child) => child instanceof Node ? child : String(child)));
+  return element;
+}
+
+/** A table of columns ({head, cell, classes}) over rows. */
+function table(columns, rows) {
+  const head = el("tr", "", ...columns.map((column) => el("th", column.classes, column.head)));
+  const body = rows.map((row) => el("tr", "", ...columns.map((column) => el("td", column.classes, column.cell(row) ?? "–"))));
+  return el("div", "wide", el("table", "", el("thead", "", head), el("tbody", "", ...body)));
+}
+
+const state = (word) => el("span", `state ${word}`, word);
+const address = (at) => at && `${at.host.includes(":") ? `[${at.host}]` : at.host}:${at.port}`;
+const time = (ms) => new Date(ms).toISOString().replace("T", " ").slice(0, 19);
+
+function duration(ms) {
+  const seconds = Math.max(0, Math.round(ms / 1000));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor(seconds / 3600) % 24} h`;
+}
+
+function leads(leader) {
+  if (!leader) return null;
+  return leader.coordinator ? `coordinator ${address(leader.peer)}` : leader.node.replace(/:[^:]*$/, "");
+}
+
+async function read(path) {
+  const answer = await fetch(path);
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error);
+  return value;
+}
+
+function nodesOf(job) {
+  const here = job.state === "running" ? job.round.group_world_size : job.nodes;
+  return job.state === "running" && job.spares > 0 ? `${here} (+${job.spares})` : here;
+}
+
+async function showJobs() {
+  const { jobs, next } = await read(`v1/jobs?limit=${MOST_JOBS}`);
+  if (jobs.length === 0) return [el("p", "quiet", "No jobs. A job appears here once its first agent has joined.")];
+  const link = (job) => {
+    const a = el("a", "", job.job);
+    a.href = `#${encodeURIComponent(job.job)}`;
+    return a;
+  };
+  const list = table([
+    { head: "Job", cell: link, classes: "short" },
+    { head: "State", cell: (job) => state(job.state), classes: "short" },
+    { head: "Round", cell: (job) => job.round.number, classes: "number" },
+    { head: "Nodes", cell: nodesOf, classes: "number" },
+    { head: "Min–max", cell: (job) => job.min_nodes === null ? null : `${job.min_nodes}–${job.max_nodes}`, classes: "number" },
+    { head: "Workers", cell: (job) => job.state === "running" ? job.round.world_size : null, classes: "number" },
+    { head: "Restarts", cell: (job) => job.round.restarts, classes: "number" },
+    { head: "Leader", cell: (job) => leads(job.leader), classes: "short" },
+    { head: "Reason of the round", cell: (job) => job.round.reason },
+  ], jobs);
+  return next === null ? [list] : [list, el("p", "quiet", `The first ${MOST_JOBS} jobs. elasticctl jobs lists all.`)];
+}
+
+function facts(pairs) {
+  const list = el("dl", "");
+  for (const [name, value] of pairs) {
+    if (value !== null && value !== undefined) list.append(el("dt", "", name), el("dd", "", value));
+  }
+  return list;
+}
+
+/** The last lines of what failed. */
+function failure(cause) {
+  const lines = cause.traceback ?? (cause.stderr ?? []).join("\n");
+  const where = [cause.rank === undefined ? null : `rank ${cause.rank}`, cause.host && `on ${cause.host}`];
+  return [
+    el("h2", "", "What failed"),
+    el("p", "", cause.message, el("span", "quiet", ` ${where.filter(Boolean).join(" ")}`)),
+    lines ? el("pre", "", lines) : null,
+  ];
+}
+
+/** The states of the history that is kept, each as wide as it was long. */
+function timeline(events, ended) {
+  const end = ended ? events.at(-1).at_ms : Date.now();
+  const bar = el("div", "timeline");
+  events.forEach((event, at) => {
+    const length = Math.max(0, (events[at + 1]?.at_ms ?? end) - event.at_ms);
+    const part = el("span", event.state);
+    part.style.flexGrow = Math.max(length, 1);
+    part.title = `round ${event.round}, ${event.state} for ${duration(length)}: ${event.reason}`;
+    bar.append(part);
+  });
+  return [
+    el("h2", "", "Rounds"),
+    bar,
+    el("div", "ends", el("span", "", `${time(events[0].at_ms)} UTC`), el("span", "", ended ? `${time(end)} UTC` : "now")),
+  ];
+}
+
+function ranks(node) {
+  if (!node.rank) return null;
+  const { first_rank: first, slots } = node.rank;
+  return slots > 1 ? `${first}–${first + slots - 1}` : first;
+}
+
+function nodes(job) {
+  const order = (node) => node.rank ? node.rank.group_rank : Infinity;
+  const sorted = [...job.nodes].sort((a, b) => order(a) - order(b) || a.record.name.localeCompare(b.record.name));
+  return table([
+    { head: "Node", cell: (node) => node.record.name, classes: "short" },
+    { head: "State", cell: (node) => state(node.record.phase), classes: "short" },
+    { head: "Round", cell: (node) => node.record.round, classes: "number" },
+    { head: "Group rank", cell: (node) => node.rank?.group_rank, classes: "number" },
+    { head: "Ranks", cell: ranks, classes: "number" },
+    { head: "Host", cell: (node) => node.record.host },
+    { head: "Address", cell: (node) => address(node.record.peer), classes: "short" },
+    { head: "Failure", cell: (node) => node.record.failure?.message },
+  ], sorted);
+}
+
+async function showJob(id) {
+  const path = `v1/jobs/${encodeURIComponent(id)}`;
+  const [job, { events }] = await Promise.all([read(path), read(`${path}/events`)]);
+  const { round, checkpoint, desired } = job;
+  const ended = ["succeeded", "failed", "closed"].includes(job.state);
+  const shown = [facts([
+    ["State", state(job.state)],
+    ["Reason", round.reason],
+    ["Round", `${round.number} (generation ${round.generation})`],
+    ["Workers", round.world_size || null],
+    ["Nodes", job.min_nodes === null ? job.nodes.length : `${job.nodes.length} here, ${job.min_nodes} to ${job.max_nodes} wanted`],
+    ["Restarts", job.spec ? `${round.restarts} of ${job.spec.max_restarts}` : round.restarts],
+    ["Leader", leads(job.leader)],
+    ["Checkpoint", checkpoint && `step ${checkpoint.step} of round ${checkpoint.round}, at ${checkpoint.path}`],
+    ["Drained", desired?.drain?.length ? desired.drain.join(", ") : null],
+    ["Closing", desired?.closed && !ended ? "asked for" : null],
+  ])];
+  const cause = round.cause ?? job.nodes.map((node) => node.record.failure).find(Boolean);
+  if (cause) shown.push(...failure(cause));
+  if (events.length > 0) shown.push(...timeline(events, ended));
+  if (job.nodes.length > 0) shown.push(el("h2", "", "Nodes"), nodes(job));
+  if (job.evicted.length > 0) {
+    shown.push(el("h2", "", "Evicted in this generation"), table([
+      { head: "Node", cell: (gone) => gone.node.replace(/:[^:]*$/, ""), classes: "short" },
+      { head: "From round", cell: (gone) => gone.record.round, classes: "number" },
+      { head: "Reason", cell: (gone) => gone.record.reason },
+    ], job.evicted));
+  }
+  shown.push(el("h2", "", "History"), table([
+    { head: "Time (UTC)", cell: (event) => time(event.at_ms), classes: "short" },
+    { head: "Round", cell: (event) => event.round, classes: "number" },
+    { head: "State", cell: (event) => state(event.state), classes: "short" },
+    { head: "Reason", cell: (event) => event.reason },
+  ], [...events].reverse()));
+  return shown;
+}
+
+/** Says that something is wrong, or takes that back. */
+function trouble(text) {
+  const line = document.getElementById("trouble");
+  line.hidden = text === null;
+  line.textContent = text ?? "";
+}
+
+let shown = 0;
+
+/** Shows what the address asks for. What is there stays while the coordinator does not answer. */
+async function show() {
+  const turn = ++shown;
+  try {
+    const id = decodeURIComponent(location.hash.slice(1));
+    const [ready, content] = await Promise.all([fetch("ready"), id === "" ? showJobs() : showJob(id)]);
+    const stale = ready.ok ? null : `This may be old: ${(await ready.text()).trim()}`;
+    // Another page was asked for meanwhile.
+    if (turn !== shown) return;
+    document.getElementById("where").textContent = id;
+    document.title = id === "" ? "elastic jobs" : `${id} – elastic jobs`;
+    document.getElementById("main").replaceChildren(...content.filter((part) => part !== null));
+    trouble(stale);
+  } catch (error) {
+    if (turn === shown) trouble(error instanceof TypeError ? "The coordinator does not answer. Trying again." : error.message);
+  }
+}
+
+let timer;
+
+async function turn() {
+  clearTimeout(timer);
+  if (!document.hidden) await show();
+  clearTimeout(timer);
+  timer = setTimeout(turn, PAUSE_MS);
+}
+
+addEventListener("hashchange", turn);
+document.addEventListener("visibilitychange", turn);
+turn();
