@@ -20,12 +20,13 @@ use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::{Group, Moved};
 use crate::workers::socket::{Awareness, WorkerSocket};
 use crate::workers::supervisor::{Event, SupervisorError};
-use crate::workers::warm_up::{WarmingUp, Warmth};
 use crate::workers::watchdog::Watchdog;
 
 mod phase;
+mod warmth;
 
 use phase::{Input, LocalPhase};
+use warmth::{WarmingUp, Warmth};
 
 /// What the node waits for.
 type Phase = LocalPhase<Pending, WarmingUp, Resting, Saving>;

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::decide::Eviction;
 use super::roster::{Roster, Says, SealedMember};
 use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
@@ -177,14 +176,14 @@ impl View {
     }
 
     /// Names of members that may sit out the next round: their workers failed, new ones can be warmed up without a place,
-    /// and enough others stay, whose workers would wait for them. `evict` are evicted as that round is formed.
+    /// and enough others stay, whose workers would wait for them. Those that are `evicted` as that round is formed do not return.
     ///
     /// None where each change of membership costs a restart, since there will be one more when they return.
-    pub(super) fn returning(&self, evict: &[Eviction]) -> Vec<String> {
+    pub(super) fn returning(&self, evicted: impl Fn(&NodeId) -> bool) -> Vec<String> {
         let Some(sealed) = self.round.value.sealed else { return Vec::new() };
         let stays = |node: &&NodeId| {
             let drained = || self.drained_nodes().any(|other| other == *node);
-            !evict.iter().any(|eviction| eviction.node == **node) && !drained()
+            !evicted(node) && !drained()
         };
         let failed: Vec<String> = self
             .roster

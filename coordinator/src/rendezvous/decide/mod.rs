@@ -129,7 +129,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
         _ => forming::forming(now, view, &mut wake),
     };
     if let Verdict::Form(form) = &mut verdict {
-        form.returning = view.returning(&form.evict);
+        form.returning = view.returning(|node| form.evict.iter().any(|eviction| eviction.node == *node));
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }
