@@ -3,6 +3,7 @@
 
 mod http;
 mod retention;
+mod top;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,7 +256,7 @@ async fn elasticctl_shows_the_truth_to_people_and_programs() {
 
     let table = scene.ctl_ok(&["jobs"]).await;
     let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(&row[..7], ["train", "running", "1", "2", "2:3", "2", "0/3"], "{table}");
+    assert_eq!(&row[..8], ["train", "running", "1", "2", "2:3", "2", "-", "0/3"], "{table}");
     let jobs = scene.ctl_json(&["jobs"]).await;
     assert_eq!((&jobs[0]["job"], &jobs[0]["state"]), (&"train".into(), &"running".into()));
     assert_eq!(jobs[0]["round"]["group_world_size"], 2);

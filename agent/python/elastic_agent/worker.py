@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pathlib
 import queue
@@ -318,7 +319,8 @@ def report_progress(
     Without an agent this does nothing, so that a script also runs elsewhere.
     """
     if available():
-        loss = None if loss is None else float(loss)
+        # JSON has no word for infinity, nor for a loss that is not a number.
+        loss = float(loss) if loss is not None and math.isfinite(loss) else None
         _connected().send(
             {"type": "progress", "step": step, "epoch": epoch, "loss": loss, "total_steps": total_steps}
         )

@@ -26,6 +26,7 @@ use crate::meeting::backend;
 use crate::meeting::rendezvous::Rendezvous;
 use crate::output::logs::{self, Console, LogDir, Logs};
 use crate::output::outcome::report::Report;
+use crate::output::progress::JobProgress;
 use crate::workers::gpu_holders::GpuHolders;
 use crate::workers::group::Group;
 use crate::workers::local_workers::LocalWorkers;
@@ -119,6 +120,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     if let Some((at, metrics)) = health {
         setup::health(&options, &identity, part.status(), group.state(), socket.steps(), metrics).tell(at).await?;
     }
+    let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest());
     let mut record = setup::record(&options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, timings.start_timeout);
     let warm_up_limit = options.warm_up.unwrap_or_default();
@@ -141,8 +143,13 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         () = backend.host_gone(timings.renewal(), timings.lease_ttl) => {
             End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name))
         }
+        never = progress.follow() => match never {},
     };
 
+    if !matches!(end, End::StoreLost(_)) {
+        // The last steps. Nobody waits long for what only people read.
+        let _ = tokio::time::timeout(FLUSH, progress.tell()).await;
+    }
     local.group.conclude(ending::reason(&end));
     if backend.serves {
         tokio::select! {

@@ -40,14 +40,35 @@ pub struct SocketError {
     cause: io::Error,
 }
 
-/// How far a worker has come, as it reported.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// How far a worker has come in a round, as it reported.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Training loss.
+    /// The first step that it reported, and when.
+    pub first: (u64, Time),
+    /// Its newest step, and when it first reported that.
+    pub last: (u64, Time),
+    /// Epoch, counted from 0.
+    pub epoch: Option<u64>,
+    /// The newest training loss.
     pub loss: Option<f64>,
+    /// Steps planned in all.
+    pub total_steps: Option<u64>,
 }
+
+/// How far the furthest worker of this node has come, in the newest round of which one has reported a step. It is known
+/// until a worker of another round reports one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Furthest {
+    /// The round.
+    pub round: u64,
+    /// The node's position in the round.
+    pub group_rank: u32,
+    /// What the worker reported.
+    pub progress: Progress,
+}
+
+/// Looks the furthest worker up.
+pub type FurthestWorker = Arc<dyn Fn() -> Option<Furthest> + Send + Sync>;
 
 /// What a worker can do when a round forms, as far as it has told the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,13 +83,18 @@ pub enum Awareness {
     Quiesced,
 }
 
+/// What may come with a step.
+struct Said {
+    epoch: Option<u64>,
+    loss: Option<f64>,
+    total_steps: Option<u64>,
+}
+
 /// What the workers of the current round have reported.
 #[derive(Debug, Default)]
 struct Told {
     failing: BTreeMap<u32, (FailureClass, String)>,
     progress: BTreeMap<u32, Progress>,
-    /// When each worker first reported its newest step.
-    moved: BTreeMap<u32, Time>,
 }
 
 /// A worker's request for another round.
@@ -146,6 +172,7 @@ struct SocketState {
     /// Whether the workers were started before they had places.
     ahead: bool,
     told: Told,
+    furthest: Option<Furthest>,
     /// What the workers were told about the round that is forming.
     forming: Option<ToWorker>,
     /// The first request for another round, until it is taken.
@@ -176,6 +203,26 @@ impl SocketState {
         // The worker may register so late that the next round is already forming.
         let forming = self.forming.clone().filter(|_| welcomed);
         place.map(ToWorker::Welcome).into_iter().chain(forming).collect()
+    }
+
+    /// Records that the worker of this local rank has done `step` steps.
+    fn progressed(&mut self, local_rank: u32, step: u64, said: Said) {
+        let now = (step, Time::now());
+        let before = self.told.progress.get(&local_rank);
+        let progress = Progress {
+            // A worker that goes back to an earlier step counts from there.
+            first: before.map(|before| before.first).filter(|first| first.0 <= step).unwrap_or(now),
+            last: before.map(|before| before.last).filter(|last| last.0 == step).unwrap_or(now),
+            epoch: said.epoch,
+            loss: said.loss.or(before.and_then(|before| before.loss)),
+            total_steps: said.total_steps,
+        };
+        self.told.progress.insert(local_rank, progress);
+        let Some(place) = self.places.get(local_rank as usize) else { return };
+        let (round, group_rank) = (place.round, place.group_rank);
+        if self.furthest.is_none_or(|furthest| furthest.round != round || furthest.progress.last.0 <= step) {
+            self.furthest = Some(Furthest { round, group_rank, progress });
+        }
     }
 
     /// Records that the worker of a connection asks for another round in place of `round`.
@@ -367,19 +414,16 @@ impl WorkerSocket {
         self.shared.state().told.failing.get(&local_rank).cloned()
     }
 
-    /// The furthest progress that any worker has reported.
-    pub fn progress(&self) -> Option<Progress> {
-        let state = self.shared.state();
-        state.told.progress.values().max_by_key(|progress| progress.step).copied()
+    /// How far the furthest worker has come, for a reader that looks it up later.
+    pub fn furthest(&self) -> FurthestWorker {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move || shared.state().furthest)
     }
 
     /// The workers' steps, for a reader that looks them up later.
     pub fn steps(&self) -> Steps {
         let shared = Arc::clone(&self.shared);
-        Arc::new(move |local_rank| {
-            let state = shared.state();
-            Some((state.told.progress.get(&local_rank)?.step, *state.told.moved.get(&local_rank)?))
-        })
+        Arc::new(move |local_rank| Some(shared.state().told.progress.get(&local_rank)?.last))
     }
 
     fn tell_all(&self, message: &ToWorker) {

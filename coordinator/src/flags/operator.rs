@@ -18,6 +18,7 @@ use super::{StoreFlags, age};
 Examples:
   elasticctl jobs                          all jobs, their rounds and why those came to be
   elasticctl describe train                one job: nodes, ranks, leader, checkpoint, evictions
+  elasticctl top                           all jobs on this terminal, as they change
   elasticctl events train -f               its history, and what happens from now on
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
@@ -56,10 +57,18 @@ pub enum Output {
 pub enum Command {
     /// List all jobs
     Jobs,
-    /// Show one job: its round, nodes, ranks, leader, checkpoint, evictions
+    /// Show one job: its round, progress, nodes, ranks, leader, checkpoint, evictions
     Describe {
         /// The job, as the agents' --rdzv-id says
         job: String,
+    },
+    /// Watch all jobs on this terminal, or one, as they change: state, steps, loss, goodput, nodes, failures
+    ///
+    /// Up and down choose a job, Enter opens it, Esc goes back, q ends it. Steps and losses are there where workers report
+    /// them. GOODPUT is which part of the time since the first step went into steps that had not been done before.
+    Top {
+        /// A job to begin with
+        job: Option<String>,
     },
     /// Show a job's history: joins, losses, failures, rounds with their reasons (the last 256)
     Events {

@@ -4,14 +4,14 @@
 use serde_json::{Value, json};
 
 use super::overview::{Job, Overview};
-use super::{EventRecord, JobId, LeaderRecord, Versioned};
+use super::{EventRecord, JobId, LeaderRecord, ProgressRecord, Versioned};
 
 /// The summaries of all jobs that have begun, by id.
 pub fn jobs(overview: &Overview) -> Value {
     overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
 }
 
-/// One job in a list: its current round, how many nodes it has and may have, who leads it.
+/// One job in a list: its current round, how many nodes it has and may have, who leads it, how far it has come.
 pub fn summary(id: &JobId, job: &Job) -> Value {
     let (min, max) = job.range().unzip();
     json!({
@@ -23,7 +23,14 @@ pub fn summary(id: &JobId, job: &Job) -> Value {
         "nodes": job.nodes.len(),
         "spares": job.spares().count(),
         "leader": job.leader.as_ref().map(leader),
+        "progress": job.progress.as_ref().map(progress),
     })
+}
+
+fn progress(record: &ProgressRecord) -> Value {
+    let mut value = json!(record);
+    value["goodput"] = json!(record.goodput());
+    value
 }
 
 fn leader(leader: &Versioned<LeaderRecord>) -> Value {

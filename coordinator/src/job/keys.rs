@@ -22,6 +22,8 @@ pub enum JobKey {
     Round,
     /// [`Keys::checkpoint`].
     Checkpoint,
+    /// [`Keys::progress`].
+    Progress,
     /// [`Keys::node`].
     Node(NodeId),
     /// [`Keys::evicted`].
@@ -74,6 +76,11 @@ impl Keys {
     /// Pointer to the latest committed checkpoint.
     pub fn checkpoint(&self) -> String {
         format!("{}checkpoint", self.root)
+    }
+
+    /// How far the workers have come.
+    pub fn progress(&self) -> String {
+        format!("{}progress", self.root)
     }
 
     /// Prefix of the nodes' own keys.
@@ -162,6 +169,7 @@ impl Keys {
             "leader" => Some(JobKey::Leader),
             "round" => Some(JobKey::Round),
             "checkpoint" => Some(JobKey::Checkpoint),
+            "progress" => Some(JobKey::Progress),
             _ => Keys::node_of(&self.nodes(), key)
                 .map(JobKey::Node)
                 .or_else(|| Keys::node_of(&self.evictions(), key).map(JobKey::Evicted))
@@ -199,6 +207,7 @@ mod tests {
         for (key, part) in [
             (keys.spec(), JobKey::Spec),
             (keys.leader(), JobKey::Leader),
+            (keys.progress(), JobKey::Progress),
             (keys.node(&node), JobKey::Node(node.clone())),
             (keys.evicted(&node), JobKey::Evicted(node.clone())),
             (keys.rank(3, Revision(17), &node), JobKey::Rank(3, Revision(17), node.clone())),

@@ -10,12 +10,14 @@ mod ids;
 pub mod json;
 mod keys;
 pub mod overview;
+mod progress;
 mod record;
 mod spec;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};
+pub use progress::{ProgressRecord, RoundProgress, StepDone};
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,

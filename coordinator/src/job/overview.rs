@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Checkpoint, Desired, EventRecord, JobId, JobKey, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Phase,
-    RankRecord, RoundRecord, Spec, Tombstone, Versioned,
+    ProgressRecord, RankRecord, RoundRecord, Spec, Tombstone, Versioned,
 };
 use crate::store::{Event, KeyValue, Revision};
 
@@ -35,6 +35,8 @@ pub struct Job {
     pub round: Option<Versioned<RoundRecord>>,
     /// The latest committed checkpoint.
     pub checkpoint: Option<Versioned<Checkpoint>>,
+    /// How far its workers have come, where they report it.
+    pub progress: Option<ProgressRecord>,
     /// Nodes that are here.
     pub nodes: BTreeMap<NodeId, Versioned<NodeRecord>>,
     /// Places of the rounds that still have keys, by round and plan.
@@ -119,6 +121,7 @@ impl Job {
             vacant: Revision::NONE,
             round: None,
             checkpoint: None,
+            progress: None,
             nodes: BTreeMap::new(),
             ranks: BTreeMap::new(),
             evicted: BTreeMap::new(),
@@ -131,6 +134,7 @@ impl Job {
             JobKey::Spec => self.spec = Some(Versioned::parse(kv)?.value),
             JobKey::Desired => self.desired = Some(Versioned::parse(kv)?),
             JobKey::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
+            JobKey::Progress => self.progress = Some(Versioned::parse(kv)?.value),
             JobKey::Leader => {
                 self.leader = None;
                 self.vacant = kv.mod_revision;
@@ -168,6 +172,7 @@ impl Job {
             JobKey::Spec => self.spec = None,
             JobKey::Desired => self.desired = None,
             JobKey::Checkpoint => self.checkpoint = None,
+            JobKey::Progress => self.progress = None,
             JobKey::Round => self.round = None,
             JobKey::Leader => {
                 self.leader = None;
@@ -185,7 +190,7 @@ impl Job {
     fn is_nothing(&self) -> bool {
         let single = self.spec.is_none() && self.desired.is_none() && self.leader.is_none() && self.round.is_none();
         let many = self.nodes.is_empty() && self.ranks.is_empty() && self.evicted.is_empty() && self.events.is_empty();
-        single && many && self.checkpoint.is_none()
+        single && many && self.checkpoint.is_none() && self.progress.is_none()
     }
 
     /// A node's place in the round that was sealed last.

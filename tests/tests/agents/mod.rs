@@ -17,6 +17,7 @@ mod nccl;
 mod networks;
 mod outcome;
 mod preemption;
+mod progress;
 mod python;
 mod quiescing;
 mod records;

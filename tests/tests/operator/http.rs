@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use elastic_coordinator::job::FailureClass;
+use elastic_coordinator::store::Op;
 use elastic_tests::binaries::Running;
 use elastic_tests::in_process::InProcessNode;
 use elastic_tests::requirement::skip;
@@ -160,12 +161,20 @@ async fn the_page_shows_jobs_rounds_nodes_and_failures() {
     }
     let mut served = Served::start().await;
     let profile = tempfile::tempdir().unwrap();
+    let progress = r#"{"generation":1,"round":2,"step":1200,"total_steps":5000,"epoch":3,"loss":2.34567,
+        "steps_per_second":4.125,"furthest_step":1200,"since_ms":1000000,"at_ms":1400000,"productive_ms":300000}"#;
+    let put = Op::put(served.scene.keys.progress(), progress);
+    served.scene.store.put(vec![], put).await.unwrap();
     let list = look(chromium, &format!("http://{}/", served.page), profile.path(), None).await;
-    assert!(list.contains("href=\"#train\"") && list.contains("state running"), "{list}");
+    for shown in ["href=\"#train\"", "state running", "1200 / 5000", "2.3457", "4.13", "75 %"] {
+        assert!(list.contains(shown), "{shown} is missing:\n{list}");
+    }
 
     let address = format!("http://{}/#train", served.page);
     let job = look(chromium, &address, profile.path(), None).await;
     for shown in ["<title>train – elastic jobs</title>", "2 here, 2 to 2 wanted", "class=\"timeline\"", "Group rank"]
+        .into_iter()
+        .chain(["step 1200 of 5000 (24 %), epoch 3, loss 2.3457, steps/s 4.13, goodput 75 %", "<progress max=\"5000\""])
     {
         assert!(job.contains(shown), "{shown} is missing:\n{job}");
     }

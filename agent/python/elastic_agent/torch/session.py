@@ -29,6 +29,8 @@ from .group import Group, GroupLost
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
 _STOPPED = 128 + signal.SIGTERM
+# Seconds between two losses that are reported.
+_LOSS_EVERY = 5.0
 
 
 class Session:
@@ -107,6 +109,8 @@ class Session:
         self._votes = (0, 0)
         self._stepped = True
         self._longest = 0.0
+        self._loss: torch.Tensor | None = None
+        self._loss_read = -_LOSS_EVERY
 
     @property
     def epoch(self) -> int:
@@ -192,6 +196,7 @@ class Session:
             if self._done == len(self._batches) - 1:
                 self._gradients.sum_over(self._group, changing=self._knows_of_change(), leaving=self._leaving)
             (loss * (self._batches[self._done] / self.sampler.step_size())).backward()
+            self._loss = loss.detach()
             self._done += 1
             if self._done == len(self._batches):
                 self._votes = self._gradients.finish()
@@ -230,7 +235,14 @@ class Session:
         self._gradients.clear()
         self.sampler.advance()
         self.step_number += 1
-        worker.report_progress(self.step_number, epoch=self.sampler.epoch)
+        worker.report_progress(self.step_number, epoch=self.sampler.epoch, loss=self._newest_loss())
+
+    def _newest_loss(self) -> float | None:
+        """The loss of this rank's newest batch, now and then: to read it waits for the GPU."""
+        if self._loss is None or time.monotonic() - self._loss_read < _LOSS_EVERY:
+            return None
+        self._loss_read = time.monotonic()
+        return self._loss.item()
 
     def _knows_of_change(self) -> bool:
         return worker.forming() is not None

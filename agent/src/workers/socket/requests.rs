@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use elastic_coordinator::job::Checkpoint;
 use elastic_coordinator::store::Store;
-use elastic_coordinator::time::Time;
 use elastic_coordinator::workers::{barrier, checkpoint};
 use elastic_proto::worker::{FromWorker, ToWorker};
 use futures::future::BoxFuture;
@@ -14,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{Outgoing, Progress, Shared};
+use super::{Outgoing, Said, Shared};
 use crate::meeting::participation::RendezvousStore;
 use crate::workers::snapshot_memory;
 use crate::workers::supervisor;
@@ -97,13 +96,9 @@ pub(super) async fn answer(
             }
             shared.awareness.notify_one();
         }
-        FromWorker::Progress { step, loss, .. } => {
+        FromWorker::Progress { step, epoch, loss, total_steps } => {
             if let Some(rank) = local_rank() {
-                let told = &mut shared.state().told;
-                let before = told.progress.insert(rank, Progress { step, loss });
-                if before.is_none_or(|before| before.step != step) {
-                    told.moved.insert(rank, Time::now());
-                }
+                shared.state().progressed(rank, step, Said { epoch, loss, total_steps });
             }
         }
         FromWorker::Failing { class, message } => {

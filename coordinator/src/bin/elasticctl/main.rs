@@ -5,6 +5,7 @@ mod doctor;
 mod operator;
 mod show;
 mod table;
+mod top;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -71,6 +72,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Describe { job } => {
             let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
+        }
+        Command::Top { job } => {
+            let place = format!("{} {}", cli.store.etcd.join(","), cli.store.prefix);
+            top::run(&connect().await?, &place, job.as_deref()).await
         }
         Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
         Command::Drain { job, node } => {

@@ -2,7 +2,7 @@
 
 use crate::table::{printable, table};
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, RoundState};
+use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, ProgressRecord, RoundState};
 use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
@@ -11,27 +11,84 @@ pub(crate) fn jobs(overview: &Overview) -> String {
     if rows.is_empty() {
         return "no jobs\n".to_owned();
     }
-    table(&["JOB", "STATE", "ROUND", "NODES", "MIN:MAX", "WORKERS", "RESTARTS", "LEADER", "REASON"], &rows)
+    table(&["JOB", "STATE", "ROUND", "NODES", "MIN:MAX", "WORKERS", "STEP", "RESTARTS", "LEADER", "REASON"], &rows)
 }
 
 fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
     let round = &job.round.as_ref()?.value;
     let running = round.state == RoundState::Running;
-    let spares = job.spares().count();
-    let spare = if running && spares > 0 { format!(" (+{spares})") } else { String::new() };
-    let here = if running { round.group_world_size as usize } else { job.nodes.len() };
-    let restarts = job.spec.as_ref().map_or_else(String::new, |spec| format!("/{}", spec.max_restarts));
     Some(vec![
         id.to_string(),
         round.state.to_string(),
         round.number.to_string(),
-        format!("{here}{spare}"),
+        nodes_here(job),
         job.range().map_or_else(|| "-".to_owned(), |(min, max)| format!("{min}:{max}")),
         if running { round.world_size.to_string() } else { "-".to_owned() },
-        format!("{}{restarts}", round.restarts),
+        step(job),
+        restarts(job),
         job.leader.as_ref().map_or_else(|| "-".to_owned(), |leader| who_leads(&leader.value)),
         round.reason.clone(),
     ])
+}
+
+/// A job's nodes: those of its round while one runs, and its spares.
+pub(crate) fn nodes_here(job: &Job) -> String {
+    let running = job.round.as_ref().map(|round| &round.value).filter(|round| round.state == RoundState::Running);
+    let Some(round) = running else { return job.nodes.len().to_string() };
+    match job.spares().count() {
+        0 => round.group_world_size.to_string(),
+        spares => format!("{} (+{spares})", round.group_world_size),
+    }
+}
+
+/// Restarts charged to a job, and how many it may have.
+pub(crate) fn restarts(job: &Job) -> String {
+    let restarts = job.round.as_ref().map_or(0, |round| round.value.restarts);
+    job.spec.as_ref().map_or_else(|| restarts.to_string(), |spec| format!("{restarts}/{}", spec.max_restarts))
+}
+
+/// The step that a job's workers have reported.
+pub(crate) fn step(job: &Job) -> String {
+    match &job.progress {
+        None => "-".to_owned(),
+        Some(ProgressRecord { step, total_steps: Some(total), .. }) => format!("{step}/{total}"),
+        Some(ProgressRecord { step, .. }) => step.to_string(),
+    }
+}
+
+/// Steps a second, in three digits or more.
+pub(crate) fn rate(steps_per_second: f64) -> String {
+    let decimals = if steps_per_second >= 100.0 {
+        0
+    } else if steps_per_second >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{steps_per_second:.decimals$}")
+}
+
+/// A part of one in percent.
+pub(crate) fn percent(part: f64) -> String {
+    format!("{:.0} %", part * 100.0)
+}
+
+/// How far a job has come, in a sentence.
+fn progress(record: &ProgressRecord) -> String {
+    let mut text = format!("step {}", record.step);
+    if let Some(total) = record.total_steps.filter(|total| *total > 0) {
+        text.push_str(&format!(" of {total} ({})", percent(record.step as f64 / total as f64)));
+    }
+    for (name, value) in [
+        ("epoch", record.epoch.map(|epoch| epoch.to_string())),
+        ("loss", record.loss.map(|loss| format!("{loss:.4}"))),
+        ("steps a second:", record.steps_per_second.map(rate)),
+        ("goodput", record.goodput().map(percent)),
+        ("at", Some(format!("{} UTC", &utc(record.at_ms)[..19]))),
+    ] {
+        text.extend(value.map(|value| format!(", {name} {value}")));
+    }
+    text
 }
 
 fn who_leads(leader: &LeaderRecord) -> String {
@@ -52,6 +109,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     say("reason", round.map(|round| round.reason.clone()));
     say("round", round.map(|round| format!("{} (generation {})", round.number, round.generation)));
     say("workers", round.filter(|round| round.world_size > 0).map(|round| round.world_size.to_string()));
+    say("progress", job.progress.as_ref().map(progress));
     say("master", round.and_then(|round| round.master.as_ref()).map(ToString::to_string));
     say("nodes", job.range().map(|(min, max)| format!("{} here, {min} to {max} wanted", job.nodes.len())));
     let forgiven = job.spec.as_ref().map_or_else(String::new, |spec| format!(" of {}", spec.max_restarts));

@@ -43,6 +43,37 @@ async function read(path) {
   return value;
 }
 
+const percent = (part) => `${Math.round(part * 100)} %`;
+const digits = (value) => value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
+
+/** One column of a job's progress, empty where its workers report none. */
+function progressColumn(head, field, show) {
+  return { head, cell: ({ progress }) => progress?.[field] === null || progress?.[field] === undefined ? null : show(progress[field], progress), classes: "number" };
+}
+
+const progressColumns = [
+  progressColumn("Step", "step", (step, { total_steps: total }) => total ? `${step} / ${total}` : step),
+  progressColumn("Loss", "loss", (loss) => loss.toFixed(4)),
+  progressColumn("Steps/s", "steps_per_second", digits),
+  progressColumn("Goodput", "goodput", percent),
+];
+
+/** A job's progress in a line, and a bar where its end is known. */
+function progressOf(progress) {
+  const { step, total_steps: total, epoch } = progress;
+  const words = [total ? `step ${step} of ${total} (${percent(step / total)})` : `step ${step}`];
+  if (epoch !== undefined) words.push(`epoch ${epoch}`);
+  for (const { head, cell } of progressColumns.slice(1)) {
+    const value = cell({ progress });
+    if (value !== null) words.push(`${head.toLowerCase()} ${value}`);
+  }
+  const line = el("span", "", words.join(", "), el("span", "quiet", ` at ${time(progress.at_ms)} UTC`));
+  if (!total) return line;
+  const bar = document.createElement("progress");
+  [bar.max, bar.value] = [total, step];
+  return el("span", "", bar, line);
+}
+
 function nodesOf(job) {
   const here = job.state === "running" ? job.round.group_world_size : job.nodes;
   return job.state === "running" && job.spares > 0 ? `${here} (+${job.spares})` : here;
@@ -63,8 +94,8 @@ async function showJobs() {
     { head: "Nodes", cell: nodesOf, classes: "number" },
     { head: "Min–max", cell: (job) => job.min_nodes === null ? null : `${job.min_nodes}–${job.max_nodes}`, classes: "number" },
     { head: "Workers", cell: (job) => job.state === "running" ? job.round.world_size : null, classes: "number" },
+    ...progressColumns,
     { head: "Restarts", cell: (job) => job.round.restarts, classes: "number" },
-    { head: "Leader", cell: (job) => leads(job.leader), classes: "short" },
     { head: "Reason of the round", cell: (job) => job.round.reason },
   ], jobs);
   return next === null ? [list] : [list, el("p", "quiet", `The first ${MOST_JOBS} jobs. elasticctl jobs lists all.`)];
@@ -136,6 +167,7 @@ async function showJob(id) {
   const shown = [facts([
     ["State", state(job.state)],
     ["Reason", round.reason],
+    ["Progress", job.progress && progressOf(job.progress)],
     ["Round", `${round.number} (generation ${round.generation})`],
     ["Workers", round.world_size || null],
     ["Nodes", job.min_nodes === null ? job.nodes.length : `${job.nodes.length} here, ${job.min_nodes} to ${job.max_nodes} wanted`],

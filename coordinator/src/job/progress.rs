@@ -1,0 +1,148 @@
+//! How far a job's workers have come: what dashboards and people are told. Nothing in a job's life is decided by it.
+
+use serde::{Deserialize, Serialize};
+
+/// How far a job has come, `progress`. Written by the node with group rank 0, every ten seconds at most, while its
+/// workers report steps. Times are on that node's clock.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgressRecord {
+    /// The job's generation.
+    pub generation: u64,
+    /// The round in which the step was done.
+    pub round: u64,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Steps planned in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_steps: Option<u64>,
+    /// Epoch, counted from 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// Training loss of the last step that came with one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Steps a second since the record before, or since the round's first step; none after a round's first step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps_per_second: Option<f64>,
+    /// The furthest step of this generation. While steps that a failure cost are done again, it is beyond `step`.
+    pub furthest_step: u64,
+    /// Milliseconds since the Unix epoch at this generation's first step.
+    pub since_ms: u64,
+    /// Milliseconds since the Unix epoch at `step`.
+    pub at_ms: u64,
+    /// Milliseconds that went into steps which had not been done before in this generation.
+    pub productive_ms: u64,
+}
+
+/// A step that was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepDone {
+    /// Steps done with it.
+    pub step: u64,
+    /// Milliseconds since the Unix epoch when it was done.
+    pub at_ms: u64,
+}
+
+/// What a round's workers have reported.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoundProgress {
+    /// The job's generation.
+    pub generation: u64,
+    /// The round.
+    pub round: u64,
+    /// The first step that they reported in the round. How long it took is not known.
+    pub first: StepDone,
+    /// The last.
+    pub last: StepDone,
+    /// Steps planned in all.
+    pub total_steps: Option<u64>,
+    /// Epoch, counted from 0.
+    pub epoch: Option<u64>,
+    /// Training loss.
+    pub loss: Option<f64>,
+}
+
+impl ProgressRecord {
+    /// The record after `before`, of which nothing is left where another generation wrote it.
+    pub fn after(before: Option<&ProgressRecord>, now: &RoundProgress) -> ProgressRecord {
+        let before = before.filter(|before| before.generation == now.generation);
+        let same_round = before.filter(|before| before.round == now.round);
+        let from = same_round.map_or(now.first, |before| StepDone { step: before.step, at_ms: before.at_ms });
+        let steps = now.last.step.saturating_sub(from.step);
+        let took = now.last.at_ms.saturating_sub(from.at_ms);
+        let furthest = before.map_or(0, |before| before.furthest_step);
+        let new_steps = now.last.step.saturating_sub(furthest.max(from.step));
+        // Where a part of the steps is new, so is that part of their time.
+        let productive = if steps == 0 { 0.0 } else { took as f64 * new_steps as f64 / steps as f64 };
+        ProgressRecord {
+            generation: now.generation,
+            round: now.round,
+            step: now.last.step,
+            total_steps: now.total_steps,
+            epoch: now.epoch,
+            loss: now.loss,
+            steps_per_second: (steps > 0 && took > 0).then(|| steps as f64 * 1000.0 / took as f64),
+            furthest_step: furthest.max(now.last.step),
+            since_ms: before.map_or(now.first.at_ms, |before| before.since_ms),
+            at_ms: now.last.at_ms,
+            productive_ms: before.map_or(0, |before| before.productive_ms) + productive.round() as u64,
+        }
+    }
+
+    /// Goodput: which part of the time since the generation's first step went into steps that had not been done before,
+    /// from 0 to 1. Rendezvous, starts and steps done again are the rest. None right after the first step.
+    pub fn goodput(&self) -> Option<f64> {
+        let time = self.at_ms.saturating_sub(self.since_ms);
+        (time > 0).then(|| (self.productive_ms as f64 / time as f64).min(1.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(round: u64, first: (u64, u64), last: (u64, u64)) -> RoundProgress {
+        let done = |(step, seconds): (u64, u64)| StepDone { step, at_ms: seconds * 1000 };
+        let (first, last) = (done(first), done(last));
+        RoundProgress { generation: 1, round, first, last, total_steps: None, epoch: None, loss: None }
+    }
+
+    #[test]
+    fn only_new_steps_are_productive() {
+        // What was seen, then: step, furthest, steps a second, productive seconds, goodput in percent.
+        let looks = [
+            // A round begins at step 1 after 100 s, and is seen twice.
+            (seen(1, (1, 100), (1, 100)), 1, 1, None, 0, None),
+            (seen(1, (1, 100), (11, 110)), 11, 11, Some(1.0), 10, Some(100)),
+            (seen(1, (1, 100), (31, 120)), 31, 31, Some(2.0), 20, Some(100)),
+            // A failure costs steps 22 to 31 and 20 s. The first ten are done again,
+            (seen(2, (22, 140), (27, 145)), 27, 31, Some(1.0), 20, Some(44)),
+            // then four of them and six new ones,
+            (seen(2, (22, 140), (37, 155)), 37, 37, Some(1.0), 26, Some(47)),
+            // and then nothing happens for a while.
+            (seen(2, (22, 140), (37, 155)), 37, 37, None, 26, Some(47)),
+            // A round of which the first look comes late.
+            (seen(3, (38, 160), (58, 170)), 58, 58, Some(2.0), 36, Some(51)),
+        ];
+        let mut record = None;
+        for (seen, step, furthest, rate, productive, goodput) in looks {
+            let now = ProgressRecord::after(record.as_ref(), &seen);
+            let percent = now.goodput().map(|goodput| (goodput * 100.0).round() as u64);
+            let shown = (now.step, now.furthest_step, now.steps_per_second, now.productive_ms / 1000, percent);
+            assert_eq!(shown, (step, furthest, rate, productive, goodput), "{seen:?}");
+            record = Some(now);
+        }
+        let anew = RoundProgress { generation: 2, ..seen(4, (5, 900), (6, 901)) };
+        let anew = ProgressRecord::after(record.as_ref(), &anew);
+        assert_eq!((anew.furthest_step, anew.since_ms, anew.productive_ms), (6, 900_000, 1000));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_breaks_nothing() {
+        let record = ProgressRecord::after(None, &seen(1, (1, 100), (11, 110)));
+        let back = ProgressRecord::after(Some(&record), &seen(1, (1, 100), (21, 50)));
+        assert_eq!((back.step, back.steps_per_second, back.productive_ms, back.goodput()), (21, None, 10_000, None));
+        let lower = ProgressRecord::after(Some(&record), &seen(1, (3, 120), (4, 121)));
+        assert_eq!((lower.step, lower.furthest_step, lower.productive_ms), (4, 11, 10_000));
+    }
+}

@@ -1,0 +1,72 @@
+//! How far a job has come: told by its workers, kept in the store, shown by `elasticctl`.
+
+use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::binaries::output;
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::eventually;
+
+/// In round 1 does steps 1 to 30, and then rank 1 fails. Later it goes on after step 20, to step 60.
+const WORKER: &str = r#"
+import json, os, pathlib, socket, sys, time
+folder, rank, round = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+lines = agent.makefile()
+def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
+say(type="register", local_rank=0, pid=os.getpid())
+for step in range(1, 31) if round == 1 else range(21, 61):
+    # Rank 1 knows more steps: only the first node tells the job's.
+    say(type="progress", step=step + 1000 * rank, epoch=2, total_steps=100, **(dict(loss=0.25) if step % 10 else {}))
+    time.sleep(0.02)
+# The agents read what came before this.
+say(type="barrier", id=1, name="steps-done")
+while json.loads(lines.readline())["type"] != "barrier_passed": pass
+while not (folder / f"go-{round}").exists(): time.sleep(0.02)
+sys.exit(round == 1 and rank == 1)
+"#;
+
+#[tokio::test]
+async fn steps_are_kept_over_rounds_and_shown() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1");
+    let script = job.path("worker.py");
+    std::fs::write(&script, WORKER).unwrap();
+    let folder = job.path("").display().to_string();
+    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let mut agents = job.start_all(["a", "b"]);
+
+    // Given a round whose last steps are younger than the last record, when it ends
+    let told = async |round: u64, step: u64| {
+        eventually(&format!("step {step} of round {round} is told"), LIMIT, async || {
+            job.record(&etcd, "progress").await.filter(|told| told["round"] == round && told["step"] == step)
+        })
+        .await
+    };
+    std::fs::write(job.path("go-1"), "").unwrap();
+    // Then the store knows them,
+    let first = told(1, 30).await;
+    assert_eq!((&first["total_steps"], &first["epoch"], &first["loss"]), (&100.into(), &2.into(), &0.25.into()));
+    assert_eq!((&first["generation"], &first["furthest_step"]), (&1.into(), &30.into()));
+
+    // and after the next one the job's last step, of which a quarter was done before.
+    std::fs::write(job.path("go-2"), "").unwrap();
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    let last = told(2, 60).await;
+    assert_eq!(last["since_ms"], first["since_ms"]);
+    let spent = |told: &serde_json::Value| told["productive_ms"].as_u64().unwrap();
+    assert!(spent(&first) >= 29 * 20 && spent(&last) >= spent(&first) + 29 * 20, "{first} {last}");
+    let whole = last["at_ms"].as_u64().unwrap() - last["since_ms"].as_u64().unwrap();
+    assert!(spent(&last) < whole, "rendezvous and lost steps are not productive: {last}");
+
+    let shown = async |args: &[&str]| {
+        let address = etcd.address();
+        let args = [&["--etcd", &address], args].concat();
+        String::from_utf8(output("elasticctl", &args, LIMIT).await.stdout).unwrap()
+    };
+    let text = shown(&["describe", "job"]).await;
+    assert!(text.contains("step 60 of 100 (60 %), epoch 2, loss 0.2500, steps a second: "), "{text}");
+    let text = shown(&["jobs"]).await;
+    assert!(text.contains("60/100"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&shown(&["describe", "job", "-o", "json"]).await).unwrap();
+    assert!(json["progress"]["goodput"].as_f64().is_some_and(|goodput| goodput > 0.0 && goodput < 1.0), "{json}");
+}
