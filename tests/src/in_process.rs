@@ -24,6 +24,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
         min_nodes,
         max_nodes,
         max_restarts: 3,
+        restarts_without_progress: None,
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
         timings: Timings {

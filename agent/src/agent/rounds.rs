@@ -137,7 +137,7 @@ pub(super) async fn take_part(
         }
         for report in report.into_iter().chain(local.settle()) {
             // If the driver is gone, the select above sees it.
-            reports.send(report).ok();
+            reports.send(local.with_step(report)).ok();
         }
     }
 }

@@ -109,6 +109,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(switch("pin-interface", help::PIN_INTERFACE))
         .next_help_heading("Failures and restarts")
         .arg(value("max-restarts", "N", help::MAX_RESTARTS))
+        .arg(value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS))
         .arg(value("restart-policy", "failures|all", help::RESTART_POLICY))
         .arg(value("on-store-loss", "wait|fence", help::ON_STORE_LOSS))
         .arg(value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT))

@@ -73,6 +73,8 @@ pub struct Options {
     pub quiesce_timeout: Duration,
     /// How many failures the job forgives.
     pub max_restarts: u32,
+    /// How many restarts in a row may bring no new step.
+    pub restarts_without_progress: Option<u32>,
     /// Whether only failures use up `max_restarts`, or all changes.
     pub restart_policy: RestartPolicy,
     /// What to do while the store is away.
@@ -127,6 +129,7 @@ impl Options {
             min_nodes: self.nodes.min,
             max_nodes: self.nodes.max,
             max_restarts: self.max_restarts,
+            restarts_without_progress: self.restarts_without_progress,
             restart_policy: self.restart_policy,
             on_store_loss: self.on_store_loss,
             timings: self.timings,
@@ -208,6 +211,12 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let logs = logs::logs(settings)?;
     let watch = watch::read(settings, &logs, &mut warnings)?;
     let program = program(settings)?;
+    let restarts_without_progress = settings.parsed("restarts-without-progress", |text| values::count(text, 1))?;
+    if restarts_without_progress.is_some() && matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
+        warnings.push(
+            "--restarts-without-progress has no effect on etcd's v2 API, where each agent counts for itself".into(),
+        );
+    }
     let options = Options {
         dialect: settings.dialect,
         job,
@@ -220,6 +229,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         max_restarts: settings
             .parsed("max-restarts", |text| values::count(text, 0))?
             .unwrap_or(settings.dialect.max_restarts()),
+        restarts_without_progress,
         restart_policy: settings.parsed("restart-policy", restart_policy)?.unwrap_or_default(),
         on_store_loss: settings
             .parsed("on-store-loss", conf::on_store_loss)?

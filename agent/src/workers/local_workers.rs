@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Keys, NodeId, Sealed};
+use elastic_coordinator::job::{Failure, Keys, NodeId, Sealed};
 use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::{End, Outcome, Start};
 use elastic_coordinator::store::Store;
@@ -160,6 +160,17 @@ impl LocalWorkers {
             warm_up_limit,
             forming: None,
             seat: None,
+        }
+    }
+
+    /// Adds to a failure how far this node's workers had come.
+    pub fn with_step(&self, report: GroupReport) -> GroupReport {
+        match report {
+            GroupReport::Ended { round, outcome: Outcome::Failed(failure) } => {
+                let step = self.socket.step_in(round);
+                GroupReport::Ended { round, outcome: Outcome::Failed(Failure { step, ..failure }) }
+            }
+            other => other,
         }
     }
 

@@ -420,6 +420,12 @@ impl WorkerSocket {
         Arc::new(move || shared.state().furthest)
     }
 
+    /// The furthest step that a worker has reported in this round.
+    pub fn step_in(&self, round: u64) -> Option<u64> {
+        let furthest = self.shared.state().furthest.filter(|furthest| furthest.round == round)?;
+        Some(furthest.progress.last.0)
+    }
+
     /// The workers' steps, for a reader that looks them up later.
     pub fn steps(&self) -> Steps {
         let shared = Arc::clone(&self.shared);

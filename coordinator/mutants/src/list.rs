@@ -258,8 +258,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "never_charged",
         what: "a failure costs no restart",
         file: RUNNING,
-        from: "(next(true, lost), format!(\"{story}; restarting",
-        to: "(next(!ON, lost), format!(\"{story}; restarting",
+        from: "Form { charge: true, advance: Some(advance),",
+        to: "Form { charge: !ON, advance: Some(advance),",
     },
     Mutant {
         name: "a_change_is_charged",

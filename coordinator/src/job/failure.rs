@@ -89,6 +89,9 @@ pub struct Failure {
     /// Its exit code; negative: killed by that signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
+    /// The furthest step that a worker of its node had reported in the round.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
     /// Whether it left a core dump.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub core_dumped: bool,
@@ -123,6 +126,7 @@ impl Failure {
             local_rank: None,
             pid: None,
             exit_code: None,
+            step: None,
             core_dumped: false,
             killed_by: None,
             traceback: None,

@@ -17,7 +17,7 @@ mod spec;
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};
-pub use progress::{ProgressRecord, RoundProgress, StepDone};
+pub use progress::{Advance, ProgressRecord, RoundProgress, StepDone};
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,

@@ -97,6 +97,36 @@ impl ProgressRecord {
     }
 }
 
+/// Whether a job's restarts get it any further: part of its round's record, carried from one to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Advance {
+    /// The furthest step that a failed worker's node had reported in this generation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub furthest_step: Option<u64>,
+    /// The last restarts in a row of which none got the job beyond that step.
+    #[serde(default)]
+    pub stalled_restarts: u32,
+}
+
+impl Advance {
+    /// For a record: whether there is nothing to say.
+    pub fn is_none(&self) -> bool {
+        *self == Advance::default()
+    }
+
+    /// What is known after a failure at this step, the job having been restarted so often. Workers that report no steps
+    /// make no progress that can be seen.
+    #[must_use]
+    pub fn after_failure(self, restarts: u32, step: Option<u64>) -> Advance {
+        // Any step is more than none.
+        let is_further = step > self.furthest_step;
+        Advance {
+            furthest_step: step.max(self.furthest_step),
+            stalled_restarts: if is_further || restarts == 0 { 0 } else { self.stalled_restarts + 1 },
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +165,25 @@ mod tests {
         let anew = RoundProgress { generation: 2, ..seen(4, (5, 900), (6, 901)) };
         let anew = ProgressRecord::after(record.as_ref(), &anew);
         assert_eq!((anew.furthest_step, anew.since_ms, anew.productive_ms), (6, 900_000, 1000));
+    }
+
+    #[test]
+    fn restarts_that_reach_no_new_step_are_counted() {
+        // Steps at which the job fails, and what the last failure's restarts brought.
+        for (failures, furthest, stalled) in [
+            (&[None][..], None, 0),
+            (&[None, None, None], None, 2),
+            (&[Some(5)], Some(5), 0),
+            (&[Some(5), Some(5), Some(3), Some(5)], Some(5), 3),
+            (&[Some(5), Some(5), Some(6)], Some(6), 0),
+            (&[Some(5), None, Some(6), Some(6)], Some(6), 1),
+            (&[None, None, Some(0), None], Some(0), 1),
+        ] {
+            let counted = (0..)
+                .zip(failures)
+                .fold(Advance::default(), |advance, (restarts, step)| advance.after_failure(restarts, *step));
+            assert_eq!(counted, Advance { furthest_step: furthest, stalled_restarts: stalled }, "{failures:?}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Failure, NodeId};
+use super::{Advance, Checkpoint, Failure, NodeId};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -178,6 +178,9 @@ pub struct RoundRecord {
     /// Restarts charged to the job so far.
     #[serde(default)]
     pub restarts: u32,
+    /// Whether these got the job any further.
+    #[serde(default, skip_serializing_if = "Advance::is_none")]
+    pub advance: Advance,
     /// The checkpoint all its members resume from, once sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,

@@ -101,6 +101,9 @@ pub struct Spec {
     pub max_nodes: u32,
     /// Failures forgiven, counted for the job.
     pub max_restarts: u32,
+    /// How many of these in a row may bring no new step; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarts_without_progress: Option<u32>,
     /// What counts as a failure.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
@@ -176,6 +179,12 @@ impl Spec {
         differ("the protocol version", self.protocol.to_string(), job.protocol.to_string())
             .or_else(|| differ("--nnodes", nodes(self), nodes(job)))
             .or_else(|| differ("--max-restarts", self.max_restarts.to_string(), job.max_restarts.to_string()))
+            .or_else(|| {
+                let limit = |spec: &Spec| {
+                    spec.restarts_without_progress.map_or_else(|| "not set".to_owned(), |limit| limit.to_string())
+                };
+                differ("--restarts-without-progress", limit(self), limit(job))
+            })
             .or_else(|| differ("--restart-policy", debug(&self.restart_policy), debug(&job.restart_policy)))
             .or_else(|| differ("--on-store-loss", debug(&self.on_store_loss), debug(&job.on_store_loss)))
             .or_else(|| differ("lease_ttl", span(a.lease_ttl), span(b.lease_ttl)))
@@ -231,6 +240,7 @@ mod tests {
             min_nodes: 1,
             max_nodes: 4,
             max_restarts: 3,
+            restarts_without_progress: None,
             restart_policy: RestartPolicy::default(),
             on_store_loss: OnStoreLoss::default(),
             timings: Timings::default(),

@@ -93,7 +93,7 @@ impl<'a> Drive<'a> {
 
     /// Lets the agent have the last word, and keeps the node's key meanwhile.
     async fn conclude(&mut self, end: &End, reports: &mut mpsc::UnboundedReceiver<GroupReport>) {
-        self.command(Command::Conclude(self.member.id(), end.clone()));
+        self.command(Command::Conclude(self.member.id(), Box::new(end.clone())));
         let every = self.member.spec().timings.renewal();
         loop {
             tokio::select! {

@@ -67,7 +67,7 @@ pub enum Command {
     Say(String),
     /// The part of this node ends like this, and its workers are gone; its key stays until [`GroupReport::Concluded`].
     /// Only from a driver that is [`Node::concluding`].
-    Conclude(NodeId, End),
+    Conclude(NodeId, Box<End>),
 }
 
 /// What the agent tells of its local worker group, and what it asks.

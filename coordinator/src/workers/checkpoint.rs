@@ -285,6 +285,7 @@ pub async fn commit_last(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::Advance;
 
     fn round(state: RoundState, number: u64, sealed: Option<Sealed>) -> RoundRecord {
         RoundRecord {
@@ -296,6 +297,7 @@ mod tests {
             world_size: 2,
             master: None,
             restarts: 0,
+            advance: Advance::default(),
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),

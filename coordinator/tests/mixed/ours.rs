@@ -53,6 +53,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         min_nodes: world.min,
         max_nodes: world.max,
         max_restarts: 100_000,
+        restarts_without_progress: None,
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
         timings,

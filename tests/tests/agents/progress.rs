@@ -1,6 +1,6 @@
 //! How far a job has come: told by its workers, kept in the store, shown by `elasticctl`.
 
-use elastic_tests::agents::{Job, LIMIT, exits};
+use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
@@ -69,4 +69,36 @@ async fn steps_are_kept_over_rounds_and_shown() {
     assert!(text.contains("60/100"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&shown(&["describe", "job", "-o", "json"]).await).unwrap();
     assert!(json["progress"]["goodput"].as_f64().is_some_and(|goodput| goodput > 0.0 && goodput < 1.0), "{json}");
+}
+
+/// Does one step more in the second round than in the first, and no more in any later one; then fails.
+const STUCK: &str = r#"
+import json, os, socket, sys
+round = int(os.environ["ELASTIC_ROUND"])
+agent = socket.socket(socket.AF_UNIX)
+agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
+def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
+say(type="register", local_rank=0, pid=os.getpid())
+for step in range(6, 7 + min(round, 2)): say(type="progress", step=step)
+sys.exit("the next sample cannot be read")
+"#;
+
+#[tokio::test]
+async fn a_job_that_keeps_failing_at_the_same_step_ends() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--max-restarts=50").flag("--restarts-without-progress=2");
+    let script = job.path("worker.py");
+    std::fs::write(&script, STUCK).unwrap();
+    let job = job.program(["python3".to_owned(), script.display().to_string()]);
+    let mut agent = job.start("a");
+    assert_eq!(exits(std::slice::from_mut(&mut agent)).await, [JOB_FAILED]);
+
+    let output = agent.output();
+    let reason = "the next sample cannot be read (exit code 1); \
+                  no new step after step 8 in 2 restarts (--restarts-without-progress)";
+    assert!(output.contains(reason), "{output}");
+    let round = job.record(&etcd, "round").await.unwrap();
+    // Step 7, step 8, and twice no further.
+    assert_eq!((&round["number"], &round["restarts"], &round["state"]), (&4.into(), &3.into(), &"failed".into()));
+    assert_eq!((&round["cause"]["step"], &round["advance"]["furthest_step"]), (&8.into(), &8.into()));
 }

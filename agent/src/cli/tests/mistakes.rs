@@ -21,6 +21,7 @@ fn every_mistake_is_one_line_with_what_why_and_what_to_do() {
         ("--nproc-per-node=tpu t", "--nproc-per-node=tpu: unsupported value `tpu`; give a number from 1 on, or `auto`"),
         ("--max-restarts=-1 t", "--max-restarts=-1: -1 is less than 0"),
         ("--max-restarts=1.5 t", "`1.5` is not a whole number"),
+        ("--restarts-without-progress=0 t", "0 is less than 1"),
         ("--restart-policy=some t", "give `failures` or `all`"),
         ("--on-store-loss=panic t", "give `wait` or `fence`"),
         ("--bogus t", "--bogus: no such flag; see elastic-agent --help"),

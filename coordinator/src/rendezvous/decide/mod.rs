@@ -20,7 +20,7 @@ mod running;
 
 use super::seats::Seat;
 use super::view::View;
-use crate::job::{Failure, Fate, NodeId, Phase, RoundState};
+use crate::job::{Advance, Failure, Fate, NodeId, Phase, RoundState};
 use crate::store::Revision;
 use crate::time::Time;
 
@@ -69,6 +69,8 @@ pub struct Form {
     pub number: u64,
     /// Whether it costs a restart.
     pub charge: bool,
+    /// Whether the job's restarts get it any further, where that is known anew.
+    pub advance: Option<Advance>,
     /// Who is evicted with it.
     pub evict: Vec<Eviction>,
     /// All members of the last round have left, so no later leader needs to look for them.
@@ -82,7 +84,15 @@ pub struct Form {
 impl Form {
     /// This round, at no cost, with every node of the last.
     fn of(number: u64) -> Form {
-        Form { number, charge: false, evict: Vec::new(), afresh: false, quick: false, returning: Vec::new() }
+        Form {
+            number,
+            charge: false,
+            advance: None,
+            evict: Vec::new(),
+            afresh: false,
+            quick: false,
+            returning: Vec::new(),
+        }
     }
 }
 

@@ -17,7 +17,6 @@ const TOLD_TOO: Duration = Duration::from_millis(300);
 pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
     let next = |charge, evict| Verdict::Form(Form { charge, evict, ..Form::of(round.number + 1) });
-    let budget_left = round.restarts < view.spec.max_restarts;
     let lost = losses(now, view, wake);
     let leaving = leaving(view);
 
@@ -42,14 +41,7 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         }
         let membership = failure.class == FailureClass::Lost || (blames_peer && explained);
         if !membership {
-            let story = format!("{}: {}", failure.node.name(), failure.cause.message);
-            return if budget_left {
-                let left = view.spec.max_restarts - round.restarts - 1;
-                (next(true, lost), format!("{story}; restarting, {left} restarts left"))
-            } else {
-                let verdict = Verdict::Finish { state: RoundState::Failed, cause: Some(failure.cause) };
-                (verdict, format!("{story}; no restarts left of {}", view.spec.max_restarts))
-            };
+            return failed(view, failure, lost);
         }
         if !explained {
             return change(view, next, Vec::new(), format!("{}: {}", failure.node.name(), failure.cause.message));
@@ -81,6 +73,25 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         return (Verdict::Prune(view.stale_rounds.iter().copied().collect()), "the round runs fully".to_owned());
     }
     growth(now, view, wake, all_running, next)
+}
+
+/// A failure that counts: another try if one is left, and if the last ones were worth it.
+fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, String) {
+    let (round, spec) = (&view.round.value, &view.spec);
+    let story = format!("{}: {}", failure.node.name(), failure.cause.message);
+    let advance = round.advance.after_failure(round.restarts, failure.cause.step);
+    let why_not = if round.restarts >= spec.max_restarts {
+        format!("no restarts left of {}", spec.max_restarts)
+    } else if spec.restarts_without_progress.is_some_and(|limit| advance.stalled_restarts >= limit) {
+        let reached = advance.furthest_step.map_or_else(String::new, |step| format!(" after step {step}"));
+        format!("no new step{reached} in {} restarts (--restarts-without-progress)", advance.stalled_restarts)
+    } else {
+        let left = spec.max_restarts - round.restarts - 1;
+        let form = Form { charge: true, advance: Some(advance), evict: lost, ..Form::of(round.number + 1) };
+        return (Verdict::Form(form), format!("{story}; restarting, {left} restarts left"));
+    };
+    let verdict = Verdict::Finish { state: RoundState::Failed, cause: Some(failure.cause) };
+    (verdict, format!("{story}; {why_not}"))
 }
 
 /// Members that are lost while the round runs: dead, silent, or never started.

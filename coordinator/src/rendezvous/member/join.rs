@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::job::{Advance, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -205,6 +205,7 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         world_size: 0,
         master: None,
         restarts: 0,
+        advance: Advance::default(),
         checkpoint: None,
         leaving: Vec::new(),
         returning: Vec::new(),

@@ -26,7 +26,7 @@ use super::keys::Paths;
 use super::state::{JobEnd, RendezvousState};
 use super::view::VersionView;
 use crate::etcd_v2::{Answer, News, Request};
-use crate::job::{Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
+use crate::job::{Advance, Endpoint, Failure, NodeRecord, RankRecord, RoundRecord, RoundState, Spec};
 use crate::rendezvous::{End, Outcome, Start};
 use crate::store::StoreError;
 use crate::time::Time;
@@ -430,6 +430,7 @@ impl Participant {
             world_size: seat.world_size,
             master: Some(seat.master),
             restarts: self.restarts,
+            advance: Advance::default(),
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),

@@ -47,6 +47,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         min_nodes: nodes.0,
         max_nodes: nodes.1,
         max_restarts: 1,
+        restarts_without_progress: None,
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
         timings: Timings { last_call: Duration::from_secs(2), ..Timings::default() },

@@ -1,7 +1,7 @@
 //! Given a job's records and what its ports did, what is said of it.
 
 use elastic_coordinator::job::{
-    Desired, LeaderRecord, PROTOCOL, RankRecord, Sealed, Spec, Timings, Tombstone, Versioned,
+    Advance, Desired, LeaderRecord, PROTOCOL, RankRecord, Sealed, Spec, Timings, Tombstone, Versioned,
 };
 use elastic_coordinator::job::{Keys, overview::Overview};
 use elastic_coordinator::store::{KeyValue, LeaseId, Revision};
@@ -74,6 +74,7 @@ fn runs() -> Seen {
         min_nodes: 2,
         max_nodes: 3,
         max_restarts: 0,
+        restarts_without_progress: None,
         restart_policy: Default::default(),
         on_store_loss: Default::default(),
         timings: Timings::default(),
@@ -87,6 +88,7 @@ fn runs() -> Seen {
         world_size: 4,
         master: None,
         restarts: 0,
+        advance: Advance::default(),
         checkpoint: None,
         leaving: Vec::new(),
         returning: Vec::new(),
