@@ -232,7 +232,8 @@ async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_proc
         eventually("the request is answered", LIMIT, answered).await;
     };
 
-    // Given a request about a round that is over, then nothing follows; given one about this round, then all meet anew
+    // Given a request about a round that is not there yet, then nothing follows; given one about this round, then all
+    // meet anew
     ask("a", round(&first) + 7, 1).await;
     ask("b", round(&first), 2).await;
     let second = places(&job, round(&first), 4).await;
@@ -243,10 +244,13 @@ async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_proc
     }
     a.says("b: the worker asks for a new round: a cable is loose", LIMIT).await;
 
-    // Given no restart that is left, then the job fails and says why
-    ask("a", round(&second), 3).await;
+    // Given a request about a round that is over, then nothing follows; given one about this round and no restart that
+    // is left, then the job fails and says why
+    ask("b", round(&first), 3).await;
+    ask("a", round(&second), 4).await;
     assert_eq!(exits([&mut a, &mut b]).await, [5, 5]);
-    assert!(b.output().contains("the worker asks for a new round: a cable is loose"), "{}", b.output());
+    let reason = "the job has failed: a: the worker asks for a new round: a cable is loose";
+    assert!(b.output().contains(reason), "{}", b.output());
     assert_eq!(json_lines(&job.path("errors")), Vec::<Value>::new());
 }
 
