@@ -97,10 +97,10 @@ fix: ## Formats, and applies what clippy can fix by itself
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
 
-bench: ## Times launch, recovery, rendezvous, the workers' store, all-reduces, training steps and checkpoints on this machine
+bench: ## Times launch, recovery, rendezvous, the coordinator, the workers' store, all-reduces, training steps and checkpoints on this machine
 	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
-	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench allreduce --bench tcp_store --bench output --bench training_step --bench elasticity --bench overlap --bench checkpoint
+	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench coordinator --bench allreduce --bench tcp_store --bench output --bench training_step --bench elasticity --bench overlap --bench checkpoint
 
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup scripts/setup.sh test
