@@ -125,7 +125,11 @@ async fn main() -> Result<()> {
     tokio::time::sleep(REST).await;
     let (memory, after) = cost(coordinator.pid())?;
     let busy = (after - before).as_secs_f64() / REST.as_secs_f64() * 100.0;
-    println!("its memory, without and with the jobs   {:8.1} and {:.1} MiB", idle as f64 / 1024.0, memory as f64 / 1024.0);
+    println!(
+        "its memory, without and with the jobs   {:8.1} and {:.1} MiB",
+        idle as f64 / 1024.0,
+        memory as f64 / 1024.0
+    );
     println!("its processor time at rest              {busy:8.2} % of one");
 
     for (what, path) in

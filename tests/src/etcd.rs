@@ -277,6 +277,23 @@ impl EtcdServer {
         self.restart().await;
     }
 
+    /// Saves what it holds to a file, as an operator makes a backup.
+    pub fn snapshot(&self, to: &Path) {
+        etcdctl(&["--endpoints", &self.address(), "snapshot", "save", &to.display().to_string()]);
+    }
+
+    /// Kills it, and starts it again on the same ports with the data of such a file.
+    pub async fn restore(&mut self, from: &Path) {
+        self.kill();
+        std::fs::remove_dir_all(self.data_dir()).expect("remove the data");
+        let Member { name, peer_port, cluster, .. } = &self.member;
+        let peer_url = format!("http://127.0.0.1:{peer_port}");
+        let (from, data_dir) = (from.display().to_string(), self.data_dir().display().to_string());
+        let place = ["--name", name, "--initial-cluster", cluster, "--initial-advertise-peer-urls", &peer_url];
+        etcdctl(&[&["snapshot", "restore", &from, "--data-dir", &data_dir][..], &place].concat());
+        self.restart().await;
+    }
+
     /// SIGSTOP: connections stay open and nothing answers. Returns when the last thread has stopped.
     pub async fn pause(&self) {
         let child = self.child.as_ref().expect("a running etcd");
@@ -288,6 +305,13 @@ impl EtcdServer {
     pub fn resume(&self) {
         process::signal(self.child.as_ref().expect("a running etcd"), libc::SIGCONT);
     }
+}
+
+/// Runs etcd's own tool.
+fn etcdctl(args: &[&str]) {
+    let output =
+        std::process::Command::new("etcdctl").env("ETCDCTL_API", "3").args(args).output().expect("run etcdctl");
+    assert!(output.status.success(), "etcdctl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 impl Drop for EtcdServer {

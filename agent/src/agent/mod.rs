@@ -40,8 +40,9 @@ use metrics::Metrics;
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
 pub async fn run_to_end(options: Options, guard: Guard, console: Console) -> u8 {
     let (job, form, dialect) = (options.job.to_string(), options.report, options.dialect);
+    let alone = options.nodes.max == 1;
     let report = match run(options, guard, &console).await {
-        Ok(end) => Report::of_end(&job, &end),
+        Ok(end) => Report::of_end(&job, &end, alone),
         Err(error) => Report::of_error(&job, &error),
     };
     let report = if dialect == Dialect::Own { report } else { report.as_torchrun() };

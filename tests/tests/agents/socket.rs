@@ -98,6 +98,35 @@ async fn an_evicted_nodes_commit_is_refused() {
     assert!(step < 1000, "an evicted node's checkpoint was published");
 }
 
+#[tokio::test]
+async fn a_job_resumes_from_where_a_restored_backup_knows_it() {
+    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    is_there(&job, "ready-1-0").await;
+    is_there(&job, "ready-1-1").await;
+
+    // Given a backup of etcd, and a later checkpoint
+    etcd.snapshot(&job.path("backup.db"));
+    for name in ["stay", "late-1", "go-1"] {
+        std::fs::write(job.path(name), "").unwrap();
+    }
+    let step = async || job.record(&etcd, "checkpoint").await.filter(|checkpoint| checkpoint["step"] == 1000);
+    eventually("the later checkpoint is committed", LIMIT, step).await;
+
+    // When it is restored, then the agents see that the store has gone back, and end
+    etcd.restore(&job.path("backup.db")).await;
+    assert_eq!(exits(&mut agents).await, [1, 1]);
+    assert!(agents.iter().all(|agent| agent.output().contains("store lost")));
+
+    // and those that are started after that resume from the earlier checkpoint, in a round of their own.
+    let _again = job.start_all(["a", "b"]);
+    is_there(&job, "ready-2-0").await;
+    let heard = json_lines(&job.path("heard-0"));
+    let places: Vec<_> = heard.iter().filter(|line| line["type"] == "welcome").collect();
+    assert_eq!((&places[1]["round"], &places[1]["checkpoint"]["step"]), (&2.into(), &10.into()), "{heard:?}");
+}
+
 /// Before it registers, commits a checkpoint that exists; afterwards, one that does not.
 const UNFIT: &str = r#"
 import json, os, pathlib, socket, sys

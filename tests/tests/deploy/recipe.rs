@@ -140,6 +140,7 @@ impl Site {
                 (Some((&"start", [unit])), _) | (Some((&"enable", [unit])), true) => {
                     begun.push(self.start(&machine, unit))
                 }
+                (Some((&"stop", [unit])), _) => self.stop(&machine, unit).await,
                 (Some((&"restart", [unit])), _) => {
                     self.stop(&machine, unit).await;
                     begun.push(self.start(&machine, unit));
@@ -219,7 +220,7 @@ impl Site {
 async fn the_recipe_leads_to_a_job_that_trains() {
     let Some(mut site) = Site::new() else { return };
     let recipe = std::fs::read_to_string(deploy("README.md")).unwrap();
-    let (mut shown, mut scripted, mut renewed) = (false, false, false);
+    let (mut shown, mut scripted, mut renewed, mut restored) = (false, false, false, false);
     let all = blocks(&recipe);
     let renewal = all.iter().find(|block| block.script.contains("certificates.sh renew")).expect("a renewal");
     for block in
@@ -238,8 +239,17 @@ async fn the_recipe_leads_to_a_job_that_trains() {
             a_script_runs_in_its_environment(&mut site).await;
             scripted = true;
         }
+        if block.script.contains("snapshot save") {
+            site.operator_ok("elasticctl delete train");
+        }
+        if block.script.contains("snapshot restore") {
+            let known = async || site.operator("elasticctl describe train").0.then_some(());
+            eventually("etcd knows what was deleted after the backup", LIMIT, known).await;
+            assert_eq!(site.describe("train")["round"]["state"], "succeeded");
+            restored = true;
+        }
     }
-    assert!(shown && renewed && scripted, "the recipe has lost a step that this test waits for");
+    assert!(shown && renewed && scripted && restored, "the recipe has lost a step that this test waits for");
     units_are_sound(&site);
 }
 

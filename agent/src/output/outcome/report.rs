@@ -75,12 +75,13 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of how the job, or this node's part in it, ended.
-    pub fn of_end(job: &str, end: &End) -> Report {
+    /// The report of how the job, or this node's part in it, ended. `alone`: the job has no other nodes.
+    pub fn of_end(job: &str, end: &End, alone: bool) -> Report {
         let (result, cause, reason) = match end {
             End::Succeeded => (Outcome::Succeeded, None, "the job has succeeded"),
             End::Failed(cause, reason) => (Outcome::Failed, cause.clone(), reason.as_str()),
             End::Closed => (Outcome::Closed, None, "the job was closed by its operator"),
+            End::Drained if alone => (Outcome::Drained, None, "this node has left the job, which has no other"),
             End::Drained => (Outcome::Drained, None, "this node has left the job; the others go on if they are enough"),
             End::Refused(reason) => (Outcome::Refused, None, reason.as_str()),
             End::StoreLost(reason) => (Outcome::StoreLost, None, reason.as_str()),
@@ -207,7 +208,7 @@ mod tests {
 
     fn failed(cause: Failure) -> Report {
         let reason = format!("b: {}; no restarts left of 3", cause.message);
-        Report::of_end("digits", &End::Failed(Some(cause), reason))
+        Report::of_end("digits", &End::Failed(Some(cause), reason), false)
     }
 
     fn exception() -> Failure {
@@ -306,12 +307,14 @@ mod tests {
             (End::StoreLost("gone".into()), "store_lost", 1),
         ];
         for (end, result, code) in ends {
-            let report = Report::of_end("j", &end);
+            let report = Report::of_end("j", &end, false);
             let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
             assert_eq!((json["result"].as_str(), report.exit_code()), (Some(result), code));
             assert_eq!(json["exit_code"], code);
             assert_eq!(report.as_torchrun().exit_code(), u8::from(code != 0));
         }
+        let alone = Report::of_end("j", &End::Drained, true);
+        assert_eq!(alone.to_string(), "elastic-agent: this node has left the job, which has no other\n");
         let error = anyhow::anyhow!("no such host").context("reach the store");
         let report = Report::of_error("j", &error);
         assert_eq!(report.to_string(), "elastic-agent: reach the store: no such host\n");
