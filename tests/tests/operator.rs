@@ -289,6 +289,20 @@ async fn elasticctl_shows_the_truth_to_people_and_programs() {
 }
 
 #[tokio::test]
+async fn describe_says_why_a_node_waits() {
+    let scene = Scene::on_etcd(1, 1).await;
+    let [a] = scene.nodes(["a"]).await;
+    let b = scene.node("b").await;
+    let why = "b      a spare: the round has all 1 nodes that it may have";
+    eventually("b is a spare", WITHIN, async || scene.ctl_ok(&["describe", "train"]).await.contains(why).then_some(()))
+        .await;
+    let job = scene.ctl_json(&["describe", "train"]).await;
+    let waits: Vec<_> = job["nodes"].as_array().unwrap().iter().map(|node| node["waits"].as_str()).collect();
+    assert!(waits.contains(&None) && waits.iter().flatten().all(|why| why.contains("a spare")), "{job}");
+    succeed([a, b]).await;
+}
+
+#[tokio::test]
 async fn elasticctl_says_what_is_wrong() {
     let scene = Scene::on_etcd(1, 1).await;
     let nodes = scene.nodes(["a"]).await;

@@ -47,7 +47,10 @@ pub fn job(id: &JobId, job: &Job) -> Value {
     let nodes: Vec<Value> = job
         .nodes
         .iter()
-        .map(|(node, record)| json!({ "id": node, "record": record.value, "rank": job.rank(node) }))
+        .map(|(node, record)| {
+            let waits = job.why_waits(node).map(|waits| waits.to_string());
+            json!({ "id": node, "record": record.value, "rank": job.rank(node), "waits": waits })
+        })
         .collect();
     let mut value = summary(id, job);
     value["spec"] = json!(job.spec);

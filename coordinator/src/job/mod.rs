@@ -13,6 +13,7 @@ pub mod overview;
 mod progress;
 mod record;
 mod spec;
+mod waiting;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use ids::{BadJobId, JobId, NodeId};
@@ -23,6 +24,7 @@ pub use record::{
     Tombstone, Versioned, to_json,
 };
 pub use spec::{Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
+pub use waiting::Waits;
 
 /// Where the latest committed checkpoint lies: the record under the `checkpoint` key.
 pub use elastic_proto::worker::Checkpoint;

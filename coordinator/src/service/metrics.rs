@@ -2,6 +2,7 @@
 //! of each name is documented in `docs/metrics.md`.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,9 @@ pub struct Metrics {
     world_size: Family<Labels, Gauge>,
     restarts: Family<Labels, Gauge>,
     checkpoint: Family<Labels, Gauge>,
+    step: Family<Labels, Gauge>,
+    loss: Family<Labels, Gauge<f64, AtomicU64>>,
+    goodput: Family<Labels, Gauge<f64, AtomicU64>>,
     leading: Gauge,
     formed: Counter,
     ended: Family<Labels, Counter>,
@@ -70,6 +74,12 @@ impl Default for Metrics {
             world_size: register!("job_world_size", "Workers of a job's current round, 0 while none runs"),
             restarts: register!("job_restarts", "Restarts charged to a job"),
             checkpoint: register!("job_checkpoint_step", "Step of a job's latest committed checkpoint"),
+            step: register!("job_step", "Steps that a job's workers have reported"),
+            loss: register!("job_loss", "Training loss that a job's workers have reported"),
+            goodput: register!(
+                "job_goodput_ratio",
+                "Part of the time that went into steps that had not been done before"
+            ),
             leading: register!("leading", "Jobs that this replica leads"),
             formed: register!("rounds_formed", "Rounds seen to begin running"),
             ended: register!("jobs_ended", "Jobs seen to end, by their result"),
@@ -159,9 +169,10 @@ impl Metrics {
 
     /// The text format, with the gauges as `overview` has them now.
     pub(super) fn render(&self, overview: Option<&Overview>) -> String {
-        for family in [&self.jobs, &self.nodes, &self.round, &self.world_size, &self.restarts, &self.checkpoint] {
-            family.clear();
-        }
+        let gauges =
+            [&self.jobs, &self.nodes, &self.round, &self.world_size, &self.restarts, &self.checkpoint, &self.step];
+        gauges.into_iter().for_each(Family::clear);
+        [&self.loss, &self.goodput].into_iter().for_each(Family::clear);
         for state in
             [RoundState::Forming, RoundState::Running, RoundState::Succeeded, RoundState::Failed, RoundState::Closed]
         {
@@ -186,6 +197,14 @@ impl Metrics {
         self.world_size.get_or_create(&of_job()).set(if running { i64::from(round.world_size) } else { 0 });
         if let Some(checkpoint) = &job.checkpoint {
             self.checkpoint.get_or_create(&of_job()).set(i64::try_from(checkpoint.value.step).unwrap_or(i64::MAX));
+        }
+        if let Some(progress) = &job.progress {
+            self.step.get_or_create(&of_job()).set(i64::try_from(progress.step).unwrap_or(i64::MAX));
+            for (family, value) in [(&self.loss, progress.loss), (&self.goodput, progress.goodput())] {
+                if let Some(value) = value {
+                    family.get_or_create(&of_job()).set(value);
+                }
+            }
         }
         for phase in [Phase::Waiting, Phase::Running, Phase::Done, Phase::Failed, Phase::Draining, Phase::Stopped] {
             let count = job.nodes.values().filter(|node| node.value.phase == phase).count();
@@ -267,6 +286,10 @@ mod tests {
             "/elastic",
             &[
                 stored("round", r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#),
+                stored(
+                    "progress",
+                    r#"{"generation":1,"round":1,"step":9,"loss":0.5,"furthest_step":9,"since_ms":0,"at_ms":1000,"productive_ms":750}"#,
+                ),
                 stored("checkpoint", r#"{"step":7,"path":"/c","digest":"d","round":1}"#),
             ],
         );

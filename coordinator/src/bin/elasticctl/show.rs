@@ -137,6 +137,15 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         text.push('\n');
         text.push_str(&nodes(job));
     }
+    let waiting: Vec<_> = job
+        .nodes
+        .iter()
+        .filter_map(|(id, node)| Some(vec![node.value.name.clone(), job.why_waits(id)?.to_string()]))
+        .collect();
+    if !waiting.is_empty() {
+        text.push('\n');
+        text.push_str(&table(&["WAITS", "WHY"], &waiting));
+    }
     if !job.evicted.is_empty() {
         let rows: Vec<_> = job
             .evicted

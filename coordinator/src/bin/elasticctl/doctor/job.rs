@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use elastic_coordinator::job::overview::Job;
-use elastic_coordinator::job::{Endpoint, JobId, NodeId, NodeRecord, Phase, RoundRecord, RoundState};
+use elastic_coordinator::job::{Endpoint, JobId, RoundRecord, RoundState, Waits};
 
 use super::finding::{Finding, State};
 use super::reach::{Port, Seen};
@@ -18,7 +18,7 @@ pub(super) fn judge(seen: &Seen) -> Vec<Finding> {
         findings.extend(leader(id, job, ports));
     }
     findings.extend(peers(job, ports));
-    findings.extend(waiting(id, job, round));
+    findings.extend(waiting(id, job));
     findings
 }
 
@@ -117,12 +117,12 @@ fn peers(job: &Job, ports: &BTreeMap<Endpoint, Port>) -> Vec<Finding> {
 }
 
 /// Why nodes wait: a line for each reason, with all the nodes that it holds for.
-fn waiting(id: &JobId, job: &Job, round: &RoundRecord) -> Vec<Finding> {
+fn waiting(id: &JobId, job: &Job) -> Vec<Finding> {
     let mut reasons: BTreeMap<String, (Finding, Vec<&str>)> = BTreeMap::new();
     for (node, record) in &job.nodes {
-        if record.value.phase == Phase::Waiting {
-            let why = why_waits(id, job, round, node, &record.value);
-            let names = &mut reasons.entry(why.seen.clone()).or_insert((why, Vec::new())).1;
+        if let Some(waits) = job.why_waits(node) {
+            let finding = why(id, &record.value.name, &waits);
+            let names = &mut reasons.entry(finding.seen.clone()).or_insert((finding, Vec::new())).1;
             names.push(&record.value.name);
         }
     }
@@ -131,56 +131,17 @@ fn waiting(id: &JobId, job: &Job, round: &RoundRecord) -> Vec<Finding> {
     reasons.into_values().map(named).collect()
 }
 
-fn why_waits(id: &JobId, job: &Job, round: &RoundRecord, node: &NodeId, record: &NodeRecord) -> Finding {
-    let say = |state: State, seen: String| Finding::new(state, "waits", "", seen);
-    let (min, max) = job.range().unwrap_or((1, 1));
-    let is_drained = |name: &str| {
-        job.desired.as_ref().is_some_and(|desired| desired.value.drain.iter().any(|drained| drained == name))
-    };
-    if round.state.is_final() {
-        return say(State::Ok, format!("the job has {}, and its last agents leave", round.state));
-    }
-    if is_drained(&record.name) {
-        return say(State::Ok, "it is drained".to_owned()).advise(format!("elasticctl undrain {id} {}", record.name));
-    }
-    if round.state == RoundState::Running {
-        if job.rank(node).is_some() {
-            return say(State::Ok, "it has its place, and starts its workers".to_owned());
-        }
-        if round.group_world_size >= max {
-            let spare = format!("a spare: the round has all {max} nodes that it may have");
-            return say(State::Ok, spare).advise(format!("elasticctl set {id} --max N, if it should take part"));
-        }
-        return say(State::Ok, "it joins with the next round: growth is gathered for some seconds".to_owned());
-    }
-    let late = late_members(job, round);
-    if !late.is_empty() {
-        return say(State::Ok, format!("for {}, until stopped or evicted", late.join(", ")));
-    }
-    let takes_part = |node: &NodeRecord| {
-        node.phase == Phase::Waiting && node.round.is_none_or(|of| of == round.number) && !is_drained(&node.name)
-    };
-    let here = job.nodes.values().filter(|node| takes_part(&node.value)).count();
-    if here < min as usize {
-        return say(State::Warning, format!("{here} of at least {min} nodes are here")).advise(format!(
+fn why(id: &JobId, name: &str, waits: &Waits) -> Finding {
+    let state = if matches!(waits, Waits::MoreNodes { .. }) { State::Warning } else { State::Ok };
+    let finding = Finding::new(state, "waits", "", waits.to_string());
+    match waits {
+        Waits::Drained => finding.advise(format!("elasticctl undrain {id} {name}")),
+        Waits::Spare { .. } => finding.advise(format!("elasticctl set {id} --max N, if it should take part")),
+        Waits::MoreNodes { .. } => finding.advise(format!(
             "start more agents, elasticctl undrain {id} NODE where one is drained, or elasticctl set {id} --min N"
-        ));
+        )),
+        _ => finding,
     }
-    say(State::Ok, format!("{here} nodes are here, at most {max}: the round forms, after a last call for more"))
-}
-
-/// Members of the last round that have not answered the new one, with what they say of themselves.
-fn late_members(job: &Job, round: &RoundRecord) -> Vec<String> {
-    let Some(sealed) = round.sealed else { return Vec::new() };
-    let members = job.ranks.iter().filter(|((number, plan, _), _)| (*number, *plan) == (sealed.number, sealed.plan));
-    let late = members.filter_map(|((.., id), _)| {
-        let Some(node) = job.nodes.get(id).map(|node| &node.value) else {
-            return (!job.evicted.contains_key(id)).then(|| format!("{} (its key is gone)", id.name()));
-        };
-        let answered = node.round == Some(round.number) && matches!(node.phase, Phase::Waiting | Phase::Stopped);
-        (!answered).then(|| format!("{} ({})", id.name(), node.phase))
-    });
-    late.collect()
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ function nodes(job) {
     { head: "Ranks", cell: ranks, classes: "number" },
     { head: "Host", cell: (node) => node.record.host },
     { head: "Address", cell: (node) => address(node.record.peer), classes: "short" },
-    { head: "Failure", cell: (node) => node.record.failure?.message },
+    { head: "Failure, or why it waits", cell: (node) => node.record.failure?.message ?? node.waits },
   ], sorted);
 }
 

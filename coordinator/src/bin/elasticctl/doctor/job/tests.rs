@@ -1,7 +1,8 @@
 //! Given a job's records and what its ports did, what is said of it.
 
 use elastic_coordinator::job::{
-    Advance, Desired, LeaderRecord, PROTOCOL, RankRecord, Sealed, Spec, Timings, Tombstone, Versioned,
+    Advance, Desired, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Phase, RankRecord, Sealed, Spec, Timings, Tombstone,
+    Versioned,
 };
 use elastic_coordinator::job::{Keys, overview::Overview};
 use elastic_coordinator::store::{KeyValue, LeaseId, Revision};
