@@ -245,6 +245,10 @@ impl EtcdServer {
         client.role_grant_permission("trainer", own).await.expect("grant keys");
         client.user_grant_role("trainer", "trainer").await.expect("grant role");
         client.auth_enable().await.expect("enable authentication");
+        self.note_auth();
+    }
+
+    fn note_auth(&self) {
         std::fs::write(self.dir.path().join("auth"), "").expect("note");
     }
 
@@ -354,6 +358,12 @@ impl EtcdCluster {
     /// How our store connects to all members.
     pub fn config(&self) -> EtcdConfig {
         EtcdConfig::new(self.members.iter().map(EtcdServer::address))
+    }
+
+    /// Switches authentication on, as [`EtcdServer::enable_auth`] does.
+    pub async fn enable_auth(&self, root: &str, trainer: &str) {
+        self.members[0].enable_auth(root, trainer).await;
+        self.members.iter().for_each(EtcdServer::note_auth);
     }
 
     /// The index of the member that leads.

@@ -63,7 +63,7 @@ pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, i32> {
 }
 
 /// The whole lines of a growing file that begin at this byte or later.
-fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
+pub(super) fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
     let Ok(mut file) = File::open(path) else { return Vec::new() };
     file.seek(SeekFrom::Start(begin.saturating_sub(1))).unwrap();
     let mut text = String::new();
@@ -74,7 +74,7 @@ fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
     whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn length(path: &Path) -> u64 {
+pub(super) fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
@@ -192,7 +192,6 @@ impl ChaosRun {
             assert_eq!(agent.exit(LONG).await, 0);
         }
         let lines = json_lines(&self.trace);
-        let mut counted: BTreeMap<u64, u64> = BTreeMap::new();
         let (mut done, mut writer) = (0, None);
         for line in &lines {
             if line["event"] == "begin" {
@@ -204,16 +203,10 @@ impl ChaosRun {
                 writer = Some(pid);
             } else if line["event"] == "step" {
                 done = number(line, "step");
-                counted.insert(done, line["loss"].as_f64().unwrap().to_bits());
             }
         }
-        let differs = undisturbed.losses.iter().find(|(step, loss)| counted.get(step) != Some(loss));
-        assert!(
-            differs.is_none() && counted.len() == undisturbed.losses.len(),
-            "the loss of a step differs: {differs:?}"
-        );
         let printed: String = self.agents.values().map(Agent::output).collect();
-        assert!(printed.contains(&undisturbed.parameters), "not {}", undisturbed.parameters);
+        undisturbed.is_same(&lines, &printed);
         self.recoveries.sort_unstable();
         let (count, most) = (self.recoveries.len(), self.recoveries.last().copied().unwrap_or_default());
         eprintln!("{count} kills; to the next step: median {} ms, at most {most} ms", self.recoveries[count / 2]);
@@ -221,14 +214,31 @@ impl ChaosRun {
 }
 
 /// A run that nothing disturbs, of one process.
-struct Undisturbed {
+pub(super) struct Undisturbed {
     /// By step, in bits.
     losses: BTreeMap<u64, u64>,
     /// What it printed of its parameters.
     parameters: String,
 }
 
-fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
+impl Undisturbed {
+    pub(super) fn steps(&self) -> usize {
+        self.losses.len()
+    }
+
+    /// Sees that another run has the same losses and parameters, bit for bit. A step that was done twice counts as it was
+    /// done last.
+    pub(super) fn is_same(&self, trace: &[Value], printed: &str) {
+        let steps = trace.iter().filter(|line| line["event"] == "step");
+        let counted: BTreeMap<u64, u64> =
+            steps.map(|line| (number(line, "step"), line["loss"].as_f64().unwrap().to_bits())).collect();
+        let differs = self.losses.iter().find(|(step, loss)| counted.get(step) != Some(loss));
+        assert!(differs.is_none() && counted.len() == self.losses.len(), "the loss of a step differs: {differs:?}");
+        assert!(printed.contains(&self.parameters), "not {}", self.parameters);
+    }
+}
+
+pub(super) fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
     let mut command = Command::new(binary("elastic-trainer"));
     let output = command.arg("digits").args(flags).arg(format!("--trace={}", trace.display())).output().unwrap();
     assert!(output.status.success(), "{output:?}");

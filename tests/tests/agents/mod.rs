@@ -1,5 +1,6 @@
 //! The built agents, end to end, on real etcd servers.
 
+mod coordinators;
 #[allow(dead_code)] // What tests of the trainer need.
 #[path = "../../../trainer/cuda/tests/cuda/double.rs"]
 mod double;

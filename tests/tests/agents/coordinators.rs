@@ -1,0 +1,225 @@
+//! A job that trains on three members of etcd with TLS and users, led by two replicas of the coordinator, of which each
+//! is killed at each phase of a round; and then both, and etcd's leader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::{Keys, LeaderRecord, Versioned};
+use elastic_coordinator::store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::{Event, Revision, Scope, Store, WatchUpdate};
+use elastic_tests::agents::{Agent, Job, json_lines};
+use elastic_tests::binaries::{Running, binary};
+use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
+use elastic_tests::wait::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::live::{length, lines_from, number, undisturbed, workers};
+
+const LONG: Duration = Duration::from_secs(60);
+const NODES: [&str; 4] = ["a", "b", "c", "d"];
+const TRAINING: [&str; 2] = ["--epochs=600", "--hidden=64"];
+const TAIL: u64 = 16 * 1024;
+
+/// The moment of a round's end at which the leading replica is killed, by the record that is written then.
+#[derive(Debug, Clone, Copy)]
+enum Moment {
+    /// A node has said that its worker failed.
+    Failed,
+    /// The next round is forming.
+    Forming,
+    /// It is sealed.
+    Sealed,
+}
+
+impl Moment {
+    /// Whether the record of a key says that it is now, where this round was before.
+    fn is_now(self, keys: &Keys, event: &Event, before: u64) -> bool {
+        let Event::Put(kv) = event else { return false };
+        let Ok(record) = serde_json::from_slice::<Value>(&kv.value) else { return false };
+        let round = |state: &str| kv.key == keys.round() && record["state"] == state && record["number"] == before + 1;
+        match self {
+            Moment::Failed => kv.key.starts_with(&keys.nodes()) && record["phase"] == "failed",
+            Moment::Forming => round("forming"),
+            Moment::Sealed => round("running"),
+        }
+    }
+}
+
+struct Site {
+    // Processes end before the cluster that they use.
+    replicas: [Option<(String, Running)>; 2],
+    agents: Vec<Agent>,
+    job: Job,
+    store: EtcdStore,
+    keys: Keys,
+    cluster: EtcdCluster,
+    certs: Arc<Certs>,
+}
+
+impl Site {
+    async fn start() -> Site {
+        let certs = Arc::new(Certs::new());
+        let options = EtcdOptions { tls: Some(Arc::clone(&certs)), client_certificates: true, ..Default::default() };
+        let cluster = EtcdCluster::start_with(options).await;
+        cluster.enable_auth("root's", "trainer's").await;
+
+        let endpoint = format!("--rdzv-endpoint={}", addresses(&cluster));
+        let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2:4").flag("--max-restarts=100");
+        let password = job.path("password");
+        std::fs::write(&password, "trainer's\n").unwrap();
+        let mut config = cluster.config();
+        let tls = EtcdTls { ca: certs.ca.clone(), client: Some(certs.client.clone()), server_name: None };
+        config.tls = Some(tls);
+        config.user = Some(EtcdUser { name: "trainer".into(), password: Secret::from_file(&password).unwrap() });
+        let trace = format!("--trace={}", job.path("trace").display());
+        let trainer = binary("elastic-trainer").display().to_string();
+        let program = [trainer.as_str(), "digits"].into_iter().chain(TRAINING).chain([trace.as_str()]);
+        let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+        let job = [
+            ("protocol", "https".to_owned()),
+            ("cacert", text(&certs.ca)),
+            ("cert", text(&certs.client.0)),
+            ("key", text(&certs.client.1)),
+            ("user", "trainer".to_owned()),
+            ("password_file", text(&password)),
+            ("last_call_timeout", "1s".to_owned()),
+        ]
+        .iter()
+        .fold(job, |job, (key, value)| job.conf(key, value))
+        .program(program);
+
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+        let store = EtcdStore::connect(config).unwrap();
+        let mut site = Site { replicas: [None, None], agents: Vec::new(), job, store, keys, cluster, certs };
+        for replica in 0..2 {
+            site.start_replica(replica).await;
+        }
+        site.agents.extend(NODES.map(|node| site.job.start(node)));
+        site
+    }
+
+    async fn start_replica(&mut self, replica: usize) {
+        let (etcd, password) = (addresses(&self.cluster), self.job.path("password").display().to_string());
+        let [ca, cert, key] =
+            [&self.certs.ca, &self.certs.client.0, &self.certs.client.1].map(|path| path.display().to_string());
+        let args = ["--etcd", &etcd, "--cacert", &ca, "--cert", &cert, "--key", &key, "--user", "trainer"];
+        let more = ["--password-file", &password, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
+        let running = Running::start("elastic-coordinator", &[&args[..], &more].concat());
+        let peer = running.says("pulses at ", LONG).await;
+        self.replicas[replica] = Some((peer, running));
+    }
+
+    async fn leader(&self) -> Option<LeaderRecord> {
+        let kv = self.store.get(&self.keys.leader()).await.ok()??;
+        Versioned::parse(&kv).ok().map(|leader| leader.value)
+    }
+
+    /// The replica that leads, once one does.
+    async fn leading(&self) -> usize {
+        eventually("a replica leads", LONG, async || {
+            let peer = self.leader().await?.peer.to_string();
+            self.replicas.iter().position(|replica| replica.as_ref().is_some_and(|(own, _)| *own == peer))
+        })
+        .await
+    }
+
+    /// The last line of the trace that tells of a step, once `fits` does.
+    async fn step(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        let trace = self.job.path("trace");
+        eventually(what, LONG, async || {
+            let tail = lines_from(&trace, length(&trace).saturating_sub(TAIL));
+            tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
+        })
+        .await
+    }
+
+    /// All four ranks train: the round, and the step.
+    async fn is_whole(&self) -> (u64, u64) {
+        let line = self.step("all four ranks train", |line| line["world_size"] == 4).await;
+        (number(&line, "round"), number(&line, "step"))
+    }
+
+    async fn goes_on(&self, after: u64) {
+        self.step("training goes on", |line| number(line, "step") > after + 20).await;
+    }
+
+    fn kill_worker(&self, node: &str) {
+        let pid = workers(&self.job)[&(node.to_owned(), 0)];
+        kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    }
+
+    /// Kills a worker, and the leading replica at this moment of what follows.
+    async fn strike(&mut self, moment: Moment, node: &str) {
+        let leading = self.leading().await;
+        let (before, _) = self.is_whole().await;
+        let revision = self.store.range(self.keys.root()).await.unwrap().1;
+        let scope = Scope::Prefix(self.keys.root().to_owned());
+        let mut watcher = self.store.watch(scope, Revision(revision.0 + 1)).await.unwrap();
+        self.kill_worker(node);
+        let is_now = |update: WatchUpdate| match update {
+            WatchUpdate::Events(events) => events.iter().any(|event| moment.is_now(&self.keys, event, before)),
+            other => panic!("{other:?}"),
+        };
+        let seen = async { while !is_now(watcher.recv().await.expect("the watch goes on")) {} };
+        tokio::time::timeout(LONG, seen).await.unwrap_or_else(|_| panic!("{moment:?} never came"));
+        drop(self.replicas[leading].take());
+        let next = self.step("training goes on", |line| number(line, "round") > before).await;
+        eprintln!("{moment:?}: replica {leading} was killed; step {} came in round {}", next["step"], next["round"]);
+        self.start_replica(leading).await;
+    }
+}
+
+fn addresses(cluster: &EtcdCluster) -> String {
+    let all: Vec<String> = cluster.members.iter().map(|member| member.address()).collect();
+    all.join(",")
+}
+
+#[tokio::test]
+async fn training_lives_through_the_deaths_of_replicas_and_of_etcds_leader() {
+    let folder = tempfile::tempdir().unwrap();
+    let undisturbed = undisturbed(&TRAINING, &folder.path().join("trace"));
+    let mut site = Site::start().await;
+
+    // The leading replica, while the round runs: it costs no round.
+    let leading = site.leading().await;
+    let (round, step) = site.is_whole().await;
+    drop(site.replicas[leading].take());
+    site.goes_on(step).await;
+    let other = site.leading().await;
+    assert_ne!(other, leading);
+    assert_eq!(site.is_whole().await.0, round, "a leader's death costs a round");
+    site.start_replica(leading).await;
+
+    for (moment, node) in [(Moment::Failed, "b"), (Moment::Forming, "c"), (Moment::Sealed, "d")] {
+        site.strike(moment, node).await;
+    }
+
+    // Both: then an agent leads.
+    let (round, _) = site.is_whole().await;
+    site.replicas = [None, None];
+    site.kill_worker("b");
+    site.step("agents form a round", |line| number(line, "round") > round).await;
+    assert!(site.leader().await.is_some_and(|leader| !leader.coordinator));
+    for replica in 0..2 {
+        site.start_replica(replica).await;
+    }
+
+    // etcd's leader, and a worker while the others elect one.
+    site.leading().await;
+    let (round, step) = site.is_whole().await;
+    let member = site.cluster.leader().await;
+    site.cluster.members[member].kill();
+    site.kill_worker("c");
+    site.step("a round forms on two members", |line| number(line, "round") > round).await;
+    site.goes_on(step).await;
+    site.cluster.members[member].restart().await;
+    let last = number(&site.step("a step", |_| true).await, "step");
+    eprintln!("etcd's leader was killed; {last} of {} steps are done", undisturbed.steps());
+
+    for agent in &mut site.agents {
+        assert_eq!(agent.exit(2 * LONG).await, 0);
+    }
+    let printed: String = site.agents.iter().map(Agent::output).collect();
+    undisturbed.is_same(&json_lines(&site.job.path("trace")), &printed);
+}
