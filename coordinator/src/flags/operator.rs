@@ -23,6 +23,7 @@ Examples:
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
+  elasticctl bench                         how fast etcd answers, and which lease_ttl that allows
   elasticctl delete train                  forget a job that has ended; checkpoint files stay
   elasticctl delete --finished --older-than 30d --dry-run
   elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
@@ -142,6 +143,18 @@ pub enum Command {
     DropCheckpoint {
         /// The job
         job: String,
+    },
+    /// Measure how fast etcd answers what jobs ask it, and say which lease_ttl that allows
+    ///
+    /// Reads and writes by one client and by many at once, and the time from a write until a watch tells of it. Keys under
+    /// PREFIX/v1/bench/ are written and deleted. Jobs on the same etcd feel it: --seconds bounds how long.
+    Bench {
+        /// How long each kind of request is asked for
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=60), value_name = "SECONDS")]
+        seconds: u16,
+        /// How many ask at once
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "N")]
+        clients: u16,
     },
     /// Look at what jobs depend on, and say what is wrong and what to type
     ///

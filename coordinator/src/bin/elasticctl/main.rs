@@ -1,5 +1,6 @@
 //! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
+mod bench;
 mod delete;
 mod doctor;
 mod operator;
@@ -72,6 +73,13 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Describe { job } => {
             let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
+        }
+        Command::Bench { seconds, clients } => {
+            let operator = connect().await?;
+            let each = std::time::Duration::from_secs(seconds.into());
+            progress(&format!("asking for {} s", seconds * if clients > 1 { 5 } else { 3 }));
+            let samples = bench::run(&operator.store, &operator.prefix, each, clients.into()).await?;
+            if json { print_json(&bench::json(&samples)) } else { print(&bench::text(&samples)) }
         }
         Command::Top { job } => {
             let place = format!("{} {}", cli.store.etcd.join(","), cli.store.prefix);
@@ -171,6 +179,15 @@ fn print_desired(desired: &elastic_coordinator::job::Desired, json: bool) -> any
     let closed = if desired.closed { "; to be closed" } else { "" };
     let (min, max) = (number(desired.min_nodes), number(desired.max_nodes));
     print(&format!("asked of the job now: min {min}, max {max}, drained {drained}{closed}\n"))
+}
+
+/// Says on a terminal what is waited for.
+#[allow(clippy::print_stderr)]
+fn progress(text: &str) {
+    use std::io::IsTerminal;
+    if std::io::stderr().is_terminal() {
+        eprintln!("elasticctl: {text}");
+    }
 }
 
 #[allow(clippy::print_stderr)]
