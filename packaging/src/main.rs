@@ -169,6 +169,10 @@ mod tests {
         }
         let drain = &files["share/man/man1/elasticctl-drain.1"];
         assert!(drain.contains("elasticctl drain") && drain.contains(r"\-\-etcd"), "{drain}");
-        assert!(files.keys().all(|path| !path.contains("bench") && !path.contains("help")), "{:?}", files.keys());
+        assert!(
+            files.keys().all(|path| !path.contains("trainer-bench") && !path.contains("help")),
+            "{:?}",
+            files.keys()
+        );
     }
 }
