@@ -101,30 +101,36 @@ async fn an_evicted_nodes_commit_is_refused() {
 #[tokio::test]
 async fn a_job_resumes_from_where_a_restored_backup_knows_it() {
     let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = job_on(&etcd, "2");
-    let mut agents = job.start_all(["a", "b"]);
+    let job = job_on(&etcd, "2:3");
+    let [a, b] = job.start_all(["a", "b"]);
     is_there(&job, "ready-1-0").await;
     is_there(&job, "ready-1-1").await;
 
-    // Given a backup of etcd, and a later checkpoint
+    // Given a backup of etcd, and a later round with a later checkpoint: every agent knows of that round
     etcd.snapshot(&job.path("backup.db"));
-    for name in ["stay", "late-1", "go-1"] {
-        std::fs::write(job.path(name), "").unwrap();
+    let c = job.start("c");
+    let later = ["ready-2-0", "ready-2-1", "ready-2-2"];
+    for name in later {
+        is_there(&job, name).await;
     }
-    let step = async || job.record(&etcd, "checkpoint").await.filter(|checkpoint| checkpoint["step"] == 1000);
-    eventually("the later checkpoint is committed", LIMIT, step).await;
+    assert_eq!(job.record(&etcd, "checkpoint").await.unwrap()["step"], 20);
 
     // When it is restored, then the agents see that the store has gone back, and end
     etcd.restore(&job.path("backup.db")).await;
-    assert_eq!(exits(&mut agents).await, [1, 1]);
+    let mut agents = [a, b, c];
+    assert_eq!(exits(&mut agents).await, [1, 1, 1]);
     assert!(agents.iter().all(|agent| agent.output().contains("store lost")));
 
-    // and those that are started after that resume from the earlier checkpoint, in a round of their own.
+    // and those that are started after that resume from the earlier checkpoint.
+    for name in later {
+        std::fs::remove_file(job.path(name)).unwrap();
+    }
     let _again = job.start_all(["a", "b"]);
     is_there(&job, "ready-2-0").await;
     let heard = json_lines(&job.path("heard-0"));
     let places: Vec<_> = heard.iter().filter(|line| line["type"] == "welcome").collect();
-    assert_eq!((&places[1]["round"], &places[1]["checkpoint"]["step"]), (&2.into(), &10.into()), "{heard:?}");
+    assert_eq!(places.len(), 3, "{heard:?}");
+    assert_eq!((&places[2]["round"], &places[2]["checkpoint"]["step"]), (&2.into(), &10.into()), "{heard:?}");
 }
 
 /// Before it registers, commits a checkpoint that exists; afterwards, one that does not.
