@@ -1,8 +1,10 @@
 //! `elasticctl bench`: how fast etcd answers what jobs ask it.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use elastic_coordinator::job::Timings;
 use elastic_coordinator::store::{Event, LeaseId, Op, Revision, Scope, Store, StoreError, WatchUpdate, Watcher};
 use futures::future::join_all;
@@ -17,6 +19,9 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// Where requests fail, this is waited before the next one.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// A watch that is silent for so long after a write counts as failed.
+const HEARD: Duration = Duration::from_secs(5);
 
 /// How one kind of request went.
 #[derive(Debug, Default)]
@@ -83,11 +88,11 @@ async fn measure(
 }
 
 /// Asks again and again, until the time is over.
-async fn sample(
+async fn sample<E: Display>(
     operation: &'static str,
     clients: usize,
     each: Duration,
-    ask: impl AsyncFn(usize) -> Result<(), StoreError>,
+    ask: impl AsyncFn(usize) -> Result<(), E>,
 ) -> Sample {
     let begun = Instant::now();
     let one = async |client: usize| {
@@ -122,13 +127,16 @@ async fn events(store: &Arc<dyn Store>, root: &str, lease: LeaseId, each: Durati
     let watcher = tokio::sync::Mutex::new(store.watch(Scope::Key(key.clone()), begun.next()).await?);
     let told = async |_| {
         let revision = store.put(Vec::new(), Op::put_leased(&key, "event", lease)).await?;
-        heard(&mut *watcher.lock().await, revision.unwrap_or(Revision::NONE)).await
+        let mut watcher = watcher.lock().await;
+        let heard = heard(&mut watcher, revision.unwrap_or(Revision::NONE));
+        let late = || format!("a watch did not tell of a write within {HEARD:?}");
+        tokio::time::timeout(HEARD, heard).await.with_context(late)?
     };
     Ok(sample("event", 1, each, told).await)
 }
 
 /// Waits until a watch has told of a revision.
-async fn heard(watcher: &mut Watcher, revision: Revision) -> Result<(), StoreError> {
+async fn heard(watcher: &mut Watcher, revision: Revision) -> anyhow::Result<()> {
     loop {
         match watcher.recv().await {
             Some(WatchUpdate::Events(events)) => {
@@ -142,8 +150,8 @@ async fn heard(watcher: &mut Watcher, revision: Revision) -> Result<(), StoreErr
             }
             Some(WatchUpdate::Snapshot { revision: at, .. }) if at >= revision => return Ok(()),
             Some(WatchUpdate::Snapshot { .. }) => {}
-            Some(WatchUpdate::Broken(error)) => return Err(error),
-            None => return std::future::pending().await,
+            Some(WatchUpdate::Broken(error)) => return Err(error.into()),
+            None => anyhow::bail!("the watch has ended"),
         }
     }
 }
