@@ -118,7 +118,7 @@ async fn main() -> Result<()> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    println!("one coordinator, {jobs} jobs of {size} nodes, default timings, etcd 3.4; median (min–max)");
+    println!("one coordinator, {jobs} jobs of {size} nodes, default timings; median (min–max)");
     println!("all jobs run and are led by it after    {:8.1} s", begun.elapsed().as_secs_f64());
 
     let (_, before) = cost(coordinator.pid())?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_coordinator::job::{Keys, LeaderRecord, Versioned};
 use elastic_coordinator::store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
-use elastic_coordinator::store::{Event, Revision, Scope, Store, WatchUpdate};
+use elastic_coordinator::store::{Event, Scope, Store, WatchUpdate};
 use elastic_tests::agents::{Agent, Job, json_lines};
 use elastic_tests::binaries::{Running, binary};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
@@ -14,12 +14,11 @@ use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::live::{length, lines_from, number, undisturbed, workers};
+use super::live::{self, number, undisturbed, workers};
 
 const LONG: Duration = Duration::from_secs(60);
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 const TRAINING: [&str; 2] = ["--epochs=600", "--hidden=64"];
-const TAIL: u64 = 16 * 1024;
 
 /// The moment of a round's end at which the leading replica is killed, by the record that is written then.
 #[derive(Debug, Clone, Copy)]
@@ -124,14 +123,8 @@ impl Site {
         .await
     }
 
-    /// The last line of the trace that tells of a step, once `fits` does.
     async fn step(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
-        let trace = self.job.path("trace");
-        eventually(what, LONG, async || {
-            let tail = lines_from(&trace, length(&trace).saturating_sub(TAIL));
-            tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
-        })
-        .await
+        live::step(&self.job.path("trace"), what, LONG, fits).await
     }
 
     /// All four ranks train: the round, and the step.
@@ -155,7 +148,7 @@ impl Site {
         let (before, _) = self.is_whole().await;
         let revision = self.store.range(self.keys.root()).await.unwrap().1;
         let scope = Scope::Prefix(self.keys.root().to_owned());
-        let mut watcher = self.store.watch(scope, Revision(revision.0 + 1)).await.unwrap();
+        let mut watcher = self.store.watch(scope, revision.next()).await.unwrap();
         self.kill_worker(node);
         let is_now = |update: WatchUpdate| match update {
             WatchUpdate::Events(events) => events.iter().any(|event| moment.is_now(&self.keys, event, before)),

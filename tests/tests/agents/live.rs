@@ -63,7 +63,7 @@ pub(crate) fn workers(job: &Job) -> BTreeMap<Worker, i32> {
 }
 
 /// The whole lines of a growing file that begin at this byte or later.
-pub(super) fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
+fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
     let Ok(mut file) = File::open(path) else { return Vec::new() };
     file.seek(SeekFrom::Start(begin.saturating_sub(1))).unwrap();
     let mut text = String::new();
@@ -74,8 +74,17 @@ pub(super) fn lines_from(path: &Path, begin: u64) -> Vec<Value> {
     whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-pub(super) fn length(path: &Path) -> u64 {
+fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// The last line of a trace that tells of a step, once `fits` does.
+pub(super) async fn step(trace: &Path, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, limit, async || {
+        let tail = lines_from(trace, length(trace).saturating_sub(TAIL));
+        tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
+    })
+    .await
 }
 
 /// A number of a trace's line.
@@ -120,13 +129,8 @@ impl ChaosRun {
         self.agents.insert(node, agent);
     }
 
-    /// The last line of the trace that tells of a step, once `fits` does.
     async fn step(&self, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
-        eventually(what, limit, async || {
-            let tail = lines_from(&self.trace, length(&self.trace).saturating_sub(TAIL));
-            tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
-        })
-        .await
+        step(&self.trace, what, limit, fits).await
     }
 
     /// All four ranks train, each in a process of its own, and none in one of those that were killed: they may take a

@@ -5,22 +5,19 @@ use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 
+use super::python::python;
+
 /// In round 1 does steps 1 to 30, and then rank 1 fails. Later it goes on after step 20, to step 60.
 const WORKER: &str = r#"
-import json, os, pathlib, socket, sys, time
-folder, rank, round = pathlib.Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["ELASTIC_ROUND"])
-agent = socket.socket(socket.AF_UNIX)
-agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
-lines = agent.makefile()
-def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
-say(type="register", local_rank=0, pid=os.getpid())
+say = agent()
 for step in range(1, 31) if round == 1 else range(21, 61):
     # Rank 1 knows more steps: only the first node tells the job's.
     say(type="progress", step=step + 1000 * rank, epoch=2, total_steps=100, **(dict(loss=0.25) if step % 10 else {}))
-    time.sleep(0.02)
+    time.sleep(0.03)
 # The agents read what came before this.
 say(type="barrier", id=1, name="steps-done")
-while json.loads(lines.readline())["type"] != "barrier_passed": pass
+heard = folder / f"heard-{node}"
+while heard.read_text().count("barrier_passed") < round: time.sleep(0.02)
 while not (folder / f"go-{round}").exists(): time.sleep(0.02)
 sys.exit(round == 1 and rank == 1)
 "#;
@@ -28,11 +25,7 @@ sys.exit(round == 1 and rank == 1)
 #[tokio::test]
 async fn steps_are_kept_over_rounds_and_shown() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1");
-    let script = job.path("worker.py");
-    std::fs::write(&script, WORKER).unwrap();
-    let folder = job.path("").display().to_string();
-    let job = job.program(["python3".to_owned(), script.display().to_string(), folder]);
+    let job = python(Job::on(&etcd, "2").flag("--max-restarts=1"), WORKER);
     let mut agents = job.start_all(["a", "b"]);
 
     // Given a round whose last steps are younger than the last record, when it ends
@@ -73,12 +66,7 @@ async fn steps_are_kept_over_rounds_and_shown() {
 
 /// Does one step more in the second round than in the first, and no more in any later one; then fails.
 const STUCK: &str = r#"
-import json, os, socket, sys
-round = int(os.environ["ELASTIC_ROUND"])
-agent = socket.socket(socket.AF_UNIX)
-agent.connect(os.environ["ELASTIC_AGENT_SOCKET"])
-def say(**message): agent.sendall((json.dumps(message) + "\n").encode())
-say(type="register", local_rank=0, pid=os.getpid())
+say = agent()
 for step in range(6, 7 + min(round, 2)): say(type="progress", step=step)
 sys.exit("the next sample cannot be read")
 "#;
@@ -87,9 +75,7 @@ sys.exit("the next sample cannot be read")
 async fn a_job_that_keeps_failing_at_the_same_step_ends() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--max-restarts=50").flag("--restarts-without-progress=2");
-    let script = job.path("worker.py");
-    std::fs::write(&script, STUCK).unwrap();
-    let job = job.program(["python3".to_owned(), script.display().to_string()]);
+    let job = python(job, STUCK);
     let mut agent = job.start("a");
     assert_eq!(exits(std::slice::from_mut(&mut agent)).await, [JOB_FAILED]);
 
