@@ -54,7 +54,7 @@ packages() {
     fi
 }
 
-# Looks at the coordinator's page. Ubuntu's package of that name only fetches a snap.
+# Installs chromium, in which a test looks at the coordinator's page. Ubuntu's package of that name only fetches a snap.
 browser() {
     (packages chromium chromium) && return 0
     [[ ${ELASTIC_REQUIRE_CHROMIUM:-0} != 1 ]] || exit 1

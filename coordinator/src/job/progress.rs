@@ -1,4 +1,5 @@
-//! How far a job's workers have come: what dashboards and people are told. Nothing in a job's life is decided by it.
+//! How far a job's workers have come. People and dashboards are told by [`ProgressRecord`], which decides nothing;
+//! leaders know by [`Advance`] whether restarts still help.
 
 use serde::{Deserialize, Serialize};
 
@@ -103,7 +104,7 @@ pub struct Advance {
     /// The furthest step that a failed worker's node had reported in this generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub furthest_step: Option<u64>,
-    /// The last restarts in a row of which none got the job beyond that step.
+    /// How many restarts in a row, up to the last one, have not got the job beyond that step.
     #[serde(default)]
     pub stalled_restarts: u32,
 }
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn restarts_that_reach_no_new_step_are_counted() {
-        // Steps at which the job fails, and what the last failure's restarts brought.
+        // The steps at which the job fails, one after the other; then the furthest, and the restarts that brought nothing.
         for (failures, furthest, stalled) in [
             (&[None][..], None, 0),
             (&[None, None, None], None, 2),
