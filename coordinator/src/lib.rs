@@ -14,6 +14,7 @@
 //! | [`node`] | the drivers that carry the machines: IO, timers, pulses |
 //! | [`workers`] | what a round's workers ask for through their agents: barriers, checkpoint commits |
 //! | [`removal`] | deleting the records of a job that has ended |
+//! | [`operator`] | what operators see of jobs and ask of them |
 //! | [`service`] | what `elastic-coordinator` runs: leads every job while it is up |
 //! | [`flags`] | the command lines of `elastic-coordinator` and `elasticctl` |
 //!
@@ -27,6 +28,7 @@ pub mod flags;
 pub mod job;
 pub mod listener;
 pub mod node;
+pub mod operator;
 pub mod removal;
 pub mod rendezvous;
 pub mod service;

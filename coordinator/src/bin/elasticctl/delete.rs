@@ -1,15 +1,15 @@
-//! `elasticctl delete`: what it says. What it does is in [`elastic_coordinator::removal`].
+//! `elasticctl delete`: what it says. What it does is in [`elastic_coordinator::operator`].
 
 use std::time::Duration;
 
 use elastic_coordinator::job::{JobId, Keys};
-use elastic_coordinator::removal::{RemovalError, Target, check, remove};
+use elastic_coordinator::operator::Operator;
+use elastic_coordinator::removal::RemovalError;
 use elastic_coordinator::service::retention::{Policy, expired};
 use elastic_coordinator::store::Revision;
 use elastic_coordinator::time::date;
 use serde_json::json;
 
-use crate::operator::Operator;
 use crate::{print, print_json};
 
 /// Deletes one job, or says what would be deleted.
@@ -62,12 +62,7 @@ async fn carry_out(
     chosen: Option<Revision>,
     dry_run: bool,
 ) -> Result<i64, RemovalError> {
-    let target = Target { prefix: &operator.prefix, job, chosen, now_ms: date::now_ms() };
-    if dry_run {
-        let keys = check(&*operator.store, &target).await?;
-        return Ok(i64::try_from(keys).unwrap_or(i64::MAX));
-    }
-    remove(&*operator.store, &target).await
+    if dry_run { operator.would_delete(job, chosen).await } else { operator.delete(job, chosen).await }
 }
 
 fn line(job: &JobId, keys: i64, dry_run: bool) -> String {

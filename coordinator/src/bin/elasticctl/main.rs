@@ -3,7 +3,6 @@
 mod bench;
 mod delete;
 mod doctor;
-mod operator;
 mod show;
 mod table;
 mod top;
@@ -16,9 +15,8 @@ use clap::Parser;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
 use elastic_coordinator::job::json;
 use elastic_coordinator::job::overview::{Change, Overview};
+use elastic_coordinator::operator::{Asked, Operator, Wish};
 use elastic_coordinator::store::{Store, WatchUpdate};
-
-use operator::{Operator, Wish};
 
 #[allow(clippy::print_stderr)]
 fn main() -> ExitCode {
@@ -86,23 +84,10 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             top::run(&connect().await?, &place, job.as_deref()).await
         }
         Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
-        Command::Drain { job, node } => {
-            let (was, desired) = connect().await?.ask(&job, &Wish::Drain(node)).await?;
-            advise(operator::drain_advice(&was, &desired));
-            print_desired(&desired, json)
-        }
-        Command::Undrain { job, node } => {
-            let (_, desired) = connect().await?.ask(&job, &Wish::Undrain(node)).await?;
-            print_desired(&desired, json)
-        }
-        Command::Set { job, min, max } => {
-            let (_, desired) = connect().await?.ask(&job, &Wish::Nodes { min, max }).await?;
-            print_desired(&desired, json)
-        }
-        Command::Close { job } => {
-            let (_, desired) = connect().await?.ask(&job, &Wish::Close).await?;
-            print_desired(&desired, json)
-        }
+        Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, json).await,
+        Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, json).await,
+        Command::Set { job, min, max } => ask(&connect().await?, &job, Wish::Set { min, max }, json).await,
+        Command::Close { job } => ask(&connect().await?, &job, Wish::Close {}, json).await,
         Command::Delete { job: Some(job), dry_run, .. } => delete::one(&connect().await?, &job, dry_run, json).await,
         Command::Delete { older_than, dry_run, .. } => {
             delete::finished(&connect().await?, older_than.unwrap_or_default(), dry_run, json).await
@@ -119,6 +104,12 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
     }?;
     Ok(ExitCode::SUCCESS)
+}
+
+async fn ask(operator: &Operator, job: &str, wish: Wish, json: bool) -> anyhow::Result<()> {
+    let Asked { desired, advice } = operator.ask(job, &wish).await?;
+    advise(advice);
+    print_desired(&desired, json)
 }
 
 async fn events(operator: &Operator, prefix: &str, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {

@@ -19,7 +19,7 @@ use elastic_coordinator::time::date;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::operator::Operator;
+use elastic_coordinator::operator::Operator;
 use screen::{Next, Screen};
 use terminal::Terminal;
 

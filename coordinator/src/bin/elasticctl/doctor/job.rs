@@ -7,7 +7,7 @@ use elastic_coordinator::job::{Endpoint, JobId, RoundRecord, RoundState, Waits};
 
 use super::finding::{Finding, State};
 use super::reach::{Port, Seen};
-use crate::operator::OperatorError;
+use elastic_coordinator::operator::OperatorError;
 
 /// All findings.
 pub(super) fn judge(seen: &Seen) -> Vec<Finding> {

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::look::REACH;
-use crate::operator::{Operator, OperatorError};
+use elastic_coordinator::operator::{Operator, OperatorError};
 
 /// How many ports are tried at once.
 const AT_ONCE: usize = 128;

@@ -1,0 +1,106 @@
+//! What can be asked of a job that goes on, and what is desired once it is granted: a pure function of the job's records.
+//! Reading and writing them is [`super::Operator`]'s.
+//!
+//! A new wish is one more variant of [`Wish`] and its arm in [`granted`].
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use super::OperatorError;
+use super::error::listing;
+use crate::job::overview::Job;
+use crate::job::{Desired, JobId, Phase};
+
+/// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
+/// them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// Nodes of this name leave and stay away.
+    Drain {
+        /// The node's name, or its id.
+        node: String,
+    },
+    /// They may take part again.
+    Undrain {
+        /// The node's name.
+        node: String,
+    },
+    /// Other bounds; `None` leaves one as it is.
+    Set {
+        /// Fewest nodes.
+        min: Option<u32>,
+        /// Most nodes.
+        max: Option<u32>,
+    },
+    /// The job ends.
+    Close {},
+}
+
+/// What is desired once a wish is added.
+///
+/// # Errors
+/// [`OperatorError`] says what does not fit.
+pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
+    match wish {
+        Wish::Close {} => desired.closed = true,
+        Wish::Set { min, max } => {
+            let (old_min, old_max) = job.range().unwrap_or((1, 1));
+            let (min, max) = (min.unwrap_or(old_min), max.unwrap_or(old_max));
+            if min == 0 || min > max {
+                return Err(OperatorError::Range { job: id.clone(), min, max });
+            }
+            desired.min_nodes = Some(min);
+            desired.max_nodes = Some(max);
+        }
+        Wish::Drain { node } => {
+            let name = name_of(job, node).ok_or_else(|| no_such_node(id, job, node))?;
+            if !desired.drain.contains(&name) {
+                desired.drain.push(name);
+            }
+        }
+        Wish::Undrain { node } => {
+            let before = desired.drain.len();
+            desired.drain.retain(|drained| drained != node);
+            if desired.drain.len() == before {
+                let drained = desired.drain.iter().cloned();
+                let there = listing(drained, "drained are", "none is drained");
+                return Err(OperatorError::NoSuchNode { job: id.clone(), node: node.clone(), there });
+            }
+        }
+    }
+    Ok(desired)
+}
+
+/// What an operator should know about a wish just granted.
+pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
+    match wish {
+        Wish::Drain { .. } => drain_advice(job, desired),
+        Wish::Undrain { .. } | Wish::Set { .. } | Wish::Close {} => None,
+    }
+}
+
+/// The name of a node that is here, given by name or by id.
+fn name_of(job: &Job, node: &str) -> Option<String> {
+    let mut records = job.nodes.iter();
+    let found = records.find(|(id, record)| record.value.name == node || id.as_str() == node);
+    found.map(|(_, record)| record.value.name.clone())
+}
+
+fn no_such_node(id: &JobId, job: &Job, node: &str) -> OperatorError {
+    let names = job.nodes.values().map(|record| record.value.name.clone());
+    let there = listing(names, "there are", "none is there");
+    OperatorError::NoSuchNode { job: id.clone(), node: node.to_owned(), there }
+}
+
+/// Whether the job can go on without the nodes that are drained.
+fn drain_advice(job: &Job, desired: &Desired) -> Option<String> {
+    let staying = job.nodes.values().filter(|node| {
+        !desired.drain.contains(&node.value.name) && !matches!(node.value.phase, Phase::Draining | Phase::Stopped)
+    });
+    let (staying, (min, _)) = (staying.count(), job.range()?);
+    let join_timeout = job.spec.as_ref()?.timings.join_timeout;
+    (staying < min as usize).then(|| {
+        format!(
+            "{staying} nodes stay and the job needs {min}: it waits for others, and fails after {join_timeout:?} without them"
+        )
+    })
+}
