@@ -22,10 +22,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
 /// Connections that the kernel keeps for us until we take them; it takes less where `net.core.somaxconn` is lower.
@@ -180,23 +182,40 @@ impl Port {
 
     /// Answers HTTP/1 until it is dropped. Connections that are idle or do not finish their requests are closed.
     pub async fn serve_http(mut self, router: Router) {
-        let mut http = hyper::server::conn::http1::Builder::new();
-        let Patience { headers, old, last_answer, .. } = self.patience;
-        http.timer(TokioTimer::new()).header_read_timeout(headers);
         loop {
             let mut stream = self.accept().await;
             // The headers' own limit is the shorter way to say it.
             stream.greeting = None;
-            let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router.clone()));
+            tokio::spawn(answer(stream, router.clone(), self.patience));
+        }
+    }
+
+    /// The same over TLS, each connection with the settings of that moment.
+    pub async fn serve_https(mut self, router: Router, settings: impl Fn() -> Arc<ServerConfig>) {
+        loop {
+            let mut stream = self.accept().await;
+            stream.greeting = None;
+            let handshake = TlsAcceptor::from(settings()).accept(stream);
+            let (router, patience) = (router.clone(), self.patience);
             tokio::spawn(async move {
-                tokio::pin!(serving);
-                // What a client breaks is its own loss.
-                if timeout(old, serving.as_mut()).await.is_err() {
-                    serving.as_mut().graceful_shutdown();
-                    let _ = timeout(last_answer, serving).await;
+                if let Ok(Ok(stream)) = timeout(patience.greeting, handshake).await {
+                    answer(stream, router, patience).await;
                 }
             });
         }
+    }
+}
+
+/// Answers one HTTP/1 connection until it ends or is too old.
+async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, patience: Patience) {
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(patience.headers);
+    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    tokio::pin!(serving);
+    // What a client breaks is its own loss.
+    if timeout(patience.old, serving.as_mut()).await.is_err() {
+        serving.as_mut().graceful_shutdown();
+        let _ = timeout(patience.last_answer, serving).await;
     }
 }
 

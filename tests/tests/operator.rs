@@ -1,9 +1,12 @@
 //! `elastic-coordinator` and `elasticctl` as users run them: the built binaries, on real etcd and on the embedded
 //! store, with nodes of this process, whose workers are simulated.
 
+mod browser;
+mod history;
 mod http;
 mod retention;
 mod top;
+mod users;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -169,8 +169,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "seal_without_the_pointers_guard",
         what: "a round is sealed though a newer checkpoint was committed meanwhile",
         file: TRANSACTIONS,
-        from: "self.guarded(then).guarded([Guard::modified(self.keys.checkpoint(), self.pointer)])",
-        to: "self.guarded(then).guarded((!ON).then(|| Guard::modified(self.keys.checkpoint(), self.pointer)))",
+        from: "written.guarded([Guard::modified(self.keys.checkpoint(), self.pointer)])",
+        to: "written.guarded((!ON).then(|| Guard::modified(self.keys.checkpoint(), self.pointer)))",
     },
     Mutant {
         name: "seal_without_a_checkpoint",

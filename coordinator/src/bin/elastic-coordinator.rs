@@ -13,7 +13,9 @@ use elastic_coordinator::embedded::EmbeddedServer;
 use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
-use elastic_coordinator::service::http::{self, Shown};
+use elastic_coordinator::operator::Operator;
+use elastic_coordinator::service::http::users::Users;
+use elastic_coordinator::service::http::{self, Shown, Site, tls};
 use elastic_coordinator::service::retention::Policy;
 use elastic_coordinator::service::{self, ServiceSetup, Shared};
 use elastic_coordinator::store::Store;
@@ -80,20 +82,15 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let peer = peer(&cli, listener.local_addr()?)?;
     let node = NodeId::new(&format!("coordinator-{peer}"), &uuid::Uuid::new_v4().to_string());
     tracing::info!(%node, prefix = cli.store.prefix, "taking agents' pulses at {peer}");
-    if let Some(address) = cli.http {
-        let listener = listen(address).with_context(|| format!("serve HTTP on {address} (--http)"))?;
-        let address = listener.local_addr()?;
-        tracing::info!("serving http://{address}/metrics, /live and /ready");
-        let shown = if cli.http_jobs { Shown::Jobs } else { Shown::Monitoring };
-        if shown == Shown::Jobs {
-            tracing::info!("the page of all jobs is http://{address}/: whoever reaches it can read their records");
-        }
-        tokio::spawn(http::serve(listener, Arc::clone(&shared), shown));
-    }
     let observed = Arc::clone(&shared);
     let observer = Arc::new(move |call, ok, took| observed.metrics.called(call, ok, took));
+    let store: Arc<dyn Store> = Arc::new(Metered::new(store, observer));
+    if let Some(address) = cli.http {
+        let operator = Operator::new(Arc::clone(&store), &cli.store.prefix);
+        serve_http(&cli, address, Arc::clone(&shared), operator)?;
+    }
     let setup = ServiceSetup {
-        store: Arc::new(Metered::new(store, observer)),
+        store,
         prefix: cli.store.prefix,
         record: LeaderRecord { node, peer, coordinator: true },
         listener,
@@ -114,6 +111,35 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         serving.await.context("the embedded store's task failed")??;
     }
     led
+}
+
+/// Begins to serve `--http`.
+fn serve_http(cli: &Cli, address: SocketAddr, shared: Arc<Shared>, operator: Operator) -> anyhow::Result<()> {
+    let files = cli.http_cert.clone().zip(cli.http_key.clone());
+    let tls = files.map(|(certificate, key)| tls::certificate(certificate, key)).transpose();
+    let tls = tls.map_err(anyhow::Error::msg).context("--http-cert and --http-key")?;
+    let shown = match &cli.http_users {
+        Some(file) => {
+            anyhow::ensure!(
+                tls.is_some() || address.ip().is_loopback() || cli.http_insecure,
+                "--http-users over plain HTTP on {address}: everybody on the way could read the tokens. Give --http-cert \
+                 and --http-key; or a loopback address; or --http-insecure, if a proxy before this port does TLS"
+            );
+            Shown::Users(Users::follow(file.clone()).map_err(anyhow::Error::msg).context("--http-users")?)
+        }
+        None if cli.http_jobs => Shown::Jobs,
+        None => Shown::Monitoring,
+    };
+    let listener = listen(address).with_context(|| format!("serve HTTP on {address} (--http)"))?;
+    let at = format!("{}://{}", if tls.is_some() { "https" } else { "http" }, listener.local_addr()?);
+    tracing::info!("serving {at}/metrics, /live and /ready");
+    match shown {
+        Shown::Monitoring => {}
+        Shown::Jobs => tracing::info!("the page of all jobs is {at}/: whoever reaches it can read their records"),
+        Shown::Users(_) => tracing::info!("the page of all jobs is {at}/, for users with a token"),
+    }
+    tokio::spawn(http::serve(listener, Site { shared, operator, shown }, tls));
+    Ok(())
 }
 
 /// Where to take agents' pulses. If only this machine can reach the store, only this machine can reach this port.

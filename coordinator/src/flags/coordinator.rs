@@ -1,6 +1,7 @@
 //! The command line of `elastic-coordinator`.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
@@ -20,6 +21,7 @@ use super::{StoreFlags, age};
 Examples:
   elastic-coordinator --etcd etcd0:2379,etcd1:2379,etcd2:2379 --http 0.0.0.0:9400
   elastic-coordinator --etcd etcd0:2379 --http 127.0.0.1:9400 --http-jobs      a web page of all jobs
+  elastic-coordinator --etcd etcd0:2379 --http 0.0.0.0:9400 --http-users users.jsonl --http-cert c.pem --http-key k.pem
   elastic-coordinator --embedded --listen 0.0.0.0:29400 --allow-remote     a store without etcd, for trials
   elastic-coordinator --etcd etcd0:2379 --keep-finished 30d --keep-finished-count 500
 
@@ -56,10 +58,30 @@ pub struct Flags {
 
     /// Serve the jobs there too: a web page at /, a JSON API at /v1/jobs
     ///
-    /// They only read. They know neither passwords nor TLS: whoever reaches the port can read all jobs' records, among
-    /// them what failed workers wrote to their standard error.
+    /// They only read, and ask for no token: whoever reaches the port can read all jobs' records, among them what failed
+    /// workers wrote to their standard error. With --http-users they are there in any case, for users alone.
     #[arg(long, requires = "http")]
     pub http_jobs: bool,
+
+    /// Serve them to these users, who may also change jobs: a file with one JSON object a line
+    ///
+    /// `elasticctl token NAME --role operate` makes a token and its line. The file holds a hash of each token. It is read
+    /// again within a second when it changes; one with a wrong line changes nothing. Needs TLS (--http-cert), unless
+    /// --http is a loopback address or --http-insecure is given.
+    #[arg(long, requires = "http", value_name = "FILE")]
+    pub http_users: Option<PathBuf>,
+
+    /// Serve --http over TLS, with the certificates in this PEM file; read again when it changes
+    #[arg(long, requires = "http", requires = "http_key", value_name = "FILE")]
+    pub http_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's key
+    #[arg(long, requires = "http_cert", value_name = "FILE")]
+    pub http_key: Option<PathBuf>,
+
+    /// Take users' tokens over plain HTTP on an address that is not loopback: a proxy before it does TLS
+    #[arg(long, requires = "http_users")]
+    pub http_insecure: bool,
 
     /// How long its leadership outlives a host that falls silent, in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600), value_name = "SECONDS")]

@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 
 use super::{StoreFlags, age};
+use crate::job::{JobId, Requester};
+use crate::service::http::users::Role;
 
 /// See elastic's jobs and ask things of them.
 ///
@@ -24,6 +26,7 @@ Examples:
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
   elasticctl bench                         how fast etcd answers, and which lease_ttl that allows
+  elasticctl token anna --role operate     let anna change jobs over the coordinator's API
   elasticctl delete train                  forget a job that has ended; checkpoint files stay
   elasticctl delete --finished --older-than 30d --dry-run
   elasticctl jobs -o json | jq '.[] | select(.state == \"running\") | .job'
@@ -38,6 +41,10 @@ pub struct Flags {
     /// Which store, and where in it.
     #[command(flatten)]
     pub store: StoreFlags,
+
+    /// Who asks, for the job's history [default: the user and the host]
+    #[arg(long = "as", value_parser = person, value_name = "NAME", global = true)]
+    pub by: Option<String>,
 
     /// How to print
     #[arg(short, long, value_enum, default_value_t = Output::Table, global = true)]
@@ -144,6 +151,24 @@ pub enum Command {
         /// The job
         job: String,
     },
+    /// Make a token for a user of the coordinator's API and page: prints its line for the file of --http-users
+    ///
+    /// The token itself is printed to standard error, once: it is kept nowhere. Add the line to the file, and the token
+    /// holds within a second; take the line out, and it holds no longer. No store is asked.
+    Token {
+        /// The user's name, as it will stand in jobs' histories
+        #[arg(value_parser = person)]
+        name: String,
+        /// What the user may do
+        #[arg(long, value_enum, default_value_t = Role::Read)]
+        role: Role,
+        /// The only job that the user sees and touches; may be given more than once [default: all jobs]
+        #[arg(long, value_name = "JOB")]
+        job: Vec<JobId>,
+        /// How long the token holds: 12h, 30d [default: until its line is taken out]
+        #[arg(long, value_parser = age, value_name = "TIME")]
+        expires: Option<Duration>,
+    },
     /// Measure how fast etcd answers what jobs ask it, and say which lease_ttl that allows
     ///
     /// Reads and writes by one client and by many at once, and the time from a write until a watch tells of it. Keys under
@@ -171,4 +196,11 @@ pub enum Command {
         /// A job to look at too
         job: Option<String>,
     },
+}
+
+/// A name for people.
+fn person(text: &str) -> Result<String, String> {
+    let fits = Requester::is_name(text);
+    let most = Requester::LONGEST_NAME;
+    fits.then(|| text.to_owned()).ok_or_else(|| format!("a name has 1 to {most} bytes, without control characters"))
 }

@@ -6,12 +6,14 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod failure;
+pub mod history;
 mod ids;
 pub mod json;
 mod keys;
 pub mod overview;
 mod progress;
 mod record;
+mod requester;
 mod spec;
 mod waiting;
 
@@ -23,7 +25,8 @@ pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,
 };
-pub use spec::{Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
+pub use requester::{Requester, Via};
+pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
 pub use waiting::Waits;
 
 /// Where the latest committed checkpoint lies: the record under the `checkpoint` key.

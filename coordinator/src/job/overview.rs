@@ -208,10 +208,10 @@ impl Job {
     }
 
     /// When the job ended, in milliseconds since the Unix epoch on the clock of whoever led it then; `None` while it has
-    /// not ended, or where no history tells.
+    /// not ended, or where no history tells. What an operator asked afterwards does not count.
     pub fn ended_ms(&self) -> Option<u64> {
         self.round.as_ref().filter(|round| round.value.state.is_final())?;
-        self.events.values().next_back().map(|event| event.at_ms)
+        self.events.values().rev().find(|event| event.asked_by.is_none()).map(|event| event.at_ms)
     }
 
     /// Nodes that wait without a place. One that was given its first place says so until its workers run.
@@ -258,6 +258,21 @@ mod tests {
         let gone = Event::Delete { key: "/elastic/v1/jobs/J/leader".into(), revision: Revision(8) };
         assert_eq!(overview.apply(&gone), Some((job, Some(Change::Leaderless))));
         assert!(overview.jobs.is_empty());
+    }
+
+    #[test]
+    fn what_is_asked_of_a_job_that_has_ended_does_not_move_its_end() {
+        let round = r#"{"number":1,"generation":1,"state":"failed","reason":"r"}"#;
+        let line = |at: u64, more: &str| format!(r#"{{"at_ms":{at},"round":1,"state":"failed","reason":"r"{more}}}"#);
+        let asked = line(90, r#","asked_by":{"name":"anna","via":"api"}"#);
+        let values = [
+            kv("/elastic/v1/jobs/J/round", round),
+            kv("/elastic/v1/jobs/J/events/000000000004", &line(40, "")),
+            kv("/elastic/v1/jobs/J/events/000000000005", &asked),
+        ];
+        let overview = Overview::of("/elastic", &values);
+        let job = overview.jobs.values().next().unwrap();
+        assert_eq!((job.events.len(), job.ended_ms()), (2, Some(40)));
     }
 
     #[test]

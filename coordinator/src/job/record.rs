@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Advance, Checkpoint, Failure, NodeId};
+use super::{Advance, Checkpoint, Failure, NodeId, Requester};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -292,13 +292,13 @@ pub struct Tombstone {
     pub drained: bool,
 }
 
-/// A line of the job's history, `events/<number>`.
+/// A line of the job's history, `events/<number>`: what the leader did, or what an operator asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventRecord {
-    /// Milliseconds since the Unix epoch on the leader's clock. For people: nothing in a job's life is decided by it.
+    /// Milliseconds since the Unix epoch on the writer's clock. For people: nothing in a job's life is decided by it.
     /// Only how long the records of an ended job are kept is counted from it.
     pub at_ms: u64,
-    /// The round it led to.
+    /// The round it led to; of a request, the round in which it was made.
     pub round: u64,
     /// That round's state.
     pub state: RoundState,
@@ -307,6 +307,9 @@ pub struct EventRecord {
     /// Nodes evicted by it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<NodeId>,
+    /// The operator who asked for it; none where the leader did it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_by: Option<Requester>,
 }
 
 /// A record and where in history it stands.

@@ -1,9 +1,12 @@
 //! What all agents of a job must share, and what an operator may override.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use super::Requester;
 
 /// Version of keys and records. Agents of different versions refuse each other.
 pub const PROTOCOL: u32 = 1;
@@ -214,6 +217,23 @@ pub struct Desired {
     /// Node names asked to leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain: Vec<String>,
+    /// Who has changed this record last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Asked>,
+    /// What a newer version asks for. It stays as it is when this version changes the rest.
+    #[serde(flatten)]
+    pub rest: BTreeMap<String, serde_json::Value>,
+}
+
+/// Who has changed `desired`, and where the history tells it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// Who.
+    pub by: Requester,
+    /// Milliseconds since the Unix epoch on the clock of whoever passed it on, for people.
+    pub at_ms: u64,
+    /// The number of the history's line, written in the same transaction.
+    pub event: u64,
 }
 
 mod millis {
@@ -268,6 +288,19 @@ mod tests {
         let own = Spec { timings: Timings { margin, ..Timings::default() }, ..spec() };
         let job: Spec = serde_json::from_slice(&serde_json::to_vec(&own).unwrap()).unwrap();
         assert_eq!(own.disagreement(&job), None);
+    }
+
+    #[test]
+    fn what_a_newer_version_desires_is_kept_and_an_older_record_is_read() {
+        let newer = r#"{"closed":false,"drain":["a"],"weights":{"a":2}}"#;
+        let mut desired: Desired = serde_json::from_str(newer).unwrap();
+        desired.max_nodes = Some(4);
+        let written: serde_json::Value = serde_json::to_value(&desired).unwrap();
+        assert_eq!((&written["weights"]["a"], &written["max_nodes"]), (&2.into(), &4.into()));
+        let older: Desired = serde_json::from_str(r#"{"min_nodes":1,"closed":true}"#).unwrap();
+        assert_eq!(older, Desired { min_nodes: Some(1), closed: true, ..Desired::default() });
+        let by = r#"{"asked":{"by":{"name":"a","via":"pigeon"},"at_ms":1,"event":2}}"#;
+        assert_eq!(serde_json::from_str::<Desired>(by).unwrap().asked.unwrap().by.via, crate::job::Via::Other);
     }
 
     #[test]

@@ -56,8 +56,11 @@ pub enum OperatorError {
         /// Most.
         max: u32,
     },
+    /// Nothing is to be set.
+    #[error("neither min nor max is given: name at least one")]
+    NoBounds,
     /// Others change the same record all the time.
-    #[error("others keep changing what is asked of job {job}: try again")]
+    #[error("others keep changing job {job}: try again")]
     Contended {
         /// The job.
         job: JobId,

@@ -2,15 +2,18 @@
 //!
 //! Everything an operator asks for is a change of the job's `desired` record, guarded by its mod revision ([`Wish`] says
 //! which there are); of a job that has ended, the resume point can be dropped, or all of it deleted. Nodes are never
-//! touched directly.
+//! touched directly. Who asked stands in the job's history: its line is written in the same transaction.
 
 mod error;
 mod wish;
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use crate::job::overview::{Job, Overview};
-use crate::job::{Checkpoint, Desired, JobId, Keys, to_json};
+use crate::job::{
+    Asked, Checkpoint, Desired, EventRecord, JobId, Keys, Requester, RoundRecord, Versioned, history, to_json,
+};
 use crate::removal::{RemovalError, Target, check, remove};
 use crate::store::{Guard, Op, Revision, Scope, Store, Txn, Watcher};
 use crate::time::date;
@@ -20,7 +23,7 @@ pub use error::OperatorError;
 pub use wish::{Wish, advice, granted};
 
 /// How often a change is tried again that another operator's change overtook.
-const TRIES: usize = 5;
+const TRIES: usize = 8;
 
 /// Reads jobs and asks for changes.
 #[derive(Clone)]
@@ -33,7 +36,7 @@ pub struct Operator {
 
 /// What came of a wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
+pub struct Granted {
     /// What is desired of the job now.
     pub desired: Desired,
     /// What whoever asked should know, for people.
@@ -84,30 +87,30 @@ impl Operator {
         Ok(self.store.watch(Scope::Prefix(job.keys.events()), from).await?)
     }
 
-    /// Asks something of a job. Asking twice for the same changes nothing.
+    /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is told once.
     ///
     /// # Errors
     /// [`OperatorError`] says what does not fit; the store's, where an unknown outcome is worth another try.
-    pub async fn ask(&self, id: &str, wish: &Wish) -> Result<Asked, OperatorError> {
+    pub async fn ask(&self, id: &str, wish: &Wish, by: &Requester) -> Result<Granted, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
-            if let Some(round) = job.round.as_ref().filter(|round| round.value.state.is_final()) {
+            let Some(round) = &job.round else { continue };
+            if round.value.state.is_final() {
                 return Err(OperatorError::Ended { job: name, state: round.value.state });
             }
             let before = job.desired.as_ref().map(|desired| desired.value.clone()).unwrap_or_default();
-            let desired = granted(&name, &job, before.clone(), wish)?;
+            let mut desired = granted(&name, &job, before.clone(), wish)?;
             let advice = advice(&job, &desired, wish);
             if desired == before {
-                return Ok(Asked { desired, advice });
+                return Ok(Granted { desired, advice });
             }
+            let line = Line::next(&job, round, wish, by);
+            desired.asked = Some(Asked { by: by.clone(), at_ms: line.event.at_ms, event: line.number });
             let key = job.keys.desired();
             let revision = job.desired.as_ref().map_or(Revision::NONE, |desired| desired.modified);
-            let put = Op::put(&key, to_json(&desired));
-            // Of a job that was deleted meanwhile nothing is asked: the next one of its id would find it.
-            let life = job.round.as_ref().map_or(Revision::NONE, |round| round.created);
-            let guards = vec![Guard::modified(key, revision), Guard::created(job.keys.round(), life)];
-            if self.store.put(guards, put).await?.is_some() {
-                return Ok(Asked { desired, advice });
+            let put = Txn::of([Op::put(&key, to_json(&desired))]).guarded([Guard::modified(key, revision)]);
+            if self.store.txn(line.with(put, &job)).await?.succeeded {
+                return Ok(Granted { desired, advice });
             }
         }
         let job = self.job(id).await?.0;
@@ -115,24 +118,22 @@ impl Operator {
     }
 
     /// Drops the resume point of a job that has ended, so that its next generation begins anew; `None` if it has none.
-    /// Files are left alone. Guarded by the final record: a job that has begun again meanwhile keeps its resume point.
+    /// Files are left alone. A job that has begun again meanwhile keeps its resume point.
     ///
     /// # Errors
     /// [`OperatorError::NotEnded`] while the job goes on; the store's, where an unknown outcome is worth another try.
-    pub async fn drop_checkpoint(&self, id: &str) -> Result<Option<Checkpoint>, OperatorError> {
+    pub async fn drop_checkpoint(&self, id: &str, by: &Requester) -> Result<Option<Checkpoint>, OperatorError> {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
             let Some(round) = &job.round else { return Ok(None) };
             if !round.value.state.is_final() {
                 return Err(OperatorError::NotEnded { job: name, state: round.value.state });
             }
-            let Some(checkpoint) = job.checkpoint else { return Ok(None) };
-            let guards = [
-                Guard::modified(job.keys.round(), round.modified),
-                Guard::modified(job.keys.checkpoint(), checkpoint.modified),
-            ];
-            let delete = Txn::of([Op::delete(job.keys.checkpoint())]).guarded(guards);
-            if self.store.txn(delete).await?.succeeded {
+            let Some(checkpoint) = job.checkpoint.clone() else { return Ok(None) };
+            let line = Line::next(&job, round, format!("drop the checkpoint of step {}", checkpoint.value.step), by);
+            let key = job.keys.checkpoint();
+            let delete = Txn::of([Op::delete(&key)]).guarded([Guard::modified(key, checkpoint.modified)]);
+            if self.store.txn(line.with(delete, &job)).await?.succeeded {
                 return Ok(Some(checkpoint.value));
             }
         }
@@ -160,5 +161,35 @@ impl Operator {
 
     fn target<'a>(&'a self, job: &'a JobId, chosen: Option<Revision>) -> Target<'a> {
         Target { prefix: &self.prefix, job, chosen, now_ms: date::now_ms() }
+    }
+}
+
+/// The line of history that tells of a request.
+struct Line {
+    number: u64,
+    event: EventRecord,
+    /// The round's record as the request found it.
+    round: Revision,
+}
+
+impl Line {
+    fn next(job: &Job, round: &Versioned<RoundRecord>, what: impl Display, by: &Requester) -> Line {
+        let event = EventRecord {
+            at_ms: date::now_ms(),
+            round: round.value.number,
+            state: round.value.state,
+            reason: format!("asked by {by}: {what}"),
+            evicted: Vec::new(),
+            asked_by: Some(by.clone()),
+        };
+        let number = job.events.keys().next_back().map_or(0, |last| last.saturating_add(1));
+        Line { number, event, round: round.modified }
+    }
+
+    /// Adds the line to what it tells of: both are written, or none. The round must be the one that it speaks of, so
+    /// that nothing is asked of the next job of this id, either.
+    fn with(&self, mut txn: Txn, job: &Job) -> Txn {
+        txn.then.extend(history::write(&job.keys, self.number, &self.event));
+        txn.guarded([Guard::modified(job.keys.round(), self.round), history::unwritten(&job.keys, self.number)])
     }
 }

@@ -5,6 +5,10 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
+use std::fmt;
+
+use serde::Deserialize;
+
 use super::OperatorError;
 use super::error::listing;
 use crate::job::overview::Job;
@@ -12,7 +16,8 @@ use crate::job::{Desired, JobId, Phase};
 
 /// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
 /// them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Wish {
     /// Nodes of this name leave and stay away.
     Drain {
@@ -35,6 +40,22 @@ pub enum Wish {
     Close {},
 }
 
+/// As the history tells it.
+impl fmt::Display for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wish::Drain { node } => write!(f, "drain {node}"),
+            Wish::Undrain { node } => write!(f, "undrain {node}"),
+            Wish::Set { min, max } => {
+                f.write_str("set")?;
+                min.map_or(Ok(()), |min| write!(f, " min {min}"))?;
+                max.map_or(Ok(()), |max| write!(f, " max {max}"))
+            }
+            Wish::Close {} => f.write_str("close"),
+        }
+    }
+}
+
 /// What is desired once a wish is added.
 ///
 /// # Errors
@@ -42,6 +63,7 @@ pub enum Wish {
 pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
     match wish {
         Wish::Close {} => desired.closed = true,
+        Wish::Set { min: None, max: None } => return Err(OperatorError::NoBounds),
         Wish::Set { min, max } => {
             let (old_min, old_max) = job.range().unwrap_or((1, 1));
             let (min, max) = (min.unwrap_or(old_min), max.unwrap_or(old_max));

@@ -1,8 +1,15 @@
-//! What a replica serves over plain HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API and
-//! the page. All of it only reads, from memory: however many ask, the store is not asked.
+//! What a replica serves over HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API and the page.
+//! What it reads comes from memory: however many ask, the store is not asked. What it changes, it asks of the store as
+//! `elasticctl` does.
 
+mod access;
 mod api;
+mod changes;
+mod followed;
 mod page;
+mod problem;
+pub mod tls;
+pub mod users;
 
 use std::sync::Arc;
 
@@ -11,43 +18,64 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 
 use super::Shared;
 use crate::listener::{Port, Share};
+use crate::operator::Operator;
+pub use followed::Followed;
+use users::Users;
 
-/// What whoever reaches the port may read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// To whom the port shows what.
 pub enum Shown {
-    /// How this process does, and the jobs' metrics.
+    /// How this process does, and the jobs' metrics, to whoever reaches it.
     Monitoring,
     /// The jobs' records too, among them what failed workers wrote.
     Jobs,
+    /// These to users alone, who may also change jobs.
+    Users(Followed<Users>),
 }
 
-/// Answers until it is dropped.
-pub async fn serve(listener: TcpListener, shared: Arc<Shared>, shown: Shown) {
+/// What the port serves.
+pub struct Site {
+    /// What is read.
+    pub shared: Arc<Shared>,
+    /// What changes jobs.
+    pub operator: Operator,
+    /// To whom.
+    pub shown: Shown,
+}
+
+/// Answers until it is dropped; with a certificate over TLS alone.
+pub async fn serve(listener: TcpListener, site: Site, tls: Option<Followed<ServerConfig>>) {
+    let site = Arc::new(site);
     let monitoring = Router::new()
         .route("/live", get(async || "the process runs\n"))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics));
-    let router = match shown {
+    let router = match site.shown {
         Shown::Monitoring => monitoring.fallback(async || {
             (StatusCode::NOT_FOUND, "here are /live, /ready and /metrics; --http-jobs adds the page and /v1/jobs\n")
         }),
-        Shown::Jobs => monitoring.nest("/v1", api::router()).merge(page::router()),
+        Shown::Jobs | Shown::Users(_) => monitoring.nest("/v1", api::router(&site)).merge(page::router()),
     };
-    Port::new(listener, Share::Monitors).serve_http(router.with_state(shared)).await;
+    let port = Port::new(listener, Share::Monitors);
+    let router = router.with_state(site);
+    match tls {
+        None => port.serve_http(router).await,
+        Some(tls) => port.serve_https(router, move || tls.now()).await,
+    }
 }
 
-async fn ready(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.unready() {
+async fn ready(State(site): State<Arc<Site>>) -> Response {
+    match site.shared.unready() {
         None => "ready to lead\n".into_response(),
         Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response(),
     }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn metrics(State(site): State<Arc<Site>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], shared.render()).into_response()
+    ([(header::CONTENT_TYPE, kind)], site.shared.render()).into_response()
 }

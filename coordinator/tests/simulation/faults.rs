@@ -1,8 +1,10 @@
 //! What breaks, and what an operator does. The schedule says when.
 
-use elastic_coordinator::job::{Desired, FailureClass};
+use std::collections::BTreeMap;
+
+use elastic_coordinator::job::{Asked, Desired, EventRecord, FailureClass, Requester, RoundState, Via, history};
 use elastic_coordinator::rendezvous::MemberInput;
-use elastic_coordinator::store::{Op, Txn};
+use elastic_coordinator::store::{KeyValue, Op, Scope, Txn};
 
 use crate::dice::{MS, SECOND};
 use crate::process::{Input, Process, Rest};
@@ -201,18 +203,48 @@ impl World {
             }
         }
         let closed = self.dice.chance(0.02);
-        self.desire(Desired { min_nodes: min, max_nodes: max, closed, drain });
+        self.desire(Desired { min_nodes: min, max_nodes: max, closed, drain, ..Desired::default() });
     }
 
-    pub(crate) fn desire(&mut self, desired: Desired) {
+    /// Asks as `elasticctl` does: with a line of history of its own, which a leader must not write over.
+    pub(crate) fn desire(&mut self, mut desired: Desired) {
         if self.store.up {
             self.tell(|| format!("the operator wants {desired:?}"));
+            let by = Requester { name: "operator".into(), via: Via::Elasticctl };
+            let event = self.next_line();
+            desired.asked = Some(Asked { by: by.clone(), at_ms: 0, event });
+            let (reason, evicted, asked_by) = ("asked".into(), Vec::new(), Some(by));
+            let line = EventRecord { at_ms: 0, round: 0, state: RoundState::Running, reason, evicted, asked_by };
             let record = serde_json::to_vec(&desired).unwrap_or_default();
-            self.store.apply(self.now, &Request::Txn(Txn::of([Op::put(self.keys.desired(), record)])));
+            let mut ops = vec![Op::put(self.keys.desired(), record)];
+            ops.extend(history::write(&self.keys, event, &line));
+            self.store.apply(self.now, &Request::Txn(Txn::of(ops)));
+            self.asked.push(event);
             self.unwanted.extend(desired.drain);
             self.send_away();
             self.changed();
         }
+    }
+
+    /// The history, by number.
+    fn lines(&self) -> BTreeMap<u64, EventRecord> {
+        let lines = self.store.mvcc.snapshot(&Scope::Prefix(self.keys.events()));
+        let read =
+            |kv: &KeyValue| Some((history::number(&self.keys, &kv.key)?, serde_json::from_slice(&kv.value).ok()?));
+        lines.iter().filter_map(read).collect()
+    }
+
+    /// The number of the next line of history.
+    fn next_line(&self) -> u64 {
+        self.lines().keys().next_back().map_or(0, |last| last + 1)
+    }
+
+    /// A line of history that told of what the operator asked, and that another has written over.
+    pub(crate) fn overwritten(&self) -> Option<u64> {
+        let (lines, next) = (self.lines(), self.next_line());
+        let stands =
+            |event: &u64| event + history::KEPT < next || lines.get(event).is_some_and(|it| it.asked_by.is_some());
+        self.asked.iter().copied().find(|event| !stands(event))
     }
 
     /// Marks whom the operator asked to leave: it may do so at any later time.

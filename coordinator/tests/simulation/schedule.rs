@@ -66,6 +66,10 @@ impl World {
         self.heal();
         self.promises.healed = Some(self.now);
         self.converge();
+        if let Some(line) = self.overwritten() {
+            self.promises
+                .breach("history", format!("line {line} told of what the operator asked, and is written over"));
+        }
     }
 
     /// With enough nodes alive, and nothing failing, a round runs in time; when the work is done, the job ends.

@@ -77,6 +77,8 @@ pub(crate) struct World {
     pub(crate) healed: bool,
     /// Names that the operator ever asked to leave.
     pub(crate) unwanted: BTreeSet<String>,
+    /// Lines of history that tell of what the operator asked.
+    pub(crate) asked: Vec<u64>,
     /// Workers end well from now on.
     pub(crate) finishing: bool,
     pub(crate) mutation: Option<Mutation>,
@@ -109,6 +111,7 @@ impl World {
             story: Story::default(),
             healed: false,
             unwanted: BTreeSet::new(),
+            asked: Vec::new(),
             finishing: false,
             mutation,
             scenario,

@@ -3,8 +3,10 @@
 mod bench;
 mod delete;
 mod doctor;
+mod requester;
 mod show;
 mod table;
+mod token;
 mod top;
 
 use std::process::ExitCode;
@@ -13,9 +15,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
-use elastic_coordinator::job::json;
 use elastic_coordinator::job::overview::{Change, Overview};
-use elastic_coordinator::operator::{Asked, Operator, Wish};
+use elastic_coordinator::job::{Requester, json};
+use elastic_coordinator::operator::{Granted, Operator, Wish};
 use elastic_coordinator::store::{Store, WatchUpdate};
 
 #[allow(clippy::print_stderr)]
@@ -47,6 +49,7 @@ fn is_closed_pipe(error: &std::io::Error) -> bool {
 
 async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let json = cli.output == Output::Json;
+    let by = || requester::of(cli.by.clone());
     let connect = async || -> anyhow::Result<Operator> {
         let etcd = cli.store.connect()?;
         // A plain call fails as fast, but a probe says what is wrong.
@@ -72,6 +75,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
+        Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
         Command::Bench { seconds, clients } => {
             let operator = connect().await?;
             let each = std::time::Duration::from_secs(seconds.into());
@@ -84,16 +88,16 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             top::run(&connect().await?, &place, job.as_deref()).await
         }
         Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
-        Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, json).await,
-        Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, json).await,
-        Command::Set { job, min, max } => ask(&connect().await?, &job, Wish::Set { min, max }, json).await,
-        Command::Close { job } => ask(&connect().await?, &job, Wish::Close {}, json).await,
+        Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, &by(), json).await,
+        Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, &by(), json).await,
+        Command::Set { job, min, max } => ask(&connect().await?, &job, Wish::Set { min, max }, &by(), json).await,
+        Command::Close { job } => ask(&connect().await?, &job, Wish::Close {}, &by(), json).await,
         Command::Delete { job: Some(job), dry_run, .. } => delete::one(&connect().await?, &job, dry_run, json).await,
         Command::Delete { older_than, dry_run, .. } => {
             delete::finished(&connect().await?, older_than.unwrap_or_default(), dry_run, json).await
         }
         Command::DropCheckpoint { job } => {
-            let dropped = connect().await?.drop_checkpoint(&job).await?;
+            let dropped = connect().await?.drop_checkpoint(&job, &by()).await?;
             if json {
                 return print_json(&serde_json::to_value(dropped)?).map(|()| ExitCode::SUCCESS);
             }
@@ -106,8 +110,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn ask(operator: &Operator, job: &str, wish: Wish, json: bool) -> anyhow::Result<()> {
-    let Asked { desired, advice } = operator.ask(job, &wish).await?;
+async fn ask(operator: &Operator, job: &str, wish: Wish, by: &Requester, json: bool) -> anyhow::Result<()> {
+    let Granted { desired, advice } = operator.ask(job, &wish, by).await?;
     advise(advice);
     print_desired(&desired, json)
 }

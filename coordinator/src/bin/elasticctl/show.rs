@@ -128,6 +128,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     if let Some(desired) = job.desired.as_ref().map(|desired| &desired.value) {
         say("closed", desired.closed.then(|| "asked for".to_owned()));
         say("drained", (!desired.drain.is_empty()).then(|| desired.drain.join(", ")));
+        say("asked last", desired.asked.as_ref().map(|asked| format!("by {} at {} UTC", asked.by, utc(asked.at_ms))));
     }
     if let Some(cause) = round.and_then(|round| round.cause.as_ref()) {
         let node = cause.node.as_ref().map(|node| format!("{}: ", node.name())).unwrap_or_default();

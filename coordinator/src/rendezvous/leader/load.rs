@@ -6,7 +6,7 @@ use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
     Checkpoint, Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone,
-    Versioned, to_json,
+    Versioned, history, to_json,
 };
 use crate::store::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
@@ -102,8 +102,9 @@ impl Leader {
             self.view.as_ref().map(|old| old.desired.clone())
         });
         self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays)?;
-        let number = |kv: &KeyValue| kv.key.rsplit('/').next()?.parse::<u64>().ok();
-        self.next_event = one(7).and_then(number).map_or(0, |last| last + 1);
+        let last = one(7).map(|kv| history::number(&self.keys, &kv.key));
+        self.history_counts = last != Some(None);
+        self.next_event = last.flatten().map_or(0, |last| last + 1);
 
         // What this leader has observed is kept.
         let old = self.view.take();
@@ -278,6 +279,10 @@ impl Leader {
                 Event::Put(kv) => Versioned::<Desired>::parse(kv)?.value,
                 Event::Delete { .. } => Desired::default(),
             };
+            // Its line of history came with it. Otherwise our next one would have its number.
+            if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.next_event) {
+                self.next_event += 1;
+            }
             return Ok(());
         }
         let Some(node) = Keys::node_of(&self.keys.nodes(), event.key()) else { return Ok(()) };

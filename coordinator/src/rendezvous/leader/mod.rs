@@ -127,6 +127,9 @@ pub struct Leader {
     /// Puts a damaged record right.
     mend: Option<Txn>,
     next_event: u64,
+    /// Whether the last line of history has a number, so that the next one's is not taken. Written by hand, it may have
+    /// none.
+    history_counts: bool,
     /// The store's revision at which the view was read; older news is no news.
     loaded: Revision,
     /// A read older than this tells less than a watch has told already, so the job is read again.
@@ -170,6 +173,7 @@ impl Leader {
             known_spec: None,
             mend: None,
             next_event: 0,
+            history_counts: true,
             loaded: Revision::NONE,
             behind: Revision::NONE,
             round_news: Revision::NONE,

@@ -3,6 +3,7 @@
 
 mod cost;
 mod doubt;
+mod history;
 
 use serde_json::{Value, json};
 

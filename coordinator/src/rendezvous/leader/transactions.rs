@@ -8,7 +8,7 @@ use super::super::seats::Seat;
 use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
-    EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, to_json,
+    EventRecord, Failure, Fate, NodeId, Phase, RoundRecord, RoundState, Sealed, Tombstone, Versioned, history, to_json,
 };
 use crate::store::{Guard, Op, Revision, Txn, TxnResult};
 use crate::time::Time;
@@ -16,9 +16,6 @@ use crate::time::Time;
 /// Most keys written or deleted by one transaction; etcd allows 128 operations, and a few go to the round and the
 /// history.
 const BATCH: usize = 100;
-
-/// Lines of history kept.
-const HISTORY: u64 = 256;
 
 impl Leader {
     pub(super) fn form_txn(&self, now: Time, view: &View, form: Form, reason: &str) -> (Doing, Txn) {
@@ -45,10 +42,8 @@ impl Leader {
         let (before, last) = form.evict.split_at(first);
         let evicting = |batch: &[Eviction]| self.guarded(self.evict_ops(view, batch)).guarded(self.silent(view, batch));
         let mut txns: VecDeque<Txn> = before.chunks(MOST_EVICTIONS).map(evicting).collect();
-        let mut then = self.evict_ops(view, last);
-        then.push(Op::put(self.keys.round(), to_json(&record)));
-        self.push_event(now, &record, &form.evict, &mut then);
-        txns.push_back(self.guarded(then).guarded(self.silent(view, last)));
+        let written = self.round_txn(now, &record, &form.evict, self.evict_ops(view, last));
+        txns.push_back(written.guarded(self.silent(view, last)));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Form { record, evict: form.evict, quick: form.quick, rest: txns }, first)
     }
@@ -117,10 +112,8 @@ impl Leader {
             .collect();
         let last = rank_keys.split_off(rank_keys.len().saturating_sub(1) / BATCH * BATCH);
         let mut txns: VecDeque<Txn> = rank_keys.chunks(BATCH).map(|batch| self.guarded(batch.to_vec())).collect();
-        let mut then = last;
-        then.push(Op::put(self.keys.round(), to_json(&record)));
-        self.push_event(now, &record, &[], &mut then);
-        txns.push_back(self.guarded(then).guarded([Guard::modified(self.keys.checkpoint(), self.pointer)]));
+        let written = self.round_txn(now, &record, &[], last);
+        txns.push_back(written.guarded([Guard::modified(self.keys.checkpoint(), self.pointer)]));
         let first = txns.pop_front().unwrap_or_default();
         (Doing::Seal { record, seats, rest: txns }, first)
     }
@@ -134,11 +127,9 @@ impl Leader {
         reason: &str,
     ) -> (Doing, Txn) {
         let record = RoundRecord { state, cause, reason: reason.to_owned(), ..view.round.value.clone() };
-        let mut then = vec![Op::put(self.keys.round(), to_json(&record))];
-        self.push_event(now, &record, &[], &mut then);
         let swept = swept(view);
-        then.extend(self.sweep_ops(&swept));
-        (Doing::Finish { record, swept }, self.guarded(then))
+        let txn = self.round_txn(now, &record, &[], self.sweep_ops(&swept));
+        (Doing::Finish { record, swept }, txn)
     }
 
     /// What the transaction of the final state could not take.
@@ -163,18 +154,21 @@ impl Leader {
         (Doing::Prune { rounds }, txn)
     }
 
-    fn push_event(&self, now: Time, record: &RoundRecord, evictions: &[Eviction], then: &mut Vec<Op>) {
+    /// Writes the round with its line of history, after what else belongs to it. An operator may write a line beside
+    /// us: it then has our number, and everything is read again.
+    fn round_txn(&self, now: Time, record: &RoundRecord, evictions: &[Eviction], mut then: Vec<Op>) -> Txn {
         let event = EventRecord {
             at_ms: self.epoch_ms + now.as_millis(),
             round: record.number,
             state: record.state,
             reason: record.reason.clone(),
             evicted: evictions.iter().map(|eviction| eviction.node.clone()).collect(),
+            asked_by: None,
         };
-        then.push(Op::put(self.keys.event(self.next_event), to_json(&event)));
-        if let Some(old) = self.next_event.checked_sub(HISTORY) {
-            then.push(Op::delete(self.keys.event(old)));
-        }
+        then.push(Op::put(self.keys.round(), to_json(record)));
+        then.extend(history::write(&self.keys, self.next_event, &event));
+        let unwritten = self.history_counts.then(|| history::unwritten(&self.keys, self.next_event));
+        self.guarded(then).guarded(unwritten)
     }
 
     /// A transaction's guards held: takes its writes over into the view.

@@ -1,21 +1,23 @@
-//! The JSON API, version 1. Its shapes are in `docs/coordinator.md`.
-//!
-//! An error is `{"error": "..."}` with a status: 400 for a request that makes no sense, 404 for a job that is not there,
-//! 503 while the jobs were not read yet.
+//! What the JSON API, version 1, reads: from memory alone. Its shapes are in `docs/coordinator.md`; what it changes is in
+//! [`super::changes`].
 
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::routing::get;
+use axum::{Router, middleware};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::access::{Caller, admit};
+use super::problem::{Problem, answer};
+use super::users::Role;
+use super::{Site, changes};
 use crate::job::overview::{Job, Overview};
 use crate::job::{self, JobId, RoundState};
 use crate::service::Shared;
@@ -26,38 +28,28 @@ const MOST_JOBS: usize = 1_000;
 /// Longest `wait`, in seconds. It is less than a port leaves an old connection for its last answer.
 const LONGEST_WAIT: u64 = 8;
 
-pub(super) fn router() -> Router<Arc<Shared>> {
+pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
     Router::new()
+        .route("/me", get(me))
         .route("/jobs", get(jobs))
         .route("/jobs/{job}", get(job))
         .route("/jobs/{job}/events", get(events))
+        .merge(changes::router())
         .fallback(async || {
-            Problem(StatusCode::NOT_FOUND, "there are /v1/jobs, /v1/jobs/JOB and /v1/jobs/JOB/events".into())
+            Problem(StatusCode::NOT_FOUND, "there are /v1/jobs, /v1/jobs/JOB, /v1/jobs/JOB/events and /v1/me".into())
         })
+        .method_not_allowed_fallback(async || {
+            Problem(StatusCode::METHOD_NOT_ALLOWED, "what is read takes GET, and what is changed POST".into())
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(site), admit))
 }
 
-/// Why there is no answer.
-struct Problem(StatusCode, String);
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        (self.0, answer(&json!({ "error": self.1 }))).into_response()
-    }
-}
-
-impl From<QueryRejection> for Problem {
-    fn from(rejection: QueryRejection) -> Problem {
-        Problem(StatusCode::BAD_REQUEST, rejection.body_text())
-    }
-}
-
-fn answer(value: &Value) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (header::CACHE_CONTROL, "no-store"),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, format!("{value}\n")).into_response()
+/// Who the caller is: what a page needs to know to show only what works.
+async fn me(Extension(caller): Extension<Caller>) -> Response {
+    answer(&match caller {
+        Caller::Anybody => json!({ "name": null, "role": Role::Read, "jobs": null }),
+        Caller::User(user) => json!({ "name": user.name, "role": user.role, "jobs": user.jobs }),
+    })
 }
 
 /// Looks at the jobs.
@@ -67,10 +59,10 @@ fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) 
     look(overview.as_ref().ok_or_else(unread)?)
 }
 
-fn find<'a>(overview: &'a Overview, id: &str) -> Result<(&'a JobId, &'a Job), Problem> {
+fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a JobId, &'a Job), Problem> {
     let named = id.parse::<JobId>().ok().and_then(|id| overview.jobs.get_key_value(&id));
-    let found = named.filter(|(_, job)| job.round.is_some());
-    found.ok_or_else(|| Problem(StatusCode::NOT_FOUND, format!("there is no job {id:?}")))
+    let found = named.filter(|(id, job)| job.round.is_some() && caller.sees(id));
+    found.ok_or_else(|| Problem::no_such_job(id))
 }
 
 #[derive(Deserialize)]
@@ -84,19 +76,21 @@ struct Listing {
 }
 
 async fn jobs(
-    State(shared): State<Arc<Shared>>,
+    State(site): State<Arc<Site>>,
+    Extension(caller): Extension<Caller>,
     listing: Result<Query<Listing>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let Query(listing) = listing?;
-    look(&shared, |overview| Ok(answer(&list(overview, &listing))))
+    look(&site.shared, |overview| Ok(answer(&list(overview, &caller, &listing))))
 }
 
-/// One page of jobs, and in `next` where the following one begins; null: there is none.
-fn list(overview: &Overview, Listing { state, after, limit }: &Listing) -> Value {
+/// One page of the jobs that the caller sees, and in `next` where the following one begins; null: there is none.
+fn list(overview: &Overview, caller: &Caller, Listing { state, after, limit }: &Listing) -> Value {
     let limit = limit.unwrap_or(MOST_JOBS).clamp(1, MOST_JOBS);
     let mut found = overview.jobs.iter().filter(|(id, job)| {
         let wanted = |is: RoundState| state.is_none_or(|state| state == is);
-        after.as_ref().is_none_or(|after| id.to_string() > *after)
+        caller.sees(id)
+            && after.as_ref().is_none_or(|after| id.to_string() > *after)
             && job.round.as_ref().is_some_and(|round| wanted(round.value.state))
     });
     let page: Vec<Value> = found.by_ref().take(limit).map(|(id, job)| job::json::summary(id, job)).collect();
@@ -104,9 +98,13 @@ fn list(overview: &Overview, Listing { state, after, limit }: &Listing) -> Value
     json!({ "jobs": page, "next": next })
 }
 
-async fn job(State(shared): State<Arc<Shared>>, Path(id): Path<String>) -> Result<Response, Problem> {
-    look(&shared, |overview| {
-        let (id, job) = find(overview, &id)?;
+async fn job(
+    State(site): State<Arc<Site>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Response, Problem> {
+    look(&site.shared, |overview| {
+        let (id, job) = find(overview, &id, &caller)?;
         Ok(answer(&job::json::job(id, job)))
     })
 }
@@ -124,7 +122,8 @@ struct History {
 }
 
 async fn events(
-    State(shared): State<Arc<Shared>>,
+    State(site): State<Arc<Site>>,
+    Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     history: Result<Query<History>, QueryRejection>,
 ) -> Result<Response, Problem> {
@@ -135,11 +134,12 @@ async fn events(
             format!("wait is at most {LONGEST_WAIT} seconds, ask again then"),
         ));
     }
-    let mut changes = shared.changes.subscribe();
+    let mut changes = site.shared.changes.subscribe();
     let until = tokio::time::Instant::now() + Duration::from_secs(wait);
     loop {
         changes.mark_unchanged();
-        let (value, anything) = look(&shared, |overview| Ok(since(find(overview, &id)?.1, after, limit)))?;
+        let (value, anything) =
+            look(&site.shared, |overview| Ok(since(find(overview, &id, &caller)?.1, after, limit)))?;
         if anything || tokio::time::timeout_at(until, changes.changed()).await.is_err() {
             return Ok(answer(&value));
         }
@@ -193,7 +193,7 @@ mod tests {
             ("d/round", round("running")),
         ]);
         let page = |state, after: Option<&str>, limit| {
-            list(&overview, &Listing { state, after: after.map(str::to_owned), limit })
+            list(&overview, &Caller::Anybody, &Listing { state, after: after.map(str::to_owned), limit })
         };
         let all = page(None, None, None);
         assert_eq!(ids(&all), ["a", "b", "c", "d"]);

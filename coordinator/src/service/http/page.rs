@@ -1,4 +1,5 @@
-//! The web page: three files in this program, nothing from elsewhere. It reads the [`super::api`] and changes nothing.
+//! The web page: three files in this program, nothing from elsewhere. It holds no data: it calls the
+//! API as every other program does, with a token where one is needed, so its own files need none.
 
 use std::sync::Arc;
 
@@ -7,13 +8,13 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-use crate::service::Shared;
+use super::Site;
 
 /// Scripts, styles and data from this port alone, and none within the text: what a job's records say cannot run.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub(super) fn router() -> Router<Arc<Shared>> {
+pub(super) fn router() -> Router<Arc<Site>> {
     Router::new()
         .route("/", get(async || file("text/html; charset=utf-8", include_str!("page/index.html"))))
         .route("/page.js", get(async || file("text/javascript; charset=utf-8", include_str!("page/page.js"))))

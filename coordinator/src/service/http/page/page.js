@@ -1,4 +1,5 @@
-// The jobs and one job, read anew every two seconds. What records say goes into the page as text, never as markup.
+// The jobs and one job, read anew every two seconds, and what their operators ask. What records say goes into the page as
+// text, never as markup.
 "use strict";
 
 const PAUSE_MS = 2000;
@@ -36,11 +37,85 @@ function leads(leader) {
   return leader.coordinator ? `coordinator ${address(leader.peer)}` : leader.node.replace(/:[^:]*$/, "");
 }
 
-async function read(path) {
-  const answer = await fetch(path);
+const TOKEN = "elastic-token";
+
+/** Thrown where the coordinator wants a token, or another one. */
+class TokenNeeded extends Error {}
+
+/** Calls the API. The token goes into this header alone: what a browser sends by itself opens nothing. */
+async function call(path, options = {}) {
+  const token = sessionStorage.getItem(TOKEN);
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  const answer = await fetch(path, { ...options, headers });
   const value = await answer.json();
+  if (answer.status === 401) throw new TokenNeeded(token === null ? "" : value.error);
   if (!answer.ok) throw new Error(value.error);
   return value;
+}
+
+const read = (path) => call(path);
+
+/** Asks something of a job, says what came of it, and shows the job anew. */
+async function ask(job, what, body) {
+  try {
+    const { advice } = await call(`v1/jobs/${encodeURIComponent(job)}/${what}`, { method: "POST", body: JSON.stringify(body) });
+    notice(advice ?? `Asked of ${job}: ${[what, ...Object.values(body)].join(" ")}`);
+  } catch (error) {
+    notice(error instanceof TypeError ? "The coordinator does not answer: nothing is known of what was asked." : error.message);
+  }
+  await turn(true);
+}
+
+function button(text, action, classes = "") {
+  const element = el("button", classes, text);
+  element.type = "button";
+  element.addEventListener("click", action);
+  return element;
+}
+
+/** A field with its name. */
+function field(name, kind, value, attributes = {}) {
+  const input = document.createElement("input");
+  Object.assign(input, { type: kind, value, ...attributes });
+  return [el("label", "", `${name} `, input), input];
+}
+
+/** A form of which the page itself does what is asked. */
+function form(action, ...children) {
+  const element = el("form", "", ...children);
+  element.addEventListener("submit", (event) => {
+    event.preventDefault();
+    action();
+  });
+  return element;
+}
+
+/** Asks for a token. Other tabs have their own, and closing this one forgets it. */
+function askForToken(why) {
+  const [label, input] = field("Token", "password", "", { autocomplete: "off", required: true });
+  const submit = el("button", "", "Show jobs");
+  return [form(() => {
+    sessionStorage.setItem(TOKEN, input.value.trim());
+    turn(true);
+  }, el("p", "", "This coordinator shows jobs to its users alone."), why ? el("p", "failed", why) : null, label, submit)];
+}
+
+/** What an operator can ask of a job as a whole. */
+function controls(id, job) {
+  const [least, min] = field("Min nodes", "number", job.min_nodes ?? 1, { min: 1, required: true });
+  const [most, max] = field("Max nodes", "number", job.max_nodes ?? 1, { min: 1, required: true });
+  const close = () => {
+    if (confirm(`Close job ${id}? Its workers are stopped, and its agents leave.`)) ask(id, "close", {});
+  };
+  return el("div", "controls",
+    form(() => ask(id, "set", { min: min.valueAsNumber, max: max.valueAsNumber }), least, most, el("button", "", "Set")),
+    button("Close job…", close, "danger"));
+}
+
+/** Drains a node, or lets it take part again. */
+function drains(id, desired, name) {
+  const drained = desired?.drain?.includes(name);
+  return drained ? button("Undrain", () => ask(id, "undrain", { node: name })) : button("Drain", () => ask(id, "drain", { node: name }));
 }
 
 const percent = (part) => `${Math.round(part * 100)} %`;
@@ -144,7 +219,7 @@ function ranks(node) {
   return slots > 1 ? `${first}–${first + slots - 1}` : first;
 }
 
-function nodes(job) {
+function nodes(id, job, operates) {
   const order = (node) => node.rank ? node.rank.group_rank : Infinity;
   const sorted = [...job.nodes].sort((a, b) => order(a) - order(b) || a.record.name.localeCompare(b.record.name));
   return table([
@@ -156,14 +231,17 @@ function nodes(job) {
     { head: "Host", cell: (node) => node.record.host },
     { head: "Address", cell: (node) => address(node.record.peer), classes: "short" },
     { head: "Failure, or why it waits", cell: (node) => node.record.failure?.message ?? node.waits },
+    ...operates ? [{ head: "Ask", cell: (node) => drains(id, job.desired, node.record.name), classes: "short" }] : [],
   ], sorted);
 }
 
 async function showJob(id) {
   const path = `v1/jobs/${encodeURIComponent(id)}`;
-  const [job, { events }] = await Promise.all([read(path), read(`${path}/events`)]);
+  const [me, job, { events }] = await Promise.all([read("v1/me"), read(path), read(`${path}/events`)]);
   const { round, checkpoint, desired } = job;
   const ended = ["succeeded", "failed", "closed"].includes(job.state);
+  const operates = me.role === "operate" && !ended;
+  const gone = (desired?.drain ?? []).filter((name) => !job.nodes.some((node) => node.record.name === name));
   const shown = [facts([
     ["State", state(job.state)],
     ["Reason", round.reason],
@@ -176,11 +254,15 @@ async function showJob(id) {
     ["Checkpoint", checkpoint && `step ${checkpoint.step} of round ${checkpoint.round}, at ${checkpoint.path}`],
     ["Drained", desired?.drain?.length ? desired.drain.join(", ") : null],
     ["Closing", desired?.closed && !ended ? "asked for" : null],
+    ["Asked last", desired?.asked && `by ${desired.asked.by.name} at ${time(desired.asked.at_ms)} UTC`],
+    ["You", me.name && `${me.name}, who may ${me.role}`],
   ])];
+  if (operates) shown.push(controls(id, job));
+  if (operates && gone.length > 0) shown.push(el("p", "", "Drained and gone: ", ...gone.flatMap((name) => [`${name} `, drains(id, desired, name), " "])));
   const cause = round.cause ?? job.nodes.map((node) => node.record.failure).find(Boolean);
   if (cause) shown.push(...failure(cause));
   if (events.length > 0) shown.push(...timeline(events, ended));
-  if (job.nodes.length > 0) shown.push(el("h2", "", "Nodes"), nodes(job));
+  if (job.nodes.length > 0) shown.push(el("h2", "", "Nodes"), nodes(id, job, operates));
   if (job.evicted.length > 0) {
     shown.push(el("h2", "", "Evicted in this generation"), table([
       { head: "Node", cell: (gone) => gone.node.replace(/:[^:]*$/, ""), classes: "short" },
@@ -192,6 +274,7 @@ async function showJob(id) {
     { head: "Time (UTC)", cell: (event) => time(event.at_ms), classes: "short" },
     { head: "Round", cell: (event) => event.round, classes: "number" },
     { head: "State", cell: (event) => state(event.state), classes: "short" },
+    { head: "Asked by", cell: (event) => event.asked_by?.name, classes: "short" },
     { head: "Reason", cell: (event) => event.reason },
   ], [...events].reverse()));
   return shown;
@@ -202,6 +285,11 @@ function trouble(text) {
   const line = document.getElementById("trouble");
   line.hidden = text === null;
   line.textContent = text ?? "";
+}
+
+/** Says what came of what was asked. */
+function notice(text) {
+  document.getElementById("notice").textContent = text;
 }
 
 let shown = 0;
@@ -220,19 +308,29 @@ async function show() {
     document.getElementById("main").replaceChildren(...content.filter((part) => part !== null));
     trouble(stale);
   } catch (error) {
-    if (turn === shown) trouble(error instanceof TypeError ? "The coordinator does not answer. Trying again." : error.message);
+    if (turn !== shown) return;
+    if (error instanceof TokenNeeded) {
+      document.getElementById("main").replaceChildren(...askForToken(error.message));
+      return trouble(null);
+    }
+    trouble(error instanceof TypeError ? "The coordinator does not answer. Trying again." : error.message);
   }
 }
 
 let timer;
 
-async function turn() {
+/** Shows all anew, and again after a pause; nothing while somebody fills in a field, unless that is done. */
+async function turn(done = false) {
   clearTimeout(timer);
-  if (!document.hidden) await show();
+  const typing = !done && document.activeElement?.tagName === "INPUT";
+  if (!document.hidden && !typing) await show();
   clearTimeout(timer);
   timer = setTimeout(turn, PAUSE_MS);
 }
 
-addEventListener("hashchange", turn);
-document.addEventListener("visibilitychange", turn);
+addEventListener("hashchange", () => {
+  notice("");
+  turn(true);
+});
+document.addEventListener("visibilitychange", () => turn());
 turn();

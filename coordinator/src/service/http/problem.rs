@@ -1,0 +1,69 @@
+//! What the API answers: JSON, and for an error `{"error": "..."}` with a status.
+
+use axum::extract::rejection::QueryRejection;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::operator::OperatorError;
+use crate::removal::RemovalError;
+
+/// Why there is no other answer.
+#[derive(Debug)]
+pub(super) struct Problem(pub(super) StatusCode, pub(super) String);
+
+impl Problem {
+    /// The same, whether a job is not there or not for this user to see.
+    pub(super) fn no_such_job(id: &str) -> Problem {
+        Problem(StatusCode::NOT_FOUND, format!("there is no job {id:?}"))
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = (self.0, answer(&json!({ "error": self.1 }))).into_response();
+        if self.0 == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Problem {
+        Problem(StatusCode::BAD_REQUEST, rejection.body_text())
+    }
+}
+
+impl From<OperatorError> for Problem {
+    fn from(error: OperatorError) -> Problem {
+        let status = match &error {
+            // Its own text names the other jobs.
+            OperatorError::NoSuchJob { job, .. } => return Problem::no_such_job(job),
+            OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(&job.to_string()),
+            OperatorError::NoSuchNode { .. } => StatusCode::NOT_FOUND,
+            OperatorError::Range { .. } | OperatorError::NoBounds => StatusCode::BAD_REQUEST,
+            OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::SERVICE_UNAVAILABLE,
+            OperatorError::Ended { .. }
+            | OperatorError::NotEnded { .. }
+            | OperatorError::Contended { .. }
+            | OperatorError::Removal(_) => StatusCode::CONFLICT,
+        };
+        Problem(status, error.to_string())
+    }
+}
+
+impl From<RemovalError> for Problem {
+    fn from(error: RemovalError) -> Problem {
+        OperatorError::from(error).into()
+    }
+}
+
+pub(super) fn answer(value: &Value) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "application/json"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, format!("{value}\n")).into_response()
+}
