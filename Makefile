@@ -20,6 +20,8 @@ SEEDS ?= 100000
 FROM ?= 0
 # Tests whose workers import torch.
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
+# What packages are for, if not for this machine: make dist ARCH=aarch64.
+ARCH ?=
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
@@ -75,9 +77,9 @@ wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@rm -rf $(TARGET)/wheels
 	@cd agent/python && $(MATURIN) build --quiet --locked --profile $(PROFILE) --strip $(if $(filter dev,$(PROFILE)),false,true) --out $(TARGET)/wheels
 
-dist: ## Builds dist/: wheels, a tarball and Debian packages of all programs, for glibc 2.28 and newer
+dist: ## Builds dist/: wheels, a tarball and Debian packages, for glibc 2.28 and newer; ARCH=aarch64: for those machines
 	@$(STEP) setup scripts/setup.sh dist
-	@$(STEP) dist python3 packaging/dist
+	@$(STEP) dist python3 packaging/dist $(if $(ARCH),--arch $(ARCH))
 
 test-dist: ## Installs what make dist has made where nothing else is, and trains there; as root
 	@$(STEP) setup scripts/setup.sh dist-test

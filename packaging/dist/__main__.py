@@ -1,8 +1,9 @@
-"""Builds dist/: wheels, a tarball and Debian packages of the programs, for this machine's architecture. Run by
-`make dist`, from the sources as they lie here.
+"""Builds dist/: wheels, a tarball and Debian packages of the programs, for this machine's architecture or for that of
+`--arch`. Run by `make dist`, from the sources as they lie here.
 
 Linked by zig against glibc 2.28, so that one build runs on all systems of 2018 and later."""
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -22,7 +23,9 @@ from project import DIST, ROOT, Failure, Project
 
 def main() -> None:
     began = time.monotonic()
-    project = Project.read()
+    arguments = argparse.ArgumentParser(prog="packaging/dist", description="Builds dist/.")
+    arguments.add_argument("--arch", help="for these machines: x86_64 or aarch64 [default: this machine's]")
+    project = Project.read(arguments.parse_args().arch)
     # Files in archives have the time of the commit, so that the same sources make the same archives.
     os.environ["SOURCE_DATE_EPOCH"] = str(project.epoch)
     shutil.rmtree(DIST, ignore_errors=True)

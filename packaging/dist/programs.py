@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 from project import PROGRAMS, ROOT, Failure, Project, run
@@ -18,18 +19,31 @@ def build(project: Project, tree: Path) -> "dict[str, Path]":
     glibc = ".".join(map(str, GLIBC))
     command = ["cargo", "zigbuild", "--release", "--locked", "--message-format=json-render-diagnostics"]
     command += ["--target", f"{project.triple}.{glibc}", "--bins"]
-    for package in ["elastic-agent", "elastic-coordinator", "elastic-trainer", "elastic-packaging"]:
+    for package in ["elastic-agent", "elastic-coordinator", "elastic-trainer"]:
         command += ["--package", package]
+    # It runs here, and writes what lies beside the programs.
+    writer = ["cargo", "build", "--release", "--locked", "--message-format=json-render-diagnostics", "--package", "elastic-packaging"]
+    if not project.crosses:
+        command += writer[-2:]
     # Messages name sources by where they lie: here, and in cargo's home. Neither is anybody's business.
     cargo_home = os.environ.get("CARGO_HOME", Path.home() / ".cargo")
     flags = f"{os.environ.get('RUSTFLAGS', '')} --remap-path-prefix={cargo_home}=cargo --remap-path-prefix={ROOT}=elastic"
-    messages = run(*command, cwd=ROOT, env={**project.with_tools(), "RUSTFLAGS": flags.strip()})
+    environment = {**project.with_tools(), "RUSTFLAGS": flags.strip()}
+    if project.crosses:
+        # This machine's strip knows no other's programs.
+        environment["CARGO_PROFILE_RELEASE_STRIP"] = "symbols"
+    messages = run(*command, cwd=ROOT, env=environment)
+    if project.crosses:
+        messages += run(*writer, cwd=ROOT)
     artifacts = [json.loads(line) for line in messages.splitlines() if line.startswith("{")]
     built = {one["target"]["name"]: Path(one["executable"]) for one in artifacts if one.get("executable")}
     (tree / "bin").mkdir(parents=True)
     for name in PROGRAMS:
         program = tree / "bin" / name
-        run("strip", "-o", program, built[name])
+        if project.crosses:
+            shutil.copy2(built[name], program)
+        else:
+            run("strip", "-o", program, built[name])
         program.chmod(0o755)
         newest, libraries = needs(program)
         size = program.stat().st_size / 1e6

@@ -1,4 +1,4 @@
-"""What packages are made of: the sources, their version, this machine."""
+"""What packages are made of: the sources, their version, and the machine that they are for."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ class Project:
     maintainer: str
     # Cargo's target directory.
     target: Path
-    # As Rust and Python call it.
+    # What they are for, as Rust and Python call it.
     machine: str
     # `cargo metadata`.
     metadata: dict
@@ -47,6 +47,11 @@ class Project:
     @property
     def triple(self) -> str:
         return f"{self.machine}-unknown-linux-gnu"
+
+    @property
+    def crosses(self) -> bool:
+        """Whether they are for other machines than this one."""
+        return self.machine != platform.machine()
 
     @property
     def tools(self) -> Path:
@@ -61,10 +66,16 @@ class Project:
         return {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
 
     @staticmethod
-    def read() -> "Project":
-        machine = platform.machine()
-        if platform.system() != "Linux" or machine not in DEBIAN:
-            raise Failure(f"packages are made on Linux on {' or '.join(DEBIAN)}, and this is {platform.system()} on {machine}")
+    def read(machine: "str | None") -> "Project":
+        here = platform.machine()
+        if platform.system() != "Linux" or here not in DEBIAN:
+            raise Failure(f"packages are made on Linux on {' or '.join(DEBIAN)}, and this is {platform.system()} on {here}")
+        machine = machine or here
+        if machine not in DEBIAN:
+            raise Failure(f"packages are made for {' or '.join(DEBIAN)}, not for {machine}")
+        triple = f"{machine}-unknown-linux-gnu"
+        if machine != here and not Path(run("rustc", "--print", "target-libdir", "--target", triple).strip()).is_dir():
+            raise Failure(f"Rust's standard library for {triple} is not installed: rustup target add {triple}, or make them there")
         arguments = ["--format-version", "1", "--locked", "--filter-platform", f"{machine}-unknown-linux-gnu"]
         metadata = json.loads(run("cargo", "metadata", *arguments, cwd=ROOT))
         versions = {one["name"]: one["version"] for one in metadata["packages"] if one["source"] is None}

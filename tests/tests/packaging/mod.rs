@@ -69,3 +69,25 @@ fn the_sums_are_those_of_all_files() {
     let sums = std::fs::read_to_string(dist.join("SHA256SUMS")).unwrap();
     assert_eq!(sums.lines().count(), files.len() - 1, "one line for each file but their own:\n{sums}");
 }
+
+#[test]
+fn packages_for_machines_whose_standard_library_is_missing_are_refused_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    // A Rust that has nothing of any other machine's.
+    let rustc = folder.path().join("rustc");
+    std::fs::write(&rustc, "#!/bin/sh\necho /no/such/folder\n").unwrap();
+    std::fs::set_permissions(&rustc, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
+    for (arch, said) in [
+        (other, format!("rustup target add {other}-unknown-linux-gnu")),
+        ("sparc", "packages are made for x86_64 or aarch64, not for sparc".to_owned()),
+    ] {
+        let mut command = Command::new("python3");
+        command.arg(root().join("packaging/dist")).args(["--arch", arch]).env("PATH", &path).current_dir(folder.path());
+        let output = command.output().expect("run python3");
+        let text = printed(&output);
+        assert!(!output.status.success() && text.starts_with("dist: ") && text.contains(&said), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
+}
