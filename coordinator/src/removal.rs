@@ -19,7 +19,7 @@ use elastic_proto::pulse::Found;
 use futures::StreamExt;
 
 use crate::job::overview::{Job, Overview};
-use crate::job::{Endpoint, Fate, JobId, Keys, NodeId, PROTOCOL, Phase, RoundState};
+use crate::job::{Endpoint, Fate, JobId, Keys, NodeId, Phase, RoundState};
 use crate::node::dial;
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Store, StoreError, Txn};
 
@@ -87,14 +87,12 @@ pub enum RemovalError {
         when: String,
     },
     /// Another version's.
-    #[error(
-        "job {job} is of protocol version {theirs}, and this is {PROTOCOL}: delete it with the elasticctl of its version"
-    )]
+    #[error("job {job} is left alone: {refusal}")]
     OtherVersion {
         /// The job.
         job: JobId,
-        /// Its version.
-        theirs: u32,
+        /// Why not, and what to do.
+        refusal: String,
     },
     /// Its records changed since it was chosen.
     #[error("job {job} was changed meanwhile: look at it again")]
@@ -211,8 +209,8 @@ struct Suspects {
 fn suspects(id: &JobId, job: &Job, values: &[KeyValue]) -> Result<Suspects, RemovalError> {
     let no_such_job = || RemovalError::NoSuchJob { job: id.clone() };
     let round = &job.round.as_ref().ok_or_else(no_such_job)?.value;
-    if let Some(theirs) = job.spec.as_ref().map(|spec| spec.protocol).filter(|theirs| *theirs != PROTOCOL) {
-        return Err(RemovalError::OtherVersion { job: id.clone(), theirs });
+    if let Some(refusal) = job.refusal() {
+        return Err(RemovalError::OtherVersion { job: id.clone(), refusal });
     }
     if !round.state.is_final() {
         return Err(RemovalError::NotEnded { job: id.clone(), state: round.state });

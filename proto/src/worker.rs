@@ -48,7 +48,8 @@ pub struct Checkpoint {
 pub enum FailureClass {
     /// An error about a peer: a lost connection, or a collective that a peer left. Seldom the root cause.
     Peer,
-    /// The worker's own exception, exit or signal.
+    /// The worker's own exception, exit or signal; also a class of a later release.
+    #[serde(other)]
     Own,
 }
 

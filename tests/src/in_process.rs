@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use elastic_coordinator::job::{
-    Endpoint, Failure, FailureClass, JobId, Keys, NodeRecord, OnStoreLoss, PROTOCOL, Phase, RestartPolicy, Spec,
-    Timings,
+    Endpoint, Failure, FailureClass, JobId, Keys, NodeRecord, OnStoreLoss, Phase, Protocols, Release, RestartPolicy,
+    Spec, Timings,
 };
 use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
 use elastic_coordinator::rendezvous::{MemberSetup, Outcome, Start};
@@ -20,7 +20,8 @@ use tokio::task::JoinHandle;
 /// A spec with short times, so that tests need not wait.
 pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
     Spec {
-        protocol: PROTOCOL,
+        protocol: Protocols::OURS.newest,
+        release: Some(Release::ours()),
         min_nodes,
         max_nodes,
         max_restarts: 3,
@@ -110,6 +111,7 @@ pub async fn start_node(
                 master: Some(Endpoint { host: "127.0.0.1".into(), port: peer.port }),
                 place: None,
                 warms_up: false,
+                release: Some(Release::ours()),
             };
             let seed = u64::from(peer.port) << 8 | incarnation;
             let setup = MemberSetup { record, spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase};
+use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release};
 use elastic_coordinator::node::torchelastic::TorchElastic;
 use elastic_coordinator::node::{Node, Status};
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
@@ -221,6 +221,7 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         place: options.place,
         // Known once they have.
         warms_up: false,
+        release: Some(Release::ours()),
     }
 }
 

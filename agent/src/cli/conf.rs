@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use elastic_coordinator::job::{OnStoreLoss, Timings};
+use elastic_coordinator::job::{OnStoreLoss, Protocols, Timings};
 
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;
@@ -20,6 +20,7 @@ pub(super) struct Conf {
     pub(super) quiesce_timeout: Option<Duration>,
     pub(super) on_store_loss: Option<OnStoreLoss>,
     pub(super) prefix: Option<String>,
+    pub(super) job_protocol: Option<u32>,
     pub(super) https: Option<bool>,
     pub(super) tls: Tls,
     pub(super) credentials: Option<Credentials>,
@@ -47,6 +48,7 @@ const KEYS: &[&str] = &[
     "on_store_loss",
     "prefix",
     "etcd_prefix",
+    "job_protocol",
     "protocol",
     "cert",
     "ssl_cert",
@@ -125,6 +127,7 @@ pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
             "quiesce_timeout" => conf.quiesce_timeout = Some(entry.duration()?),
             "on_store_loss" => conf.on_store_loss = Some(entry.parse(on_store_loss)?),
             "prefix" | "etcd_prefix" => conf.prefix = Some(entry.parse(prefix)?),
+            "job_protocol" => conf.job_protocol = Some(entry.parse(job_protocol)?),
             "protocol" => conf.https = Some(entry.parse(protocol)?),
             "cert" | "ssl_cert" => cert = Some(PathBuf::from(entry.value)),
             "key" | "ssl_cert_key" => key = Some(PathBuf::from(entry.value)),
@@ -230,6 +233,18 @@ pub(super) fn on_store_loss(text: &str) -> Result<OnStoreLoss, Refusal> {
         "fence" => Ok(OnStoreLoss::Fence),
         other => Err(Refusal::new(format!("`{other}` is not known"), "give `wait` or `fence`")),
     }
+}
+
+/// torchrun's `protocol` is http or https.
+fn job_protocol(text: &str) -> Result<u32, Refusal> {
+    let ours = Protocols::OURS;
+    text.parse().ok().filter(|version| ours.include(*version)).ok_or_else(|| {
+        let release = env!("CARGO_PKG_VERSION");
+        Refusal::new(
+            format!("elastic-agent {release} speaks protocol version {ours}"),
+            "leave it out to begin jobs with the newest, or give the version that all agents of the job speak",
+        )
+    })
 }
 
 fn protocol(text: &str) -> Result<bool, Refusal> {

@@ -18,7 +18,7 @@ mod watch;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use elastic_coordinator::job::{JobId, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
+use elastic_coordinator::job::{JobId, OnStoreLoss, Protocols, Release, RestartPolicy, Spec, Timings};
 use tracing::Level;
 use uuid::Uuid;
 
@@ -67,6 +67,8 @@ pub struct Options {
     pub rendezvous: Rendezvous,
     /// The key prefix in the store, `/a/b`. None stands for the protocol's own.
     pub prefix: Option<String>,
+    /// The protocol version that a new job begins with.
+    pub protocol: u32,
     /// Durations that all agents of the job share: those that were given, else the protocol's defaults.
     pub timings: Timings,
     /// How long workers that know about rounds may take to quiesce. This is part of `stop_grace`.
@@ -125,7 +127,8 @@ impl Options {
     /// The part of these options that all agents of the job must share.
     pub fn spec(&self) -> Spec {
         Spec {
-            protocol: PROTOCOL,
+            protocol: self.protocol,
+            release: Some(Release::ours()),
             min_nodes: self.nodes.min,
             max_nodes: self.nodes.max,
             max_restarts: self.max_restarts,
@@ -224,6 +227,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         workers: settings.parsed("nproc-per-node", values::workers)?.unwrap_or(settings.dialect.workers()),
         rendezvous,
         prefix: conf.prefix.clone(),
+        protocol: conf.job_protocol.unwrap_or(Protocols::OURS.newest),
         timings,
         quiesce_timeout,
         max_restarts: settings

@@ -499,6 +499,11 @@ fn send_with(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Result<us
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
+/// The id of a line that is no message that we know, so that a worker of a later release need not wait for an answer.
+fn id_of(line: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<serde_json::Value>(line).ok()?.get("id")?.as_u64()
+}
+
 async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, shared: &Arc<Shared>) {
     let mut reader = BufReader::new(reader);
     let mut buffer = Vec::new();
@@ -522,7 +527,7 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, s
             }
             Err(error) => {
                 let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
-                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
+                let _ = line.send(ToWorker::Error { id: id_of(&buffer), message }.into()).await;
             }
         }
     }

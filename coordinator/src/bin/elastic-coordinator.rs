@@ -92,7 +92,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let setup = ServiceSetup {
         store,
         prefix: cli.store.prefix,
-        record: LeaderRecord { node, peer, coordinator: true },
+        record: LeaderRecord::new(node, peer, true),
         listener,
         lease_ttl: Duration::from_secs(cli.lease_ttl),
         retention: Policy { keep: cli.keep_finished, count: cli.keep_finished_count },

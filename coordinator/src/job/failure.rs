@@ -35,7 +35,8 @@ pub enum FailureClass {
     /// A worker ended by a signal that asks programs to stop, and that its agent did not send: whoever sent it knew of
     /// something before.
     Signalled,
-    /// The worker's own exception, exit code or fatal signal.
+    /// The worker's own exception, exit code or fatal signal; also a class of a later release, so that it is counted.
+    #[serde(other)]
     Own,
 }
 
@@ -53,6 +54,9 @@ pub enum Killer {
     Outside,
     /// The worker's own fault: a bad memory access, an abort.
     Fault,
+    /// What a later release knows of. Its evidence says what that is.
+    #[serde(other)]
+    Other,
 }
 
 /// What ended a worker, and how that is known.
@@ -234,6 +238,15 @@ mod tests {
     fn a_record_of_an_agent_without_these_parts_is_read() {
         let failure: Failure = serde_json::from_str(r#"{"class":"own","message":"m","exit_code":3}"#).unwrap();
         assert_eq!(failure, Failure { exit_code: Some(3), ..Failure::new(FailureClass::Own, "m") });
+    }
+
+    #[test]
+    fn a_class_and_a_killer_of_a_later_release_do_not_hide_the_failure() {
+        let json =
+            r#"{"class":"cosmic_ray","message":"m","killed_by":{"by":"gpu_driver","evidence":"Xid 79"},"new":[1]}"#;
+        let failure: Failure = serde_json::from_str(json).unwrap();
+        assert_eq!(failure.class, FailureClass::Own);
+        assert_eq!(failure.killed_by.unwrap().to_string(), "Xid 79");
     }
 
     proptest! {

@@ -16,6 +16,7 @@ pub fn summary(id: &JobId, job: &Job) -> Value {
     let (min, max) = job.range().unzip();
     json!({
         "job": id.to_string(),
+        "protocol": job.protocol.as_ref().map(|protocol| protocol.version),
         "state": job.round.as_ref().map(|round| round.value.state),
         "round": job.round.as_ref().map(|round| &round.value),
         "min_nodes": min,
@@ -38,6 +39,7 @@ fn leader(leader: &Versioned<LeaderRecord>) -> Value {
         "node": leader.value.node,
         "peer": leader.value.peer,
         "coordinator": leader.value.coordinator,
+        "release": leader.value.release,
         "term": leader.modified,
     })
 }

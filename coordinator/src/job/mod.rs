@@ -1,7 +1,7 @@
 //! A job's vocabulary: ids, keys and the JSON records that live under them.
 //!
-//! Dashboards read these records, so their shapes are documented in `docs/protocol.md` and change only with the
-//! protocol version.
+//! Dashboards read these records, so their shapes are documented in `docs/protocol.md`. Fields may be added; what programs
+//! of other releases make of that is in its "Versions".
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -13,6 +13,7 @@ mod keys;
 pub mod overview;
 mod progress;
 mod record;
+mod release;
 mod requester;
 mod spec;
 mod waiting;
@@ -25,8 +26,9 @@ pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,
 };
+pub use release::{JobProtocol, Protocols, Release};
 pub use requester::{Requester, Via};
-pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, PROTOCOL, RestartPolicy, Spec, SpecError, Timings};
+pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, SpecError, Timings};
 pub use waiting::Waits;
 
 /// Where the latest committed checkpoint lies: the record under the `checkpoint` key.

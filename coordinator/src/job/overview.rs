@@ -1,11 +1,11 @@
 //! Every job under a prefix, as the store tells it: one read, then events. It is only read: nothing is decided by it,
 //! and it is never written back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Checkpoint, Desired, EventRecord, JobId, JobKey, Keys, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Phase,
-    ProgressRecord, RankRecord, RoundRecord, Spec, Tombstone, Versioned,
+    Checkpoint, Desired, EventRecord, JobId, JobKey, JobProtocol, Keys, LeaderRecord, NodeId, NodeRecord, Phase,
+    ProgressRecord, RankRecord, Release, RoundRecord, Spec, Tombstone, Versioned,
 };
 use crate::store::{Event, KeyValue, Revision};
 
@@ -22,6 +22,8 @@ pub struct Overview {
 pub struct Job {
     /// Where they live.
     pub keys: Keys,
+    /// The protocol that it speaks, and who began it: also where the rest of `spec` cannot be read.
+    pub protocol: Option<JobProtocol>,
     /// What all agreed on.
     pub spec: Option<Spec>,
     /// The operator's overrides.
@@ -115,6 +117,7 @@ impl Job {
     fn new(keys: Keys) -> Job {
         Job {
             keys,
+            protocol: None,
             spec: None,
             desired: None,
             leader: None,
@@ -131,7 +134,11 @@ impl Job {
 
     fn put(&mut self, part: JobKey, kv: &KeyValue) -> Result<Option<Change>, String> {
         match part {
-            JobKey::Spec => self.spec = Some(Versioned::parse(kv)?.value),
+            JobKey::Spec => {
+                self.protocol = JobProtocol::of(kv);
+                self.spec = None;
+                self.spec = Some(Versioned::parse(kv)?.value);
+            }
             JobKey::Desired => self.desired = Some(Versioned::parse(kv)?),
             JobKey::Checkpoint => self.checkpoint = Some(Versioned::parse(kv)?),
             JobKey::Progress => self.progress = Some(Versioned::parse(kv)?.value),
@@ -169,7 +176,7 @@ impl Job {
 
     fn delete(&mut self, part: &JobKey) -> Option<Change> {
         match part {
-            JobKey::Spec => self.spec = None,
+            JobKey::Spec => (self.protocol, self.spec) = (None, None),
             JobKey::Desired => self.desired = None,
             JobKey::Checkpoint => self.checkpoint = None,
             JobKey::Progress => self.progress = None,
@@ -188,7 +195,11 @@ impl Job {
     }
 
     fn is_nothing(&self) -> bool {
-        let single = self.spec.is_none() && self.desired.is_none() && self.leader.is_none() && self.round.is_none();
+        let single = self.protocol.is_none()
+            && self.spec.is_none()
+            && self.desired.is_none()
+            && self.leader.is_none()
+            && self.round.is_none();
         let many = self.nodes.is_empty() && self.ranks.is_empty() && self.evicted.is_empty() && self.events.is_empty();
         single && many && self.checkpoint.is_none() && self.progress.is_none()
     }
@@ -199,12 +210,25 @@ impl Job {
         self.ranks.get(&(sealed.number, sealed.plan, node.clone()))
     }
 
-    /// Whether there is anything left for us to lead: the job is of our protocol version, and has not ended, or has
-    /// nodes still to be tidied away.
+    /// Why this build leaves the job alone: it does not speak the job's protocol.
+    pub fn refusal(&self) -> Option<String> {
+        self.protocol.as_ref()?.refuses(&Release::ours())
+    }
+
+    /// Whether there is anything left for us to lead: we speak the job's protocol and can read what it agreed on, and it
+    /// has not ended, or has nodes still to be tidied away.
     pub fn is_live(&self) -> bool {
-        let ours = self.spec.as_ref().is_some_and(|spec| spec.protocol == PROTOCOL);
+        let ours = self.spec.is_some() && self.refusal().is_none();
         let Some(round) = self.round.as_ref().filter(|_| ours) else { return false };
         !round.value.state.is_final() || !self.nodes.is_empty()
+    }
+
+    /// The releases of the programs that are here, the leader's too, without repetition; `None` stands for those of
+    /// before this was told.
+    pub fn releases(&self) -> BTreeSet<Option<&str>> {
+        let nodes = self.nodes.values().map(|node| node.value.release.as_ref());
+        let leader = self.leader.iter().map(|leader| leader.value.release.as_ref());
+        nodes.chain(leader).map(|release| release.map(|release| release.version.as_str())).collect()
     }
 
     /// When the job ended, in milliseconds since the Unix epoch on the clock of whoever led it then; `None` while it has

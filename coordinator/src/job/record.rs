@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Advance, Checkpoint, Failure, NodeId, Requester};
+use super::{Advance, Checkpoint, Desired, Failure, NodeId, Release, Requester};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -97,6 +97,9 @@ pub struct NodeRecord {
     /// then sit out a round until new ones are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warms_up: bool,
+    /// Its agent's release; none: one of before this was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Release>,
 }
 
 impl NodeRecord {
@@ -245,9 +248,21 @@ pub struct LeaderRecord {
     /// Whether it is a replica of the coordinator service: no member of any round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub coordinator: bool,
+    /// Its release; none: one of before this was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Release>,
+    /// The fields of `desired` that it carries out; empty: those of before this was told.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carries_out: Vec<String>,
 }
 
 impl LeaderRecord {
+    /// A leader of this build.
+    pub fn new(node: NodeId, peer: Endpoint, coordinator: bool) -> LeaderRecord {
+        let carries_out = Desired::CARRIED_OUT.iter().map(ToString::to_string).collect();
+        LeaderRecord { node, peer, coordinator, release: Some(Release::ours()), carries_out }
+    }
+
     /// Who holds a `leader` key.
     ///
     /// # Errors

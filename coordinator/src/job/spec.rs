@@ -1,15 +1,12 @@
 //! What all agents of a job must share, and what an operator may override.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use super::Requester;
-
-/// Version of keys and records. Agents of different versions refuse each other.
-pub const PROTOCOL: u32 = 1;
+use super::{LeaderRecord, Protocols, Release, Requester};
 
 /// What is charged to `max_restarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -96,8 +93,11 @@ impl Timings {
 /// What all agents of a job must share: the record under `spec`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// [`PROTOCOL`] of the agent that wrote it.
+    /// The version of the protocol that the job speaks: one of the writer's.
     pub protocol: u32,
+    /// Who wrote it; none: a release of before this was told. In an agent's own spec: the agent's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Release>,
     /// Fewest nodes of a round.
     pub min_nodes: u32,
     /// Most nodes of a round.
@@ -170,7 +170,16 @@ impl Spec {
         Ok(())
     }
 
-    /// The first thing in which this agent and the job differ.
+    /// What a program started with this spec is.
+    pub fn own_release(&self) -> Release {
+        let alone = Protocols { oldest: self.protocol, newest: self.protocol };
+        let unnamed = || Release { version: "an older release".to_owned(), protocols: alone };
+        self.release.clone().unwrap_or_else(unnamed)
+    }
+
+    /// The first thing in which this agent and the job differ. Whether the agent speaks the job's protocol is another
+    /// matter, which nothing excuses: see
+    /// [`JobProtocol::refuses`](super::JobProtocol::refuses).
     pub fn disagreement(&self, job: &Spec) -> Option<Disagreement> {
         let nodes = |spec: &Spec| format!("{}:{}", spec.min_nodes, spec.max_nodes);
         let differ =
@@ -179,8 +188,7 @@ impl Spec {
         // The record counts in milliseconds: finer differences are none.
         let span = |time: Duration| format!("{:?}", Duration::from_millis(time.as_millis() as u64));
         let (a, b) = (&self.timings, &job.timings);
-        differ("the protocol version", self.protocol.to_string(), job.protocol.to_string())
-            .or_else(|| differ("--nnodes", nodes(self), nodes(job)))
+        differ("--nnodes", nodes(self), nodes(job))
             .or_else(|| differ("--max-restarts", self.max_restarts.to_string(), job.max_restarts.to_string()))
             .or_else(|| {
                 let limit = |spec: &Spec| {
@@ -222,7 +230,7 @@ pub struct Desired {
     pub asked: Option<Asked>,
     /// What a newer version asks for. It stays as it is when this version changes the rest.
     #[serde(flatten)]
-    pub rest: BTreeMap<String, serde_json::Value>,
+    pub rest: Map<String, Value>,
 }
 
 /// Who has changed `desired`, and where the history tells it.
@@ -234,6 +242,30 @@ pub struct Asked {
     pub at_ms: u64,
     /// The number of the history's line, written in the same transaction.
     pub event: u64,
+}
+
+impl Desired {
+    /// What a leader of this build carries out, by the field. It says so in its own record. What only people read is not
+    /// among them.
+    pub const CARRIED_OUT: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];
+
+    /// What leaders carried out before they said so.
+    const CARRIED_OUT_AT_FIRST: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];
+
+    /// What is asked for here, of what this build knows, that this leader cannot carry out, since its release is older.
+    pub fn beyond(&self, leader: &LeaderRecord) -> Vec<&'static str> {
+        let asked = serde_json::to_value(self).unwrap_or_default();
+        let known = |field: &str| match leader.carries_out.as_slice() {
+            [] => Desired::CARRIED_OUT_AT_FIRST.contains(&field),
+            fields => fields.iter().any(|known| known == field),
+        };
+        let is_asked = |field: &str| match asked.get(field) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Array(all)) => !all.is_empty(),
+            Some(_) => true,
+        };
+        Desired::CARRIED_OUT.iter().copied().filter(|field| is_asked(field) && !known(field)).collect()
+    }
 }
 
 mod millis {
@@ -256,7 +288,8 @@ mod tests {
 
     fn spec() -> Spec {
         Spec {
-            protocol: PROTOCOL,
+            protocol: Protocols::OURS.newest,
+            release: Some(Release::ours()),
             min_nodes: 1,
             max_nodes: 4,
             max_restarts: 3,
@@ -301,6 +334,16 @@ mod tests {
         assert_eq!(older, Desired { min_nodes: Some(1), closed: true, ..Desired::default() });
         let by = r#"{"asked":{"by":{"name":"a","via":"pigeon"},"at_ms":1,"event":2}}"#;
         assert_eq!(serde_json::from_str::<Desired>(by).unwrap().asked.unwrap().by.via, crate::job::Via::Other);
+    }
+
+    #[test]
+    fn a_wish_beyond_its_leader_is_noticed() {
+        let mut leader: LeaderRecord = serde_json::from_str(r#"{"node":"a:1","peer":{"host":"h","port":1}}"#).unwrap();
+        let asked = Desired { closed: true, drain: vec!["b".into()], ..Desired::default() };
+        assert_eq!(asked.beyond(&leader), [] as [&str; 0], "every release carries this out");
+        leader.carries_out = vec!["drain".into(), "min_nodes".into()];
+        assert_eq!(asked.beyond(&leader), ["closed"]);
+        assert_eq!(Desired::default().beyond(&leader), [] as [&str; 0]);
     }
 
     #[test]

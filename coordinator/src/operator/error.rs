@@ -38,6 +38,14 @@ pub enum OperatorError {
         /// How.
         state: RoundState,
     },
+    /// Its protocol is not ours.
+    #[error("nothing can be asked of job {job}: {refusal}")]
+    OtherProtocol {
+        /// The job.
+        job: JobId,
+        /// Why not, and what to do.
+        refusal: String,
+    },
     /// The job goes on, and its resume point with it.
     #[error("job {job} is {state}: its resume point can be dropped once it has ended (elasticctl close ends it)")]
     NotEnded {

@@ -95,6 +95,9 @@ impl Operator {
         for _ in 0..TRIES {
             let (name, job, _) = self.job(id).await?;
             let Some(round) = &job.round else { continue };
+            if let Some(refusal) = job.refusal() {
+                return Err(OperatorError::OtherProtocol { job: name, refusal });
+            }
             if round.value.state.is_final() {
                 return Err(OperatorError::Ended { job: name, state: round.value.state });
             }

@@ -94,10 +94,25 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
 
 /// What an operator should know about a wish just granted.
 pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
-    match wish {
+    leader_advice(job, desired).or_else(|| match wish {
         Wish::Drain { .. } => drain_advice(job, desired),
         Wish::Undrain { .. } | Wish::Set { .. } | Wish::Close {} => None,
-    }
+    })
+}
+
+/// Whether whoever leads the job knows of such wishes.
+fn leader_advice(job: &Job, desired: &Desired) -> Option<String> {
+    let leader = &job.leader.as_ref()?.value;
+    let beyond = desired.beyond(leader);
+    let release = leader.release.as_ref().map_or_else(|| "an older release".to_owned(), ToString::to_string);
+    (!beyond.is_empty()).then(|| {
+        format!(
+            "{} leads, of {release}, which does not know of {}: nothing follows until its agent is upgraded, or a \
+             coordinator of this release leads",
+            leader.node.name(),
+            beyond.join(", ")
+        )
+    })
 }
 
 /// The name of a node that is here, given by name or by id.

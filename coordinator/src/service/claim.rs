@@ -56,7 +56,7 @@ mod tests {
         "takeover_delay_ms":1,"min_round_time_ms":1}"#;
 
     fn record(node: &str, port: u16, coordinator: bool) -> LeaderRecord {
-        LeaderRecord { node: NodeId::from_text(node), peer: Endpoint { host: "h".into(), port }, coordinator }
+        LeaderRecord::new(NodeId::from_text(node), Endpoint { host: "h".into(), port }, coordinator)
     }
 
     fn own() -> LeaderRecord {
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_job_of_another_protocol_version_is_left_alone() {
         let mut job = job("running", None);
-        job.spec.as_mut().unwrap().protocol += 1;
+        job.protocol.as_mut().unwrap().version += 1;
         assert_eq!(next(&job, &own()), Move::Leave);
     }
 

@@ -143,6 +143,8 @@ struct Service {
     asked: BTreeSet<JobId>,
     /// Jobs to be left alone until then.
     away: BTreeMap<JobId, Time>,
+    /// Jobs of another protocol, with what was said of it.
+    foreign: BTreeMap<JobId, String>,
     answers: mpsc::UnboundedSender<Answered>,
 }
 
@@ -159,8 +161,8 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();
     let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention);
-    let (leads, asked, away) = Default::default();
-    let mut service = Service { store, prefix, record, shared, front, leads, asked, away, answers };
+    let (leads, asked, away, foreign) = Default::default();
+    let mut service = Service { store, prefix, record, shared, front, leads, asked, away, foreign, answers };
     tokio::pin!(stop);
     let mut watcher = tokio::select! {
         opened = service.open() => opened?,
@@ -285,8 +287,10 @@ impl Service {
         let shared = Arc::clone(&self.shared);
         let overview = shared.overview();
         let Some(job) = overview.as_ref().and_then(|overview| overview.jobs.get(id)) else {
+            self.foreign.remove(id);
             return self.stop_leading(id);
         };
+        self.say_foreign(id, job);
         let own = job.leader.as_ref().filter(|leader| leader.value.node == self.record.node);
         let term = own.map(|leader| leader.modified);
         match term {
@@ -322,6 +326,18 @@ impl Service {
             }
             let _ = answers.send(Answered { job, result });
         });
+    }
+
+    /// Says once of a job that it is left to its agents.
+    fn say_foreign(&mut self, id: &JobId, job: &Job) {
+        match job.refusal() {
+            Some(refusal) if self.foreign.get(id) == Some(&refusal) => {}
+            Some(refusal) => {
+                tracing::warn!(job = %id, "left to its agents: {refusal}");
+                self.foreign.insert(id.clone(), refusal);
+            }
+            None => drop(self.foreign.remove(id)),
+        }
     }
 
     fn put(&self, job: &Job, guards: Vec<Guard>, lease: LeaseId) -> Txn {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::job::overview::Job;
-use crate::job::{JobId, PROTOCOL, Phase};
+use crate::job::{JobId, Phase};
 
 /// How long jobs that have ended are kept. The default keeps all of them for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ pub fn expired(jobs: &BTreeMap<JobId, Job>, now_ms: u64, policy: Policy) -> Vec<
 }
 
 fn is_over(job: &Job) -> bool {
-    let ours = job.spec.as_ref().is_some_and(|spec| spec.protocol == PROTOCOL);
+    let ours = job.spec.is_some() && job.refusal().is_none();
     let nobody = job.leader.is_none() && job.nodes.values().all(|node| node.value.phase == Phase::Done);
     ours && nobody
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use elastic_coordinator::job::{
-    Endpoint, Failure, FailureClass, NodeRecord, OnStoreLoss, PROTOCOL, Phase, RestartPolicy, Spec, Timings,
+    Endpoint, Failure, FailureClass, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, Spec, Timings,
 };
 use elastic_coordinator::rendezvous::{End, Outcome};
 use elastic_coordinator::time::Time;
@@ -46,10 +46,12 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         master: Some(endpoint(1000)),
         place: None,
         warms_up: false,
+        release: None,
     };
     let timings = Timings { last_call: world.last_call, join_timeout: world.timeout, ..Timings::default() };
     let spec = Spec {
-        protocol: PROTOCOL,
+        protocol: Protocols::OURS.newest,
+        release: None,
         min_nodes: world.min,
         max_nodes: world.max,
         max_restarts: 100_000,

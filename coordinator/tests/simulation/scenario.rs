@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use elastic_coordinator::job::{OnStoreLoss, PROTOCOL, RestartPolicy, Spec, Timings};
+use elastic_coordinator::job::{OnStoreLoss, Protocols, RestartPolicy, Spec, Timings};
 
 use crate::dice::{Dice, SECOND};
 
@@ -249,7 +249,8 @@ impl Scenario {
             min_round_time: seconds(dice, 0, 8),
         };
         let spec = Spec {
-            protocol: PROTOCOL,
+            protocol: Protocols::OURS.newest,
+            release: None,
             min_nodes,
             max_nodes,
             max_restarts: dice.between(0, 6) as u32,

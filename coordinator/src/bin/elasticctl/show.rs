@@ -2,7 +2,7 @@
 
 use crate::table::{printable, table};
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, ProgressRecord, RoundState};
+use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, ProgressRecord, Protocols, RoundState};
 use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
@@ -11,7 +11,25 @@ pub(crate) fn jobs(overview: &Overview) -> String {
     if rows.is_empty() {
         return "no jobs\n".to_owned();
     }
-    table(&["JOB", "STATE", "ROUND", "NODES", "MIN:MAX", "WORKERS", "STEP", "RESTARTS", "LEADER", "REASON"], &rows)
+    let mut text =
+        table(&["JOB", "STATE", "ROUND", "NODES", "MIN:MAX", "WORKERS", "STEP", "RESTARTS", "LEADER", "REASON"], &rows);
+    for (id, job) in &overview.jobs {
+        text.extend(unusual_protocol(job).map(|told| format!("{id}: {}\n", printable(&told))));
+    }
+    text
+}
+
+/// What to know of a job whose protocol is not the newest of this build.
+fn unusual_protocol(job: &Job) -> Option<String> {
+    let (version, newest) = (job.protocol.as_ref()?.version, Protocols::OURS.newest);
+    let older =
+        || format!("the job speaks protocol version {version} until it begins anew, and the newest here is {newest}");
+    job.refusal().or_else(|| (version < newest).then(older))
+}
+
+/// A release, as a node or a leader tells it.
+fn release(told: Option<&str>) -> String {
+    told.unwrap_or("older, not told").to_owned()
 }
 
 fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
@@ -105,6 +123,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     };
     let round = job.round.as_ref().map(|round| &round.value);
     say("job", Some(id.to_string()));
+    say("protocol", unusual_protocol(job));
     say("state", round.map(|round| round.state.to_string()));
     say("reason", round.map(|round| round.reason.clone()));
     say("round", round.map(|round| format!("{} (generation {})", round.number, round.generation)));
@@ -118,6 +137,11 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         "leader",
         job.leader.as_ref().map(|leader| format!("{} since revision {}", who_leads(&leader.value), leader.modified)),
     );
+    let releases = job.releases();
+    if releases.len() > 1 {
+        let all: Vec<_> = releases.iter().map(|told| release(*told)).collect();
+        say("releases", Some(format!("{}: an upgrade is under way", all.join(", "))));
+    }
     say(
         "checkpoint",
         job.checkpoint
@@ -160,6 +184,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
 }
 
 fn nodes(job: &Job) -> String {
+    let mixed = job.releases().len() > 1;
     let mut lines: Vec<_> = job
         .nodes
         .iter()
@@ -173,7 +198,7 @@ fn nodes(job: &Job) -> String {
                     slots => format!("{}-{}", rank.first_rank, rank.first_rank + slots - 1),
                 },
             );
-            let row = vec![
+            let mut row = vec![
                 record.name.clone(),
                 record.phase.to_string(),
                 record.round.map_or_else(|| "-".to_owned(), |round| round.to_string()),
@@ -184,12 +209,19 @@ fn nodes(job: &Job) -> String {
                 record.peer.to_string(),
                 record.failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default(),
             ];
+            if mixed {
+                row.insert(1, release(record.release.as_ref().map(|release| release.version.as_str())));
+            }
             (rank.map_or(u32::MAX, |rank| rank.group_rank), node.created, row)
         })
         .collect();
     lines.sort();
     let rows: Vec<_> = lines.into_iter().map(|(_, _, row)| row).collect();
-    table(&["NODE", "PHASE", "ROUND", "GROUP RANK", "RANKS", "SLOTS", "HOST", "PEER", "FAILURE"], &rows)
+    let mut header = vec!["NODE", "PHASE", "ROUND", "GROUP RANK", "RANKS", "SLOTS", "HOST", "PEER", "FAILURE"];
+    if mixed {
+        header.insert(1, "RELEASE");
+    }
+    table(&header, &rows)
 }
 
 /// The header over [`event_line`]s.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::job::{Advance, JobProtocol, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -52,6 +52,11 @@ impl Member {
 
     pub(super) fn job_read(&mut self, now: Time, result: &TxnResult, out: &mut Out) {
         let value = |at: usize| result.results.get(at).and_then(OpResult::value);
+        let deserted = matches!(result.results.get(4), Some(OpResult::Count(0)));
+        let ours = self.setup.spec.own_release();
+        if let Some(refusal) = value(0).and_then(JobProtocol::of).and_then(|job| job.refuses(&ours)) {
+            return self.job_of_another_protocol(refusal, value(1), deserted, out);
+        }
         let read = (|| {
             let spec = value(0).map(Versioned::<Spec>::parse).transpose()?;
             let round = value(1).map(Versioned::<RoundRecord>::parse).transpose()?;
@@ -61,7 +66,6 @@ impl Member {
             Ok(read) => read,
             Err(problem) => return self.end(End::Refused(problem), out),
         };
-        let deserted = matches!(result.results.get(4), Some(OpResult::Count(0)));
         let Some((spec, round)) = spec.zip(round) else {
             return self.begin_job(out);
         };
@@ -96,6 +100,19 @@ impl Member {
         }
         out.push(MemberOutput::Watch(Scope::Key(self.setup.keys.evicted(&self.id())), from));
         self.joined_at(now, result, round, value(3), out);
+    }
+
+    /// A job whose protocol this node does not speak. While it lives, nothing is touched: its records may mean what this
+    /// node cannot know. Where it has ended, its result can be told; and after a failure of which nobody is left, the
+    /// job begins anew, by a protocol of this node's.
+    fn job_of_another_protocol(&mut self, refusal: String, round: Option<&KeyValue>, deserted: bool, out: &mut Out) {
+        let round = round.and_then(|round| Versioned::<RoundRecord>::parse(round).ok());
+        match round.as_ref().map(|round| (round.value.state, round)) {
+            Some((RoundState::Succeeded, _)) => self.end(End::Succeeded, out),
+            Some((RoundState::Closed, _)) => self.end(End::Closed, out),
+            Some((RoundState::Failed, round)) if deserted => self.begin_generation(round, round.value.sealed, out),
+            _ => self.end(End::Refused(refusal), out),
+        }
     }
 
     fn joined_at(

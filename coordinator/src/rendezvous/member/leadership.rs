@@ -137,6 +137,6 @@ impl Member {
     }
 
     pub(super) fn leader_record(&self) -> LeaderRecord {
-        LeaderRecord { node: self.id(), peer: self.setup.record.peer.clone(), coordinator: false }
+        LeaderRecord::new(self.id(), self.setup.record.peer.clone(), false)
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::{JobId, Keys, NodeRecord};
+use crate::job::{JobId, Keys, NodeRecord, Protocols, Release};
 use crate::store::{Event, Guard, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -120,6 +120,52 @@ fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
             .step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming())), Some(rubbish)]));
         assert!(out.iter().any(|output| matches!(output, MemberOutput::Grant(_))), "max_nodes {flags}: {out:?}");
     }
+}
+
+#[test]
+fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
+    let ours = Release { version: "0.1.0".into(), protocols: Protocols { oldest: 1, newest: 2 } };
+    let joins = |protocol: u32, state: &str, nodes: u64| {
+        let mut setup = setup();
+        (setup.spec.protocol, setup.spec.release) = (2, Some(ours.clone()));
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        // Of a later version nobody knows what else is there; and an operator's wish excuses nothing.
+        let mut job = if protocol > 2 { json!({}) } else { spec() };
+        job["protocol"] = protocol.into();
+        let mut round_record = forming();
+        round_record["state"] = state.into();
+        let read = [
+            kv(keys().spec(), &job.to_string(), 2, 2, None),
+            round(3, 3, round_record),
+            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
+        ];
+        let mut results: Vec<_> = read.into_iter().map(|kv| OpResult::Values(vec![kv])).collect();
+        results.extend([OpResult::Values(vec![]), OpResult::Count(nodes)]);
+        let result = Ok(TxnResult { succeeded: true, revision: Revision(10), results });
+        member.step(NOW, MemberInput::Answered { call: Call::Join, sent: NOW, result })
+    };
+    let ended = |out: &[MemberOutput]| {
+        out.iter().find_map(|output| if let MemberOutput::End(end) = output { Some(end.clone()) } else { None })
+    };
+    // The older one is joined, and spoken.
+    assert!(joins(1, "forming", 1).iter().any(|output| matches!(output, MemberOutput::Grant(_))));
+    // A newer one is not, whatever else holds.
+    for (state, nodes) in [("forming", 1), ("running", 0), ("failed", 1)] {
+        let out = joins(3, state, nodes);
+        let Some(End::Refused(why)) = ended(&out) else { panic!("{state}: {out:?}") };
+        assert!(why.contains("protocol version 3") && why.contains("0.1.0 (protocol 1 and 2)"), "{why}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Txn(..) | MemberOutput::Grant(_))), "{out:?}");
+    }
+    assert_eq!(ended(&joins(3, "succeeded", 1)), Some(End::Succeeded));
+    assert_eq!(ended(&joins(3, "closed", 0)), Some(End::Closed));
+    // Of a failure of which nobody is left, it begins the next generation, by its own newest.
+    let out = joins(3, "failed", 0);
+    let begun = out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Begin, txn) => Some(format!("{txn:?}")),
+        _ => None,
+    });
+    assert!(begun.is_some(), "{out:?}");
 }
 
 /// A node whose workers of round 1 run.

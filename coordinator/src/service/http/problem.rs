@@ -46,6 +46,7 @@ impl From<OperatorError> for Problem {
             OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::SERVICE_UNAVAILABLE,
             OperatorError::Ended { .. }
             | OperatorError::NotEnded { .. }
+            | OperatorError::OtherProtocol { .. }
             | OperatorError::Contended { .. }
             | OperatorError::Removal(_) => StatusCode::CONFLICT,
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::etcd_v2::{Entry, Only, Refusal};
-use crate::job::{FailureClass, OnStoreLoss, PROTOCOL, RestartPolicy, Timings};
+use crate::job::{FailureClass, OnStoreLoss, Protocols, RestartPolicy, Timings};
 use crate::torchelastic::{DEFAULT_PREFIX, RendezvousStatus};
 
 const RENDEZVOUS: &str = "/torchelastic/p2p/run_J/rdzv";
@@ -41,9 +41,11 @@ fn desk(nodes: (u32, u32)) -> Desk {
         master: Some(endpoint(2)),
         place: None,
         warms_up: false,
+        release: None,
     };
     let spec = Spec {
-        protocol: PROTOCOL,
+        protocol: Protocols::OURS.newest,
+        release: None,
         min_nodes: nodes.0,
         max_nodes: nodes.1,
         max_restarts: 1,

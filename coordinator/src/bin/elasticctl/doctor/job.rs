@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use elastic_coordinator::job::overview::Job;
-use elastic_coordinator::job::{Endpoint, JobId, RoundRecord, RoundState, Waits};
+use elastic_coordinator::job::{Endpoint, JobId, Protocols, RoundRecord, RoundState, Waits};
 
 use super::finding::{Finding, State};
 use super::reach::{Port, Seen};
@@ -14,6 +14,7 @@ pub(super) fn judge(seen: &Seen) -> Vec<Finding> {
     let Seen { id, job, ports } = seen;
     let Some(round) = job.round.as_ref().map(|round| &round.value) else { return Vec::new() };
     let mut findings = vec![standing(id, job, round)];
+    findings.extend(protocol(id, job));
     if !round.state.is_final() {
         findings.extend(leader(id, job, ports));
     }
@@ -54,6 +55,30 @@ fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
             say(State::Ok, format!("round {number} runs, nodes: {nodes}, workers: {workers}"))
         }
     }
+}
+
+/// Whether this release may do anything about it, and whether its programs are all of one release.
+fn protocol(id: &JobId, job: &Job) -> Option<Finding> {
+    if let Some(refusal) = job.refusal() {
+        let foreign = Finding::new(State::Failed, "protocol", of_job(id), refusal);
+        return Some(foreign.advise("use the elasticctl and the coordinator of a release that speaks it"));
+    }
+    let (version, newest) = (job.protocol.as_ref()?.version, Protocols::OURS.newest);
+    let releases = job.releases();
+    let mixed = releases.len() > 1;
+    if mixed || version < newest {
+        let seen = match releases.iter().map(|told| told.unwrap_or("older, not told")).collect::<Vec<_>>() {
+            all if mixed => format!("version {version}; releases here: {}", all.join(", ")),
+            _ => format!("version {version}, and the newest is {newest}"),
+        };
+        let advice = if mixed {
+            format!("finish the upgrade: elasticctl describe {id} names each node's release")
+        } else {
+            "nothing: the job speaks the newest once it begins anew".to_owned()
+        };
+        return Some(Finding::new(State::Warning, "protocol", of_job(id), seen).advise(advice));
+    }
+    None
 }
 
 /// Who leads it.

@@ -1,8 +1,8 @@
 //! Given a job's records and what its ports did, what is said of it.
 
 use elastic_coordinator::job::{
-    Advance, Desired, LeaderRecord, NodeId, NodeRecord, PROTOCOL, Phase, RankRecord, Sealed, Spec, Timings, Tombstone,
-    Versioned,
+    Advance, Desired, JobProtocol, LeaderRecord, NodeId, NodeRecord, Phase, Protocols, RankRecord, Release, Sealed,
+    Spec, Timings, Tombstone, Versioned,
 };
 use elastic_coordinator::job::{Keys, overview::Overview};
 use elastic_coordinator::store::{KeyValue, LeaseId, Revision};
@@ -39,6 +39,7 @@ fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
         master: None,
         place: None,
         warms_up: false,
+        release: Some(Release::ours()),
     }
 }
 
@@ -61,7 +62,7 @@ fn rank(name: &str, group_rank: u32) -> RankRecord {
 fn runs() -> Seen {
     let id: JobId = "train".parse().unwrap();
     let keys = Keys::new("/elastic", &id);
-    let leader = LeaderRecord { node: node("a"), peer: peer("a"), coordinator: false };
+    let leader = LeaderRecord::new(node("a"), peer("a"), false);
     let kv = KeyValue {
         key: keys.leader(),
         value: elastic_coordinator::job::to_json(&leader),
@@ -71,7 +72,8 @@ fn runs() -> Seen {
     };
     let mut job = Overview::of("/elastic", &[kv]).jobs.remove(&id).unwrap();
     job.spec = Some(Spec {
-        protocol: PROTOCOL,
+        protocol: Protocols::OURS.newest,
+        release: None,
         min_nodes: 2,
         max_nodes: 3,
         max_restarts: 0,
@@ -159,7 +161,7 @@ fn nobody_leads_or_a_coordinator_that_cannot_be_reached_does() {
     seen.job.leader = None;
     seen.says("leader", "job train", State::Warning, "nobody leads");
     let (at, node) = (peer("c"), node("c"));
-    seen.job.leader = Some(versioned(LeaderRecord { node, peer: at.clone(), coordinator: true }));
+    seen.job.leader = Some(versioned(LeaderRecord::new(node, at.clone(), true)));
     seen.ports.insert(at.clone(), Port::Accepts);
     seen.says("leader", "job train", State::Ok, "the coordinator at c:1");
     seen.ports.insert(at, Port::Refuses);
@@ -194,6 +196,20 @@ fn a_node_that_waits_beside_a_running_round_is_a_spare_a_newcomer_or_starting() 
     seen.says("waits", "node c", State::Ok, "starts its workers");
     seen.round().state = RoundState::Failed;
     seen.says("waits", "node c", State::Ok, "has failed");
+}
+
+#[test]
+fn another_protocol_or_several_releases_are_told() {
+    let mut seen = runs();
+    assert!(judge(&seen).iter().all(|line| line.check != "protocol"));
+    seen.job.protocol = Some(JobProtocol { version: Protocols::OURS.newest, release: None });
+    assert!(judge(&seen).iter().all(|line| line.check != "protocol"));
+    seen.put(NodeRecord { release: None, ..record("b", Phase::Running, Some(3)) });
+    let advice = seen.says("protocol", "job train", State::Warning, "releases here: older, not told, 0.");
+    assert!(advice.contains("elasticctl describe train"), "{advice}");
+    let version = Protocols::OURS.newest + 1;
+    seen.job.protocol = Some(JobProtocol { version, release: None });
+    seen.says("protocol", "job train", State::Failed, &format!("the job speaks protocol version {version}"));
 }
 
 #[test]
