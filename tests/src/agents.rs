@@ -156,6 +156,12 @@ impl Job {
         self.spawn(name, command)
     }
 
+    /// Starts an agent that is this program: one of another build.
+    pub fn start_program(&self, program: &Path, name: &str) -> Agent {
+        let command = self.command(Command::new(program), name, &[LOCAL]);
+        self.spawn(name, command)
+    }
+
     /// Starts an agent by way of `launcher`, a program and its first arguments, and lets it find its address by itself.
     pub fn start_through<A: AsRef<OsStr>>(&self, launcher: &[A], name: &str, flags: &[&str]) -> Agent {
         let (program, args) = launcher.split_first().expect("a program");

@@ -1,7 +1,7 @@
 //! The product's own binaries, as built beside the tests, and running them. They are built before the tests run: a test
 //! that builds is a slow test.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::Duration;
 
@@ -38,9 +38,14 @@ pub struct Running {
 impl Running {
     /// Starts a binary; what it prints goes to a file.
     pub fn start(name: &str, args: &[&str]) -> Running {
+        Running::start_program(&binary(name), args)
+    }
+
+    /// Starts a program of another build.
+    pub fn start_program(program: &Path, args: &[&str]) -> Running {
         let dir = tempfile::Builder::new().prefix("elastic-running-").tempdir().expect("a temporary directory");
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        let child = process::spawn(&binary(name), &args, &dir.path().join("log"));
+        let child = process::spawn(program, &args, &dir.path().join("log"));
         Running { dir, child }
     }
 
@@ -99,8 +104,13 @@ impl Drop for Running {
 ///
 /// Panics if that takes longer than `within`.
 pub async fn output(name: &str, args: &[&str], within: Duration) -> Output {
-    let mut command = tokio::process::Command::new(binary(name));
+    output_of(&binary(name), args, within).await
+}
+
+/// As [`output`], of a program of another build.
+pub async fn output_of(program: &Path, args: &[&str], within: Duration) -> Output {
+    let mut command = tokio::process::Command::new(program);
     command.args(args).env_remove("ELASTIC_ETCD").env_remove("ELASTIC_PREFIX").kill_on_drop(true);
     let ended = tokio::time::timeout(within, command.output()).await;
-    ended.unwrap_or_else(|_| panic!("{name} {args:?} did not end within {within:?}")).expect("run it")
+    ended.unwrap_or_else(|_| panic!("{} {args:?} did not end within {within:?}", program.display())).expect("run it")
 }

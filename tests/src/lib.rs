@@ -10,6 +10,7 @@
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
+//! | [`previous_release`] | the programs of the release before this one |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
@@ -25,6 +26,7 @@ pub mod counting_store;
 pub mod etcd;
 pub mod in_process;
 pub mod launcher;
+pub mod previous_release;
 pub mod proxy;
 pub mod requirement;
 pub mod torch;

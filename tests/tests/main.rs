@@ -15,6 +15,7 @@
 //! | `python` | the Python package and its wheel, without PyTorch |
 //! | `pytorch`, `torch_store`, `torchelastic` | PyTorch's scripts, its store's clients, and its rendezvous on etcd v2 |
 //! | `setup` | what `scripts/setup.sh` says on machines that lack something |
+//! | `upgrade` | jobs whose programs are of this release and of the one before |
 //! | `store_contract`, `store_contract_embedded` | what each store must do |
 
 // Helpers of tests fail as tests do.
@@ -38,3 +39,4 @@ mod store_contract;
 mod store_contract_embedded;
 mod torch_store;
 mod torchelastic;
+mod upgrade;

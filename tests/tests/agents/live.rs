@@ -79,7 +79,7 @@ fn length(path: &Path) -> u64 {
 }
 
 /// The last line of a trace that tells of a step, once `fits` does.
-pub(super) async fn step(trace: &Path, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn step(trace: &Path, what: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Value {
     eventually(what, limit, async || {
         let tail = lines_from(trace, length(trace).saturating_sub(TAIL));
         tail.into_iter().rfind(|line| line["event"] == "step").filter(|line| fits(line))
@@ -218,7 +218,7 @@ impl ChaosRun {
 }
 
 /// A run that nothing disturbs, of one process.
-pub(super) struct Undisturbed {
+pub(crate) struct Undisturbed {
     /// By step, in bits.
     losses: BTreeMap<u64, u64>,
     /// What it printed of its parameters.
@@ -226,13 +226,13 @@ pub(super) struct Undisturbed {
 }
 
 impl Undisturbed {
-    pub(super) fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.losses.len()
     }
 
     /// Sees that another run has the same losses and parameters, bit for bit. A step that was done twice counts as it was
     /// done last.
-    pub(super) fn is_same(&self, trace: &[Value], printed: &str) {
+    pub(crate) fn is_same(&self, trace: &[Value], printed: &str) {
         let steps = trace.iter().filter(|line| line["event"] == "step");
         let counted: BTreeMap<u64, u64> =
             steps.map(|line| (number(line, "step"), line["loss"].as_f64().unwrap().to_bits())).collect();
@@ -242,7 +242,7 @@ impl Undisturbed {
     }
 }
 
-pub(super) fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
+pub(crate) fn undisturbed(flags: &[&str], trace: &Path) -> Undisturbed {
     let mut command = Command::new(binary("elastic-trainer"));
     let output = command.arg("digits").args(flags).arg(format!("--trace={}", trace.display())).output().unwrap();
     assert!(output.status.success(), "{output:?}");

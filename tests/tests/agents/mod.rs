@@ -11,7 +11,7 @@ mod final_save;
 mod flags;
 mod gpus;
 mod hosted;
-mod live;
+pub(crate) mod live;
 mod memory;
 mod mistakes;
 mod nccl;

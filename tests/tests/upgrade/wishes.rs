@@ -1,0 +1,116 @@
+//! What operators ask of a job, by the `elasticctl` of one release, where the other leads.
+
+use elastic_coordinator::job::{Desired, Keys};
+use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
+use elastic_tests::binaries::{binary, output_of};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::previous_release::PreviousRelease;
+use elastic_tests::wait::eventually;
+
+use super::{Build, LEFT};
+
+/// Runs `elasticctl` of a build: what it printed on standard output and on standard error.
+async fn ask(build: Build, before: &PreviousRelease, etcd: &EtcdServer, args: &[&str]) -> (String, String) {
+    let program = match build {
+        Build::Before => before.program("elasticctl"),
+        Build::Now => binary("elasticctl"),
+    };
+    let told = output_of(&program, &[&["--etcd", &etcd.address()], args].concat(), LIMIT).await;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(told.status.success(), "{build:?} {args:?}: {told:?}");
+    (text(&told.stdout), text(&told.stderr))
+}
+
+#[tokio::test]
+async fn each_elasticctl_is_understood_by_each_leader() {
+    let Some(before) = PreviousRelease::unpack() else { return };
+    for leads in [Build::Before, Build::Now] {
+        let etcd = EtcdServer::start(EtcdOptions::default()).await;
+        let job = Job::on(&etcd, "1:3").prompt();
+        let first = leads.start(&job, &before, "a");
+        assert_eq!(job.leader(&etcd).await, "a");
+        let second = leads.other().start(&job, &before, "b");
+        let mut round = job.runs(1, 2).await;
+        let mut agents = [first, second];
+        for asks in [Build::Now, Build::Before] {
+            eprintln!("{leads:?} leads, {asks:?} asks");
+            let (shown, _) = ask(asks, &before, &etcd, &["describe", "job"]).await;
+            assert!(shown.contains("\na ") && shown.contains("\nb "), "{shown}");
+            // A node is drained, and may come back.
+            let (_, note) = ask(asks, &before, &etcd, &["drain", "job", "b"]).await;
+            assert!(!note.contains("does not know"), "each release knows of this: {note}");
+            assert_eq!(agents[1].exit(LIMIT).await, LEFT, "{}", agents[1].output());
+            let (asked, _) = ask(asks, &before, &etcd, &["undrain", "job", "b"]).await;
+            assert!(asked.contains("drained none"), "{asked}");
+            agents[1] = leads.other().start(&job, &before, "b");
+            round = job.runs_within(round.number + 2, 2, AT_ONCE).await;
+        }
+        // The one closes what the other leads, and all leave.
+        ask(leads.other(), &before, &etcd, &["close", "job"]).await;
+        exits(&mut agents).await;
+        assert_eq!(job.record(&etcd, "round").await.unwrap()["state"], "closed");
+    }
+}
+
+#[tokio::test]
+async fn versions_are_shown_where_they_differ_and_only_there() {
+    let Some(before) = PreviousRelease::unpack() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").prompt();
+    let now = Build::Now.start(&job, &before, "a");
+    job.runs(1, 1).await;
+    let (alike, _) = ask(Build::Now, &before, &etcd, &["describe", "job"]).await;
+    assert!(!alike.contains("RELEASE") && !alike.contains("an upgrade is under way"), "{alike}");
+    let old = Build::Before.start(&job, &before, "b");
+    let round = job.runs(2, 2).await;
+    let (mixed, _) = ask(Build::Now, &before, &etcd, &["describe", "job"]).await;
+    assert!(mixed.contains("RELEASE") && mixed.contains("an upgrade is under way"), "{mixed}");
+    let line = |node: &str| mixed.lines().find(|line| line.starts_with(&format!("{node} "))).unwrap_or_default();
+    assert!(line("a").contains(env!("CARGO_PKG_VERSION")) && line("b").contains("older, not told"), "{mixed}");
+    let told = ask(Build::Now, &before, &etcd, &["doctor", "job"]).await.0;
+    assert!(told.contains("finish the upgrade"), "{told}");
+    round.exit(0);
+    assert_eq!(exits(&mut [now, old]).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it() {
+    let Some(before) = PreviousRelease::unpack() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=3");
+    let mut agents = [Build::Before.start(&job, &before, "a"), Build::Now.start(&job, &before, "b")];
+    let round = job.runs(1, 2).await;
+    // Given everything that this release and a later one can wish for, and a key that an older one does not know
+    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    let mut wish = serde_json::to_value(Desired { max_nodes: Some(2), ..Desired::default() }).unwrap();
+    for (field, value) in [
+        ("paused", serde_json::json!(false)),
+        ("excluded", serde_json::json!([])),
+        ("priority", 3.into()),
+        ("asked", serde_json::json!({"by": "me@here", "at_ms": 1})),
+    ] {
+        wish[field] = value;
+    }
+    let store = etcd.store();
+    let later = format!("{}secret", keys.root());
+    let puts = [Op::put(keys.desired(), wish.to_string()), Op::put(&later, "not JSON at all")];
+    store.txn(Txn::of(puts)).await.unwrap();
+    // when a worker fails, then the older leader goes on
+    round.of("b").exit(1);
+    let round = job.runs_within(2, 2, AT_ONCE).await;
+    // and neither it nor this release's elasticctl has lost any of it.
+    ask(Build::Now, &before, &etcd, &["set", "job", "--min", "2"]).await;
+    let kept = job.record(&etcd, "desired").await.unwrap();
+    assert_eq!(
+        (&kept["priority"], &kept["asked"]["by"], &kept["min_nodes"]),
+        (&3.into(), &"me@here".into(), &2.into())
+    );
+    assert!(store.get(&later).await.unwrap().is_some());
+    round.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    eventually("the job has its result", LIMIT, async || {
+        job.record(&etcd, "round").await.filter(|round| round["state"] == "succeeded")
+    })
+    .await;
+}
