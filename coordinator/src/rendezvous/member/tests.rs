@@ -125,7 +125,7 @@ fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
 #[test]
 fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
     let ours = Release { version: "0.1.0".into(), protocols: Protocols { oldest: 1, newest: 2 } };
-    let joins = |protocol: u32, state: &str, nodes: u64| {
+    let joins = |protocol: u32, state: &str, nodes: i64| {
         let mut setup = setup();
         (setup.spec.protocol, setup.spec.release) = (2, Some(ours.clone()));
         let mut member = Member::new(setup);
