@@ -1,6 +1,7 @@
 //! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix.
 
 pub mod coordinator;
+pub mod logs;
 pub mod operator;
 
 use std::path::PathBuf;

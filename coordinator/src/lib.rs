@@ -11,7 +11,7 @@
 //! | [`job`] | a job's vocabulary: ids, keys, records |
 //! | [`rendezvous`] | our protocol as pure machines: `decide` for the leader, `step` for every node |
 //! | [`torchelastic`] | TorchElastic's own rendezvous on etcd v2, as a pure machine |
-//! | [`node`] | the drivers that carry the machines: IO, timers, pulses |
+//! | [`node`] | the drivers that carry the machines: IO, timers, pulses, and logs through peer ports |
 //! | [`workers`] | what a round's workers ask for through their agents: barriers, checkpoint commits |
 //! | [`removal`] | deleting the records of a job that has ended |
 //! | [`operator`] | what operators see of jobs and ask of them |

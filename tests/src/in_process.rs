@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use elastic_coordinator::job::{
-    Endpoint, Failure, FailureClass, JobId, Keys, NodeRecord, OnStoreLoss, Phase, Protocols, Release, RestartPolicy,
-    Spec, Timings,
+    Endpoint, Failure, FailureClass, JobId, JobSecret, Keys, NodeRecord, OnStoreLoss, Phase, Protocols, Release,
+    RestartPolicy, Spec, Timings,
 };
 use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
 use elastic_coordinator::rendezvous::{MemberSetup, Outcome, Start};
@@ -114,7 +114,8 @@ pub async fn start_node(
                 release: Some(Release::ours()),
             };
             let seed = u64::from(peer.port) << 8 | incarnation;
-            let setup = MemberSetup { record, spec: spec.clone(), keys: keys.clone(), may_lead: true, seed };
+            let (spec, keys, secret) = (spec.clone(), keys.clone(), JobSecret::of([7; JobSecret::LENGTH]));
+            let setup = MemberSetup { record, spec, keys, secret, may_lead: true, seed };
             match node.run(setup, &commands, &mut inbox).await {
                 Parting::Rejoin(_) => {}
                 parting => return parting,

@@ -17,14 +17,16 @@ mod setup;
 use std::path::Path;
 
 use elastic_coordinator::job::Endpoint;
+use elastic_coordinator::node::logs::READERS;
 use elastic_coordinator::rendezvous::End;
+use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};
 use crate::guard::Guard;
 use crate::machine::identity;
 use crate::meeting::backend;
 use crate::meeting::rendezvous::Rendezvous;
-use crate::output::logs::{self, Console, LogDir, Logs};
+use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
 use crate::output::outcome::report::Report;
 use crate::output::progress::JobProgress;
 use crate::workers::gpu_holders::GpuHolders;
@@ -113,7 +115,9 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let peer = Endpoint { host: address.address, port: listener.local_addr()?.port() };
 
     tracing::info!(job = %options.job, store = %backend.name, "joining");
-    let part = setup::participation(&backend, &paths, options.job.clone(), listener);
+    let (logs, requests) = mpsc::channel(READERS);
+    let readers = LogReaders::start(group.output_history(), requests);
+    let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs);
     let socket = identity.runtime_dir().join(setup::socket_name());
     let socket =
         WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
@@ -162,6 +166,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     drop((socket, watchdog));
     let log_directory = group.log_directory().map(Path::to_owned);
     group.close(FLUSH).await;
+    readers.finish(FLUSH).await;
     if let (End::Succeeded, LogDir::Temporary, Some(directory)) = (&end, &options.logs.dir, log_directory) {
         logs::remove_if_empty(&directory);
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, Keys, NodeRecord, Spec};
-use elastic_coordinator::node::{Command, GroupReport, Parting};
+use elastic_coordinator::job::{Endpoint, JobSecret, Keys, NodeRecord, Spec};
+use elastic_coordinator::node::{Command, GroupReport, Parting, random_bytes};
 use elastic_coordinator::rendezvous::{End, MemberSetup, Start};
 use elastic_coordinator::store::Store;
 use tokio::sync::{mpsc, watch};
@@ -58,7 +58,8 @@ pub(super) async fn take_part(
     let (reports, inbox) = mpsc::unbounded_channel();
     let (commands, mut orders) = mpsc::unbounded_channel();
     record.master = local.group.master().offer();
-    let setup = MemberSetup { record, spec, keys: keys.clone(), may_lead: true, seed: seed() };
+    let secret = JobSecret::of(random_bytes().context("make a secret for the job")?);
+    let setup = MemberSetup { record, spec, keys: keys.clone(), secret, may_lead: true, seed: seed() };
     let mut driver = tokio::spawn(drive(part, setup, local.group.master().latest(), commands, inbox));
 
     let mut leaving = Leaving::No;

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release};
+use elastic_coordinator::node::logs::LogRequest;
 use elastic_coordinator::node::torchelastic::TorchElastic;
 use elastic_coordinator::node::{Node, Status};
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
 use super::health::Health;
@@ -176,9 +177,19 @@ pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<T
 }
 
 /// The node's part in the job, in the protocol that the store speaks.
-pub(super) fn participation(backend: &Backend, paths: &JobPaths, job: JobId, listener: TcpListener) -> Participation {
+/// The other end of `logs` hears who wants to read the workers' output; TorchElastic's protocol has nothing that proves
+/// who may.
+pub(super) fn participation(
+    backend: &Backend,
+    paths: &JobPaths,
+    job: JobId,
+    listener: TcpListener,
+    logs: mpsc::Sender<LogRequest>,
+) -> Participation {
     match &backend.rendezvous {
-        RendezvousStore::Store(store) => Participation::Own(Node::new(Arc::clone(store), job, listener).concluding()),
+        RendezvousStore::Store(store) => {
+            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs).concluding())
+        }
         RendezvousStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
             Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))

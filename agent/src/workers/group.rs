@@ -25,7 +25,7 @@ use crate::machine::out_of_memory::{Counters, Victims};
 use crate::machine::shortage::Shortage;
 use crate::meeting::rendezvous_port::{Master, StoreHost};
 use crate::output::events::{self, Events};
-use crate::output::logs::{Logs, WorkerLogs};
+use crate::output::logs::{History, Logs, WorkerLogs};
 use crate::workers::command::WorkerCommand;
 use crate::workers::signals::Handled;
 use crate::workers::socket::{RoundRequest, WorkerSocket};
@@ -255,6 +255,11 @@ impl Group {
         self.logs.directory()
     }
 
+    /// What readers of the workers' output look up.
+    pub fn output_history(&self) -> History {
+        self.logs.history()
+    }
+
     /// This node leaves. Workers are stopped with the signal that the agent itself got. A failing exit from now on is
     /// of class [`FailureClass::Signalled`], because whoever signalled the agent may have signalled its workers, too.
     pub fn leave(&mut self, signal: Signal) {
@@ -308,6 +313,7 @@ impl Group {
                 continue;
             };
             tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker goes on");
+            self.logs.placed(local_rank, round, assignment.rank);
             worker.rank = assignment.rank;
             (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
             if !std::mem::replace(&mut worker.placed, true) {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::logs::LogsFlags;
 use super::{StoreFlags, age};
 use crate::job::{JobId, Requester};
 use crate::service::http::users::Role;
@@ -11,7 +12,7 @@ use crate::service::http::users::Role;
 /// See elastic's jobs and ask things of them.
 ///
 /// Everything is read from the store that the agents meet through, and asked for there: elasticctl needs no coordinator,
-/// and no agent (only `doctor JOB` tries whether their ports accept). What is asked for is carried out by whoever leads the job.
+/// and no agent (only `doctor JOB` tries whether their ports accept, and `logs` asks them). What is asked for is carried out by whoever leads the job.
 #[derive(Debug, Parser)]
 #[command(
     name = "elasticctl",
@@ -22,6 +23,7 @@ Examples:
   elasticctl describe train                one job: nodes, ranks, leader, checkpoint, evictions
   elasticctl top                           all jobs on this terminal, as they change
   elasticctl events train -f               its history, and what happens from now on
+  elasticctl logs train 7 -f               what rank 7 prints, also after a restart
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
@@ -86,6 +88,15 @@ pub enum Command {
         #[arg(short, long)]
         follow: bool,
     },
+    /// Show what a job's workers print, of one rank or of all, without going to their hosts
+    ///
+    /// Each node's agent is asked on its peer port, so run it where those ports are reached, as on one of the nodes. Only
+    /// who can read the job's keys in the store can do so: the agents ask for a proof.
+    ///
+    /// Agents tell what is in their log files (--redirects, --tee). Without these flags the end of standard error is
+    /// there, where the agent's own is no terminal, and standard output is not. Jobs that meet by --rdzv-backend=etcd-v2
+    /// have no such call.
+    Logs(LogsFlags),
     /// Have a node leave as planned: the others form a round without it, and its agent ends
     ///
     /// Nodes of this name get no place in the job until `elasticctl undrain`: an agent that is started there meanwhile

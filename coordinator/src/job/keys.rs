@@ -58,6 +58,11 @@ impl Keys {
         format!("{}spec", self.root)
     }
 
+    /// What proves that a client may read the job's keys.
+    pub fn secret(&self) -> String {
+        format!("{}secret", self.root)
+    }
+
     /// The operator's overrides.
     pub fn desired(&self) -> String {
         format!("{}desired", self.root)
@@ -161,7 +166,8 @@ impl Keys {
         key.strip_prefix(&Keys::jobs(prefix))?.split_once('/')?.0.parse().ok()
     }
 
-    /// What a key of this job holds; `None` for one that is not ours, or of a barrier.
+    /// What a key of this job holds; `None` for one that is not ours, of a barrier, or the secret, which nobody is to
+    /// see.
     pub fn part(&self, key: &str) -> Option<JobKey> {
         match key.strip_prefix(&self.root)? {
             "spec" => Some(JobKey::Spec),
@@ -217,6 +223,7 @@ mod tests {
             assert_eq!(keys.part(&key), Some(part));
         }
         assert_eq!(keys.part(&keys.release(3, "b")), None);
+        assert_eq!(keys.part(&keys.secret()), None);
         assert_eq!(Keys::job_of("/elastic", "/other/v1/jobs/J/spec"), None);
     }
 }

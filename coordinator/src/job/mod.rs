@@ -15,6 +15,7 @@ mod progress;
 mod record;
 mod release;
 mod requester;
+mod secret;
 mod spec;
 mod waiting;
 
@@ -28,6 +29,7 @@ pub use record::{
 };
 pub use release::{JobProtocol, Protocols, Release};
 pub use requester::{Requester, Via};
+pub use secret::{Claim, JobSecret};
 pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, SpecError, Timings};
 pub use waiting::Waits;
 

@@ -69,16 +69,23 @@ pub(super) async fn connect(peer: &Endpoint) -> Option<PulseClient<Channel>> {
 }
 
 async fn connect_pinging(peer: &Endpoint, ping: Duration) -> Option<PulseClient<Channel>> {
-    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}")).ok()?;
-    let channel = endpoint
+    Some(PulseClient::new(channel_pinging(peer, ping).await.ok()?))
+}
+
+/// Opens a channel to an agent, for another service than pulses.
+pub(super) async fn channel(peer: &Endpoint) -> Result<Channel, tonic::transport::Error> {
+    channel_pinging(peer, PING).await
+}
+
+async fn channel_pinging(peer: &Endpoint, ping: Duration) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}"))?;
+    endpoint
         .connect_timeout(ANSWER)
         .tcp_nodelay(true)
         .http2_keep_alive_interval(ping)
         .keep_alive_timeout(ping)
         .connect()
         .await
-        .ok()?;
-    Some(PulseClient::new(channel))
 }
 
 #[cfg(test)]
@@ -103,7 +110,7 @@ mod tests {
         let front = Arc::new(PeerPort::default());
         let (inbox, _notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
-        tokio::spawn(serve(listener, front));
+        tokio::spawn(serve(listener, front, None));
         let peer = Endpoint { host: hole.address.ip().to_string(), port: hole.address.port() };
         let mut client = connect_pinging(&peer, Duration::from_millis(50)).await.expect("a channel");
         let hello = MemberMessage { hello: Some(Hello { job: "job".into(), node: "b:1".into() }), beat: None };
@@ -120,7 +127,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let peer = Endpoint { host: "127.0.0.1".to_owned(), port: listener.local_addr()?.port() };
         let front = Arc::new(PeerPort::default());
-        let server = tokio::spawn(serve(listener, Arc::clone(&front)));
+        let server = tokio::spawn(serve(listener, Arc::clone(&front), None));
         let (node, other) = (NodeId::from_text("a:1"), NodeId::from_text("a:2"));
 
         // While it is here nobody asks twice, and its predecessor is known to be dead.

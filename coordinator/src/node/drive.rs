@@ -241,6 +241,7 @@ impl<'a> Drive<'a> {
             MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
             MemberOutput::Say(line) => self.command(Command::Say(line)),
             MemberOutput::Warn(line) => tracing::warn!("{line}"),
+            MemberOutput::Secret(secret) => self.node.front.trust(secret),
             MemberOutput::Rejoin(reason) => self.parting = Some(Parting::Rejoin(reason)),
             MemberOutput::End(end) => self.parting = Some(Parting::End(end)),
         }

@@ -15,14 +15,17 @@
 pub(crate) mod dial;
 mod drive;
 pub(crate) mod lead;
+pub mod logs;
 mod pulse_client;
 pub(crate) mod pulse_server;
 pub(crate) mod tasks;
 pub mod torchelastic;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
@@ -32,6 +35,7 @@ use crate::store::Store;
 use crate::time::Time;
 use crate::torchelastic::Membership;
 
+use logs::LogRequest;
 use pulse_server::PeerPort;
 
 /// What the agent is asked to do with its workers.
@@ -137,8 +141,23 @@ impl Node {
     ///
     /// Must be called within a tokio runtime; the server ends with it.
     pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
+        Node::serving(store, job, listener, None)
+    }
+
+    /// The same, for an agent that answers requests for its workers' output: they come out of the other end of `logs`,
+    /// of which there are [`logs::READERS`] at most at once.
+    pub fn with_logs(store: Arc<dyn Store>, job: JobId, listener: TcpListener, logs: mpsc::Sender<LogRequest>) -> Node {
+        Node::serving(store, job, listener, Some(logs))
+    }
+
+    fn serving(
+        store: Arc<dyn Store>,
+        job: JobId,
+        listener: TcpListener,
+        logs: Option<mpsc::Sender<LogRequest>>,
+    ) -> Node {
         let front = Arc::<PeerPort>::default();
-        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front)));
+        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), logs));
         Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false }
     }
 
@@ -170,6 +189,16 @@ impl Node {
         self.status.send_replace(Status::default());
         parting
     }
+}
+
+/// Bytes from the system that nobody can guess.
+///
+/// # Errors
+/// The system has none.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map(|()| bytes).map_err(|_| io::Error::other("the system gives no random bytes"))
 }
 
 /// What to add to this machine's clock for milliseconds since the Unix epoch, for the history that people read.

@@ -1,5 +1,4 @@
-//! The peer port: takes members' pulse streams and says who is here.
-
+//! The peer port: takes members' pulse streams, says who is here, and serves [`logs`](super::logs).
 //!
 //! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
 //! messages by number and size, what it says by turns, and what it is told by keeping the newest word alone.
@@ -12,14 +11,15 @@ use std::time::Duration;
 
 use futures::Stream;
 use tokio::net::TcpListener;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Request, Response, Status, Streaming};
 
 use elastic_proto::pulse::pulse_server::{Pulse, PulseServer};
 use elastic_proto::pulse::{Found, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
 
 use super::lead::{LeaderInbox, LeaderNote, PulseEvent};
-use crate::job::{JobId, NodeId};
+use super::logs::{self, LogRequest};
+use crate::job::{JobId, JobSecret, NodeId};
 use crate::listener::{Port, Share};
 
 /// Largest message. A hello is the longest: a job's id and a node's, of at most 255 and about 300 bytes.
@@ -51,6 +51,8 @@ pub(crate) struct PeerPort {
 struct Served {
     node: String,
     jobs: BTreeMap<String, LeaderInbox>,
+    /// Of the job that an agent takes part in, once it has joined.
+    secret: Option<JobSecret>,
 }
 
 impl PeerPort {
@@ -78,17 +80,41 @@ impl PeerPort {
         self.lock().node = node.to_string();
     }
 
+    /// From here on whoever proves to know this secret may read. `None`: nobody may.
+    pub(super) fn trust(&self, secret: Option<JobSecret>) {
+        self.lock().secret = secret;
+    }
+
+    /// The secret of a job that this node takes part in.
+    pub(super) fn secret_for(&self, job: &str, node: &str) -> Result<JobSecret, Status> {
+        let served = self.lock();
+        if served.node != node || !served.jobs.contains_key(job) {
+            return Err(Status::failed_precondition("that node does not take part in that job here"));
+        }
+        served.secret.clone().ok_or_else(|| {
+            Status::failed_precondition(
+                "the job has no secret to prove who may read: it was begun by agents of an earlier version",
+            )
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Served> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Serves until the runtime ends.
-pub(crate) async fn serve(listener: TcpListener, front: Arc<PeerPort>) {
-    serve_checking(listener, front, CLIENT_CHECK).await;
+/// Serves until the runtime ends. Where `logs` is given, requests for workers' output go there.
+pub(crate) async fn serve(listener: TcpListener, front: Arc<PeerPort>, logs: Option<mpsc::Sender<LogRequest>>) {
+    serve_checking(listener, front, logs, CLIENT_CHECK).await;
 }
 
-async fn serve_checking(listener: TcpListener, front: Arc<PeerPort>, check: Duration) {
+async fn serve_checking(
+    listener: TcpListener,
+    front: Arc<PeerPort>,
+    logs: Option<mpsc::Sender<LogRequest>>,
+    check: Duration,
+) {
+    let logs = logs.map(|requests| logs::service(Arc::clone(&front), requests));
     let places = Arc::new(Semaphore::new(Share::Peers.connections().saturating_mul(STREAMS as usize)));
     let service = PulseService { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
     let service = PulseServer::new(service).max_decoding_message_size(MESSAGE);
@@ -101,6 +127,7 @@ async fn serve_checking(listener: TcpListener, front: Arc<PeerPort>, check: Dura
         .http2_keepalive_timeout(Some(check))
         .timeout(FIRST_WORDS)
         .add_service(service)
+        .add_optional_service(logs)
         .serve_with_incoming(Port::new(listener, Share::Peers).incoming());
     if let Err(error) = serving.await {
         tracing::error!(%error, "the peer port failed; other nodes will find this one silent");
@@ -227,7 +254,7 @@ mod tests {
         let front = Arc::new(PeerPort::default());
         let (inbox, notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
-        tokio::spawn(serve_checking(listener, front, check));
+        tokio::spawn(serve_checking(listener, front, None, check));
         (address, notes)
     }
 

@@ -156,7 +156,7 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let ServiceSetup { store, prefix, record, listener, lease_ttl, retention, shared } = setup;
     let front = Arc::<PeerPort>::default();
     front.introduce(&record.node);
-    let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front))));
+    let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), None)));
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();

@@ -167,7 +167,7 @@ impl World {
             MemberOutput::Kill => self.kill_workers(p),
             MemberOutput::Fence(at) => self.fence(p, at),
             MemberOutput::Forming(..) => self.forming_told(p),
-            MemberOutput::Leaving(_) | MemberOutput::Say(_) | MemberOutput::Warn(_) => {}
+            MemberOutput::Secret(_) | MemberOutput::Leaving(_) | MemberOutput::Say(_) | MemberOutput::Warn(_) => {}
             MemberOutput::Rejoin(_) => self.rejoin(p),
             MemberOutput::End(end) => {
                 self.promises.ended(self.now, &self.processes[p], &end);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use elastic_coordinator::job::{Endpoint, Keys, NodeId, NodeRecord, Phase};
+use elastic_coordinator::job::{Endpoint, JobSecret, Keys, NodeId, NodeRecord, Phase};
 use elastic_coordinator::rendezvous::{
     End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start,
 };
@@ -175,6 +175,7 @@ pub(crate) fn setup(
         record,
         spec: scenario.spec.clone(),
         keys: keys.clone(),
+        secret: JobSecret::of([7; JobSecret::LENGTH]),
         may_lead: true,
         seed: (process as u64 + 1) * 7919 + u64::from(life),
     }

@@ -12,6 +12,7 @@ mod flags;
 mod gpus;
 mod hosted;
 pub(crate) mod live;
+mod logs;
 mod memory;
 mod mistakes;
 mod nccl;

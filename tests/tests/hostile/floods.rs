@@ -93,9 +93,9 @@ pub(crate) async fn names(peer: SocketAddr, said: Said) {
     }
 }
 
-/// Opens this many streams on one connection, whatever the server allows, and waits until the server has read all of
+/// Opens this many streams of a call on one connection, whatever the server allows, and waits until the server has read all of
 /// them or hung up. Returns whether it hung up.
-pub(crate) async fn streams(peer: SocketAddr, count: u32) -> bool {
+pub(crate) async fn streams(peer: SocketAddr, call: &str, count: u32) -> bool {
     const SETTINGS: u8 = 4;
     const PING: u8 = 6;
     const HEADERS: u8 = 1;
@@ -110,7 +110,7 @@ pub(crate) async fn streams(peer: SocketAddr, count: u32) -> bool {
     // others spelled out.
     let headers = [
         vec![0x83, 0x86],
-        text(&[0x04], "/elastic.v1.Pulse/Watch"),
+        text(&[0x04], call),
         text(&[0x01], "x"),
         text(&[&[0x00, 12], &b"content-type"[..]].concat(), "application/grpc"),
         text(&[&[0x00, 2], &b"te"[..]].concat(), "trailers"),

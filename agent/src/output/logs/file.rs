@@ -86,6 +86,10 @@ impl LogFile {
         (self.file, self.path)
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(super) fn append(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {

@@ -28,10 +28,14 @@
 mod console;
 mod file;
 mod filter;
+mod history;
 mod lines;
 mod options;
+mod reading;
+mod ring;
 mod route;
 mod stream;
+mod text;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -49,12 +53,16 @@ use crate::output::template;
 pub use console::{Console, ConsoleStream};
 pub use file::Rotation;
 pub use filter::Needles;
+pub use history::History;
 pub use options::{LogDir, LogOptions};
+pub use reading::LogReaders;
 pub use route::{ParseStreamsError, Streams, StreamsByRank};
 
 use file::LogFile;
 use filter::Duplicates;
+use history::Source;
 use lines::{Lines, Tail};
+use ring::Ring;
 use stream::{Course, Flow, SharedTail, Stream};
 
 /// A worker's output descriptors. `None` stands for the agent's own stream.
@@ -116,6 +124,7 @@ pub struct Logs {
     /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
     root: Option<PathBuf>,
     flow: Flow,
+    history: History,
 }
 
 impl Logs {
@@ -128,7 +137,7 @@ impl Logs {
         let random = || uuid::Uuid::new_v4().simple().to_string()[..8].to_owned();
         let base = match &spec.dir {
             Some(dir) if dir == Path::new("/dev/null") => {
-                return Ok(Logs { spec, console, root: None, flow: Flow::new() });
+                return Ok(Logs::at(None, spec, console));
             }
             Some(dir) => std::path::absolute(dir).unwrap_or_else(|_| dir.clone()),
             None => std::env::temp_dir().join(format!("torchelastic_{}", random())),
@@ -142,7 +151,7 @@ impl Logs {
             None => DirBuilder::new().mode(0o700).create(&base).and_then(|()| fs::create_dir(&directory)),
         };
         match created {
-            Ok(()) => Ok(Logs { spec, console, root: Some(directory), flow: Flow::new() }),
+            Ok(()) => Ok(Logs::at(Some(directory), spec, console)),
             Err(cause) if spec.dir.is_none() => {
                 // Nobody has asked for files. So training goes on without them.
                 tracing::warn!(
@@ -150,10 +159,24 @@ impl Logs {
                      written: name one with --log-dir, or correct TMPDIR",
                     directory.display()
                 );
-                Ok(Logs { spec, console, root: None, flow: Flow::new() })
+                Ok(Logs::at(None, spec, console))
             }
             Err(cause) => Err(LogError { directory, cause }),
         }
+    }
+
+    fn at(root: Option<PathBuf>, spec: LogSpec, console: Console) -> Logs {
+        Logs { spec, console, root, flow: Flow::new(), history: History::default() }
+    }
+
+    /// What readers of the output look up here.
+    pub fn history(&self) -> History {
+        self.history.clone()
+    }
+
+    /// The newest worker of this local rank has this rank in this round: its output is found by both.
+    pub fn placed(&self, local_rank: u32, round: u64, rank: u32) {
+        self.history.placed(local_rank, round, rank);
     }
 
     /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
@@ -261,8 +284,9 @@ impl Attempt<'_> {
             streams: Vec::new(),
         };
         let place = WorkerOutput { attempt: self, local_rank, rank, directory: directory.as_deref() };
-        let stdout = place.open(ConsoleStream::Stdout, redirects.stdout, tee.stdout, &mut logs);
-        let stderr = place.open(ConsoleStream::Stderr, redirects.stderr, tee.stderr, &mut logs);
+        let (stdout, out) = place.open(ConsoleStream::Stdout, redirects.stdout, tee.stdout, &mut logs);
+        let (stderr, err) = place.open(ConsoleStream::Stderr, redirects.stderr, tee.stderr, &mut logs);
+        self.logs.history.begin(local_rank, out, err);
         (Stdio { stdout: stdout.map(Into::into), stderr: stderr.map(Into::into) }, logs)
     }
 }
@@ -294,9 +318,10 @@ struct WorkerOutput<'a> {
 }
 
 impl WorkerOutput<'_> {
-    /// The descriptor for one stream. `None`: the worker inherits the agent's stream.
-    fn open(&self, stream: ConsoleStream, redirect: bool, tee: bool, logs: &mut WorkerLogs) -> Option<File> {
-        let Logs { spec, console, root, flow } = self.attempt.logs;
+    /// The descriptor for one stream, `None` if the worker inherits the agent's; and where the stream can be read.
+    fn open(&self, stream: ConsoleStream, redirect: bool, tee: bool, logs: &mut WorkerLogs) -> (Option<File>, Source) {
+        const PAST: Source = Source::Nowhere("goes to the agent's own console, past the agent");
+        let Logs { spec, console, root, flow, .. } = self.attempt.logs;
         // Without a directory to write to, torchrun leaves redirected streams on the console.
         let redirect = redirect && root.is_some();
         let is_stderr = stream == ConsoleStream::Stderr;
@@ -310,32 +335,41 @@ impl WorkerOutput<'_> {
             Some(file) if !on_console && duplicates.is_none() && spec.rotation.is_none() => {
                 let (file, path) = file.into_parts();
                 if is_stderr {
-                    logs.stderr = StderrTail::File(path);
+                    logs.stderr = StderrTail::File(path.clone());
                 }
-                Some(file)
+                (Some(file), Source::File(path))
             }
-            None if plain && on_console && (!is_stderr || console.stderr_is_terminal()) => None,
-            None if !on_console && !is_stderr => self.or_warn("open /dev/null", open_null()),
+            None if plain && on_console && (!is_stderr || console.stderr_is_terminal()) => (None, PAST),
+            None if !on_console && !is_stderr => {
+                let dropped = Source::Nowhere("is dropped, as --local-ranks-filter says");
+                (self.or_warn("open /dev/null", open_null()), dropped)
+            }
             file => {
                 let tail = SharedTail::default();
+                let ring = file.is_none().then(Ring::default);
+                let path = file.as_ref().map(|file| file.path().to_owned());
+                let source = path.map(Source::File).or(ring.clone().map(Source::Memory)).unwrap_or(PAST);
                 let course = Course {
                     file,
                     console: on_console.then(|| (console.clone(), stream)),
                     prefix: (!plain).then(|| self.prefix()),
                     duplicates,
                     tail: tail.clone(),
+                    ring,
                 };
                 let name = format!("{} {}", if is_stderr { "stderr" } else { "stdout" }, self.local_rank);
                 let started = pipe(!plain).and_then(|(reader, writer)| {
                     let stream = Stream::start(name, reader, course, flow)?;
                     Ok((stream, writer))
                 });
-                let (stream, writer) = self.or_warn("open a pipe for its output", started)?;
+                let Some((stream, writer)) = self.or_warn("open a pipe for its output", started) else {
+                    return (None, PAST);
+                };
                 logs.streams.push(stream);
                 if is_stderr {
                     logs.stderr = StderrTail::Memory(tail);
                 }
-                Some(writer)
+                (Some(writer), source)
             }
         }
     }

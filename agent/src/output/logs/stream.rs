@@ -19,6 +19,7 @@ use super::console::{Console, ConsoleStream};
 use super::file::LogFile;
 use super::filter::Duplicates;
 use super::lines::{LONGEST, Lines, Tail};
+use super::ring::Ring;
 
 const CHUNK: usize = 64 * 1024;
 
@@ -95,6 +96,8 @@ pub(super) struct Course {
     pub(super) prefix: Option<Vec<u8>>,
     pub(super) duplicates: Option<Duplicates>,
     pub(super) tail: SharedTail,
+    /// Keeps the end of a stream without a file, for those who read it through the agent.
+    pub(super) ring: Option<Ring>,
 }
 
 /// Handle of a stream, which its thread carries.
@@ -194,6 +197,9 @@ impl Carrier {
         if let Some(file) = &mut self.course.file {
             file.append(bytes);
         }
+        if let Some(ring) = &self.course.ring {
+            ring.append(bytes);
+        }
         self.pass_lines(|lines, each| lines.feed(bytes, each));
         if self.course.prefix.is_none() && self.course.console.is_some() {
             self.held.extend_from_slice(bytes);
@@ -283,6 +289,7 @@ mod tests {
             prefix: None,
             duplicates: None,
             tail: tail.clone(),
+            ring: None,
         };
         change(&mut course);
         let stream = Stream::start("stream".to_owned(), reader, course, &flow).unwrap();

@@ -155,6 +155,9 @@ impl Group {
             if let Err(error) = self.ask_for(&planned, logs.error_file(), stdio, socket) {
                 return self.unstarted(local_rank, rank, error);
             }
+            if self.phase.has_places() {
+                self.logs.placed(local_rank, planned.assignment.round, rank);
+            }
             let role_rank = planned.role_rank_base + local_rank;
             let role_world_size = planned.role_world_size;
             let worker = WorkerProcess { pid: 0, rank, role_rank, role_world_size, placed: false, logs, exit: None };

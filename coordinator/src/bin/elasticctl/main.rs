@@ -3,6 +3,7 @@
 mod bench;
 mod delete;
 mod doctor;
+mod logs;
 mod requester;
 mod show;
 mod table;
@@ -88,6 +89,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             top::run(&connect().await?, &place, job.as_deref()).await
         }
         Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
+        Command::Logs(flags) => return logs::run(&connect().await?, &flags, json).await,
         Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, &by(), json).await,
         Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, &by(), json).await,
         Command::Set { job, min, max } => ask(&connect().await?, &job, Wish::Set { min, max }, &by(), json).await,

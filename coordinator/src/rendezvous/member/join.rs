@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, JobProtocol, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -40,6 +40,7 @@ impl Member {
             Op::get(keys.desired()),
             Op::get(keys.leader()),
             Op::count(keys.nodes()),
+            Op::get(keys.secret()),
         ];
         self.call(Call::Join, Txn::of(read), out);
     }
@@ -94,6 +95,8 @@ impl Member {
             self.timers.set(Timer::Lease, now);
         }
         self.told = None;
+        let secret = secret_of(value(5), out);
+        out.push(MemberOutput::Secret(secret));
         let from = result.revision.next();
         if !follows {
             self.follow(from, out);
@@ -168,8 +171,12 @@ impl Member {
     fn begin_job(&mut self, out: &mut Out) {
         let keys = &self.setup.keys;
         let round = first_round(1, 1);
-        let txn = Txn::of([Op::put(keys.spec(), to_json(&self.setup.spec)), Op::put(keys.round(), to_json(&round))])
-            .guarded([Guard::absent(keys.spec()), Guard::absent(keys.round())]);
+        let txn = Txn::of([
+            Op::put(keys.spec(), to_json(&self.setup.spec)),
+            Op::put(keys.secret(), to_json(&self.setup.secret)),
+            Op::put(keys.round(), to_json(&round)),
+        ])
+        .guarded([Guard::absent(keys.spec()), Guard::absent(keys.round())]);
         self.call(Call::Begin, txn, out);
     }
 
@@ -183,6 +190,7 @@ impl Member {
         let round = RoundRecord { sealed, ..first_round(last.value.number + 1, last.value.generation + 1) };
         let txn = Txn::of([
             Op::put(keys.spec(), to_json(&self.setup.spec)),
+            Op::put(keys.secret(), to_json(&self.setup.secret)),
             Op::put(keys.round(), to_json(&round)),
             Op::delete(keys.desired()),
             Op::delete_prefix(keys.evictions()),
@@ -210,6 +218,16 @@ impl Member {
         );
         self.timers.set(Timer::Look, now + AGAIN);
     }
+}
+
+/// Nothing but what operators ask of agents depends on the secret, so a damaged one is no reason to stay away.
+fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
+    let parsed = kv.map(Versioned::<JobSecret>::parse).transpose();
+    let secret = parsed.unwrap_or_else(|problem| {
+        out.push(MemberOutput::Warn(problem));
+        None
+    });
+    secret.map(|secret| secret.value)
 }
 
 fn first_round(number: u64, generation: u64) -> RoundRecord {

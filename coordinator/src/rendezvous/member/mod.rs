@@ -44,7 +44,9 @@ mod timers;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::job::{Endpoint, Failure, Keys, LeaderRecord, NodeId, NodeRecord, RankRecord, RoundRecord, Spec, Versioned};
+use crate::job::{
+    Endpoint, Failure, JobSecret, Keys, LeaderRecord, NodeId, NodeRecord, RankRecord, RoundRecord, Spec, Versioned,
+};
 use crate::store::{LeaseId, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -66,6 +68,8 @@ pub struct MemberSetup {
     pub spec: Spec,
     /// Where the job lives.
     pub keys: Keys,
+    /// The secret of the job, if this node begins it or its next generation.
+    pub secret: JobSecret,
     /// Whether it may lead. Agents may; a driver that only observes may not.
     pub may_lead: bool,
     /// Seeds the small delays that keep campaigns apart.
@@ -238,6 +242,8 @@ pub enum MemberOutput {
     Rejoin(String),
     /// The agent's part is over; its workers are gone.
     End(End),
+    /// The secret of the job that it has joined. An agent of an earlier version began a job without one.
+    Secret(Option<JobSecret>),
     /// A line for the log.
     Say(String),
     /// A line for the log that asks somebody to do something.

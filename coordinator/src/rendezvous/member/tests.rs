@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::job::{JobId, Keys, NodeRecord, Protocols, Release};
+use crate::job::{JobId, JobSecret, Keys, NodeRecord, Protocols, Release};
 use crate::store::{Event, Guard, KeyValue, LeaseId, OpResult, Revision, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
 
@@ -48,7 +48,14 @@ fn setup() -> MemberSetup {
         "peer": { "host": "h", "port": 1 }, "phase": "waiting",
     }))
     .unwrap();
-    MemberSetup { record, spec: serde_json::from_value(spec()).unwrap(), keys: keys(), may_lead: true, seed: 1 }
+    MemberSetup {
+        record,
+        spec: serde_json::from_value(spec()).unwrap(),
+        keys: keys(),
+        secret: JobSecret::of([7; 32]),
+        may_lead: true,
+        seed: 1,
+    }
 }
 
 /// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.

@@ -121,7 +121,7 @@ mod tests {
 
     use serde_json::json;
 
-    use crate::job::{JobId, Keys, NodeRecord, Spec};
+    use crate::job::{JobId, JobSecret, Keys, NodeRecord, Spec};
     use crate::rendezvous::{Call, End, Member, MemberInput, MemberOutput, MemberSetup};
     use crate::store::StoreError;
     use crate::time::Time;
@@ -141,7 +141,14 @@ mod tests {
         }))
         .unwrap();
         let job: JobId = "J".parse().unwrap();
-        Member::new(MemberSetup { record, spec, keys: Keys::new("/elastic", &job), may_lead: true, seed: 1 })
+        Member::new(MemberSetup {
+            record,
+            spec,
+            keys: Keys::new("/elastic", &job),
+            secret: JobSecret::of([7; 32]),
+            may_lead: true,
+            seed: 1,
+        })
     }
 
     #[test]

@@ -1,0 +1,108 @@
+//! The reader's end: proves that it knows the job's secret, and takes what comes.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use elastic_proto::logs::logs_client::LogsClient;
+use elastic_proto::logs::{LogsReply, LogsRequest};
+
+use super::{LogQuery, claim};
+use crate::job::{Endpoint, JobId, JobSecret, NodeId};
+use crate::node::dial;
+
+/// Longest wait for an agent's answer, once it is connected to.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Why a node's logs cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum LogsError {
+    /// Nobody listens there, or the network does not lead there.
+    #[error("its agent at {peer} is not reached from here: {cause}")]
+    Unreached {
+        /// Where.
+        peer: Endpoint,
+        /// The innermost cause.
+        cause: String,
+    },
+    /// The agent is of a version that does not know the question.
+    #[error("its agent is of an earlier version, which cannot be asked for logs")]
+    Unknown,
+    /// The agent refuses, or has ended.
+    #[error("its agent says: {0}")]
+    Refused(String),
+    /// The agent or the network fell silent in the middle.
+    #[error("its agent has gone: {0}")]
+    Gone(String),
+}
+
+impl From<Status> for LogsError {
+    fn from(status: Status) -> LogsError {
+        match status.code() {
+            Code::Unimplemented => LogsError::Unknown,
+            // Those that tonic makes itself when a connection breaks.
+            Code::Unknown | Code::Internal | Code::Cancelled => LogsError::Gone(status.message().to_owned()),
+            _ => LogsError::Refused(status.message().to_owned()),
+        }
+    }
+}
+
+/// What a node's agent tells, message by message.
+#[derive(Debug)]
+pub struct LogStream {
+    replies: Streaming<LogsReply>,
+    /// The agent hears that the reader is gone when this is dropped.
+    _requests: mpsc::Sender<LogsRequest>,
+}
+
+impl LogStream {
+    /// The next message; `None` once the agent has told everything. The wait may be cancelled.
+    ///
+    /// # Errors
+    /// The agent has gone, or refuses.
+    pub async fn next(&mut self) -> Result<Option<LogsReply>, LogsError> {
+        Ok(self.replies.message().await?)
+    }
+}
+
+/// Asks a node for its workers' output. `client` names who asks, for the agent's log.
+///
+/// # Errors
+/// The agent is not reached, or is of an earlier version. That it refuses shows in the stream.
+pub async fn open(
+    (job, node): (&JobId, &NodeId),
+    peer: &Endpoint,
+    secret: &JobSecret,
+    client: &str,
+    query: LogQuery,
+) -> Result<LogStream, LogsError> {
+    let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
+    let channel = dial::channel(peer).await.map_err(|error| unreached(innermost(&error)))?;
+    let (requests, outgoing) = mpsc::channel(1);
+    let opening = async {
+        let mut replies = LogsClient::new(channel).read(ReceiverStream::new(outgoing)).await?.into_inner();
+        let first = replies.message().await?.unwrap_or_default();
+        Ok::<_, LogsError>((replies, first.nonce))
+    };
+    let silent = |_| unreached(format!("no answer within {} s", ANSWER.as_secs()));
+    let (replies, nonce) = timeout(ANSWER, opening).await.map_err(silent)??;
+    let LogQuery { rank, round, lines, follow } = query;
+    let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
+    let mut request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };
+    request.proof = secret.prove(&claim(&request, &nonce));
+    // It fails only once the stream has ended, and then the stream says why.
+    let _ = requests.send(request).await;
+    Ok(LogStream { replies, _requests: requests })
+}
+
+/// The cause that says what happened: those around it say only that a connection failed.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

@@ -1,0 +1,245 @@
+//! `elasticctl logs`: the workers' output, read through the agents by those who know the job's secret.
+
+use std::time::Duration;
+
+use elastic_coordinator::job::{Endpoint, JobId, JobSecret, Keys, NodeId};
+use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, READERS, open};
+use elastic_coordinator::store::{Op, Store, Txn};
+use elastic_proto::logs::LogsReply;
+use elastic_tests::agents::{Agent, Job, LIMIT, exits};
+use elastic_tests::binaries::{Running, output};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::wait::{eventually, within};
+
+/// Prints a line to each stream, waits for the file of its restart, prints another line, and fails the first time.
+const WORKER: &str = r#"
+echo "out $RANK $TORCHELASTIC_RESTART_COUNT"
+echo "err $RANK $TORCHELASTIC_RESTART_COUNT" >&2
+while [ ! -e "go-$TORCHELASTIC_RESTART_COUNT" ]; do sleep 0.05; done
+echo "end $RANK $TORCHELASTIC_RESTART_COUNT"
+[ "$TORCHELASTIC_RESTART_COUNT" -gt 0 ]
+"#;
+
+fn job(etcd: &EtcdServer, nodes: &str, script: &str) -> Job {
+    Job::on(etcd, nodes).flag("--max-restarts=1").program(["sh", "-c", script])
+}
+
+/// Lets the workers of this restart end.
+fn go(job: &Job, restart: u32) {
+    std::fs::write(job.path(&format!("go-{restart}")), "").unwrap();
+}
+
+/// Runs `elasticctl logs job` with these arguments: whether it succeeded, what it printed, and what it said.
+async fn logs(etcd: &EtcdServer, args: &[&str]) -> (bool, String, String) {
+    let address = etcd.address();
+    let output = output("elasticctl", &[&["--etcd", &address, "logs", "job"], args].concat(), LIMIT).await;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+/// Waits until it prints so many lines.
+async fn lines(etcd: &EtcdServer, args: &[&str], count: usize) -> String {
+    eventually(&format!("{count} lines of logs {args:?}"), LIMIT, async || {
+        let (ok, printed, _) = logs(etcd, args).await;
+        (ok && printed.lines().count() == count).then_some(printed)
+    })
+    .await
+}
+
+/// Where the node's agent listens, and the job's secret.
+async fn access(job: &Job, etcd: &EtcdServer) -> (NodeId, Endpoint, JobSecret) {
+    let node = eventually("a node", LIMIT, || job.record(etcd, "nodes/")).await;
+    let id = NodeId::new(node["name"].as_str().unwrap(), node["incarnation"].as_str().unwrap());
+    let secret = job.record(etcd, "secret").await.unwrap();
+    let peer = serde_json::from_value(node["peer"].clone()).unwrap();
+    (id, peer, serde_json::from_value(secret).unwrap())
+}
+
+const ALL: LogQuery = LogQuery { rank: None, round: None, lines: u32::MAX, follow: true };
+
+async fn reader(node: &NodeId, peer: &Endpoint, secret: &JobSecret) -> LogStream {
+    let job: JobId = "job".parse().unwrap();
+    open((&job, node), peer, secret, "a test", ALL).await.unwrap()
+}
+
+/// The first message, which may be a refusal.
+async fn first(stream: &mut LogStream) -> Result<LogsReply, LogsError> {
+    let reply = within("a reply", LIMIT, stream.next()).await?;
+    Ok(reply.expect("it goes on"))
+}
+
+#[tokio::test]
+async fn the_output_of_all_nodes_is_read_in_one_place() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "2", WORKER).flag("--redirects=1").flag("--tee=2").flag("--nproc-per-node=2");
+    let mut agents = job.start_all(["a", "b"]);
+    let all = lines(&etcd, &[], 8).await;
+    for rank in 0..4 {
+        for stream in ["out", "err"] {
+            assert!(all.contains(&format!("[{rank}]:{stream} {rank} 0\n")), "{all}");
+        }
+    }
+    assert_eq!(lines(&etcd, &["2"], 2).await, "out 2 0\nerr 2 0\n");
+    let first = lines(&etcd, &["0"], 2).await;
+    let of_a = lines(&etcd, &["--node", "a"], 4).await;
+    let holds_rank_0 = of_a.contains("[0]:") as usize;
+    assert_eq!(of_a.matches("[0]:").count() + of_a.matches("[1]:").count(), holds_rank_0 * 4, "{of_a}");
+    let json: serde_json::Value =
+        serde_json::from_str(lines(&etcd, &["1", "-o", "json"], 2).await.lines().next().unwrap()).unwrap();
+    assert_eq!((&json["rank"], &json["stream"], &json["line"]), (&1.into(), &"stdout".into(), &"out 1 0".into()));
+    let (ok, _, said) = logs(&etcd, &["9"]).await;
+    assert!(!ok && said.contains("job job has no rank 9 in round 1, which has 4 workers"), "{said}");
+    let (ok, _, said) = logs(&etcd, &["--node", "c"]).await;
+    assert!(!ok && said.contains("no node \"c\" at present: there are a, b"), "{said}");
+
+    // The round before can be read too.
+    go(&job, 0);
+    let second = lines(&etcd, &["0"], 2).await;
+    assert_eq!((first.as_str(), second.as_str()), ("out 0 0\nerr 0 0\n", "out 0 1\nerr 0 1\n"));
+    let past = lines(&etcd, &["--round", "1", "--lines", "1"], 8).await;
+    assert_eq!((past.matches(":err ").count(), past.matches(" 0\n").count()), (4, 8), "{past}");
+
+    go(&job, 1);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    let (ok, _, said) = logs(&etcd, &["0"]).await;
+    assert!(
+        !ok && said.contains("job job, round 2 (succeeded): the agents to ask are gone")
+            && said.contains("(127.0.0.1)"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn who_follows_hears_of_each_round_until_the_job_ends() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "2", WORKER).flag("--redirects=3");
+    let mut agents = job.start_all(["a", "b"]);
+    lines(&etcd, &["1"], 2).await;
+    let mut all = Running::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "-f"]);
+    let one = Running::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "1", "-f"]);
+    all.says("[1]:out 1 ", LIMIT).await;
+    go(&job, 0);
+    for rank in 0..2 {
+        all.says(&format!("[{rank}]:out {rank} 1"), LIMIT).await;
+    }
+    go(&job, 1);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+    assert_eq!(all.exit(LIMIT).await, Some(0));
+    let log = all.log();
+    for line in ["out", "err", "end"] {
+        for rank in 0..2 {
+            assert_eq!(log.matches(&format!("[{rank}]:{line} {rank} 1\n")).count(), 1, "{log}");
+        }
+    }
+    assert!(log.contains("job job has succeeded"), "{log}");
+    eventually("the one rank's last line", LIMIT, async || one.log().contains("end 1 1\n").then_some(())).await;
+    let log = one.log();
+    for line in ["out 1 0", "err 1 0", "out 1 1", "err 1 1", "end 1 1"] {
+        assert_eq!(log.lines().filter(|said| *said == line).count(), 1, "{log}");
+    }
+    assert!(!log.contains("out 0"), "{log}");
+}
+
+#[tokio::test]
+async fn nobody_reads_without_the_secret_and_nobody_is_shown_it() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "1", WORKER).flag("--redirects=3");
+    let mut agent = job.start("a");
+    agent.says("worker started", LIMIT).await;
+    let (node, peer, secret) = access(&job, &etcd).await;
+    let refusal = first(&mut reader(&node, &peer, &JobSecret::of([0; 32])).await).await.unwrap_err().to_string();
+    assert!(refusal.contains("the proof does not fit"), "{refusal}");
+    let other = NodeId::new("a", "another");
+    let refusal = first(&mut reader(&other, &peer, &secret).await).await.unwrap_err().to_string();
+    assert!(refusal.contains("that node does not take part"), "{refusal}");
+    first(&mut reader(&node, &peer, &secret).await).await.unwrap();
+    agent.says("read through this agent client=a test", LIMIT).await;
+
+    let record = job.record(&etcd, "secret").await.unwrap();
+    let key = record["key"].as_str().unwrap();
+    let address = etcd.address();
+    for command in [&["describe", "job"][..], &["jobs"], &["events", "job"]] {
+        let output = output("elasticctl", &[&["--etcd", &address, "-o", "json"], command].concat(), LIMIT).await;
+        assert!(output.status.success() && !String::from_utf8_lossy(&output.stdout).contains(key), "{command:?}");
+    }
+    let worker = job_worker(&agent).await;
+    assert!(!std::fs::read_to_string(format!("/proc/{worker}/environ")).unwrap().contains(key));
+    assert!(!agent.output().contains(key));
+
+    // A job that an agent of an earlier version has begun has none.
+    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    etcd.store().txn(Txn::of([Op::delete(keys.secret())])).await.unwrap();
+    let (ok, _, said) = logs(&etcd, &[]).await;
+    assert!(!ok && said.contains("earlier version"), "{said}");
+    go(&job, 0);
+    go(&job, 1);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+}
+
+/// The process id of the agent's worker, as its log tells it.
+async fn job_worker(agent: &Agent) -> String {
+    eventually("a worker", LIMIT, async || {
+        let log = agent.output();
+        let line = log.lines().find(|line| line.contains("worker started"))?.to_owned();
+        let pid = line.split("pid=").nth(1)?;
+        Some(pid.chars().take_while(char::is_ascii_digit).collect())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn readers_that_stop_reading_cost_the_job_nothing() {
+    const WRITTEN: u64 = 100 << 20;
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let script = format!("yes | head -c {WRITTEN}; while [ ! -e go-0 ]; do sleep 0.05; done");
+    let job = job(&etcd, "1", &script).flag("--redirects=1");
+    let mut agent = job.start("a");
+    agent.says("worker started", LIMIT).await;
+    let (node, peer, secret) = access(&job, &etcd).await;
+    let mut unread = Vec::new();
+    for _ in 0..READERS {
+        let mut stream = reader(&node, &peer, &secret).await;
+        first(&mut stream).await.unwrap();
+        unread.push(stream);
+    }
+    let refusal = first(&mut reader(&node, &peer, &secret).await).await.unwrap_err().to_string();
+    assert!(refusal.contains("8 others are reading"), "{refusal}");
+    // The worker writes all that it has, though nobody reads on.
+    let log = || walk(&job.path("logs")).into_iter().find(|path| path.ends_with("stdout.log"));
+    eventually("all is written", LIMIT, async || (log()?.metadata().ok()?.len() == WRITTEN).then_some(())).await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.split_whitespace().next().unwrap().parse().unwrap();
+    println!("the agent's peak: {peak} kB");
+    assert!(peak < 64 << 10, "{peak} kB");
+    // One that is gone makes room for another.
+    unread.pop();
+    eventually("a place is free", LIMIT, async || first(&mut reader(&node, &peer, &secret).await).await.ok()).await;
+    let begun = std::time::Instant::now();
+    go(&job, 0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+    assert!(begun.elapsed() < Duration::from_secs(10), "its end took {:?}", begun.elapsed());
+}
+
+fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+}
+
+#[tokio::test]
+async fn without_files_the_end_of_standard_error_is_there_and_a_flag_is_named() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job(&etcd, "1", WORKER).flag("--log-dir=/dev/null");
+    let mut agent = job.start("a");
+    let printed = lines(&etcd, &[], 1).await;
+    assert_eq!(printed, "[0]:err 0 0\n");
+    let (ok, _, said) = logs(&etcd, &[]).await;
+    let why = "node a: the standard output of its workers goes to the agent's own console, past the agent: start agents with --redirects=3";
+    assert!(ok && said.contains(why), "{said}");
+    go(&job, 0);
+    // Of the worker before, too.
+    eventually("the next worker", LIMIT, async || (logs(&etcd, &[]).await.1 == "[0]:err 0 1\n").then_some(())).await;
+    assert_eq!(lines(&etcd, &["--round", "1"], 1).await, "[0]:err 0 0\n");
+    go(&job, 1);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+}
