@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};
 use crate::guard::Guard;
-use crate::machine::identity;
+use crate::machine::{identity, preflight};
 use crate::meeting::backend;
 use crate::meeting::rendezvous::Rendezvous;
 use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
@@ -83,6 +83,8 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let timings = spec.timings;
     let program = setup::program(&options)?;
     let slots = program.slots;
+    let fit = async { Ok(preflight::pass(&options.preflight, setup::preflight(&options, slots)).await?) };
+    let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     let hostname = identity::hostname();
     let logs = Logs::open(setup::logs(&options, &hostname), console.clone())?;
 

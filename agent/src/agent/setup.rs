@@ -22,7 +22,7 @@ use crate::machine::address::{Advertised, advertised};
 use crate::machine::cpus::{self, CpuSet};
 use crate::machine::devices::{self, Gpus};
 use crate::machine::identity::{self, Claim, NodeIdentity};
-use crate::machine::{interfaces, numa};
+use crate::machine::{interfaces, numa, preflight};
 use crate::meeting::backend::Backend;
 use crate::meeting::participation::{JobPaths, Participation, RendezvousStore};
 use crate::meeting::ports;
@@ -32,7 +32,7 @@ use crate::output::logs::{Console, LogDir, LogSpec};
 use crate::workers::command::WorkerCommand;
 use crate::workers::environment::{own_device, threads_warning};
 use crate::workers::group::{GroupSetup, GroupState};
-use crate::workers::slots;
+use crate::workers::slots::{self, WorkerCount};
 use crate::workers::watchdog::Steps;
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
@@ -233,6 +233,17 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         // Known once they have.
         warms_up: false,
         release: Some(Release::ours()),
+    }
+}
+
+/// What a look at this machine must know of the node.
+pub(super) fn preflight(options: &Options, workers: u32) -> preflight::Node {
+    let logs = if let LogDir::At(folder) = &options.logs.dir { Some(folder.clone()) } else { None };
+    preflight::Node {
+        folders: [std::env::temp_dir()].into_iter().chain(logs).collect(),
+        workers,
+        counts_gpus: options.workers == WorkerCount::Gpu,
+        visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
     }
 }
 

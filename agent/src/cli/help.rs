@@ -105,6 +105,13 @@ pub(super) const DRAIN_GRACE: &str = "The same time for the workers of a node th
 pub(super) const WARM_UP: &str = "Start the workers before this node joins, so that the other nodes do not wait while \
      they load, and wait up to TIME for them to report ready (round-aware workers only, such as elastic-trainer) \
      [default: they start with their round]";
+pub(super) const PREFLIGHT: &str = "Look at this machine before the node joins, and end with exit code 1 if it is not \
+     fit: 1 GiB free for logs and for temporary files, 64 MiB in /dev/shm, 1024 open files, and a GPU for each worker \
+     that answers, without uncorrected memory errors, memory to retire or remap, or a fatal Xid";
+pub(super) const PREFLIGHT_COMMAND: &str = "Run COMMAND in the shell before the node joins; the machine is fit if it \
+     ends with 0, else its last lines say why not";
+pub(super) const PREFLIGHT_TIMEOUT: &str = "Longest time for each of both; a command that takes longer finds the \
+     machine unfit [default: 60]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker with no progress for TIME is killed and counted as failed. \
      Progress is a new step reported over its socket, output to a log file, or a timer set or released. Its stacks \
      are saved first [default: no limit]";

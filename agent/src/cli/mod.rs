@@ -9,6 +9,7 @@ mod error;
 mod flags;
 mod help;
 mod logs;
+mod preflight;
 mod rendezvous;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ use tracing::Level;
 use uuid::Uuid;
 
 use crate::machine::numa::Affinity;
+use crate::machine::preflight::PreflightOptions;
 use crate::meeting::rendezvous::Rendezvous;
 use crate::meeting::rendezvous_port::StoreHost;
 use crate::output::events::EventHandler;
@@ -107,6 +109,8 @@ pub struct Options {
     pub report: ReportForm,
     /// If set, workers start before the node joins, and the agent waits this long until they are ready.
     pub warm_up: Option<Duration>,
+    /// What is looked at before the node joins.
+    pub preflight: PreflightOptions,
     /// The hangs to watch for, and the health port.
     pub watch: WatchOptions,
     /// `--local-addr`.
@@ -250,6 +254,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
         warm_up: warm_up(settings, &logs, &program)?,
         logs,
+        preflight: preflight::read(settings)?,
         watch,
         report: logs::report(settings)?,
         local_addr: local_addr.or(named),

@@ -10,6 +10,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+mod health;
+
+pub use health::GpuHealth;
+
 /// The name under which the driver installs the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -99,6 +103,7 @@ pub struct Nvml {
     uuid: unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> c_int,
     pci: unsafe extern "C" fn(Handle, *mut PciInfo) -> c_int,
     processes: unsafe extern "C" fn(Handle, *mut c_uint, *mut ProcessInfo) -> c_int,
+    health: health::Functions,
 }
 
 impl Nvml {
@@ -126,6 +131,7 @@ impl Nvml {
                 handle: library.function(c"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex_v2")?,
                 uuid: library.function(c"nvmlDeviceGetUUID", "nvmlDeviceGetUUID")?,
                 pci: library.function(c"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v3")?,
+                health: health::Functions::of(&library),
                 processes: library
                     .function(c"nvmlDeviceGetComputeRunningProcesses_v3", PROCESSES)
                     .or_else(|_| library.function(c"nvmlDeviceGetComputeRunningProcesses_v2", PROCESSES))?,

@@ -32,12 +32,16 @@ impl Drop for Leftover {
 
 /// Has the job's agents find a library that lists these processes on GPUs 0 and 1.
 fn with_gpus(job: Job, first: u32, second: u32) -> Job {
+    with_library(job, &format!(r#"{{"GPU-0",0,1,0,{{{first}}}}},{{"GPU-1",0,2,0,{{{second}}}}}"#))
+}
+
+/// Has the job's agents find a library that lists these GPUs, in C's notation.
+pub(crate) fn with_library(job: Job, gpus: &str) -> Job {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/tests/fixtures/fake_nvml.c");
-    let gpus = format!(r#"-DGPUS={{"GPU-0",0,1,0,{{{first}}}}},{{"GPU-1",0,2,0,{{{second}}}}}"#);
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-o"])
         .arg(job.path("libnvidia-ml.so.1"))
-        .args([&gpus, source])
+        .args([&format!("-DGPUS={gpus}"), source])
         .status()
         .expect("run the C compiler");
     assert!(built.success(), "the C compiler could not build the stand-in");

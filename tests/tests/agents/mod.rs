@@ -19,6 +19,7 @@ mod nccl;
 mod networks;
 mod outcome;
 mod preemption;
+mod preflight;
 mod progress;
 mod python;
 mod quiescing;

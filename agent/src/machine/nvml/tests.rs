@@ -53,6 +53,24 @@ fn processes_are_listed_however_many_and_by_older_drivers_too() {
 }
 
 #[test]
+fn a_gpus_health_is_told_as_far_as_it_is_known() {
+    let gpus = r#"{"GPU-a",0,1,0},{"GPU-b",0,2,0,{0},3,1},{"GPU-c",0,3,0,{0},0,0,1}"#;
+    let dir = tempfile::tempdir().unwrap();
+    let nvml = Nvml::load_from(&fake_library(dir.path(), gpus, &[])).unwrap();
+    let well = GpuHealth {
+        uncorrected_errors: Some(0),
+        retirement_pending: None,
+        remap_pending: Some(false),
+        remap_failed: Some(false),
+        temperature: Some(40),
+        throttle_reasons: None,
+    };
+    assert_eq!(nvml.health(0), Ok(well));
+    assert_eq!(nvml.health(1), Ok(GpuHealth { uncorrected_errors: Some(3), remap_pending: Some(true), ..well }));
+    assert!(nvml.health(2).unwrap_err().to_string().contains("code 15"));
+}
+
+#[test]
 fn what_is_missing_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let absent = Nvml::load_from(&dir.path().join("none.so")).unwrap_err().to_string();

@@ -1,0 +1,80 @@
+//! Looks whether this machine is fit to train on, before its node joins: `--preflight`. It starts no worker, and the
+//! store shows nothing of it.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `look` | reads this machine, and runs the user's own command |
+//! | [`judge`] | what the readings mean, purely |
+
+pub mod judge;
+mod look;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use judge::{Finding, State};
+
+/// What is looked at before the node joins. By default nothing is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PreflightOptions {
+    /// The built-in checks.
+    pub built_in: bool,
+    /// A command of the user's own, for the shell.
+    pub command: Option<String>,
+    /// How long all checks together may take.
+    pub timeout: Duration,
+}
+
+/// How long the checks may take unless something else is asked for.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// What the checks need to know of the node.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Folders for logs and for temporary files.
+    pub folders: Vec<PathBuf>,
+    /// How many workers it will have.
+    pub workers: u32,
+    /// Whether there is to be one for each GPU.
+    pub counts_gpus: bool,
+    /// `CUDA_VISIBLE_DEVICES`.
+    pub visible: Option<String>,
+}
+
+impl Node {
+    /// How many GPUs its workers need, as far as that is known without a look at the GPUs.
+    fn asked_gpus(&self) -> u32 {
+        if self.counts_gpus { self.workers } else { 0 }
+    }
+}
+
+/// This machine must not join.
+#[derive(Debug, thiserror::Error)]
+#[error("this machine is not fit to take part (--preflight): {}", .0.join("; "))]
+pub struct Unfit(Vec<String>);
+
+/// Looks at this machine, and logs each finding.
+///
+/// # Errors
+/// It is not fit: every finding that says so, and what to do.
+pub async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
+    let mut findings = Vec::new();
+    if options.built_in {
+        findings.extend(judge::all(&look::readings(node, options.timeout).await));
+    }
+    if let Some(command) = &options.command {
+        findings.push(judge::command(command, &look::run(command, options.timeout).await));
+    }
+    findings.iter().for_each(log);
+    let unfit: Vec<String> =
+        findings.iter().filter(|finding| finding.state == State::Unfit).map(ToString::to_string).collect();
+    if unfit.is_empty() { Ok(()) } else { Err(Unfit(unfit)) }
+}
+
+fn log(finding: &Finding) {
+    match finding.state {
+        State::Fit => tracing::info!("preflight: {finding}"),
+        State::Unknown => tracing::info!("preflight, unknown: {finding}"),
+        State::Warning | State::Unfit => tracing::warn!("preflight: {finding}"),
+    }
+}
