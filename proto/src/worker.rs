@@ -103,7 +103,7 @@ pub enum FromWorker {
     Memory {
         /// Chosen by the worker; the answer repeats it.
         id: u64,
-        /// Size in bytes.
+        /// Size in bytes. 0 asks for what was left, whatever its size; `rescue` does not count then.
         bytes: u64,
         /// A command line that saves the contents of the memory. The agent runs it when they would otherwise be lost:
         /// the job ends, and no worker will take them up. The command gets the memory as its standard input and two

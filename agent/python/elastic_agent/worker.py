@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import os
 import pathlib
 import queue
 import socket
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SOCKET_ENV = "ELASTIC_AGENT_SOCKET"
@@ -68,6 +69,8 @@ class _Agent:
         self._forms = threading.Event()
         self._next = _Reply()
         self._gone = ""
+        # Descriptors that came, in the order of the messages that they belong to.
+        self._files: list[int] = []
         # A worker that is started ahead of its round is kept only if it knows about rounds.
         self.register(round_aware=os.environ.get(WARM_UP_ENV) == "1")
         threading.Thread(target=self._read, name="elastic-agent", daemon=True).start()
@@ -138,7 +141,14 @@ class _Agent:
     def _read(self) -> None:
         gone = "it closed the connection"
         try:
-            with self._socket.makefile("r", encoding="utf-8") as lines:
+            rest = b""
+            # By recvmsg: a file in memory comes beside the line that tells of it.
+            while came := socket.recv_fds(self._socket, 1 << 16, 4):
+                data, files = came[:2]
+                self._files += files
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._take(json.loads(line))
         except (OSError, ValueError) as error:
@@ -175,11 +185,17 @@ class _Agent:
                 self._next.message = message
             self._next.came.set()
         elif number is not None:
+            if kind == "memory":
+                if not self._files:
+                    raise ValueError("it named memory, and no file came with the line")
+                message["file"] = self._files.pop(0)
             with self._lock:
                 reply = self._replies.pop(number, None)
             if reply:
                 reply.message = message
                 reply.came.set()
+            elif kind == "memory":
+                os.close(message["file"])
         elif kind in ("welcome", "error") and not self._welcome.came.is_set():
             self._welcome.message = message
             self._welcome.came.set()
@@ -297,6 +313,27 @@ def request_round(reason: str, timeout: float | None = 30) -> None:
     `timeout` seconds.
     """
     _connected().ask({"type": "request_round", "round": int(os.environ["ELASTIC_ROUND"]), "reason": reason}, timeout)
+
+
+def memory(size: int, *, rescue: Sequence[str] = (), timeout: float | None = 30) -> mmap.mmap:
+    """Memory of this node, of `size` bytes, that outlives this process: the agent keeps it. The worker that has this
+    local rank later, in whatever round of the job's generation, gets the same memory with what was left in it, if it asks
+    for the same size. With a size of 0 it gets what was left, whatever its size.
+
+    `rescue` is a command line that the agent runs when no worker of the job is left, so that what is in the memory is
+    saved: docs/protocol.md says what it gets and prints. Raises AgentError if there is nothing to get, if the node cannot
+    spare so much, or if the agent is gone.
+    """
+    lent = _connected().ask({"type": "memory", "bytes": size, "rescue": list(rescue) or None}, timeout)
+    try:
+        return mmap.mmap(lent["file"], lent["bytes"])
+    finally:
+        os.close(lent["file"])
+
+
+def forget_memory() -> None:
+    """Gives the memory back: nobody needs what is in it."""
+    _connected().send({"type": "forget"})
 
 
 def on_round_change(callback: Callable[[int, str], None]) -> None:

@@ -29,8 +29,8 @@ pub enum MemoryError {
         /// How many bytes the node can spare.
         spare: u64,
     },
-    /// The request was for none.
-    #[error("0 bytes of memory are none: ask for more, or do not ask")]
+    /// A worker asked for what was left, and nothing was.
+    #[error("no worker of this local rank has left memory on this node")]
     Nothing,
     /// The kernel refuses.
     #[error("the kernel gives no memory that outlives a worker: {0}")]
@@ -95,7 +95,7 @@ impl Memories {
     /// it gets a new file, whose size nobody can change. `spare` is how many bytes the node can spare.
     ///
     /// # Errors
-    /// The node cannot spare that much, or the kernel refuses.
+    /// 0 bytes were asked for, the node cannot spare that much, or the kernel refuses.
     pub fn lend(&mut self, local_rank: u32, bytes: u64, spare: u64) -> Result<Arc<OwnedFd>, MemoryError> {
         if bytes == 0 {
             return Err(MemoryError::Nothing);
@@ -112,6 +112,15 @@ impl Memories {
         let fresh = Arc::new(sealed(bytes)?);
         self.lent.insert(local_rank, Arc::clone(&fresh));
         Ok(fresh)
+    }
+
+    /// Lends a worker the file that was left for it, and its size in bytes.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn lend_left(&self, local_rank: u32) -> Result<(Arc<OwnedFd>, u64), MemoryError> {
+        let left = self.lent.get(&local_rank).ok_or(MemoryError::Nothing)?;
+        Ok((Arc::clone(left), fstat(left).map_err(io::Error::from)?.st_size as u64))
     }
 
     /// Bytes that were promised to other workers and that the kernel still counts as free.
@@ -197,6 +206,21 @@ mod tests {
         assert!(blank(&mut memories, 0, 8192));
         file(&memories.lend(0, 8192, 0).unwrap()).write_all_at(b"left", 4000).unwrap();
         assert!(blank(&mut memories, 0, 12288));
+    }
+
+    #[test]
+    fn a_successor_that_does_not_know_the_size_asks_for_what_was_left() {
+        let mut memories = Memories::default();
+        memories.begin(1);
+        assert!(matches!(memories.lend_left(0), Err(MemoryError::Nothing)));
+        file(&memories.lend(0, 8192, 1 << 20).unwrap()).write_all_at(b"left", 4000).unwrap();
+        let (again, bytes) = memories.lend_left(0).unwrap();
+        let mut left = [0; 4];
+        file(&again).read_exact_at(&mut left, 4000).unwrap();
+        assert_eq!((&left, bytes), (b"left", 8192));
+        assert!(memories.lend_left(1).is_err(), "another worker's");
+        memories.begin(2);
+        assert!(memories.lend_left(0).is_err(), "another generation's");
     }
 
     #[test]

@@ -147,15 +147,17 @@ pub(super) async fn answer(
         FromWorker::Memory { id, bytes, rescue } => {
             let spare = snapshot_memory::spare();
             let lent = match local_rank() {
+                // To look at what is there changes nothing about how it is saved.
+                Some(rank) if bytes == 0 => shared.state().memories.lend_left(rank).map_err(|error| error.to_string()),
                 Some(rank) => {
                     let memories = &mut shared.state().memories;
                     memories.saved_by(rank, rescue);
-                    memories.lend(rank, bytes, spare).map_err(|error| error.to_string())
+                    memories.lend(rank, bytes, spare).map(|file| (file, bytes)).map_err(|error| error.to_string())
                 }
                 None => Err("only a worker that has registered can have memory".to_owned()),
             };
             let reply = match lent {
-                Ok(file) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
+                Ok((file, bytes)) => Outgoing { message: ToWorker::Memory { id, bytes }, file: Some(file) },
                 Err(message) => refuse(Some(id), message).into(),
             };
             let _ = line.send(reply).await;
