@@ -54,6 +54,7 @@ session = elastic.Session(
     scheduler=scheduler,
     checkpoint_dir=folder if folder.is_dir() else None,
     checkpoint_every=10,
+    snapshot_every=1 if harness.is_set("snapshots") else None,
 )
 with session:
     tell("begin", session.step_number)

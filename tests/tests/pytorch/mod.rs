@@ -6,5 +6,6 @@ mod matrix;
 mod models;
 mod readme;
 mod session;
+mod snapshots;
 mod trace;
 mod training;

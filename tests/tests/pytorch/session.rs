@@ -106,6 +106,37 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
 }
 
 #[tokio::test]
+async fn a_session_goes_on_from_the_agents_memory_when_all_die() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    std::fs::write(job.path("snapshots"), "").unwrap();
+    let mut agents = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 2).await;
+    kill(pid_of(&job, "a", first));
+    kill(pid_of(&job, "b", first));
+    let second = works(&job, "applied", first + 1, 2).await;
+    let told = lines(&job);
+    let applied = |line: &&Line| line.is("applied") && line.number("round") == first;
+    let done = told.iter().filter(applied).map(|line| line.number("step")).max().unwrap() + 1;
+    for begin in told.iter().filter(|line| line.is("begin") && line.number("round") == second) {
+        assert!((done - 1..=done + 1).contains(&begin.number("step")), "{begin:?}, {done} steps were done");
+    }
+    let epochs = finish(&job);
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    each_sample_once_an_epoch(&lines(&job), epochs);
+
+    // Then the result is that of a training that nothing disturbed
+    let another = EtcdServer::start(EtcdOptions::default()).await;
+    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
+    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
+    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
+    let (here, there) = (result(&lines(&job)), result(&lines(&undisturbed)));
+    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+}
+
+#[tokio::test]
 async fn a_session_whose_connections_break_meets_anew_in_its_processes() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;

@@ -1,7 +1,8 @@
 """PyTorch training that lives through changes of its group: survivors keep their process, newcomers get the state from
-their peers. Importing this imports torch."""
+their peers, and what all have lost from the agent's memory. Importing this imports torch."""
 
 from ..batches import ElasticBatchSampler
 from .session import Session
+from .snapshots import Resumed, Snapshots
 
-__all__ = ["ElasticBatchSampler", "Session"]
+__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Snapshots"]

@@ -26,6 +26,8 @@ from ..batches import ElasticBatchSampler
 from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
+from .keeper import Folder, Keeper, keeps_for_its_node
+from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
 _STOPPED = 128 + signal.SIGTERM
@@ -70,6 +72,7 @@ class Session:
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         keep_checkpoints: int = 2,
+        snapshot_every: int | None = None,
         seed: int | None = None,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
@@ -78,15 +81,18 @@ class Session:
 
         scheduler: a learning rate scheduler; it advances with each step.
         checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
-        steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write.
+        steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
+        there are snapshots: then these are written, beside the steps.
+        snapshot_every: if given, the state is copied into the agent's memory after this many steps, beside the next one.
+        It outlives the workers: when all of them die and an agent lives, training goes on from there.
         seed: if given, random numbers of each step depend only on it, the step and the rank: dropout does the same when a
         step is done again.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
         loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, nobody has died that
         the agents know of: this worker asks for a round, which costs the job a restart.
         """
-        if keep_checkpoints < 1 or checkpoint_every < 1:
-            raise ValueError("checkpoint_every and keep_checkpoints are 1 or more")
+        if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
+            raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._checkpoint_dir = None if checkpoint_dir is None else pathlib.Path(checkpoint_dir).absolute()
@@ -96,8 +102,12 @@ class Session:
         self._gradients = Gradients(model.parameters())
         self._group: Group | None = None
         self._place: dict[str, Any] = {}
+        # The step of the newest snapshot.
+        self._snapshot = 0
         # Whether the state is the group's, not just what this rank began with.
         self._held = False
+        self._snapshot_every = snapshot_every
+        self._keeper: Keeper | None = None
         self._leaving = False
         self._at_rest = False
         self._process = os.getpid()
@@ -134,6 +144,7 @@ class Session:
         if worker.available():
             worker.on_round_change(self._round_forms)
             place = worker.ready()
+            self._look_at_memory()
         elif os.environ.get("WORLD_SIZE", "1") == "1":
             place = {"rank": 0, "world_size": 1, "round": 0, "checkpoint": None}
         else:
@@ -157,6 +168,8 @@ class Session:
             group, self._group = self._group, None
             if group:
                 group.close()
+            if self._keeper:
+                self._keeper.close(forget=kind is None)
             self._gradients.remove()
             if self._former_handler is not None:
                 signal.signal(signal.SIGTERM, self._former_handler)
@@ -235,6 +248,9 @@ class Session:
         self._gradients.clear()
         self.sampler.advance()
         self.step_number += 1
+        if self._keeper and self.step_number - self._snapshot >= self._snapshot_every:
+            if self._keeper.take(self.step_number, self._place["round"], self._state(), (self.rank, self.world_size)):
+                self._snapshot = self.step_number
         worker.report_progress(self.step_number, epoch=self.sampler.epoch, loss=self._newest_loss())
 
     def _newest_loss(self) -> float | None:
@@ -251,7 +267,7 @@ class Session:
         """After a step: goes into the next group if this one changes. Whether it did."""
         changing, leaving = self._votes
         if not self._lost and leaving == 0 and changing == 0:
-            if self.step_number % self._checkpoint_every == 0:
+            if not self._keeper and self.step_number % self._checkpoint_every == 0:
                 self._save()
             return False
         if not self._lost:
@@ -326,28 +342,47 @@ class Session:
             "sampler": self.sampler.state_dict(),
         }
 
+    def _look_at_memory(self) -> None:
+        """Takes up what an earlier worker has left in the agent's memory. It is then a state that this rank holds, as one of
+        its own steps: the furthest rank's counts."""
+        if self._snapshot_every is None or not keeps_for_its_node():
+            return
+        folder = None
+        if self._checkpoint_dir is not None:
+            folder = Folder(
+                self._checkpoint_dir, every=self._checkpoint_every, keep=self._keep, timeout=self._operation_timeout
+            )
+        sampler = self.sampler
+        facts = {"session": [fingerprint(self.model), sampler.length, sampler.seed, sampler.global_batch]}
+        self._keeper = Keeper(facts, optimizers=[self.optimizer], folder=folder, rescued=True)
+        held = self._keeper.held()
+        if held:
+            self._load(max(held, key=lambda one: one.step).copy())
+            self._held = True
+
     def _load(self, loaded: dict[str, Any]) -> None:
+        if self._keeper:
+            self._keeper.wait()
         # First what refuses a state of another training.
         self.sampler.load_state_dict(loaded["sampler"])
         self.model.load_state_dict(loaded["model"])
         self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(loaded["scheduler"])
-        self.step_number = loaded["step"]
+        self.step_number = self._snapshot = loaded["step"]
+        if self._keeper:
+            self._keeper.began(self.step_number)
 
     def _save(self) -> None:
         """Writes and commits a checkpoint, by rank 0. Training outlives a disk that is full."""
         if self.rank != 0 or self._checkpoint_dir is None:
             return
-        # Its round is in its name: what a rank of an earlier round still writes has another.
-        path = self._checkpoint_dir / f"step-{self.step_number:010}-round-{self._place['round']}.pt"
+        if self._keeper:
+            # What is written beside the steps, and is older, must not be committed after this.
+            self._keeper.settle(self._operation_timeout)
+        round_, timeout = self._place["round"], self._operation_timeout
         try:
-            state.write(self._state(), path)
-            if worker.available():
-                worker.commit_checkpoint(self.step_number, path, timeout=self._operation_timeout)
-            older = [one for one in sorted(self._checkpoint_dir.glob("step-*-round-*.pt")) if one.name < path.name]
-            for old in older[: len(older) - self._keep + 1]:
-                old.unlink()
+            state.save(self._state(), self._checkpoint_dir, self.step_number, round_, keep=self._keep, timeout=timeout)
         except (OSError, worker.AgentError) as error:
             print(f"the checkpoint of step {self.step_number} is not saved: {error}", file=sys.stderr, flush=True)
 

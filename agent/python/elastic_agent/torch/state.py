@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import pathlib
-import pickle
 from typing import Any
 
 import torch
 
+from .. import worker
+from . import tree
 from .group import Group
-
-
-class _Tensor:
-    """Stands in a state's description in place of a tensor."""
-
-    def __init__(self, number: int, shape: list[int], dtype: torch.dtype) -> None:
-        self.number, self.shape, self.dtype = number, shape, dtype
-
-
-def _taken_apart(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` with each tensor replaced by a description; the tensors are appended to `tensors`."""
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return _Tensor(len(tensors) - 1, list(value.shape), value.dtype)
-    if isinstance(value, dict):
-        return {key: _taken_apart(one, tensors) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_taken_apart(one, tensors) for one in value)
-    return value
-
-
-def _descriptions(value: Any) -> list[_Tensor]:
-    if isinstance(value, _Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [one for part in value.values() for one in _descriptions(part)]
-    if type(value) in (list, tuple):
-        return [one for part in value for one in _descriptions(part)]
-    return []
-
-
-def _put_together(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Tensor):
-        return tensors[value.number]
-    if isinstance(value, dict):
-        return {key: _put_together(one, tensors) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_put_together(one, tensors) for one in value)
-    return value
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -57,29 +20,28 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
 
 
-def _senders(descriptions: list[_Tensor], holders: list[int]) -> list[int]:
+def _senders(descriptions: list[dict[str, Any]], holders: list[int]) -> list[int]:
     """Which holder sends each tensor: always one that has least to send so far. Every rank comes to the same answer."""
     load = dict.fromkeys(holders, 0)
     chosen = []
     for one in descriptions:
         holder = min(load, key=lambda rank: (load[rank], rank))
-        load[holder] += torch.Size(one.shape).numel() * one.dtype.itemsize
+        load[holder] += tree.size_of(one)
         chosen.append(holder)
     return chosen
 
 
 def send(group: Group, state: Any, holders: list[int], receivers: list[int]) -> None:
     """Sends this rank's part of `state` to all `receivers`. Every holder calls this, with an equal state."""
-    tensors: list[torch.Tensor] = []
-    description = _taken_apart(state, tensors)
+    description, tensors = tree.take_apart(state)
     works, kept = [], []
     if group.rank == holders[0]:
-        text = torch.frombuffer(bytearray(pickle.dumps(description)), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
         length = torch.tensor([len(text)])
         kept += [text, length]
         for rank in receivers:
             works += [group.start_send(length, rank, 0), group.start_send(text, rank, 1)]
-    for number, sender in enumerate(_senders(_descriptions(description), holders)):
+    for number, sender in enumerate(_senders(tree.tensors_of(description), holders)):
         if sender == group.rank and tensors[number].numel():
             flat = _as_bytes(tensors[number])
             kept.append(flat)
@@ -94,10 +56,9 @@ def receive(group: Group, holders: list[int]) -> Any:
     group.finish(group.start_receive(length, holders[0], 0))
     text = torch.empty(int(length), dtype=torch.uint8)
     group.finish(group.start_receive(text, holders[0], 1))
-    # From ranks of the same job, which run the same script.
-    description = pickle.loads(bytes(text.untyped_storage()))
-    described = _descriptions(description)
-    tensors = [torch.empty(one.shape, dtype=one.dtype) for one in described]
+    description = json.loads(bytes(text.untyped_storage()))
+    described = tree.tensors_of(description)
+    tensors = [torch.empty(one["shape"], dtype=tree.dtype_of(one)) for one in described]
     works = []
     for number, sender in enumerate(_senders(described, holders)):
         if tensors[number].numel():
@@ -105,7 +66,7 @@ def receive(group: Group, holders: list[int]) -> Any:
             works.append(group.start_receive(flat, sender, number + 2))
     for work in works:
         group.finish(work)
-    return _put_together(description, tensors)
+    return tree.put_together(description, tensors)
 
 
 def write(state: Any, path: pathlib.Path) -> None:
@@ -124,14 +85,36 @@ def write(state: Any, path: pathlib.Path) -> None:
         os.close(folder)
 
 
-def read(checkpoint: dict[str, Any]) -> Any:
-    """The state of a committed checkpoint, if its bytes are those that were committed."""
-    path = pathlib.Path(checkpoint["path"])
+def save(state: Any, folder: pathlib.Path, step: int, round_: int, *, keep: int, timeout: float) -> None:
+    """Writes a checkpoint and has the agent commit it. The newest `keep` stay."""
+    # Its round is in its name: what a rank of an earlier round still writes has another.
+    path = folder / name_of(step, round_)
+    write(state, path)
+    if worker.available():
+        worker.commit_checkpoint(step, path, timeout=timeout)
+    older = [one for one in sorted(folder.glob("step-*-round-*.pt")) if one.name < path.name]
+    for old in older[: len(older) - keep + 1]:
+        old.unlink()
+
+
+def name_of(step: int, round_: int, note: str = "") -> str:
+    """The file name of a checkpoint. By name they are in the order of their steps."""
+    return f"step-{step:010}-round-{round_}{note}.pt"
+
+
+def digest_of(path: pathlib.Path) -> str:
+    """The digest of a file's bytes, as a commit has it."""
     sha = hashlib.sha256()
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
             sha.update(block)
-    digest = f"sha256:{sha.hexdigest()}"
+    return f"sha256:{sha.hexdigest()}"
+
+
+def read(checkpoint: dict[str, Any]) -> Any:
+    """The state of a committed checkpoint, if its bytes are those that were committed."""
+    path = pathlib.Path(checkpoint["path"])
+    digest = digest_of(path)
     if digest != checkpoint["digest"]:
         raise ValueError(
             f"{path} is not the checkpoint that was committed (it has {digest}, committed was {checkpoint['digest']}): "

@@ -1,0 +1,262 @@
+"""Copies states into the agent's memory beside training, and from there to disk. What a state is, and when one is due, is
+left to others."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pathlib
+import queue
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .. import worker
+from . import state as states
+from .slots import Plan, Slots, Snapshot
+
+
+class Folder:
+    """Where states go on disk, and how often."""
+
+    def __init__(self, path: pathlib.Path, *, every: int, keep: int, timeout: float) -> None:
+        """A checkpoint after `every` steps, of which the newest `keep` stay. A commit may take `timeout` seconds."""
+        self.path, self.every, self.keep, self.timeout = path, every, keep, timeout
+
+
+class _Copy:
+    """A state on its way into a slot."""
+
+    def __init__(self, step: int, round_: int, plan: Plan, save: bool) -> None:
+        self.step, self.round, self.plan, self.save = step, round_, plan, save
+        self.tensors = plan.tensors
+        self.versions: list[int] = []
+        # Set when all numbers of a GPU are on the host.
+        self.moved: Any = None
+        self.done = threading.Event()
+
+
+class Keeper:
+    """The snapshots of one worker.
+
+    A snapshot is copied by a thread while the next step computes. What only an optimizer changes may be copied late, and
+    `wait`, before the optimizer runs, holds the step up until that is done. All else is copied at once.
+    """
+
+    def __init__(self, facts: dict[str, Any], *, optimizers: Iterable[Any], folder: Folder | None, rescued: bool) -> None:
+        """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on disk.
+        rescued: whether the agent has what is in memory written there, when no worker is left to go on from it."""
+        self._facts, self._folder = facts, folder
+        self._optimizers: list[Any] = []
+        self._hooks: list[Any] = []
+        self._rescue: list[str] = []
+        if folder and rescued:
+            self._rescue = [sys.executable, "-m", "elastic_agent.torch.rescue", "--dir", str(folder.path)]
+        self._slots: Slots | None = None
+        self._refused = False
+        self._copy: _Copy | None = None
+        self._copies: queue.SimpleQueue[_Copy] = queue.SimpleQueue()
+        self._saved = 0
+        self._saving: Snapshot | None = None
+        self._saver: threading.Thread | None = None
+        self._pinned: list[torch.Tensor] = []
+        self._stream: Any = None
+        for one in optimizers:
+            self.watch(one)
+        threading.Thread(target=self._work, name="elastic-snapshots", daemon=True).start()
+
+    def watch(self, optimizer: Any) -> None:
+        """From here on this optimizer waits, before each of its steps, for what it would change to be copied."""
+        self._optimizers.append(optimizer)
+        self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self.wait()))
+
+    def held(self) -> list[Snapshot]:
+        """The whole and undamaged snapshots of this training that an earlier worker has left, the newest first."""
+        if not worker.available():
+            return []
+        try:
+            left = Slots(worker.memory(0))
+        except worker.AgentError:
+            return []  # The first worker of this local rank, or an agent that cannot spare any.
+        found = []
+        for one in left.whole():
+            try:
+                if one.facts != self._facts:
+                    raise ValueError(
+                        f"the snapshot of step {one.step} in memory is of another training: {json.dumps(one.facts)}, "
+                        f"this is {json.dumps(self._facts)}"
+                    )
+                one.check()
+                found.append(one)
+            except ValueError as error:
+                left.drop(one)
+                say(f"{error}; it is passed over")
+        self._slots = left
+        return found
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """This snapshot is of a time that training has left."""
+        self._slots.drop(snapshot)
+
+    def began(self, step: int) -> None:
+        """Training goes on from this step: the next checkpoint on disk is due as many steps later."""
+        self._saved = step
+
+    def take(self, step: int, round_: int, state: Any, place: tuple[int, int]) -> bool:
+        """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot spare
+        the memory. place: this rank, and the number of ranks. Rank 0 writes to disk what is due there."""
+        saves = place[0] == 0
+        # Without the agent's memory there is still the disk.
+        private = saves and self._folder is not None
+        if (self._refused and not private) or (self._copy and not self._copy.done.is_set()):
+            return False
+        plan = Plan(state, self._facts, place)
+        if not (self._slots and self._slots.fits(plan)):
+            memory = self._memory(plan.memory_bytes(), private=private)
+            if memory is None:
+                return False
+            self._slots = Slots(memory)
+        self._copy = copy = _Copy(step, round_, plan, saves)
+        self._detach(copy)
+        self._copies.put(copy)
+        return True
+
+    def wait(self) -> None:
+        """Returns when the state that is copied may change. On a GPU it is the stream that waits, not this thread."""
+        copy = self._copy
+        if copy is None:
+            return
+        if copy.moved is not None:
+            torch.cuda.current_stream().wait_event(copy.moved)
+        if any(version >= 0 for version in copy.versions):
+            copy.done.wait()
+
+    def settle(self, timeout: float) -> None:
+        """Waits until what is under way is copied and saved, for `timeout` seconds at most for each."""
+        if self._copy:
+            self._copy.done.wait(timeout)
+        if self._saver:
+            self._saver.join(timeout)
+
+    def close(self, *, forget: bool) -> None:
+        """Ends the copying. `forget`: nobody will go on from what is in memory."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._copy:
+            self._copy.done.wait()
+        if forget and worker.available():
+            try:
+                worker.forget_memory()
+            except worker.AgentError:
+                pass  # It is gone, and the memory with it.
+
+    def _memory(self, size: int, *, private: bool) -> mmap.mmap | None:
+        try:
+            return worker.memory(size, rescue=self._rescue)
+        except worker.AgentError as error:
+            if not self._refused:
+                say(f"no snapshots outlive this worker: {error}")
+            self._refused = True
+            return mmap.mmap(-1, size) if private else None
+
+    def _detach(self, copy: _Copy) -> None:
+        """Leaves to the thread what no one changes before an optimizer's step. All else is copied here."""
+        late = self._changed_by_optimizers()
+        if any(one.is_cuda for one in copy.tensors):
+            self._to_host(copy, late)
+        for number, one in enumerate(copy.tensors):
+            beside = not one.is_inference() and _storage(one) in late
+            copy.versions.append(one._version if beside else -1)
+            if not beside and copy.moved is None:
+                copy.tensors[number] = one.clone()
+
+    def _changed_by_optimizers(self) -> set[int]:
+        found = set()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    found.add(_storage(parameter))
+            for values in optimizer.state.values():
+                found.update(_storage(one) for one in values.values() if isinstance(one, torch.Tensor))
+        return found
+
+    def _to_host(self, copy: _Copy, late: set[int]) -> None:
+        """Begins to bring a GPU's numbers to pinned memory, beside its work: first those that the next forward pass may
+        change, which its stream waits for. It has not run on a GPU."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        if [(one.shape, one.dtype) for one in self._pinned] != [(one.shape, one.dtype) for one in copy.tensors]:
+            self._pinned = [torch.empty(one.shape, dtype=one.dtype, pin_memory=True) for one in copy.tensors]
+        self._stream.wait_stream(torch.cuda.current_stream())
+        sources, copy.tensors = copy.tensors, list(self._pinned)
+        order = sorted(range(len(sources)), key=lambda number: _storage(sources[number]) in late)
+        soon = sum(_storage(one) not in late for one in sources)
+        with torch.cuda.stream(self._stream):
+            for at, number in enumerate(order):
+                self._pinned[number].copy_(sources[number], non_blocking=True)
+                if sources[number].is_cuda:
+                    # The allocator must not give this memory to another tensor meanwhile.
+                    sources[number].record_stream(self._stream)
+                if at == soon - 1:
+                    torch.cuda.current_stream().record_event(first := torch.cuda.Event())
+            copy.moved = self._stream.record_event()
+        if soon:
+            torch.cuda.current_stream().wait_event(first)
+
+    def _work(self) -> None:
+        while True:
+            copy = self._copies.get()
+            try:
+                self._fill(copy)
+            except Exception as error:  # noqa: BLE001: training goes on without this snapshot, whatever it is.
+                say(f"no snapshot of step {copy.step}: {error}")
+            copy.done.set()
+
+    def _fill(self, copy: _Copy) -> None:
+        if copy.moved is not None:
+            copy.moved.synchronize()
+        place = self._slots.begin(self._saving)
+        self._slots.fill(place, copy.step, copy.round, copy.plan, copy.tensors)
+        for one, version in zip(copy.tensors, copy.versions):
+            if version >= 0 and copy.moved is None and one._version != version:
+                raise RuntimeError(
+                    "a tensor was changed while it was copied: only the optimizers that the snapshots know may change "
+                    "parameters, others call wait() first"
+                )
+        snapshot = self._slots.complete(place)
+        if copy.save and self._folder and self._saving is None and copy.step - self._saved >= self._folder.every:
+            self._saving, self._saved = snapshot, copy.step
+            self._saver = threading.Thread(target=self._save, args=(snapshot,), name="elastic-checkpoint", daemon=True)
+            self._saver.start()
+
+    def _save(self, snapshot: Snapshot) -> None:
+        """Writes what a slot holds. No copy takes that slot meanwhile."""
+        folder = self._folder
+        try:
+            states.save(
+                snapshot.state(), folder.path, snapshot.step, snapshot.round, keep=folder.keep, timeout=folder.timeout
+            )
+        except (OSError, RuntimeError, worker.AgentError) as error:
+            say(f"the checkpoint of step {snapshot.step} is not saved: {error}")
+        finally:
+            self._saving = None
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Tells whose memory a tensor lies in. Of a sharded one it is that of this rank's part."""
+    local = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor
+    return local.untyped_storage().data_ptr()
+
+
+def keeps_for_its_node() -> bool:
+    """Whether this is the first worker of its node. Under --virtual-local-rank all have a LOCAL_RANK of 0."""
+    return int(os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+def say(line: str) -> None:
+    """Tells a person what became of snapshots."""
+    print(f"elastic_agent.torch: {line}", file=sys.stderr, flush=True)

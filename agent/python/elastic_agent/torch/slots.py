@@ -1,0 +1,191 @@
+"""Two copies of a state in memory that outlives the process: the older makes room, and only a whole one counts. When to
+copy is left to others.
+
+    a slot: head (mark, step, round, lengths, checksum of the description) │ tensors, each at its place │ description
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import tree
+
+_MAGIC = b"elastic1"
+# Mark, count of fills, step, round, bytes of tensors, bytes of description, checksum of the description.
+_HEAD = struct.Struct("<8sQQQQQI")
+_PAGE = 4096
+# Every tensor begins where any kind of number may.
+_ALIGNED = 64
+# What is copied before its checksum is made: it is in the core's cache then.
+_CHUNK = 1 << 18
+
+
+def _up(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+class Snapshot:
+    """What a slot holds. It may be read until a `fill` takes the slot."""
+
+    def __init__(self, memory: mmap.mmap, at: int) -> None:
+        """Raises ValueError if the slot at this place is not whole."""
+        mark, self.count, self.step, self.round, size, length, checksum = _HEAD.unpack_from(memory, at)
+        self.at, begin = at, at + _PAGE
+        if mark != _MAGIC or begin + size + length > len(memory):
+            raise ValueError("the slot is not whole")
+        text = memory[begin + size : begin + size + length]
+        if zlib.crc32(text) != checksum:
+            raise ValueError("the slot's description is damaged")
+        about = json.loads(text)
+        self.facts: dict[str, Any] = about["facts"]
+        # What the rank that made it was.
+        self.rank, self.world_size = about["place"]
+        self.description, self._places, self._checksums = about["state"], about["places"], about["checksums"]
+        self.memory, self._begin, self._size = memory, begin, size
+
+    def check(self) -> None:
+        """Compares all checksums. Raises ValueError if one is not that of the tensor."""
+        with memoryview(self.memory) as view:
+            for one, place, checksum in zip(tree.tensors_of(self.description), self._places, self._checksums):
+                begin = self._begin + place
+                with view[begin : begin + tree.size_of(one)] as part:
+                    if f"{zlib.crc32(part):08x}" != checksum:
+                        raise ValueError(f"tensor {one['tensor']} of the snapshot of step {self.step} is damaged")
+
+    def body(self) -> torch.Tensor:
+        """The bytes of all its tensors, in the memory itself."""
+        return self._bytes(0, self._size)
+
+    def _bytes(self, place: int, size: int) -> torch.Tensor:
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=self._begin + place)
+
+    def outline(self) -> dict[str, Any]:
+        """What another process needs, beside the body, to have the state: as JSON can hold it."""
+        return {"state": self.description, "places": self._places, "size": self._size}
+
+    def state(self) -> Any:
+        """The state, its tensors in the memory itself. Each is a piece by itself, as `torch.save` needs them."""
+        return _state(self.outline(), self._bytes, None)
+
+    def copy(self, mesh: Any = None) -> Any:
+        """The state, its tensors a copy. `mesh` gives the device mesh of a shape, for sharded tensors."""
+        return state_of(self.outline(), self.body(), mesh)
+
+
+def state_of(outline: dict[str, Any], body: torch.Tensor, mesh: Any = None) -> Any:
+    """The state of a snapshot's outline and body. Its tensors are copies: an optimizer keeps the ones that it is given."""
+    return _state(outline, lambda place, size: body[place : place + size].clone(), mesh)
+
+
+def _state(outline: dict[str, Any], bytes_of: Callable[[int, int], torch.Tensor], mesh: Any) -> Any:
+    tensors = []
+    for one, place in zip(tree.tensors_of(outline["state"]), outline["places"]):
+        tensors.append(bytes_of(place, tree.size_of(one)).view(tree.dtype_of(one)).view(one["shape"]))
+    return tree.put_together(outline["state"], tensors, mesh)
+
+
+class Plan:
+    """Where a state's tensors go in a slot."""
+
+    def __init__(self, state: Any, facts: dict[str, Any], place: tuple[int, int]) -> None:
+        """facts: what tells this training's states from another's. place: the rank, and the number of ranks."""
+        self.description, self.tensors = tree.take_apart(state)
+        self.facts, self.place = facts, place
+        self.places, self.size = [], 0
+        for one in tree.tensors_of(self.description):
+            self.places.append(self.size)
+            self.size += _up(tree.size_of(one), _ALIGNED)
+        self.slot = _PAGE + self.size + len(self.text([0] * len(self.tensors)))
+
+    def text(self, checksums: list[int]) -> bytes:
+        """The description. Its length does not depend on the checksums."""
+        hexadecimal = [f"{one:08x}" for one in checksums]
+        about = {"facts": self.facts, "place": self.place, "state": self.description, "places": self.places}
+        about["checksums"] = hexadecimal
+        return json.dumps(about, separators=(",", ":")).encode()
+
+    def memory_bytes(self) -> int:
+        """The memory for two slots of this size. There is room for longer numbers, such as a step's: so states of one
+        training ask for the same memory."""
+        return 2 * self._slot_bytes()
+
+    def _slot_bytes(self) -> int:
+        return _up(self.slot + (self.slot - self.size) // 4 + _PAGE, 1 << 16)
+
+
+class Slots:
+    """The two slots of a memory."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory, self._half = memory, len(memory) // 2 // _PAGE * _PAGE
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a slot has room for it."""
+        return plan.slot <= self._half
+
+    def whole(self) -> list[Snapshot]:
+        """The snapshots that are whole, the newest first."""
+        found = []
+        for at in (0, self._half):
+            try:
+                found.append(Snapshot(self._memory, at))
+            except ValueError:
+                pass
+        return sorted(found, key=lambda one: one.count, reverse=True)
+
+    def begin(self, kept: Snapshot | None) -> tuple[int, int]:
+        """Makes room for a snapshot, where neither `kept` nor the newest is, as far as possible. Returns the place, and
+        the count of the fill."""
+        whole = self.whole()
+        if kept is not None and kept.memory is not self._memory:
+            kept = None
+        newest = whole[0].count if whole else 0
+        taken = kept.at if kept else whole[0].at if whole else self._half
+        at = self._half if taken == 0 else 0
+        self._mark(at, b"\0" * len(_MAGIC))
+        return at, newest + 1
+
+    def fill(self, place: tuple[int, int], step: int, round_: int, plan: Plan, on_host: Sequence[torch.Tensor]) -> None:
+        """Copies a state, whose tensors are `on_host`. It is not whole before `complete`."""
+        at, count = place
+        checksums = [self._copy(at + _PAGE + offset, one) for offset, one in zip(plan.places, on_host)]
+        text = plan.text(checksums)
+        end = at + _PAGE + plan.size
+        self._memory[end : end + len(text)] = text
+        head = (b"\0" * len(_MAGIC), count, step, round_, plan.size, len(text), zlib.crc32(text))
+        _HEAD.pack_into(self._memory, at, *head)
+
+    def complete(self, place: tuple[int, int]) -> Snapshot:
+        """All of it is there. Whoever is killed before this leaves the other slot."""
+        self._mark(place[0], _MAGIC)
+        return Snapshot(self._memory, place[0])
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """This snapshot counts no longer."""
+        self._mark(snapshot.at, b"\0" * len(_MAGIC))
+
+    def _mark(self, at: int, mark: bytes) -> None:
+        self._memory[at : at + len(mark)] = mark
+
+    def _copy(self, at: int, tensor: torch.Tensor) -> int:
+        """Copies a tensor's bytes. Returns their checksum. Others run meanwhile: neither call holds the interpreter."""
+        flat = tensor.contiguous()
+        size, checksum = flat.numel() * flat.element_size(), 0
+        with memoryview(self._memory) as view:
+            for begin in range(0, size, _CHUNK):
+                length = min(_CHUNK, size - begin)
+                ctypes.memmove(self._address + at + begin, flat.data_ptr() + begin, length)
+                with view[at + begin : at + begin + length] as part:
+                    checksum = zlib.crc32(part, checksum)
+        return checksum

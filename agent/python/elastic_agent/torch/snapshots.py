@@ -1,0 +1,303 @@
+"""Snapshots in the agent's memory, for a training loop that is started anew at every change: it goes on from its last steps,
+not from a disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import worker
+from . import state as states
+from .choice import Choice, Offer, choose
+from .keeper import Folder, Keeper, keeps_for_its_node, say
+from .slots import Snapshot, state_of
+
+# Bytes of a state that are sent at once.
+_SENT = 64 << 20
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where training goes on."""
+
+    # Steps that are done.
+    step: int
+    # What the script gave to `take` besides the step.
+    more: dict[str, Any] = field(default_factory=dict)
+    # "memory" or "checkpoint".
+    source: str = "memory"
+
+
+class Snapshots:
+    """The states of a model and of what trains it, copied beside training into memory of this node's agent.
+
+    ::
+
+        snapshots = elastic.Snapshots({"model": model, "optimizer": optimizer}, every=10)
+        resumed = snapshots.resume()              # after init_process_group, on every rank
+        step = resumed.step if resumed else 0
+        for batch in ...:
+            ...
+            optimizer.step()
+            step += 1
+            snapshots.take(step, epoch=epoch)
+
+    The memory outlives the workers. When they are started anew, for whatever reason, `resume` has all ranks agree on the
+    newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node of the
+    job must be left: for more, there are checkpoints on disk.
+
+    Under DDP all ranks hold the same state, and the first worker of each node keeps it. A model that is sharded (FSDP2) is
+    kept by every rank, each its own part: then all parts must be there, for as many ranks.
+
+    Without an agent it does nothing, so that a script also runs elsewhere.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        *,
+        every: int = 1,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        keep_checkpoints: int = 2,
+        timeout: float = 60,
+    ) -> None:
+        """The parts of the state by name: a model, optimizers, schedulers, a sampler, anything with `state_dict` and
+        `load_state_dict`. What they hold besides tensors is numbers, text, lists, tuples and dicts.
+
+        every: a snapshot is taken after this many steps.
+        checkpoint_dir: a folder that all nodes see. Rank 0 writes a snapshot there about every `checkpoint_every` steps,
+        beside training, and commits it; the newest `keep_checkpoints` stay. If the job ends while all workers are dead,
+        the newest snapshot is written there, too. Not for a sharded model.
+        timeout: seconds that a commit may take.
+        """
+        if every < 1 or checkpoint_every < 1 or keep_checkpoints < 1:
+            raise ValueError("every, checkpoint_every and keep_checkpoints are 1 or more")
+        for name, part in parts.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise TypeError(f"the part {name!r} is a {type(part).__qualname__}, without state_dict and load_state_dict")
+        self._parts, self._every = dict(parts), every
+        modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+        self._meshes = _meshes(modules)
+        if self._meshes and checkpoint_dir is not None:
+            raise ValueError(
+                "checkpoint_dir is for a model that every rank holds as a whole: write a sharded one by "
+                "torch.distributed.checkpoint"
+            )
+        folder = None
+        if checkpoint_dir is not None:
+            path = pathlib.Path(checkpoint_dir).absolute()
+            folder = Folder(path, every=checkpoint_every, keep=keep_checkpoints, timeout=timeout)
+        self._folder = folder
+        self._last = 0
+        self._keeper: Keeper | None = None
+        if worker.available() and (self._meshes or keeps_for_its_node()):
+            optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
+            self._keeper = Keeper(self._facts(), optimizers=optimizers, folder=folder, rescued=True)
+
+    def resume(self, newer_than: int = 0) -> Resumed | None:
+        """Loads the newest state there is into the parts, the same on every rank: from memory, else from the checkpoint
+        that was committed, if there is a `checkpoint_dir`. None if there is neither.
+
+        Every rank calls this, after `init_process_group` if there are several, and before the first `take`.
+        newer_than: the step of a checkpoint that the script has loaded by itself. A state from before it is not loaded.
+        """
+        if not worker.available():
+            return None
+        held = self._keeper.held() if self._keeper else []
+        checkpoint = worker.assignment()["checkpoint"] if self._folder else None
+        ranks = _Ranks()
+        try:
+            offers = [Offer(one.step, one.round, bool(self._meshes), one.rank, one.world_size) for one in held]
+            choice = choose(ranks.gather(offers), checkpoint["step"] if checkpoint else None, newer_than)
+            for one in held:
+                # Of a time that training has left: it must not be taken for what comes next.
+                if choice.source != "memory" or (one.step, one.round) > (choice.step, choice.round):
+                    self._keeper.drop(one)
+            if ranks.rank == 0:
+                say(_told(choice))
+            loaded = self._loaded(choice, held, checkpoint, ranks)
+        finally:
+            ranks.leave()
+        if loaded is None:
+            return None
+        for name, part in self._parts.items():
+            part.load_state_dict(loaded["parts"][name])
+        self._last = choice.step
+        if self._keeper:
+            self._keeper.began(choice.step)
+        return Resumed(choice.step, loaded["more"], choice.source)
+
+    def take(self, step: int, **more: Any) -> bool:
+        """The state is that of `step` steps now: takes a snapshot, if one is due. Whether it began to.
+
+        The numbers are copied while the next step computes, and the optimizers wait for that before they change them. If
+        anything else changes parameters or an optimizer's state, call `wait` before that.
+        `more` is kept with it, such as the epoch, and comes back from `resume`.
+        """
+        if self._keeper is None or step - self._last < self._every:
+            return False
+        state = {
+            "step": step,
+            "more": more,
+            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+        }
+        taken = self._keeper.take(step, int(os.environ["ELASTIC_ROUND"]), state, _place())
+        if taken:
+            self._last = step
+        return taken
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Has an optimizer that is no part by itself, such as one that is made later, wait for what is copied."""
+        if self._keeper:
+            self._keeper.watch(optimizer)
+
+    def wait(self) -> None:
+        """Returns when the state that is being copied may change. Optimizers call it by themselves."""
+        if self._keeper:
+            self._keeper.wait()
+
+    def settle(self, timeout: float = 60) -> None:
+        """Waits until the last snapshot is in memory, and a write to disk that has begun is over."""
+        if self._keeper:
+            self._keeper.settle(timeout)
+
+    def close(self) -> None:
+        """Training is complete: gives the memory back. Not for a worker that others go on from."""
+        if self._keeper:
+            self._keeper.close(forget=True)
+            self._keeper = None
+
+    def __enter__(self) -> Snapshots:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+
+    def _facts(self) -> dict[str, Any]:
+        """What tells this training from another that the same job ran before."""
+        return {"parts": {name: fingerprint(part) for name, part in self._parts.items()}}
+
+    def _loaded(
+        self, choice: Choice, held: list[Snapshot], checkpoint: dict[str, Any] | None, ranks: _Ranks
+    ) -> dict[str, Any] | None:
+        """A copy of the chosen state."""
+        if choice.source == "checkpoint":
+            return states.read(checkpoint)
+        if choice.source == "nothing":
+            return None
+        own = next((one for one in held if (one.step, one.round) == (choice.step, choice.round)), None)
+        if choice.holder is None:
+            return own.copy(self._mesh)
+        outline, body = ranks.send(own, choice.holder)
+        return state_of(outline, body)
+
+    def _mesh(self, shape: list[int]) -> Any:
+        for mesh in self._meshes:
+            if list(mesh.mesh.shape) == shape:
+                return mesh
+        raise ValueError(f"a tensor of the snapshot is sharded over {shape} devices, and none of the model is")
+
+
+class Part:
+    """A part whose state a function gives, and that only keeps what is loaded. For frameworks that load by themselves."""
+
+    def __init__(self, name: str, state: Callable[[], Any]) -> None:
+        """name: what tells it from another training's. state: gives the state."""
+        self.name, self.state_dict = name, state
+        self.loaded: Any = None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Keeps the state as `loaded`."""
+        self.loaded = state
+
+
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    if _place()[1] == 1:
+        return value
+    told = [value]
+    dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+class _Ranks:
+    """The ranks of the job that agree on a state, by a group of their own that ends with it."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = _place()
+        self._group = None
+        if self.size > 1:
+            if not dist.is_initialized():
+                raise RuntimeError("snapshots.resume is to be called after torch.distributed.init_process_group")
+            self._group = dist.new_group(backend="gloo")
+
+    def gather(self, offers: list[Offer]) -> list[list[Offer]]:
+        """What each rank offers."""
+        if self.size == 1:
+            return [offers]
+        told: list[Any] = [None] * self.size
+        dist.all_gather_object(told, [asdict(one) for one in offers], group=self._group)
+        return [[Offer(**one) for one in of_rank] for of_rank in told]
+
+    def send(self, own: Snapshot | None, holder: int) -> tuple[dict[str, Any], torch.Tensor]:
+        """The outline and a copy of the body of the holder's snapshot, for all ranks."""
+        outline = [own.outline()] if self.rank == holder else [None]
+        body = own.body() if self.rank == holder else None
+        if self.size > 1:
+            dist.broadcast_object_list(outline, src=holder, group=self._group)
+            if body is None:
+                body = torch.empty(outline[0]["size"], dtype=torch.uint8)
+            for begin in range(0, len(body), _SENT):
+                dist.broadcast(body[begin : begin + _SENT], src=holder, group=self._group)
+        return outline[0], body
+
+    def leave(self) -> None:
+        """Ends the group."""
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+
+def fingerprint(part: Any) -> str:
+    """What tells two parts apart whose states do not fit: of a module the names and shapes, of others the kind."""
+    if isinstance(part, Part):
+        return part.name
+    if not isinstance(part, torch.nn.Module):
+        return type(part).__qualname__
+    shapes = [(name, list(one.shape), str(one.dtype)) for name, one in part.state_dict().items() if hasattr(one, "shape")]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _place() -> tuple[int, int]:
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _meshes(modules: list[torch.nn.Module]) -> list[Any]:
+    """The device meshes that parameters are sharded over."""
+    found: list[Any] = []
+    for module in modules:
+        for one in module.parameters():
+            if type(one).__name__ == "DTensor" and one.device_mesh not in found:
+                found.append(one.device_mesh)
+    return found
+
+
+def _told(choice: Choice) -> str:
+    if choice.source == "memory":
+        of = "each rank's part" if choice.holder is None else f"the copy of rank {choice.holder}"
+        return f"goes on after step {choice.step}, from memory: {of}"
+    if choice.source == "checkpoint":
+        return f"goes on after step {choice.step}, from the committed checkpoint: {choice.why}"
+    return f"nothing to go on from in memory: {choice.why}"

@@ -1,0 +1,147 @@
+"""A state as a description of JSON and a list of tensors: what is copied, sent and read without pickle. Where the tensors
+lie is left to others."""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def take_apart(value: Any, where: str = "state") -> tuple[Any, list[torch.Tensor]]:
+    """A description of `value` that JSON can hold, and the tensors that it counts. Of a sharded tensor it is this rank's
+    part. `where` names the value in errors."""
+    tensors: list[torch.Tensor] = []
+    return _described(value, tensors, where), tensors
+
+
+def _described(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, torch.Tensor):
+        return _described_tensor(value.detach(), tensors, where)
+    if isinstance(value, dict):
+        pairs = [
+            [_described(key, tensors, f"a key of {where}"), _described(one, tensors, f"{where}[{key!r}]")]
+            for key, one in value.items()
+        ]
+        described = {"dict": pairs}
+        # Of a module's state: the versions by which modules read the states of older ones.
+        if hasattr(value, "_metadata"):
+            described["metadata"] = _described(dict(value._metadata), tensors, f"the metadata of {where}")
+        return described
+    if type(value) in (list, tuple):
+        parts = [_described(one, tensors, f"{where}[{number}]") for number, one in enumerate(value)]
+        return parts if type(value) is list else {"tuple": parts}
+    if type(value) is bytes:
+        return {"bytes": base64.b64encode(value).decode()}
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}: a snapshot holds tensors, numbers, text, "
+        "bytes, and lists, tuples and dicts of these. Leave it out, or put it into such"
+    )
+
+
+def _described_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> dict[str, Any]:
+    described = {}
+    if type(tensor).__name__ == "DTensor":
+        placements = [str(one) for one in tensor.placements]
+        described["sharded"] = {
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+            "placements": placements,
+            "mesh": list(tensor.device_mesh.mesh.shape),
+        }
+        tensor = tensor.to_local()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"{where} is a sparse or quantized tensor: a snapshot holds dense ones")
+    tensors.append(tensor)
+    return {"tensor": len(tensors) - 1, "shape": list(tensor.shape), "dtype": str(tensor.dtype)[6:], **described}
+
+
+def tensors_of(description: Any) -> list[dict[str, Any]]:
+    """The descriptions of the tensors, in their order."""
+    found: list[dict[str, Any]] = []
+    _walk(description, found.append)
+    return found
+
+
+def is_sharded(description: Any) -> bool:
+    """Whether any of its tensors is only this rank's part."""
+    return any("sharded" in one for one in tensors_of(description))
+
+
+def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
+    if isinstance(description, list):
+        for one in description:
+            _walk(one, each)
+    elif isinstance(description, dict):
+        if "tensor" in description:
+            each(description)
+        for name in ("dict", "tuple", "metadata"):
+            _walk(description.get(name), each)
+
+
+def size_of(described: dict[str, Any]) -> int:
+    """The bytes of a described tensor."""
+    return torch.Size(described["shape"]).numel() * dtype_of(described).itemsize
+
+
+def dtype_of(described: dict[str, Any]) -> torch.dtype:
+    """The numbers of a described tensor."""
+    found = getattr(torch, described["dtype"], None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"this PyTorch has no numbers of the kind {described['dtype']!r}")
+    return found
+
+
+def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None) -> Any:
+    """The value of a description, with these tensors. `mesh` gives the device mesh of a shape, for sharded tensors."""
+    if isinstance(description, list):
+        return [put_together(one, tensors, mesh) for one in description]
+    if not isinstance(description, dict):
+        return description
+    if "tensor" in description:
+        return _tensor(description, tensors[description["tensor"]], mesh)
+    if "tuple" in description:
+        return tuple(put_together(one, tensors, mesh) for one in description["tuple"])
+    if "bytes" in description:
+        return base64.b64decode(description["bytes"])
+    pairs = [[put_together(one, tensors, mesh) for one in pair] for pair in description["dict"]]
+    if "metadata" not in description:
+        return dict(pairs)
+    # As a module gives it: a dict that can have attributes, and that torch.load(weights_only=True) knows.
+    state = OrderedDict(pairs)
+    state._metadata = put_together(description["metadata"], tensors, mesh)
+    return state
+
+
+def _tensor(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.Tensor:
+    sharded = described.get("sharded")
+    if sharded is None:
+        return tensor
+    from torch.distributed.tensor import DTensor
+
+    of_shape = mesh(sharded["mesh"])
+    return DTensor.from_local(
+        tensor.to(of_shape.device_type),
+        of_shape,
+        [_placement(text) for text in sharded["placements"]],
+        run_check=False,
+        shape=torch.Size(sharded["shape"]),
+        stride=tuple(sharded["stride"]),
+    )
+
+
+def _placement(text: str) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+
+    if text == "R":
+        return Replicate()
+    if text.startswith("S(") and text.endswith(")"):
+        return Shard(int(text[2:-1]))
+    raise ValueError(f"a snapshot holds tensors that are replicated or sharded, and this is placed as {text!r}")

@@ -1,0 +1,235 @@
+"""What holds for snapshots in one process: what a state comes back as, that a torn or damaged copy never counts, and which
+one ranks choose. Needs no agent."""
+
+import io
+import mmap
+import os
+import sys
+import threading
+import unittest
+from collections import OrderedDict
+
+import torch
+
+from elastic_agent import worker
+from elastic_agent.torch import tree
+from elastic_agent.torch.choice import Choice, Offer, choose
+from elastic_agent.torch.keeper import Keeper
+from elastic_agent.torch.slots import Plan, Slots
+
+FACTS = {"of": "a test"}
+
+
+def equal(left, right):
+    if isinstance(left, torch.Tensor):
+        return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return type(left) is type(right) and len(left) == len(right) and all(map(equal, left, right))
+    return type(left) is type(right) and left == right
+
+
+def filled(memory, step, state, complete=True):
+    plan, into = Plan(state, FACTS, (0, 1)), Slots(memory)
+    place = into.begin(None)
+    into.fill(place, step, 1, plan, plan.tensors)
+    if complete:
+        into.complete(place)
+
+
+class States(unittest.TestCase):
+    def test_a_state_comes_back_as_it_was(self):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(5, 3)).sum().backward()
+        optimizer.step()
+        odd = torch.arange(12.0).view(3, 4).t()
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "more": [1, 2.5, float("inf"), None, True, "é", b"\0\xff", (1, (2,)), {3: {"a": ()}, "3": [], None: 1}],
+            "tensors": [odd, odd.bfloat16(), torch.tensor(7), torch.empty(0, 5), torch.tensor([True, False])],
+        }
+        memory = mmap.mmap(-1, Plan(state, FACTS, (0, 1)).memory_bytes())
+        filled(memory, 9, state)
+        (one,) = Slots(memory).whole()
+        one.check()
+        back = one.copy()
+        self.assertTrue(equal(dict(state, model=dict(state["model"])), dict(back, model=dict(back["model"]))))
+        self.assertEqual(back["model"]._metadata, state["model"]._metadata)
+        self.assertIsInstance(back["model"], OrderedDict)
+        optimizer.load_state_dict(back["optimizer"])
+        # As it goes to disk: without the wrapping of other tensors' memory, and readable without running code.
+        for to_disk in (one.state(), back):
+            file = io.BytesIO()
+            torch.save(to_disk, file)
+            self.assertLess(len(file.getvalue()), 20_000)
+            file.seek(0)
+            self.assertTrue(equal(dict(back, model=None), dict(torch.load(file, weights_only=True), model=None)))
+
+    def test_what_cannot_be_kept_is_named(self):
+        with self.assertRaisesRegex(TypeError, r"state\['a'\]\[1\] is a builtins\.set"):
+            tree.take_apart({"a": [0, {1}]})
+        with self.assertRaisesRegex(TypeError, r"state\['b'\] is a sparse or quantized tensor"):
+            tree.take_apart({"b": torch.eye(2).to_sparse()})
+
+    def test_a_torn_copy_leaves_the_one_before(self):
+        big = [{"a": torch.full((1000,), float(step)), "step": step} for step in range(5)]
+        memory = mmap.mmap(-1, Plan(big[0], FACTS, (0, 1)).memory_bytes())
+        for step in (1, 2):
+            filled(memory, step, big[step])
+        self.assertEqual([one.step for one in Slots(memory).whole()], [2, 1])
+        # The process dies in the midst of the third: it has the place of the first.
+        filled(memory, 3, big[3], complete=False)
+        (left,) = Slots(memory).whole()
+        left.check()
+        self.assertTrue(equal(left.copy(), big[2]))
+        # The next worker fills the torn one, not the whole one.
+        filled(memory, 4, big[4])
+        self.assertEqual([one.step for one in Slots(memory).whole()], [4, 2])
+
+    def test_damage_is_found(self):
+        memory = mmap.mmap(-1, Plan({"a": torch.zeros(100)}, FACTS, (0, 1)).memory_bytes())
+        filled(memory, 1, {"a": torch.zeros(100)})
+        (one,) = Slots(memory).whole()
+        one.body()[17] = 1
+        with self.assertRaisesRegex(ValueError, "tensor 0 of the snapshot of step 1 is damaged"):
+            one.check()
+        # In the description, even one that is still JSON.
+        at = memory.find(b'"place":[0')
+        memory[at + 9 : at + 10] = b"7"
+        self.assertEqual(Slots(memory).whole(), [])
+
+    def test_a_slot_that_is_written_to_disk_is_let_be(self):
+        state = {"a": torch.zeros(100)}
+        memory = mmap.mmap(-1, Plan(state, FACTS, (0, 1)).memory_bytes())
+        for step in (1, 2):
+            filled(memory, step, state)
+        into = Slots(memory)
+        newest = into.whole()[0]
+        self.assertNotEqual(into.begin(newest)[0], newest.at)
+        older = into.whole()[-1]
+        self.assertNotEqual(into.begin(older)[0], older.at)
+
+
+class Copies(unittest.TestCase):
+    """A keeper whose memory is the test's."""
+
+    def setUp(self):
+        self.memory = None
+
+        def lend(size, *, rescue=(), timeout=None):
+            if size:
+                self.memory = mmap.mmap(-1, size)
+            return self.memory
+
+        self.addCleanup(setattr, worker, "memory", worker.memory)
+        worker.memory = lend
+        self.model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.step(), self.optimizer.zero_grad()
+        self.keeper = Keeper(FACTS, optimizers=[self.optimizer], folder=None, rescued=False)
+
+    def tearDown(self):
+        self.keeper.close(forget=False)
+
+    def step(self):
+        self.model(torch.randn(8, 50)).sum().backward()
+        self.optimizer.step()
+
+    def state(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def held_up(self):
+        """Lets the copying wait for an event."""
+        go, begun, fill = threading.Event(), threading.Event(), Slots.fill
+
+        def slow(*arguments):
+            begun.set()
+            assert go.wait(60)
+            return fill(*arguments)
+
+        Slots.fill = slow
+        self.addCleanup(setattr, Slots, "fill", fill)
+        return go, begun
+
+    def test_an_optimizer_waits_and_a_forward_pass_does_not(self):
+        go, begun = self.held_up()
+        before = {name: {key: one.clone() for key, one in part.items() if torch.is_tensor(one)} for name, part in {
+            "model": self.model.state_dict(), "first": self.optimizer.state_dict()["state"][0]}.items()}  # fmt: skip
+        self.assertTrue(self.keeper.take(1, 1, self.state(), (0, 1)))
+        assert begun.wait(60)
+        # This changes BatchNorm's statistics, which were copied at once, and the gradient.
+        self.model(torch.randn(8, 50)).sum().backward()
+        self.assertFalse(self.keeper.take(2, 1, self.state(), (0, 1)), "one at a time")
+        stepped = threading.Event()
+
+        def step():
+            self.optimizer.step()
+            stepped.set()
+
+        thread = threading.Thread(target=step)
+        thread.start()
+        self.assertFalse(stepped.wait(0.2))
+        go.set()
+        thread.join(60)
+        assert stepped.is_set()
+        (one,) = Slots(self.memory).whole()
+        back = one.copy()
+        self.assertTrue(equal(before["model"], dict(back["model"])))
+        self.assertTrue(equal(before["first"], back["optimizer"]["state"][0]))
+
+    def test_a_change_that_nothing_announced_is_found(self):
+        go, begun = self.held_up()
+        self.keeper.take(1, 1, self.state(), (0, 1))
+        assert begun.wait(60)
+        with torch.no_grad():
+            self.model[0].weight.add_(1)
+        go.set()
+        self.keeper.settle(60)
+        self.assertEqual(Slots(self.memory).whole(), [])
+
+
+class Choices(unittest.TestCase):
+    def test_replicated(self):
+        def of(*steps):
+            return [Offer(step, 1, False, 0, 2) for step in steps]
+
+        cases = [
+            ([[], []], None, 0, Choice("nothing", why="no rank holds a snapshot")),
+            ([[], []], 7, 0, Choice("checkpoint", 7, why="no rank holds a snapshot")),
+            ([of(4, 3), of(5, 4)], None, 0, Choice("memory", 5, 1, 1)),
+            ([of(5), of(5)], 5, 0, Choice("memory", 5, 1, 0)),
+            ([[], of(4), []], 3, 0, Choice("memory", 4, 1, 1)),
+            ([of(4), []], 6, 0, Choice("checkpoint", 6, why="the newest snapshot in memory is of step 4, and a checkpoint is of step 6")),
+            ([of(4), []], 3, 6, Choice("nothing", why="the newest snapshot in memory is of step 4, and a checkpoint is of step 6")),
+        ]  # fmt: skip
+        for offers, committed, newer_than, expected in cases:
+            self.assertEqual(choose(offers, committed, newer_than), expected)
+
+    def test_sharded(self):
+        def of(rank, *keys, size=2):
+            return [Offer(step, round_, True, rank, size) for step, round_ in keys]
+
+        both = Choice("memory", 4, 1)
+        self.assertEqual(choose([of(0, (5, 1), (4, 1)), of(1, (4, 1), (3, 1))], None), both)
+        # The same step of two rounds is not the same step.
+        self.assertEqual(choose([of(0, (5, 2), (4, 1)), of(1, (5, 1), (4, 1))], None), both)
+        refused = [
+            ([of(0, (5, 1)), []], "of the snapshot of step 5, rank 1 holds no part"),
+            ([of(0, (5, 1), size=3), of(1, (5, 1), size=3)], "the parts are those of 3 ranks, and there are 2 now"),
+            ([of(1, (5, 1)), of(0, (5, 1))], "rank 0 holds the part of rank 1"),
+        ]
+        for offers, why in refused:
+            choice = choose(offers, None)
+            self.assertEqual(choice.source, "nothing")
+            self.assertIn(why, choice.why)
+            self.assertEqual(choose(offers, 2).source, "checkpoint")
+
+
+torch.set_num_threads(1)
+ran = unittest.main(exit=False).result
+sys.stderr.flush()
+# PyTorch's threads may abort the interpreter while it shuts down.
+os._exit(not ran.wasSuccessful())
