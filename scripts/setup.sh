@@ -4,8 +4,8 @@
 #
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, openssl, curl, xz, cargo-nextest, maturin, NVIDIA's compiler for
-#                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5 and
-#                            promtool in target/, PyTorch in .torch/, and chromium
+#                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5,
+#                            promtool and Slurm in target/, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh dist-test the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging
 #   scripts/setup.sh dist      the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging
@@ -146,6 +146,12 @@ promtool() {
     say "without promtool, the test that fires the alerts is left out"
 }
 
+slurm() {
+    "$root/scripts/slurm.sh" && return 0
+    [[ ${ELASTIC_REQUIRE_SLURM:-0} != 1 ]] || exit 1
+    say "without Slurm, the test that submits examples/train.sbatch is left out"
+}
+
 pytorch() {
     if [[ -z ${ELASTIC_TORCH_PYTHON:-} ]]; then
         python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
@@ -189,6 +195,7 @@ test)
     nvrtc_of_pytorch
     etcd_3_5
     promtool
+    slurm
     pytorch
     ;;
 verify)

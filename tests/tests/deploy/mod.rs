@@ -1,4 +1,5 @@
-//! What is in `deploy/`: the recipe followed on machines that are made for it, and each script by itself.
+//! What is in `deploy/`: the recipe followed on machines that are made for it, and each script by itself. And the example
+//! for Slurm, which a real one runs.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -7,6 +8,7 @@
 //! | `alerts` | what Prometheus is to warn of |
 //! | `blocks` | the commands in a document |
 //! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
+//! | `slurm` | the example for Slurm, submitted to one |
 //! | `units` | systemd's units, started as systemd would |
 
 mod alerts;
@@ -14,6 +16,7 @@ mod blocks;
 mod machines;
 mod recipe;
 mod scripts;
+mod slurm;
 mod units;
 
 use std::path::PathBuf;
