@@ -9,9 +9,10 @@
 //! | [`machine`] | this machine: processors, accelerators, interfaces, the node's name |
 //! | [`meeting`] | how nodes meet: the store, the protocol, the ports, the workers' own store |
 //! | [`output`] | the workers' output, what a dead worker left behind, the final report |
+//! | [`spare`] | a host that goes to whichever of several jobs lacks a node |
 //! | [`workers`] | the local workers: start, talk to, watch, stop |
 //!
-//! `cli` depends on the option types of the others, and only `agent` and `main` depend on `cli`. Of the rest, each
+//! `cli` depends on the option types of the others, and only `agent`, `spare` and `main` depend on `cli`. Of the rest, each
 //! depends on what stands before it in this order: `guard`, `machine`, `output`, `meeting`, `workers`, `agent`.
 
 pub mod agent;
@@ -20,4 +21,5 @@ pub mod guard;
 pub mod machine;
 pub mod meeting;
 pub mod output;
+pub mod spare;
 pub mod workers;

@@ -4,16 +4,17 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use elastic_agent::cli::{self, Options, Stop};
+use elastic_agent::cli::{self, Stop, Task};
 use elastic_agent::output::logs::Console;
-use elastic_agent::{agent, guard};
+use elastic_agent::{agent, guard, spare};
 use elastic_coordinator::listener;
+use tracing::Level;
 use tracing_subscriber::EnvFilter;
 
 #[allow(clippy::print_stdout, clippy::print_stderr)]
 fn main() -> ExitCode {
-    let options = match cli::from_process() {
-        Ok(options) => options,
+    let task = match cli::from_process() {
+        Ok(task) => task,
         Err((stop, dialect)) => {
             match &stop {
                 Stop::Show(text) => print!("{text}"),
@@ -22,7 +23,7 @@ fn main() -> ExitCode {
             return ExitCode::from(stop.exit_code(dialect));
         }
     };
-    match run(options) {
+    match run(task) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("elastic-agent: {error:#}");
@@ -31,28 +32,40 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: Options) -> anyhow::Result<u8> {
+fn run(task: Task) -> anyhow::Result<u8> {
+    let options = match task {
+        Task::Agent(options) => *options,
+        Task::Spare(options) => {
+            let console = Console::standard().context("open the console")?;
+            set_up_log(options.log_level, options.json_logs, console);
+            return carry_out(spare::run(options));
+        }
+    };
     // This comes before the first thread, because the guard is a fork of this process.
     let guard = guard::start()?;
     // This comes after the fork: workers are the guard's children, and keep the limit that they were given.
     listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
-    set_up_log(&options, console.clone());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let code = runtime.block_on(agent::run_to_end(options, guard, console));
-    // A resolver that hangs must not keep the process alive.
-    runtime.shutdown_background();
-    Ok(code)
+    set_up_log(options.log_level, options.json_logs, console.clone());
+    carry_out(async { Ok(agent::run_to_end(options, guard, console).await) })
 }
 
-fn set_up_log(options: &Options, console: Console) {
+fn carry_out(task: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let code = runtime.block_on(task);
+    // A resolver that hangs must not keep the process alive.
+    runtime.shutdown_background();
+    code
+}
+
+fn set_up_log(level: Level, json: bool, console: Console) {
     let libraries = "h2=warn,hyper=warn,hyper_util=warn,tonic=warn,tower=warn";
-    let filter = EnvFilter::builder().parse_lossy(format!("{},{libraries}", options.log_level));
+    let filter = EnvFilter::builder().parse_lossy(format!("{level},{libraries}"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         // The log does not write to stderr itself: a reader of stderr that does not read must not hold up the agent.
         .with_writer(move || console.log())
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    if options.json_logs { log.json().init() } else { log.init() }
+    if json { log.json().init() } else { log.init() }
 }

@@ -83,6 +83,13 @@ impl Job {
         self.conf("lease_ttl", "20").conf("takeover_delay", "40s")
     }
 
+    /// Gives the job another id, where several share a store.
+    #[must_use]
+    pub fn named(mut self, id: &str) -> Job {
+        self.id = id.into();
+        self
+    }
+
     /// Sets a key of `--rdzv-conf`.
     #[must_use]
     pub fn conf(mut self, key: &str, value: &str) -> Job {
@@ -180,6 +187,20 @@ impl Job {
         (self.spawn_as(name, command, log, 0), reader)
     }
 
+    /// Starts a spare host of the jobs whose files lie in `folder`.
+    pub fn start_spare(&self, name: &str, folder: &Path) -> Agent {
+        let mut command = Command::new(binary("elastic-agent"));
+        command.args(["spare", "--node-name", name]).arg(folder);
+        self.spawn(name, command)
+    }
+
+    /// Writes the job's file for spare hosts into `folder`.
+    pub fn write_file(&self, folder: &Path) {
+        let words: Vec<String> =
+            self.words(&[LOCAL]).iter().map(|word| format!("'{}'", word.to_string_lossy())).collect();
+        std::fs::write(folder.join(format!("{}.job", self.id)), words.join("\n")).expect("write a job's file");
+    }
+
     /// Runs an agent, in the job's cgroup if it has one.
     fn launcher(&self) -> Command {
         let agent = binary("elastic-agent");
@@ -191,17 +212,21 @@ impl Job {
 
     /// `command` runs an agent; the flags and the program of node `name` follow.
     fn command(&self, mut command: Command, name: &str, flags: &[&str]) -> Command {
+        let name = format!("--node-name={name}");
+        command.args(self.words(&[&[name.as_str()], flags].concat())).current_dir(self.dir.path());
+        command
+    }
+
+    /// What stands after `elastic-agent` on any node, with these flags after the job's own.
+    fn words(&self, flags: &[&str]) -> Vec<OsString> {
         let conf: Vec<String> = self.conf.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        command
-            .args(&self.flags)
-            .arg(format!("--rdzv-id={}", self.id))
-            .arg(format!("--rdzv-conf={}", conf.join(",")))
-            .arg(format!("--node-name={name}"))
-            .arg(format!("--log-dir={}", self.path("logs").display()))
-            .args(flags)
-            .args(&self.program)
-            .current_dir(self.dir.path());
-        command
+        let own = [
+            format!("--rdzv-id={}", self.id),
+            format!("--rdzv-conf={}", conf.join(",")),
+            format!("--log-dir={}", self.path("logs").display()),
+        ];
+        let flags = flags.iter().map(ToString::to_string);
+        self.flags.iter().cloned().chain(own).chain(flags).chain(self.program.iter().cloned()).map(Into::into).collect()
     }
 
     fn spawn(&self, name: &str, mut command: Command) -> Agent {

@@ -258,7 +258,7 @@ pub(super) fn variable(name: &str) -> String {
 }
 
 /// Turns clap's error into one line.
-fn explain(error: &clap::Error, definition: &Command) -> Stop {
+pub(super) fn explain(error: &clap::Error, definition: &Command) -> Stop {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(texts)) => texts.first().cloned(),

@@ -47,6 +47,8 @@ In place of torchrun, which launch scripts then need not know:
   elastic-agent torchrun-compat ...        as torchrun; or a link of that name
   elastic-agent launch-compat ...          as python -m torch.distributed.launch
   elastic-agent torchelastic-compat ...    as python -m torchelastic.distributed.launch (0.2.2)
+A spare host, which goes to whichever of several jobs lacks a node:
+  elastic-agent spare FOLDER               see elastic-agent spare --help
 A program of such a name is run by ./NAME, or after a flag or --.
 
 Exit codes: 0 the job succeeded, 1 this node could not take part or its store was lost, 2 the command line is wrong, \

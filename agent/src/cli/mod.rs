@@ -11,6 +11,7 @@ mod help;
 mod logs;
 mod preflight;
 mod rendezvous;
+mod spare;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -37,6 +38,7 @@ use crate::workers::slots::WorkerCount;
 
 pub use dialect::Dialect;
 pub use error::{Stop, UsageError};
+pub use spare::SpareOptions;
 pub use values::NodeRange;
 pub use watch::WatchOptions;
 
@@ -144,13 +146,27 @@ impl Options {
     }
 }
 
+/// What this process was started to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Task {
+    /// Take part in one job.
+    Agent(Box<Options>),
+    /// Go to whichever of several jobs lacks a node.
+    Spare(SpareOptions),
+}
+
 /// Reads this process's arguments and environment.
 ///
 /// # Errors
 /// Says why there are no options. The dialect decides the exit code.
-pub fn from_process() -> Result<Options, (Stop, Dialect)> {
+pub fn from_process() -> Result<Task, (Stop, Dialect)> {
+    let env = |name: &str| std::env::var_os(name);
     let (dialect, argv) = Dialect::of(std::env::args_os());
-    parse(dialect, argv, &|name| std::env::var_os(name), Uuid::new_v4()).map_err(|stop| (stop, dialect))
+    if dialect == Dialect::Own && argv.first().is_some_and(|word| word == spare::WORD) {
+        return spare::parse(argv, &env).map(Task::Spare).map_err(|stop| (stop, dialect));
+    }
+    let options = parse(dialect, argv, &env, Uuid::new_v4()).map_err(|stop| (stop, dialect))?;
+    Ok(Task::Agent(Box::new(options)))
 }
 
 /// Parses `argv`, which is given without the agent's own name. The defaults come from `env`. A job that is alone gets
@@ -399,26 +415,31 @@ fn start_method(text: &str) -> Result<(), Refusal> {
 }
 
 fn log_level(settings: &Settings<'_>, warnings: &mut Vec<String>) -> Result<Level, UsageError> {
-    match settings.occurrences("verbose")? {
-        0 => {}
-        1 => return Ok(Level::DEBUG),
-        _ => return Ok(Level::TRACE),
-    }
     let usual = settings.dialect.log_level();
-    let Some(value) = settings.env("LOGLEVEL") else { return Ok(usual) };
+    Ok(level(settings.occurrences("verbose")?, settings.env("LOGLEVEL"), usual, warnings))
+}
+
+/// The log level: how often `--verbose` was given, else what `LOGLEVEL` names.
+fn level(verbose: u8, named: Option<OsString>, usual: Level, warnings: &mut Vec<String>) -> Level {
+    match verbose {
+        0 => {}
+        1 => return Level::DEBUG,
+        _ => return Level::TRACE,
+    }
+    let Some(value) = named else { return usual };
     // The names are Python's, because torchrun reads the same variable.
     match value.to_string_lossy().to_ascii_uppercase().as_str() {
-        "NOTSET" | "TRACE" => Ok(Level::TRACE),
-        "DEBUG" => Ok(Level::DEBUG),
-        "INFO" => Ok(Level::INFO),
-        "WARN" | "WARNING" => Ok(Level::WARN),
-        "ERROR" | "CRITICAL" | "FATAL" => Ok(Level::ERROR),
+        "NOTSET" | "TRACE" => Level::TRACE,
+        "DEBUG" => Level::DEBUG,
+        "INFO" => Level::INFO,
+        "WARN" | "WARNING" => Level::WARN,
+        "ERROR" | "CRITICAL" | "FATAL" => Level::ERROR,
         other => {
             warnings.push(format!(
                 "LOGLEVEL={}: no such level, {usual} is used; the levels are DEBUG, INFO, WARNING, ERROR",
                 other.escape_default()
             ));
-            Ok(usual)
+            usual
         }
     }
 }

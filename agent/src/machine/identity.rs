@@ -117,7 +117,7 @@ impl NodeIdentity {
         let directory = claim.runtime.open(claim.job)?;
         let (name, lock) = match claim.node_name {
             Some(name) => (name.to_owned(), named(&directory, name, incarnation, claim.patience)?),
-            None => first_free(&directory, &node_name(&host), incarnation, claim.patience)?,
+            None => first_free(&directory, &host_node_name(), incarnation, claim.patience)?,
         };
         let machine_id = machine_id(&[Path::new("/etc/machine-id"), Path::new("/var/lib/dbus/machine-id")], &boot_id);
         Ok(NodeIdentity { name, incarnation, machine_id, boot_id, host, lock, directory: directory.path })
@@ -154,6 +154,11 @@ impl NodeIdentity {
 /// This host's name.
 pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// This host's name as a node's: what an agent without `--node-name` takes first.
+pub fn host_node_name() -> String {
+    node_name(&hostname())
 }
 
 fn named(

@@ -10,6 +10,7 @@
 //! | [`numa`] | the CPUs near a worker's GPU |
 //! | [`nvml`] | the GPUs, as the driver describes them |
 //! | [`out_of_memory`] | the kernel's counts of processes that ran out of memory |
+//! | [`parent`] | programs that end when the process that started them does |
 //! | [`preflight`] | whether this machine is fit to take part |
 //! | [`shortage`] | what to do while the host lacks descriptors, processes or memory |
 
@@ -21,5 +22,6 @@ pub mod interfaces;
 pub mod numa;
 pub mod nvml;
 pub mod out_of_memory;
+pub mod parent;
 pub mod preflight;
 pub mod shortage;

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use crate::machine::address::names_loopback;
 use crate::machine::interfaces::{self, Interface};
 use crate::meeting::participation::{JobPaths, RendezvousStore};
-use crate::meeting::rendezvous::Rendezvous;
+use crate::meeting::rendezvous::{Credentials, Rendezvous, Tls};
 
 /// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
 const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
@@ -147,22 +147,7 @@ pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration)
         }
         Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, patience).await,
         Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
-            let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
-            config.tls = match tls {
-                None => None,
-                Some(tls) => Some(EtcdTls {
-                    ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
-                    client: tls.client.clone(),
-                    server_name: None,
-                }),
-            };
-            config.user = match credentials {
-                None => None,
-                Some(credentials) => Some(EtcdUser {
-                    name: credentials.user.clone(),
-                    password: Secret::from_file(&credentials.password_file)?,
-                }),
-            };
+            let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
             let client = EtcdV2::connect(config.clone())?;
             if *v2 {
                 return etcd_v2(client, config, paths, patience).await;
@@ -179,6 +164,33 @@ pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration)
             }
         }
     }
+}
+
+/// How etcd is reached, as the command line says.
+///
+/// # Errors
+/// A file that it names cannot be read.
+pub fn etcd_config(
+    endpoints: &[Endpoint],
+    tls: Option<&Tls>,
+    credentials: Option<&Credentials>,
+) -> Result<EtcdConfig, StoreError> {
+    let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
+    config.tls = match tls {
+        None => None,
+        Some(tls) => Some(EtcdTls {
+            ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
+            client: tls.client.clone(),
+            server_name: None,
+        }),
+    };
+    config.user = match credentials {
+        None => None,
+        Some(credentials) => {
+            Some(EtcdUser { name: credentials.user.clone(), password: Secret::from_file(&credentials.password_file)? })
+        }
+    };
+    Ok(config)
 }
 
 async fn etcd_v2(

@@ -11,11 +11,12 @@ use elastic_coordinator::job::{Checkpoint, Keys, NodeId, Sealed};
 use elastic_coordinator::rendezvous::End;
 use elastic_coordinator::store::Store;
 use elastic_coordinator::workers::checkpoint::{self, CommitError, LastWord};
-use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::Command;
 use tokio::task::JoinHandle;
 
+use crate::machine::parent::ends_with_parent;
 use crate::workers::snapshot_memory::Left;
 
 /// How long the workers' program may take to save the snapshots. If the disk is too slow for that, they are lost.
@@ -128,7 +129,9 @@ impl FinalSave {
             // The program runs in its own process group, so that the terminal's Ctrl-C reaches only the agent. It does
             // not get the error file, which belongs to the agent.
             command.process_group(0).kill_on_drop(true).env_remove("TORCHELASTIC_ERROR_FILE");
-            end_with(getpid(), &mut command);
+            // Nobody would commit what the program saves after the agent's end, and the next agent of this node may save
+            // the same.
+            ends_with_parent(&mut command, Signal::KILL);
             command.spawn()
         };
         let mut child = start().map_err(|cause| SaveError::Start { program: program.to_owned(), cause })?;
@@ -156,18 +159,4 @@ impl FinalSave {
         }
         Err(SaveError::Failed { program: program.to_owned(), status, last })
     }
-}
-
-/// Makes the program die with its agent, however the agent dies. Nobody would commit what the program saves after that,
-/// and the next agent of this node may save the same. (The kernel sends the signal when the *thread* that started the
-/// program ends. The agent starts all programs from its main thread, see decision 0013.)
-#[allow(unsafe_code)]
-fn end_with(agent: Pid, command: &mut Command) {
-    let bond = move || {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The agent may have died before the line above. Then the signal will never come.
-        if getppid() == Some(agent) { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
-    };
-    // SAFETY: the closure makes two system calls and allocates nothing between fork and execute.
-    unsafe { command.pre_exec(bond) };
 }

@@ -114,7 +114,7 @@ pub enum Command {
         /// The node's name
         node: String,
     },
-    /// Change how many nodes a job may have, while it runs
+    /// Change how many nodes a job may have, or its priority, while it runs
     ///
     /// It overrides what its agents were started with until the job begins anew. A lower maximum takes effect at once:
     /// the nodes that came last become spares.
@@ -122,11 +122,14 @@ pub enum Command {
         /// The job
         job: String,
         /// Fewest nodes
-        #[arg(long, required_unless_present = "max", value_name = "NODES")]
+        #[arg(long, required_unless_present_any = ["max", "priority"], value_name = "NODES")]
         min: Option<u32>,
         /// Most nodes
         #[arg(long, value_name = "NODES")]
         max: Option<u32>,
+        /// Which jobs get spare hosts first (`elastic-agent spare`): those with the highest; 0 unless set
+        #[arg(long, allow_negative_numbers = true, value_name = "N")]
+        priority: Option<i32>,
     },
     /// End a job: its workers are stopped and its agents leave
     Close {

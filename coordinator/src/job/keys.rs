@@ -32,6 +32,8 @@ pub enum JobKey {
     Rank(u64, Revision, NodeId),
     /// [`Keys::event`].
     Event(u64),
+    /// [`Keys::coming`].
+    Coming(String),
 }
 
 impl Keys {
@@ -153,6 +155,16 @@ impl Keys {
         format!("{}events/{number:012}", self.root)
     }
 
+    /// Prefix of the claims of spare hosts that are on their way to the job.
+    pub fn comings(&self) -> String {
+        format!("{}coming/", self.root)
+    }
+
+    /// The claim of one spare host, by its name.
+    pub fn coming(&self, spare: &str) -> String {
+        format!("{}coming/{spare}", self.root)
+    }
+
     /// Round, plan and node of a rank key.
     pub fn rank_of(&self, key: &str) -> Option<(u64, Revision, NodeId)> {
         let mut parts = key.strip_prefix(&self.rounds())?.splitn(3, '/');
@@ -180,7 +192,8 @@ impl Keys {
                 .map(JobKey::Node)
                 .or_else(|| Keys::node_of(&self.evictions(), key).map(JobKey::Evicted))
                 .or_else(|| self.rank_of(key).map(|(number, plan, node)| JobKey::Rank(number, plan, node)))
-                .or_else(|| key.strip_prefix(&self.events())?.parse().ok().map(JobKey::Event)),
+                .or_else(|| key.strip_prefix(&self.events())?.parse().ok().map(JobKey::Event))
+                .or_else(|| key.strip_prefix(&self.comings()).map(|spare| JobKey::Coming(spare.to_owned()))),
         }
     }
 
@@ -218,6 +231,7 @@ mod tests {
             (keys.evicted(&node), JobKey::Evicted(node.clone())),
             (keys.rank(3, Revision(17), &node), JobKey::Rank(3, Revision(17), node.clone())),
             (keys.event(12), JobKey::Event(12)),
+            (keys.coming("a"), JobKey::Coming("a".into())),
         ] {
             assert_eq!(Keys::job_of("/elastic/", &key), Some(job.clone()));
             assert_eq!(keys.part(&key), Some(part));

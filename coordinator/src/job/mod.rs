@@ -17,6 +17,7 @@ mod release;
 mod requester;
 mod secret;
 mod spec;
+mod vacancy;
 mod waiting;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
@@ -31,6 +32,7 @@ pub use release::{JobProtocol, Protocols, Release};
 pub use requester::{Requester, Via};
 pub use secret::{Claim, JobSecret};
 pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, SpecError, Timings};
+pub use vacancy::Vacancy;
 pub use waiting::Waits;
 
 /// Where the latest committed checkpoint lies: the record under the `checkpoint` key.

@@ -47,6 +47,8 @@ pub struct Job {
     pub evicted: BTreeMap<NodeId, Tombstone>,
     /// The history that is kept.
     pub events: BTreeMap<u64, EventRecord>,
+    /// Spare hosts that are on their way, by name, and since when.
+    pub coming: BTreeMap<String, Revision>,
 }
 
 /// What an event did to a job, for those who count.
@@ -129,6 +131,7 @@ impl Job {
             ranks: BTreeMap::new(),
             evicted: BTreeMap::new(),
             events: BTreeMap::new(),
+            coming: BTreeMap::new(),
         }
     }
 
@@ -165,6 +168,7 @@ impl Job {
                 self.evicted.insert(node.clone(), tombstone.clone());
                 return Ok(Some(Change::Evicted(node, tombstone)));
             }
+            JobKey::Coming(spare) => drop(self.coming.insert(spare, kv.create_revision)),
             JobKey::Event(number) => {
                 let event: EventRecord = Versioned::parse(kv)?.value;
                 self.events.insert(number, event.clone());
@@ -190,6 +194,7 @@ impl Job {
             JobKey::Rank(number, plan, node) => drop(self.ranks.remove(&(*number, *plan, node.clone()))),
             JobKey::Evicted(node) => drop(self.evicted.remove(node)),
             JobKey::Event(number) => drop(self.events.remove(number)),
+            JobKey::Coming(spare) => drop(self.coming.remove(spare)),
         }
         None
     }
@@ -201,7 +206,7 @@ impl Job {
             && self.leader.is_none()
             && self.round.is_none();
         let many = self.nodes.is_empty() && self.ranks.is_empty() && self.evicted.is_empty() && self.events.is_empty();
-        single && many && self.checkpoint.is_none() && self.progress.is_none()
+        single && many && self.checkpoint.is_none() && self.progress.is_none() && self.coming.is_empty()
     }
 
     /// A node's place in the round that was sealed last.

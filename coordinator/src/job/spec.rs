@@ -225,6 +225,9 @@ pub struct Desired {
     /// Node names asked to leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain: Vec<String>,
+    /// Which jobs get spare hosts first: those with the highest. Decides nothing in the job itself.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub priority: i32,
     /// Who has changed this record last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Asked>,
@@ -266,6 +269,10 @@ impl Desired {
         };
         Desired::CARRIED_OUT.iter().copied().filter(|field| is_asked(field) && !known(field)).collect()
     }
+}
+
+fn is_usual(priority: &i32) -> bool {
+    *priority == 0
 }
 
 mod millis {

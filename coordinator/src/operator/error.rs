@@ -65,8 +65,8 @@ pub enum OperatorError {
         max: u32,
     },
     /// Nothing is to be set.
-    #[error("neither min nor max is given: name at least one")]
-    NoBounds,
+    #[error("none of min, max and priority is given: name at least one")]
+    NothingToSet,
     /// Others change the same record all the time.
     #[error("others keep changing job {job}: try again")]
     Contended {

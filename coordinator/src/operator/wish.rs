@@ -29,12 +29,14 @@ pub enum Wish {
         /// The node's name.
         node: String,
     },
-    /// Other bounds; `None` leaves one as it is.
+    /// Other bounds, another priority; `None` leaves one as it is.
     Set {
         /// Fewest nodes.
         min: Option<u32>,
         /// Most nodes.
         max: Option<u32>,
+        /// Which jobs get spare hosts first: those with the highest.
+        priority: Option<i32>,
     },
     /// The job ends.
     Close {},
@@ -46,10 +48,11 @@ impl fmt::Display for Wish {
         match self {
             Wish::Drain { node } => write!(f, "drain {node}"),
             Wish::Undrain { node } => write!(f, "undrain {node}"),
-            Wish::Set { min, max } => {
+            Wish::Set { min, max, priority } => {
                 f.write_str("set")?;
                 min.map_or(Ok(()), |min| write!(f, " min {min}"))?;
-                max.map_or(Ok(()), |max| write!(f, " max {max}"))
+                max.map_or(Ok(()), |max| write!(f, " max {max}"))?;
+                priority.map_or(Ok(()), |priority| write!(f, " priority {priority}"))
             }
             Wish::Close {} => f.write_str("close"),
         }
@@ -63,15 +66,18 @@ impl fmt::Display for Wish {
 pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
     match wish {
         Wish::Close {} => desired.closed = true,
-        Wish::Set { min: None, max: None } => return Err(OperatorError::NoBounds),
-        Wish::Set { min, max } => {
-            let (old_min, old_max) = job.range().unwrap_or((1, 1));
-            let (min, max) = (min.unwrap_or(old_min), max.unwrap_or(old_max));
-            if min == 0 || min > max {
-                return Err(OperatorError::Range { job: id.clone(), min, max });
+        Wish::Set { min: None, max: None, priority: None } => return Err(OperatorError::NothingToSet),
+        Wish::Set { min, max, priority } => {
+            if min.is_some() || max.is_some() {
+                let (old_min, old_max) = job.range().unwrap_or((1, 1));
+                let (min, max) = (min.unwrap_or(old_min), max.unwrap_or(old_max));
+                if min == 0 || min > max {
+                    return Err(OperatorError::Range { job: id.clone(), min, max });
+                }
+                desired.min_nodes = Some(min);
+                desired.max_nodes = Some(max);
             }
-            desired.min_nodes = Some(min);
-            desired.max_nodes = Some(max);
+            desired.priority = priority.unwrap_or(desired.priority);
         }
         Wish::Drain { node } => {
             let name = name_of(job, node).ok_or_else(|| no_such_node(id, job, node))?;

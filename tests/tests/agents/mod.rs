@@ -28,6 +28,7 @@ mod shares;
 mod shortage;
 mod slow_files;
 mod socket;
+mod spares;
 mod static_nodes;
 mod surroundings;
 mod training;

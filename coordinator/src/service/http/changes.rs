@@ -127,7 +127,7 @@ mod tests {
         let said =
             |name: &str, body: &str| wish(name, body.as_bytes()).map_err(|Problem(status, why)| (status.as_u16(), why));
         assert_eq!(said("drain", r#"{"node":"a"}"#), Ok(Wish::Drain { node: "a".into() }));
-        assert_eq!(said("set", r#"{"max":3}"#), Ok(Wish::Set { min: None, max: Some(3) }));
+        assert_eq!(said("set", r#"{"max":3}"#), Ok(Wish::Set { min: None, max: Some(3), priority: None }));
         assert_eq!(said("close", ""), Ok(Wish::Close {}));
         assert_eq!(said("close", "{}"), Ok(Wish::Close {}));
         for (name, body, status, says) in [

@@ -42,7 +42,7 @@ impl From<OperatorError> for Problem {
             OperatorError::NoSuchJob { job, .. } => return Problem::no_such_job(job),
             OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(&job.to_string()),
             OperatorError::NoSuchNode { .. } => StatusCode::NOT_FOUND,
-            OperatorError::Range { .. } | OperatorError::NoBounds => StatusCode::BAD_REQUEST,
+            OperatorError::Range { .. } | OperatorError::NothingToSet => StatusCode::BAD_REQUEST,
             OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::SERVICE_UNAVAILABLE,
             OperatorError::Ended { .. }
             | OperatorError::NotEnded { .. }

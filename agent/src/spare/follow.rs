@@ -1,0 +1,169 @@
+//! Follows one job's records, and holds a claim in them. Decides nothing.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::overview::{Job, Overview};
+use elastic_coordinator::job::{JobId, Keys, RoundState, Vacancy};
+use elastic_coordinator::store::{Guard, LeaseId, Op, Revision, Scope, Store, StoreError, WatchUpdate};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// How long a claim that is taken back is waited for.
+const GIVE_UP: Duration = Duration::from_secs(2);
+
+/// How long a claim outlives its host.
+const CLAIM_TTL: Duration = Duration::from_secs(20);
+
+/// What a job's records say to one host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct News {
+    pub(super) job: JobId,
+    /// Its room for the host.
+    pub(super) vacancy: Option<Vacancy>,
+    /// Whether the host's node has a place, or may get one in the round that forms.
+    pub(super) placed: bool,
+    /// Whether the host's node is there.
+    pub(super) here: bool,
+    /// The life of the job, by its round key.
+    pub(super) life: Revision,
+}
+
+/// A job that is followed until this is dropped, or its store fails.
+pub(super) struct Followed {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) keys: Keys,
+    task: JoinHandle<StoreError>,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Followed {
+    /// Follows the job for the host of this name.
+    pub(super) fn begin(
+        store: Arc<dyn Store>,
+        prefix: &str,
+        job: &JobId,
+        host: &str,
+        news: mpsc::UnboundedSender<News>,
+    ) -> Followed {
+        let keys = Keys::new(prefix, job);
+        let reader = Reader {
+            store: Arc::clone(&store),
+            prefix: prefix.to_owned(),
+            root: keys.root().to_owned(),
+            job: job.clone(),
+            host: host.to_owned(),
+            news,
+        };
+        let task = tokio::spawn(async move {
+            match reader.watch().await {
+                Err(error) => error,
+                Ok(never) => match never {},
+            }
+        });
+        Followed { store, keys, task }
+    }
+
+    /// Why it is followed no more; none while it is.
+    pub(super) async fn end(&mut self) -> Option<StoreError> {
+        if !self.task.is_finished() {
+            return None;
+        }
+        Some((&mut self.task).await.unwrap_or_else(|error| StoreError::Invalid(error.to_string())))
+    }
+}
+
+struct Reader {
+    store: Arc<dyn Store>,
+    prefix: String,
+    root: String,
+    job: JobId,
+    host: String,
+    news: mpsc::UnboundedSender<News>,
+}
+
+impl Reader {
+    /// Tells what the records say, at first and after each change, until the watch breaks.
+    async fn watch(&self) -> Result<Infallible, StoreError> {
+        let (values, revision) = self.store.range(&self.root).await?;
+        let mut overview = Overview::of(&self.prefix, &values);
+        let mut watcher = self.store.watch(Scope::Prefix(self.root.clone()), revision.next()).await?;
+        loop {
+            self.tell(overview.jobs.get(&self.job));
+            match watcher.recv().await {
+                Some(WatchUpdate::Events(events)) => events.iter().for_each(|event| drop(overview.apply(event))),
+                Some(WatchUpdate::Snapshot { values, .. }) => overview = Overview::of(&self.prefix, &values),
+                Some(WatchUpdate::Broken(error)) => return Err(error),
+                None => return Err(StoreError::Invalid("the watch has ended".into())),
+            }
+        }
+    }
+
+    fn tell(&self, job: Option<&Job>) {
+        let own =
+            job.and_then(|job| job.nodes.values().find(|node| node.value.name == self.host).map(|own| (job, own)));
+        let placed = own.is_some_and(|(job, own)| {
+            let forming = job.round.as_ref().is_some_and(|round| round.value.state == RoundState::Forming);
+            forming || job.rank(&own.value.id()).is_some()
+        });
+        let life = job.and_then(|job| job.round.as_ref()).map_or(Revision::NONE, |round| round.created);
+        let vacancy = job.and_then(|job| job.vacancy(&self.host));
+        // Nobody listens any more once the host leaves.
+        let _ = self.news.send(News { job: self.job.clone(), vacancy, placed, here: own.is_some(), life });
+    }
+}
+
+/// A claim to a place: a key in the job's records that tells other spare hosts that this one is on its way. It goes
+/// when this is dropped, or with its lease when the host dies.
+pub(super) struct Claim {
+    task: JoinHandle<()>,
+    stop: oneshot::Sender<()>,
+}
+
+impl Claim {
+    /// Writes the claim, and holds it. A claim that cannot be written is never seen.
+    pub(super) fn make(followed: &Followed, host: &str, life: Revision) -> Claim {
+        let (store, keys, host) = (Arc::clone(&followed.store), followed.keys.clone(), host.to_owned());
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let held = async {
+                let lease = store.grant(CLAIM_TTL).await?;
+                // A claim must not outlive the job: the next of its id would find it.
+                let guards = vec![Guard::created(keys.round(), life)];
+                store.put(guards, Op::put_leased(keys.coming(&host), "{}", lease)).await?;
+                Ok::<LeaseId, StoreError>(lease)
+            };
+            let lease = match held.await {
+                Ok(lease) => lease,
+                Err(error) => return tracing::warn!("{error}; no place is claimed"),
+            };
+            let renew = async {
+                loop {
+                    sleep(CLAIM_TTL / 4).await;
+                    // A claim that is lost is seen to be so in the records.
+                    let _ = store.keep_alive(lease).await;
+                }
+            };
+            tokio::select! {
+                _ = stopped => {}
+                () = renew => {}
+            }
+            // Otherwise it goes with its lease.
+            let _ = store.revoke(lease).await;
+        });
+        Claim { task, stop }
+    }
+
+    /// Takes the claim back, and waits for that.
+    pub(super) async fn withdraw(self) {
+        drop(self.stop);
+        let _ = tokio::time::timeout(GIVE_UP, self.task).await;
+    }
+}
