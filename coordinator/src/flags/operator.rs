@@ -26,6 +26,7 @@ Examples:
   elasticctl logs train 7 -f               what rank 7 prints, also after a restart
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
   elasticctl set train --max 8             grow or shrink a running job
+  elasticctl pause train                   stop its workers, and keep its agents, until resume
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
   elasticctl bench                         how fast etcd answers, and which lease_ttl that allows
   elasticctl token anna --role operate     let anna change jobs over the coordinator's API
@@ -130,6 +131,20 @@ pub enum Command {
         /// Which jobs get spare hosts first (`elastic-agent spare`): those with the highest; 0 unless set
         #[arg(long, allow_negative_numbers = true, value_name = "N")]
         priority: Option<i32>,
+    },
+    /// Stop a job's workers until it is resumed: its machines are free, its agents stay and wait
+    ///
+    /// Workers have the time of a planned leave (--drain-grace) to save, and a checkpoint committed in it counts. It
+    /// costs no restart, and however long it takes, join_timeout does not end the job. Nodes may leave and join
+    /// meanwhile. The pause outlives restarts of agents, of etcd and of whoever leads.
+    Pause {
+        /// The job
+        job: String,
+    },
+    /// Let a paused job go on: the next round forms at once, from its newest checkpoint, with the ranks that it had
+    Resume {
+        /// The job
+        job: String,
     },
     /// End a job: its workers are stopped and its agents leave
     Close {

@@ -11,13 +11,14 @@ pub fn jobs(overview: &Overview) -> Value {
     overview.jobs.iter().filter(|(_, job)| job.round.is_some()).map(|(id, job)| summary(id, job)).collect()
 }
 
-/// One job in a list: its current round, how many nodes it has and may have, who leads it, how far it has come.
+/// One job in a list: where it stands, its current round, how many nodes it has and may have, who leads it, how far it
+/// has come.
 pub fn summary(id: &JobId, job: &Job) -> Value {
     let (min, max) = job.range().unzip();
     json!({
         "job": id.to_string(),
         "protocol": job.protocol.as_ref().map(|protocol| protocol.version),
-        "state": job.round.as_ref().map(|round| round.value.state),
+        "state": job.state(),
         "round": job.round.as_ref().map(|round| &round.value),
         "min_nodes": min,
         "max_nodes": max,

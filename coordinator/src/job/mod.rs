@@ -17,6 +17,7 @@ mod release;
 mod requester;
 mod secret;
 mod spec;
+mod state;
 mod vacancy;
 mod waiting;
 
@@ -32,6 +33,7 @@ pub use release::{JobProtocol, Protocols, Release};
 pub use requester::{Requester, Via};
 pub use secret::{Claim, JobSecret};
 pub use spec::{Asked, Desired, Disagreement, OnStoreLoss, RestartPolicy, Spec, SpecError, Timings};
+pub use state::JobState;
 pub use vacancy::Vacancy;
 pub use waiting::Waits;
 

@@ -194,6 +194,10 @@ pub struct RoundRecord {
     /// others are enough without them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returning: Vec<String>,
+    /// While forming: an operator has paused the job. Members stop their workers as for a planned leave, and no round is
+    /// sealed before the job is resumed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Why it came to be, for people.
     pub reason: String,
     /// The job's root cause, once failed.

@@ -225,6 +225,9 @@ pub struct Desired {
     /// Node names asked to leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain: Vec<String>,
+    /// Workers are stopped, agents stay, and no round is formed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
     /// Which jobs get spare hosts first: those with the highest. Decides nothing in the job itself.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub priority: i32,
@@ -250,7 +253,7 @@ pub struct Asked {
 impl Desired {
     /// What a leader of this build carries out, by the field. It says so in its own record. What only people read is not
     /// among them.
-    pub const CARRIED_OUT: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];
+    pub const CARRIED_OUT: &[&str] = &["min_nodes", "max_nodes", "closed", "drain", "paused"];
 
     /// What leaders carried out before they said so.
     const CARRIED_OUT_AT_FIRST: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];

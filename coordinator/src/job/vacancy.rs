@@ -35,7 +35,8 @@ impl Vacancy {
 
 impl Job {
     /// The job's room for a host of this name, which does not count itself. `None` where the host has nothing to do:
-    /// there is no such job, it has ended or is about to, or its operator keeps the name out of it.
+    /// there is no such job, it has ended or is about to, or its operator has paused it or keeps
+    /// the name out of it.
     pub fn vacancy(&self, host: &str) -> Option<Vacancy> {
         let round = &self.round.as_ref()?.value;
         let (min, max) = self.range()?;
@@ -43,7 +44,7 @@ impl Job {
         let desired = self.desired.as_ref().map_or(&usual, |desired| &desired.value);
         let drained = |name: &str| desired.drain.iter().any(|drained| drained == name);
         let ends = self.nodes.values().any(|node| node.value.phase == Phase::Done);
-        if round.state.is_final() || desired.closed || ends || drained(host) {
+        if round.state.is_final() || desired.closed || desired.paused || ends || drained(host) {
             return None;
         }
         let stays = |phase| matches!(phase, Phase::Waiting | Phase::Running | Phase::Failed);

@@ -12,6 +12,8 @@ pub enum Waits {
     Ended(RoundState),
     /// An operator drains it.
     Drained,
+    /// An operator has paused the job.
+    Paused,
     /// It has a place, and starts its workers.
     Starting,
     /// The round has as many nodes as it may have.
@@ -44,6 +46,7 @@ impl fmt::Display for Waits {
         match self {
             Waits::Ended(state) => write!(f, "the job has {state}, and its last agents leave"),
             Waits::Drained => f.write_str("it is drained"),
+            Waits::Paused => f.write_str("the operator paused the job: until it is resumed"),
             Waits::Starting => f.write_str("it has its place, and starts its workers"),
             Waits::Spare { max } => write!(f, "a spare: the round has all {max} nodes that it may have"),
             Waits::NextRound => f.write_str("it joins with the next round: growth is gathered for some seconds"),
@@ -68,6 +71,10 @@ impl Job {
         }
         if drains.contains(&node.name) {
             return Some(Waits::Drained);
+        }
+        // One that is asked for is about to come.
+        if round.paused || self.desired.as_ref().is_some_and(|desired| desired.value.paused) {
+            return Some(Waits::Paused);
         }
         if round.state == RoundState::Running {
             return Some(if self.rank(id).is_some() {

@@ -38,6 +38,10 @@ pub enum Wish {
         /// Which jobs get spare hosts first: those with the highest.
         priority: Option<i32>,
     },
+    /// Its workers stop, and its agents wait.
+    Pause {},
+    /// A paused job goes on.
+    Resume {},
     /// The job ends.
     Close {},
 }
@@ -66,6 +70,8 @@ impl fmt::Display for Wish {
 pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Result<Desired, OperatorError> {
     match wish {
         Wish::Close {} => desired.closed = true,
+        Wish::Pause {} => desired.paused = true,
+        Wish::Resume {} => desired.paused = false,
         Wish::Set { min: None, max: None, priority: None } => return Err(OperatorError::NothingToSet),
         Wish::Set { min, max, priority } => {
             if min.is_some() || max.is_some() {
@@ -102,7 +108,7 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
 pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
     leader_advice(job, desired).or_else(|| match wish {
         Wish::Drain { .. } => drain_advice(job, desired),
-        Wish::Undrain { .. } | Wish::Set { .. } | Wish::Close {} => None,
+        Wish::Undrain { .. } | Wish::Set { .. } | Wish::Pause {} | Wish::Resume {} | Wish::Close {} => None,
     })
 }
 
@@ -146,4 +152,29 @@ fn drain_advice(job: &Job, desired: &Desired) -> Option<String> {
             "{staying} nodes stay and the job needs {min}: it waits for others, and fails after {join_timeout:?} without them"
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Keys;
+    use crate::job::overview::Overview;
+    use crate::store::{KeyValue, Revision};
+
+    #[test]
+    fn a_pause_and_its_resume_leave_all_else_that_is_desired() {
+        let id: JobId = "J".parse().unwrap();
+        let round = KeyValue {
+            key: Keys::new("/elastic", &id).round(),
+            value: br#"{"number":1,"generation":1,"state":"running","reason":"r"}"#.to_vec(),
+            create_revision: Revision(1),
+            mod_revision: Revision(1),
+            lease: None,
+        };
+        let job = Overview::of("/elastic", &[round]).jobs.remove(&id).unwrap();
+        let drained = Desired { drain: vec!["a".to_owned()], ..Desired::default() };
+        let paused = granted(&id, &job, drained.clone(), &Wish::Pause {}).unwrap();
+        assert_eq!(paused, Desired { paused: true, ..drained.clone() });
+        assert_eq!(granted(&id, &job, paused, &Wish::Resume {}).unwrap(), drained);
+    }
 }

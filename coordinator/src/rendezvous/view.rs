@@ -209,7 +209,8 @@ impl View {
     pub(super) fn grace(&self, node: &NodeId, member: &SealedMember) -> Duration {
         let sealed = self.round.value.sealed.map_or(0, |sealed| sealed.number);
         let leaves = self.phase_for(node, sealed) == Some(Phase::Draining)
-            || self.round.value.leaving.contains(&member.rank.name);
+            || self.round.value.leaving.contains(&member.rank.name)
+            || self.round.value.paused;
         if leaves { self.spec.timings.drain_grace } else { self.spec.timings.stop_grace }
     }
 

@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::job::overview::{Change, Job, Overview};
-use crate::job::{Fate, JobId, Phase, RoundState, Tombstone};
+use crate::job::{Fate, JobId, JobState, Phase, RoundState, Tombstone};
 use crate::time::Time;
 
 type Labels = Vec<(&'static str, String)>;
@@ -68,7 +68,7 @@ impl Default for Metrics {
         registry.register("round_forming_seconds", "Time from a round's forming to its running", forming.clone());
         registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
         let metrics = Metrics {
-            jobs: register!("jobs", "Jobs by the state of their round"),
+            jobs: register!("jobs", "Jobs by where they stand"),
             nodes: register!("job_nodes", "Nodes of a job by what they are doing"),
             round: register!("job_round", "Number of a job's current round"),
             world_size: register!("job_world_size", "Workers of a job's current round, 0 while none runs"),
@@ -130,6 +130,8 @@ impl Metrics {
             Change::Round(round) => {
                 let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
                 match round.state {
+                    // How long an operator pauses a job is not the time that forming a round takes.
+                    RoundState::Forming if round.paused => drop(begun.remove(job)),
                     RoundState::Forming => {
                         if begun.get(job).is_none_or(|(number, _)| *number != round.number) {
                             begun.insert(job.clone(), (round.number, now));
@@ -173,9 +175,7 @@ impl Metrics {
             [&self.jobs, &self.nodes, &self.round, &self.world_size, &self.restarts, &self.checkpoint, &self.step];
         gauges.into_iter().for_each(Family::clear);
         [&self.loss, &self.goodput].into_iter().for_each(Family::clear);
-        for state in
-            [RoundState::Forming, RoundState::Running, RoundState::Succeeded, RoundState::Failed, RoundState::Closed]
-        {
+        for state in JobState::ALL {
             self.jobs.get_or_create(&vec![("state", state.to_string())]).set(0);
         }
         for (id, job) in overview.iter().flat_map(|overview| &overview.jobs) {
@@ -190,7 +190,7 @@ impl Metrics {
     fn job(&self, id: &JobId, job: &Job) {
         let Some(round) = job.round.as_ref().map(|round| &round.value) else { return };
         let of_job = || vec![("job", id.to_string())];
-        self.jobs.get_or_create(&vec![("state", round.state.to_string())]).inc();
+        self.jobs.get_or_create(&vec![("state", JobState::from(round).to_string())]).inc();
         self.round.get_or_create(&of_job()).set(i64::try_from(round.number).unwrap_or(i64::MAX));
         self.restarts.get_or_create(&of_job()).set(i64::from(round.restarts));
         let running = round.state == RoundState::Running;
@@ -249,6 +249,21 @@ mod tests {
         assert!(text.contains("elastic_round_forming_seconds_sum 2.0"), "{text}");
         assert!(text.contains("elastic_rounds_formed_total 1"), "{text}");
         assert!(text.contains(r#"elastic_jobs{state="running"} 0"#), "{text}");
+    }
+
+    #[test]
+    fn a_pause_is_no_time_to_form() {
+        let metrics = Metrics::default();
+        let job = "J".parse().unwrap();
+        let paused = Change::Round(Box::new(
+            serde_json::from_str(r#"{"number":2,"generation":1,"state":"forming","paused":true,"reason":"r"}"#)
+                .unwrap(),
+        ));
+        metrics.saw(Time::from_millis(1000), &job, &paused);
+        metrics.saw(Time::from_millis(900_000), &job, &round(2, "forming"));
+        metrics.saw(Time::from_millis(901_000), &job, &round(2, "running"));
+        let text = metrics.render(None);
+        assert!(text.contains("elastic_round_forming_seconds_sum 1.0"), "{text}");
     }
 
     #[test]

@@ -301,6 +301,7 @@ mod tests {
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),
+            paused: false,
             reason: String::new(),
             cause: None,
         }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use elastic_coordinator::job::{Asked, Desired, EventRecord, FailureClass, Requester, RoundState, Via, history};
+use elastic_coordinator::job::{
+    Asked, Desired, EventRecord, FailureClass, Requester, RoundState, Versioned, Via, history,
+};
 use elastic_coordinator::rendezvous::MemberInput;
 use elastic_coordinator::store::{KeyValue, Op, Scope, Txn};
 
@@ -162,6 +164,7 @@ impl World {
                 self.maybe_enter(self.processes[p].host);
             }
             FaultKind::Operator => self.operate(),
+            FaultKind::Pause => self.pause(),
             FaultKind::Everything => {
                 self.tell(|| "every agent is killed".into());
                 for p in 0..self.processes.len() {
@@ -204,6 +207,18 @@ impl World {
         }
         let closed = self.dice.chance(0.02);
         self.desire(Desired { min_nodes: min, max_nodes: max, closed, drain, ..Desired::default() });
+    }
+
+    /// Pauses the job, or resumes it; all else that is desired stays.
+    fn pause(&mut self) {
+        let desired = self.desired();
+        let paused = !desired.paused;
+        self.desire(Desired { paused, ..desired });
+    }
+
+    pub(crate) fn desired(&self) -> Desired {
+        let record = self.store.mvcc.snapshot(&Scope::Key(self.keys.desired())).pop();
+        record.and_then(|kv| Versioned::parse(&kv).ok()).map_or_else(Desired::default, |desired| desired.value)
     }
 
     /// Asks as `elasticctl` does: with a line of history of its own, which a leader must not write over.
@@ -337,7 +352,7 @@ impl World {
             let soon = self.now + 200 * MS;
             self.break_watch(watch, soon);
         }
-        if self.scenario.has(FaultKind::Operator) {
+        if self.scenario.has(FaultKind::Operator) || self.scenario.has(FaultKind::Pause) {
             self.desire(Desired::default());
         }
     }

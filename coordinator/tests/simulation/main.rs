@@ -84,6 +84,17 @@ fn roles_again() {
     play(Family::ROLES + PART..Family::ROLES + 2 * PART);
 }
 
+/// Jobs that are paused and resumed, whatever else happens.
+#[test]
+fn pauses() {
+    play(Family::PAUSES..Family::PAUSES + PART);
+}
+
+#[test]
+fn pauses_again() {
+    play(Family::PAUSES + PART..Family::PAUSES + 2 * PART);
+}
+
 #[test]
 fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
@@ -130,7 +141,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
-/// what is late and of roles: for long searches.
+/// what is late, of roles and of pauses: for long searches.
 #[test]
 #[ignore = "takes as long as it is told to"]
 fn search() {
@@ -142,7 +153,7 @@ fn search() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
-                    let seed = from + number + [0, Family::LATE, Family::ROLES][number as usize % 3];
+                    let seed = from + number + [0, Family::LATE, Family::ROLES, Family::PAUSES][number as usize % 4];
                     if let Some(breach) = run(seed, None, Telling::Silent).breach {
                         println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
                         broken.fetch_add(1, Relaxed);
@@ -154,7 +165,7 @@ fn search() {
             });
         }
     });
-    println!("{count} seeds played from {from} on: of anything, of what is late, of roles");
+    println!("{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses");
     assert_eq!(broken.into_inner(), 0, "of {count} seeds");
 }
 

@@ -52,6 +52,8 @@ pub(crate) enum FaultKind {
     Blame,
     /// A worker fails by itself, and another blames it.
     Ruin,
+    /// The operator pauses the job, or resumes it.
+    Pause,
 }
 
 impl FaultKind {
@@ -117,6 +119,8 @@ pub(crate) enum Family {
     Crowd,
     /// Faults that strike by role: who leads, who works, who waits in vain.
     Role,
+    /// Anything, of a job that its operator pauses and resumes.
+    Paused,
 }
 
 impl Family {
@@ -126,9 +130,12 @@ impl Family {
     pub(crate) const CROWDS: u64 = 1 << 41;
     /// The first seed of faults by role.
     pub(crate) const ROLES: u64 = 1 << 42;
+    /// The first seed of jobs that an operator pauses and resumes.
+    pub(crate) const PAUSES: u64 = 1 << 43;
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::PAUSES.. => Family::Paused,
             Family::ROLES.. => Family::Role,
             Family::CROWDS.. => Family::Crowd,
             Family::LATE.. => Family::Late,
@@ -145,6 +152,7 @@ impl Scenario {
             Family::Late => any.late(dice),
             Family::Crowd => any.crowd(dice),
             Family::Role => any.late(dice).role(dice),
+            Family::Paused => any.paused(dice),
         }
     }
 
@@ -214,6 +222,14 @@ impl Scenario {
         self.failing = 0.0;
         self.losing = if dice.chance(0.5) { dice.between(0, 40) } else { 0 } as f64 / 100.0;
         self.late = if dice.chance(0.4) { dice.between(0, 60) } else { 0 } as f64 / 100.0;
+        self
+    }
+
+    fn paused(mut self, dice: &mut Dice) -> Scenario {
+        // As often as all other faults together, or now and then.
+        let times = if dice.chance(0.5) { self.faults.len().max(1) } else { 1 };
+        self.faults.extend(std::iter::repeat_n(FaultKind::Pause, times));
+        self.heal_at = self.heal_at.max(dice.between(30, 200) * SECOND);
         self
     }
 

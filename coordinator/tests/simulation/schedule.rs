@@ -107,6 +107,7 @@ impl World {
             + timings.last_call * 6
             + timings.start_timeout * 2
             + (timings.stop_grace + timings.margin) * 2
+            + timings.drain_grace
             + timings.lease_ttl * 6
             + timings.min_round_time
             + Duration::from_secs(40);

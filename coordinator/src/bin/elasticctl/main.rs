@@ -96,6 +96,8 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             ask(&connect().await?, &job, Wish::Set { min, max, priority }, &by(), json).await
         }
         Command::Close { job } => ask(&connect().await?, &job, Wish::Close {}, &by(), json).await,
+        Command::Pause { job } => ask(&connect().await?, &job, Wish::Pause {}, &by(), json).await,
+        Command::Resume { job } => ask(&connect().await?, &job, Wish::Resume {}, &by(), json).await,
         Command::Delete { job: Some(job), dry_run, .. } => delete::one(&connect().await?, &job, dry_run, json).await,
         Command::Delete { older_than, dry_run, .. } => {
             delete::finished(&connect().await?, older_than.unwrap_or_default(), dry_run, json).await
@@ -176,9 +178,10 @@ fn print_desired(desired: &elastic_coordinator::job::Desired, json: bool) -> any
     let number = |bound: Option<u32>| bound.map_or_else(|| "as started".to_owned(), |bound| bound.to_string());
     let drained = if desired.drain.is_empty() { "none".to_owned() } else { desired.drain.join(", ") };
     let closed = if desired.closed { "; to be closed" } else { "" };
+    let paused = if desired.paused { "; paused" } else { "" };
     let priority = if desired.priority == 0 { String::new() } else { format!(", priority {}", desired.priority) };
     let (min, max) = (number(desired.min_nodes), number(desired.max_nodes));
-    print(&format!("asked of the job now: min {min}, max {max}{priority}, drained {drained}{closed}\n"))
+    print(&format!("asked of the job now: min {min}, max {max}{priority}, drained {drained}{paused}{closed}\n"))
 }
 
 /// Says on a terminal what is waited for.

@@ -2,7 +2,7 @@
 
 use crate::table::{printable, table};
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{EventRecord, JobId, LeaderRecord, ProgressRecord, Protocols, RoundState};
+use elastic_coordinator::job::{EventRecord, JobId, JobState, LeaderRecord, ProgressRecord, Protocols, RoundState};
 use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
@@ -37,7 +37,7 @@ fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {
     let running = round.state == RoundState::Running;
     Some(vec![
         id.to_string(),
-        round.state.to_string(),
+        JobState::from(round).to_string(),
         round.number.to_string(),
         nodes_here(job),
         job.range().map_or_else(|| "-".to_owned(), |(min, max)| format!("{min}:{max}")),
@@ -124,7 +124,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     let round = job.round.as_ref().map(|round| &round.value);
     say("job", Some(id.to_string()));
     say("protocol", unusual_protocol(job));
-    say("state", round.map(|round| round.state.to_string()));
+    say("state", job.state().map(|state| state.to_string()));
     say("reason", round.map(|round| round.reason.clone()));
     say("round", round.map(|round| format!("{} (generation {})", round.number, round.generation)));
     say("workers", round.filter(|round| round.world_size > 0).map(|round| round.world_size.to_string()));
@@ -151,6 +151,7 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
     );
     if let Some(desired) = job.desired.as_ref().map(|desired| &desired.value) {
         say("closed", desired.closed.then(|| "asked for".to_owned()));
+        say("paused", desired.paused.then(|| format!("asked for; elasticctl resume {id} goes on")));
         say("drained", (!desired.drain.is_empty()).then(|| desired.drain.join(", ")));
         say("asked last", desired.asked.as_ref().map(|asked| format!("by {} at {} UTC", asked.by, utc(asked.at_ms))));
     }

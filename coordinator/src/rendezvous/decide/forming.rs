@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, Verdict, Wake, eviction, names};
+use super::{Eviction, Form, PAUSED, Verdict, Wake, eviction, names};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, RoundState};
 use crate::rendezvous::roster::{Says, SealedMember};
 use crate::rendezvous::seats::{Contest, in_order, seats};
@@ -13,11 +13,18 @@ use crate::time::Time;
 /// The end of the reason where a new leader made the plan anew.
 const TAKEN_OVER: &str = " (taken over)";
 
+/// The reason of a round that forms once a paused job is resumed.
+const RESUMED: &str = "the operator resumed the job";
+
 pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
     let round = &view.round.value;
-    let anew = |evict, afresh| Verdict::Form(Form { evict, afresh, ..Form::of(round.number) });
+    let anew = |evict, afresh| Verdict::Form(Form { evict, afresh, paused: round.paused, ..Form::of(round.number) });
     // It then waits for the members of a generation that is over. Their loss is no reason for this round.
     let fresh = round.begins_anew();
+    let because = |reason: &str| if fresh { RoundRecord::BEGINS_ANEW.to_owned() } else { reason.to_owned() };
+    if view.desired.paused && !round.paused {
+        return (anew(Vec::new(), false), because(PAUSED));
+    }
     if !view.planned_here {
         // A generation's first record was written by the node that began it, so its first leader always finds one.
         let suffix = if round.sealed.is_some() && !fresh { TAKEN_OVER } else { "" };
@@ -31,8 +38,7 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     let (evict, outstanding) = outstanding(now, view, wake);
     if let Some(first) = evict.first() {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
-        let lost = || format!("lost {}: {}", names(&gone), first.reason);
-        let reason = if fresh { RoundRecord::BEGINS_ANEW.to_owned() } else { lost() };
+        let reason = because(&format!("lost {}: {}", names(&gone), first.reason));
         return (anew(evict, false), reason);
     }
     if !outstanding.is_empty() {
@@ -73,6 +79,14 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     };
     if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
         return (anew(Vec::new(), true), "every node of the last round has left".to_owned());
+    }
+    if view.desired.paused {
+        wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
+        return (Verdict::Wait, format!("paused by the operator: {} nodes wait", kept + newcomers));
+    }
+    if round.paused {
+        // Only now that nobody's workers are still ending: they were given longer than for another round.
+        return (Verdict::Form(Form::of(round.number)), because(RESUMED));
     }
     if here < view.min_nodes() {
         let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());

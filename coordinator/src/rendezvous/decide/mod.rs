@@ -1,11 +1,12 @@
 //! What the leader does next: a pure function of what it knows and of the time.
 //!
 //! ```text
-//!            a member failed, was lost, drains; newcomers fit
+//!            a member failed, was lost, drains; newcomers fit;
+//!            the job is paused
 //!   running n ──────────────────────────────────────────────▶ forming n+1 ◀─┐ found by a new leader,
-//!      ▲  │ all done / budget spent / closed                    │   │       │ a member lost: a new plan
-//!      │  └────────────▶ succeeded, failed, closed ◀────────────┘   └───────┘
-//!      └───────────── every member of n is accounted for: seal ─────┘
+//!      ▲  │ all done / budget spent / closed                    │   │       │ a member lost, the job is paused
+//!      │  └────────────▶ succeeded, failed, closed ◀────────────┘   └───────┘ or resumed: a new plan
+//!      └───── every member of n is accounted for, not paused: seal ─┘
 //! ```
 //!
 //! | module | what it is |
@@ -79,6 +80,8 @@ pub struct Form {
     pub quick: bool,
     /// Names of members that sit it out until their new workers are warm.
     pub returning: Vec<String>,
+    /// Whether the operator has paused the job: members stop their workers, and it is not sealed.
+    pub paused: bool,
 }
 
 impl Form {
@@ -92,6 +95,7 @@ impl Form {
             afresh: false,
             quick: false,
             returning: Vec::new(),
+            paused: false,
         }
     }
 }
@@ -110,6 +114,9 @@ pub struct Eviction {
     /// Why, for people.
     pub reason: String,
 }
+
+/// The reason of a round that forms as the operator pauses the job.
+const PAUSED: &str = "the operator paused the job";
 
 /// Most evictions of one transaction: each takes two operations, and etcd allows 128 in all.
 pub const MOST_EVICTIONS: usize = 50;
@@ -139,7 +146,10 @@ pub fn decide(now: Time, view: &View) -> Decision {
         _ => forming::forming(now, view, &mut wake),
     };
     if let Verdict::Form(form) = &mut verdict {
-        form.returning = view.returning(|node| form.evict.iter().any(|eviction| eviction.node == *node));
+        form.paused |= view.desired.paused;
+        if !form.paused {
+            form.returning = view.returning(|node| form.evict.iter().any(|eviction| eviction.node == *node));
+        }
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }

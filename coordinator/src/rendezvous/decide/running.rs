@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, Verdict, Wake, eviction, names, started};
+use super::{Eviction, Form, PAUSED, Verdict, Wake, eviction, names, started};
 use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
 use crate::rendezvous::roster::Says;
 use crate::rendezvous::view::{Liveness, View};
@@ -56,6 +56,10 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     let all_say = |phase| view.roster.count_saying(Some((round.number, phase))) == view.roster.size();
     if all_say(Phase::Done) {
         return (Verdict::Finish { state: RoundState::Succeeded, cause: None }, "every member is done".to_owned());
+    }
+    if view.desired.paused {
+        // Whatever the policy: it is no change of membership.
+        return (next(false, Vec::new()), PAUSED.to_owned());
     }
     if !leaving.is_empty() {
         let reason = format!("{} leaves", names(&leaving));

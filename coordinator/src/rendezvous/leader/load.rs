@@ -108,8 +108,8 @@ impl Leader {
 
         // What this leader has observed is kept.
         let old = self.view.take();
-        let same_state =
-            |old: &View| (old.round.value.number, old.round.value.state) == (round.value.number, round.value.state);
+        let stage = |round: &RoundRecord| (round.number, round.state, round.paused);
+        let same_state = |old: &View| stage(&old.round.value) == stage(&round.value);
         let mut view = View {
             spec,
             desired: desired.unwrap_or_default(),

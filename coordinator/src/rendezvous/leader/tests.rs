@@ -4,6 +4,7 @@
 mod cost;
 mod doubt;
 mod history;
+mod pause;
 
 use serde_json::{Value, json};
 

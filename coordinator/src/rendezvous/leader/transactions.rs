@@ -33,6 +33,7 @@ impl Leader {
             checkpoint: None,
             leaving: view.drained_members(),
             returning: form.returning,
+            paused: form.paused,
             reason: reason.to_owned(),
             cause: None,
         };
@@ -103,6 +104,7 @@ impl Leader {
             checkpoint: self.checkpoint.clone(),
             leaving: Vec::new(),
             returning: Vec::new(),
+            paused: false,
             reason: reason.to_owned(),
             cause: None,
         };
@@ -126,7 +128,8 @@ impl Leader {
         cause: Option<Failure>,
         reason: &str,
     ) -> (Doing, Txn) {
-        let record = RoundRecord { state, cause, reason: reason.to_owned(), ..view.round.value.clone() };
+        let old = view.round.value.clone();
+        let record = RoundRecord { state, cause, paused: false, reason: reason.to_owned(), ..old };
         let swept = swept(view);
         let txn = self.round_txn(now, &record, &[], self.sweep_ops(&swept));
         (Doing::Finish { record, swept }, txn)
@@ -185,7 +188,8 @@ impl Leader {
                 if quick {
                     view.quick.spend(now);
                 }
-                if record.number != view.round.value.number {
+                let stage = |round: &RoundRecord| (round.number, round.paused);
+                if stage(&record) != stage(&view.round.value) {
                     view.since = now;
                 }
                 for eviction in evict {

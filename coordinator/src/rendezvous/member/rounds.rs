@@ -66,8 +66,12 @@ impl Member {
                 } else {
                     self.mode = Mode::Waiting(Some(round.number));
                 }
-                self.say_forming(round, out);
-                self.quiesce(out);
+                if round.paused && !matches!(self.mode, Mode::Leaving(..)) {
+                    self.stop_for_pause(round, out);
+                } else {
+                    self.say_forming(round, out);
+                    self.quiesce(out);
+                }
             }
             Mode::Leaving(own, None) => {
                 if left == Some(own) {
@@ -90,11 +94,32 @@ impl Member {
                 self.leave_by(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
             }
+            Mode::Waiting(_) | Mode::Excused(_) | Mode::WarmingUp(_)
+                if round.paused && self.workers != Workers::None =>
+            {
+                // Who sits a round out comes back as a member of the last one only while that round still forms.
+                if let Mode::Excused(asked) | Mode::WarmingUp(asked) = self.mode {
+                    self.mode = Mode::Waiting((asked == round.number).then_some(asked));
+                }
+                self.stop_for_pause(round, out);
+                self.own.lost_track();
+            }
+            // Its agent may have started workers ahead of its first place.
+            Mode::Waiting(None) if round.paused && self.setup.record.warms_up => {
+                out.push(MemberOutput::Stop(self.spec.timings.drain_grace));
+            }
             // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.
             Mode::Waiting(Some(asked)) if asked == round.number => self.own.lost_track(),
             // A seat in the sealed round, if there is one, is looked up first.
             _ => {}
         }
+    }
+
+    /// An operator paused the job: the workers may save as those of a node that leaves, and end. The node stays.
+    fn stop_for_pause(&mut self, round: &RoundRecord, out: &mut Out) {
+        self.say_leaving(out);
+        self.say_forming(round, out);
+        self.stop(out);
     }
 
     fn say_forming(&self, round: &RoundRecord, out: &mut Out) {

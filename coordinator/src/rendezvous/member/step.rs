@@ -284,7 +284,8 @@ impl Member {
         };
         self.workers = Workers::Stopping(round);
         let timings = &self.spec.timings;
-        let grace = if self.leave != Leave::No { timings.drain_grace } else { timings.stop_grace };
+        let paused = self.round.as_ref().is_some_and(|round| round.value.paused);
+        let grace = if paused || self.leave != Leave::No { timings.drain_grace } else { timings.stop_grace };
         out.push(MemberOutput::Stop(grace));
     }
 

@@ -234,6 +234,65 @@ fn a_node_that_finds_another_life_of_its_job_kills_its_workers_at_once() {
 }
 
 #[test]
+fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
+    let pauses = |number: u64, at: i64, paused: bool| {
+        let forming = json!({
+            "number": number, "generation": 1, "state": "forming", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+            "reason": "r", "paused": paused,
+        });
+        MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(round(3, at, forming))]))
+    };
+    let grace = Duration::from_secs(30);
+    // Given workers at work, they are told and have the grace of a leave
+    let mut member = running();
+    let out = member.step(NOW, pauses(2, 15, true));
+    let told = [MemberOutput::Leaving(grace), MemberOutput::Forming(2, "r".into()), MemberOutput::Stop(grace)];
+    let orders: Vec<_> = out.iter().filter(|output| told.contains(output)).cloned().collect();
+    assert_eq!(orders, told, "{out:?}");
+    assert!(!out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+    // A checkpoint committed in the grace counts.
+    assert_eq!(member.credentials().map(|by| by.round), Some(1));
+    let out = member.step(NOW, MemberInput::Stopped { master: None });
+    let own = out.iter().find_map(|output| match output {
+        MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
+            crate::store::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
+            _ => None,
+        }),
+        _ => None,
+    });
+    assert_eq!(own.map(|own| (own.phase, own.round)), Some((crate::job::Phase::Waiting, Some(2))));
+    assert!(!member.is_over());
+
+    // Given workers that have quiesced for a round, or do so now, when that one is paused, then they end too
+    for at_rest in [true, false] {
+        let mut member = running();
+        let out = member.step(NOW, pauses(2, 15, false));
+        assert!(out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
+        if at_rest {
+            member.step(NOW, MemberInput::Quiesced { master: None });
+        }
+        let out = member.step(NOW, pauses(2, 16, true));
+        assert!(out.contains(&MemberOutput::Stop(grace)), "{at_rest}: {out:?}");
+        assert_eq!(out.contains(&MemberOutput::Leaving(grace)), !at_rest, "{out:?}");
+    }
+}
+
+#[test]
+fn a_newcomer_to_a_paused_job_ends_the_workers_that_it_has_started_ahead() {
+    for warms_up in [true, false] {
+        let mut setup = setup();
+        setup.record.warms_up = warms_up;
+        let mut member = Member::new(setup);
+        member.step(NOW, MemberInput::Tick);
+        let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
+        let mut paused = forming();
+        paused["paused"] = json!(true);
+        let out = member.step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, paused))]));
+        assert_eq!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), warms_up, "{out:?}");
+    }
+}
+
+#[test]
 fn failed_calls_are_repeated_less_and_less_often_and_a_refusal_is_warned_of_once() {
     let away = StoreError::Unavailable { endpoints: "e".into(), cause: "away".into() };
     let denied = StoreError::Denied { endpoints: "e".into(), cause: "authentication failed".into() };

@@ -19,7 +19,7 @@ use super::problem::{Problem, answer};
 use super::users::Role;
 use super::{Site, changes};
 use crate::job::overview::{Job, Overview};
-use crate::job::{self, JobId, RoundState};
+use crate::job::{self, JobId, JobState};
 use crate::service::Shared;
 
 /// Jobs in one answer unless less is asked for.
@@ -69,7 +69,7 @@ fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a Jo
 #[serde(deny_unknown_fields)]
 struct Listing {
     /// Only jobs in this state.
-    state: Option<RoundState>,
+    state: Option<JobState>,
     /// Only jobs whose ids come after this.
     after: Option<String>,
     limit: Option<usize>,
@@ -88,10 +88,9 @@ async fn jobs(
 fn list(overview: &Overview, caller: &Caller, Listing { state, after, limit }: &Listing) -> Value {
     let limit = limit.unwrap_or(MOST_JOBS).clamp(1, MOST_JOBS);
     let mut found = overview.jobs.iter().filter(|(id, job)| {
-        let wanted = |is: RoundState| state.is_none_or(|state| state == is);
         caller.sees(id)
             && after.as_ref().is_none_or(|after| id.to_string() > *after)
-            && job.round.as_ref().is_some_and(|round| wanted(round.value.state))
+            && job.state().is_some_and(|is| state.is_none_or(|state| state == is))
     });
     let page: Vec<Value> = found.by_ref().take(limit).map(|(id, job)| job::json::summary(id, job)).collect();
     let next = found.next().and_then(|_| page.last()).map(|last| last["job"].clone());
@@ -198,9 +197,9 @@ mod tests {
         let all = page(None, None, None);
         assert_eq!(ids(&all), ["a", "b", "c", "d"]);
         assert_eq!(all["next"], Value::Null);
-        let first = page(Some(RoundState::Running), None, Some(2));
+        let first = page(Some(JobState::Running), None, Some(2));
         assert_eq!((ids(&first), &first["next"]), (vec!["a", "c"], &json!("c")));
-        let last = page(Some(RoundState::Running), Some("c"), Some(2));
+        let last = page(Some(JobState::Running), Some("c"), Some(2));
         assert_eq!((ids(&last), &last["next"]), (vec!["d"], &Value::Null));
     }
 

@@ -434,6 +434,7 @@ impl Participant {
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),
+            paused: false,
             reason,
             cause: None,
         };

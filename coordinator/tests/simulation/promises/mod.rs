@@ -6,6 +6,7 @@ mod fencing;
 mod knowledge;
 mod one_group;
 mod one_result;
+mod pause;
 
 use elastic_coordinator::embedded::mvcc::Mvcc;
 use elastic_coordinator::job::{FailureClass, Keys, NodeId, RoundRecord, Versioned};
@@ -34,6 +35,7 @@ pub(crate) struct Promises {
     agreement: agreement::Agreement,
     budget: budget::Budget,
     result: one_result::OneResult,
+    pause: pause::Pause,
 }
 
 impl Promises {
@@ -44,6 +46,7 @@ impl Promises {
             agreement: agreement::Agreement::new(scenario.fixed(), scenario.nodes()),
             budget: budget::Budget::new(scenario.spec.clone()),
             result: one_result::OneResult::new(scenario.clash),
+            pause: pause::Pause::new(&scenario.spec.timings),
         }
     }
 
@@ -62,9 +65,13 @@ impl Promises {
     }
 
     /// After every event.
-    pub(crate) fn check(&mut self, _now: u64, processes: &[Process]) {
+    pub(crate) fn check(&mut self, now: u64, processes: &[Process]) {
         let checked = one_group::check(processes);
         self.hold("one group at work", checked);
+        if self.budget.prompt {
+            let checked = self.pause.check(now, processes);
+            self.hold("pause", checked);
+        }
     }
 
     /// Workers are being started.
@@ -98,6 +105,8 @@ impl Promises {
         self.hold("budget", checked);
         let checked = self.agreement.round_written(keys, round, mvcc);
         self.hold("agreement", checked);
+        let checked = self.pause.round_written(now, &round.value);
+        self.hold("pause", checked);
         let checked = self.result.round_written(&round.value, self.agreement.members());
         self.hold("one result", checked);
     }

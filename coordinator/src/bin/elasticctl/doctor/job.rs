@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use elastic_coordinator::job::overview::Job;
-use elastic_coordinator::job::{Endpoint, JobId, Protocols, RoundRecord, RoundState, Waits};
+use elastic_coordinator::job::{Endpoint, JobId, JobState, Protocols, RoundRecord, RoundState, Waits};
 
 use super::finding::{Finding, State};
 use super::reach::{Port, Seen};
@@ -46,8 +46,12 @@ fn standing(id: &JobId, job: &Job, round: &RoundRecord) -> Finding {
         )),
         RoundState::Succeeded | RoundState::Closed => say(State::Ok, format!("round {number} has {}", round.state)),
         RoundState::Forming | RoundState::Running if job.nodes.is_empty() => {
-            say(State::Warning, format!("round {number} is {}, and no node is here", round.state))
+            say(State::Warning, format!("round {number} is {}, and no node is here", JobState::from(round)))
                 .advise("start its agents again with the same flags: the job goes on")
+        }
+        RoundState::Forming if round.paused => {
+            say(State::Ok, format!("the operator paused the job before round {number}"))
+                .advise(format!("elasticctl resume {id}, when its workers are to go on"))
         }
         RoundState::Forming => say(State::Ok, format!("round {number} is forming: {reason}")),
         RoundState::Running => {
@@ -160,6 +164,7 @@ fn why(id: &JobId, name: &str, waits: &Waits) -> Finding {
     let state = if matches!(waits, Waits::MoreNodes { .. }) { State::Warning } else { State::Ok };
     let finding = Finding::new(state, "waits", "", waits.to_string());
     match waits {
+        Waits::Paused => finding.advise(format!("elasticctl resume {id}")),
         Waits::Drained => finding.advise(format!("elasticctl undrain {id} {name}")),
         Waits::Spare { .. } => finding.advise(format!("elasticctl set {id} --max N, if it should take part")),
         Waits::MoreNodes { .. } => finding.advise(format!(

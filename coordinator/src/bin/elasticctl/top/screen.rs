@@ -1,7 +1,7 @@
 //! What `top` shows: a list of all jobs, or one of them. Pure: the same jobs, keys and time give the same lines.
 
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{JobId, RoundState};
+use elastic_coordinator::job::{JobId, JobState};
 use elastic_coordinator::time::date::utc;
 
 use crate::show;
@@ -177,19 +177,13 @@ fn ordered(overview: &Overview) -> Vec<(&JobId, &Job)> {
 
 fn head(place: &str, jobs: &[(&JobId, &Job)], columns: usize, now_ms: u64) -> String {
     let mut counts = if jobs.len() == 1 { "1 job".to_owned() } else { format!("{} jobs", jobs.len()) };
-    for state in
-        [RoundState::Running, RoundState::Forming, RoundState::Succeeded, RoundState::Failed, RoundState::Closed]
-    {
-        let count = jobs.iter().filter(|(_, job)| state_of(job) == Some(state)).count();
+    for state in JobState::ALL {
+        let count = jobs.iter().filter(|(_, job)| job.state() == Some(state)).count();
         if count > 0 {
             counts.push_str(&format!(", {count} {state}"));
         }
     }
     style(BOLD, &format!("{} UTC   {place}   {counts}", &utc(now_ms)[..19]), columns)
-}
-
-fn state_of(job: &Job) -> Option<RoundState> {
-    job.round.as_ref().map(|round| round.value.state)
 }
 
 /// The list under its heading, as far as it fits around the cursor.
@@ -206,12 +200,12 @@ fn list(jobs: &[(&JobId, &Job)], at: usize, columns: usize, room: usize) -> Vec<
     let mut lines = vec![style(FAINT, text.next().unwrap_or_default(), columns)];
     let above = at.saturating_sub(room.saturating_sub(1));
     for ((number, line), (_, job)) in text.enumerate().zip(jobs).skip(above).take(room) {
-        let colour = match state_of(job) {
+        let colour = match job.state() {
             _ if number == at => REVERSED,
-            Some(RoundState::Forming) => YELLOW,
-            Some(RoundState::Failed) => RED,
-            Some(RoundState::Succeeded | RoundState::Closed) => FAINT,
-            Some(RoundState::Running) | None => "",
+            Some(JobState::Forming | JobState::Paused) => YELLOW,
+            Some(JobState::Failed) => RED,
+            Some(JobState::Succeeded | JobState::Closed) => FAINT,
+            Some(JobState::Running) | None => "",
         };
         lines.push(style(colour, line, columns));
     }
@@ -223,10 +217,10 @@ fn line(id: &JobId, job: &Job) -> Vec<String> {
     let progress = job.progress.as_ref();
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     // A rate of a while ago says nothing.
-    let running = state_of(job) == Some(RoundState::Running);
+    let running = job.state() == Some(JobState::Running);
     vec![
         id.to_string(),
-        or_none(state_of(job).map(|state| state.to_string())),
+        or_none(job.state().map(|state| state.to_string())),
         or_none(round.map(|round| round.number.to_string())),
         show::nodes_here(job),
         show::step(job),

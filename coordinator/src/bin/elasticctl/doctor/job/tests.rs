@@ -95,6 +95,7 @@ fn runs() -> Seen {
         checkpoint: None,
         leaving: Vec::new(),
         returning: Vec::new(),
+        paused: false,
         reason: "b joined".to_owned(),
         cause: None,
     }));
