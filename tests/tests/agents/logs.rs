@@ -6,7 +6,7 @@ use elastic_coordinator::job::{Endpoint, JobId, JobSecret, Keys, NodeId};
 use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, READERS, open};
 use elastic_coordinator::store::{Op, Store, Txn};
 use elastic_proto::logs::LogsReply;
-use elastic_tests::agents::{Agent, Job, LIMIT, exits};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::{eventually, within};
@@ -173,6 +173,21 @@ async fn nobody_reads_without_the_secret_and_nobody_is_shown_it() {
     assert!(!ok && said.contains("earlier version"), "{said}");
     go(&job, 0);
     go(&job, 1);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+}
+
+#[tokio::test]
+async fn a_job_that_begins_anew_has_another_secret() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1").flag("--redirects=3").program(["false"]);
+    assert_eq!(job.start("a").exit(LIMIT).await, JOB_FAILED);
+    let first = job.record(&etcd, "secret").await.unwrap();
+    let script = "echo second; while [ ! -e go-0 ]; do sleep 0.05; done";
+    let again = Job::on(&etcd, "1").flag("--redirects=3").program(["sh", "-c", script]);
+    let mut agent = again.start("a");
+    assert_eq!(lines(&etcd, &["0"], 1).await, "second\n");
+    assert_ne!(again.record(&etcd, "secret").await.unwrap(), first);
+    go(&again, 0);
     assert_eq!(agent.exit(LIMIT).await, 0);
 }
 

@@ -2,7 +2,7 @@
 //! [`elastic_coordinator::node::logs`].
 //!
 //! A reader costs the workers nothing: their files are read again, outside of the agent's task, and of what goes to no
-//! file the end is in memory. A reader that is slow waits for nobody else, and is kept half a megabyte at most.
+//! file the end is in memory. A slow reader holds up nobody else, and less than a megabyte is kept for it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +24,10 @@ const AGAIN: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Messages that are read before they are sent.
-const BURST: usize = 16;
+const BURST: usize = 8;
+
+/// How long a reader may take to hear that all is told.
+const LAST_WORD: Duration = Duration::from_secs(10);
 
 /// At the agent's end, for what is on its way through the network.
 const LAST_BYTES: Duration = Duration::from_millis(100);
@@ -84,6 +87,8 @@ async fn answer(history: History, request: LogRequest, mut ends: watch::Receiver
             }
         }
         if still && last {
+            // A reader that takes nothing now is told by the end of its stream.
+            let _ = timeout(LAST_WORD, request.replies.send(Ok(LogsReply { end: true, ..LogsReply::default() }))).await;
             return;
         }
         if still {

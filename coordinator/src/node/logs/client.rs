@@ -35,7 +35,7 @@ pub enum LogsError {
     #[error("its agent says: {0}")]
     Refused(String),
     /// The agent or the network fell silent in the middle.
-    #[error("its agent has gone: {0}")]
+    #[error("its agent has broken off: {0}")]
     Gone(String),
 }
 
@@ -64,7 +64,11 @@ impl LogStream {
     /// # Errors
     /// The agent has gone, or refuses.
     pub async fn next(&mut self) -> Result<Option<LogsReply>, LogsError> {
-        Ok(self.replies.message().await?)
+        match self.replies.message().await? {
+            Some(reply) if reply.end => Ok(None),
+            Some(reply) => Ok(Some(reply)),
+            None => Err(LogsError::Gone("it waits ten minutes for a reader that takes nothing".to_owned())),
+        }
     }
 }
 
