@@ -5,7 +5,7 @@
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, openssl, curl, xz, cargo-nextest, maturin, NVIDIA's compiler for
 #                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5,
-#                            promtool and Slurm in target/, PyTorch in .torch/, and chromium
+#                            Prometheus and Slurm in target/, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh dist-test the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging
 #   scripts/setup.sh dist      the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging
@@ -140,10 +140,10 @@ etcd_3_5() {
     fi
 }
 
-promtool() {
-    "$root/scripts/promtool.sh" && return 0
-    [[ ${ELASTIC_REQUIRE_PROMTOOL:-0} != 1 ]] || exit 1
-    say "without promtool, the test that fires the alerts is left out"
+prometheus() {
+    "$root/scripts/prometheus.sh" && return 0
+    [[ ${ELASTIC_REQUIRE_PROMETHEUS:-0} != 1 ]] || exit 1
+    say "without Prometheus, the tests of alerts and dashboards are left out"
 }
 
 slurm() {
@@ -194,7 +194,7 @@ test)
     nvrtc
     nvrtc_of_pytorch
     etcd_3_5
-    promtool
+    prometheus
     slurm
     pytorch
     ;;

@@ -454,7 +454,8 @@ mod tests {
         let names: Vec<&str> = names.filter(|name| name.starts_with("elastic_")).collect();
         assert!(names.len() >= 14, "{names:?}");
         for name in names {
-            let (family, kind) = match (name.strip_suffix("_bucket"), name.strip_suffix("_total")) {
+            let histogram = name.strip_suffix("_bucket").or(name.strip_suffix("_sum"));
+            let (family, kind) = match (histogram, name.strip_suffix("_total")) {
                 (Some(family), _) => (family, "histogram"),
                 (_, Some(family)) => (family, "counter"),
                 _ => (name, "gauge"),

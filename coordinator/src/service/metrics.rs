@@ -33,6 +33,7 @@ pub struct Metrics {
     loss: Family<Labels, Gauge<f64, AtomicU64>>,
     goodput: Family<Labels, Gauge<f64, AtomicU64>>,
     leading: Gauge,
+    queue: Histogram,
     formed: Counter,
     ended: Family<Labels, Counter>,
     deleted: Counter,
@@ -49,6 +50,10 @@ fn forming_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.005, 2.0, 18))
 }
 
+fn queue_buckets() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 4.0, 7))
+}
+
 fn call_buckets() -> Histogram {
     Histogram::new(exponential_buckets(0.0005, 2.0, 14))
 }
@@ -57,6 +62,7 @@ impl Default for Metrics {
     fn default() -> Metrics {
         let mut registry = Registry::with_prefix("elastic");
         let forming = forming_buckets();
+        let queue = queue_buckets();
         let call_times: Timings = Family::new_with_constructor(call_buckets);
         macro_rules! register {
             ($name:literal, $help:literal) => {{
@@ -66,6 +72,7 @@ impl Default for Metrics {
             }};
         }
         registry.register("round_forming_seconds", "Time from a round's forming to its running", forming.clone());
+        registry.register("leader_queue", "Notes that waited when a leader took them in", queue.clone());
         registry.register("store_request_seconds", "Time that requests to the store took", call_times.clone());
         let metrics = Metrics {
             jobs: register!("jobs", "Jobs by where they stand"),
@@ -88,6 +95,7 @@ impl Default for Metrics {
             terms: register!("leader_terms", "Terms of leadership seen to begin, by who leads"),
             calls: register!("store_requests", "Requests to the store, by kind and outcome"),
             forming,
+            queue,
             call_times,
             registry,
             begun: Mutex::default(),
@@ -160,6 +168,11 @@ impl Metrics {
 
     pub(super) fn leading(&self, jobs: usize) {
         self.leading.set(i64::try_from(jobs).unwrap_or(i64::MAX));
+    }
+
+    /// A leader takes in what waits for it: so many notes.
+    pub(super) fn queued(&self, notes: usize) {
+        self.queue.observe(notes as f64);
     }
 
     /// A request to the store was answered: its kind, whether it was carried out, and how long it took.

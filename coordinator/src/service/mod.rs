@@ -372,7 +372,7 @@ impl Service {
         let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say);
         self.front.open(&self.record.node, id, inbox);
         let (stop, stopping) = watch::channel(false);
-        let task = tokio::spawn(lead(drive, notes, stopping));
+        let task = tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared)));
         self.leads.insert(id.clone(), Led { term, task, stop });
         self.shared.metrics.leading(self.leads.len());
     }
@@ -410,11 +410,19 @@ impl Service {
 }
 
 /// Carries one term to its end, or until a member proves to be out of reach.
-async fn lead(mut drive: LeaderDrive, mut notes: mpsc::UnboundedReceiver<LeaderNote>, mut stop: watch::Receiver<bool>) {
+async fn lead(
+    mut drive: LeaderDrive,
+    mut notes: mpsc::UnboundedReceiver<LeaderNote>,
+    mut stop: watch::Receiver<bool>,
+    shared: Arc<Shared>,
+) {
     let mut alarm = Alarm::default();
     while !drive.is_over() {
         tokio::select! {
-            Some(note) = notes.recv() => drive.notes(note, &mut notes),
+            Some(note) = notes.recv() => {
+                shared.metrics.queued(1 + notes.len());
+                drive.notes(note, &mut notes);
+            }
             () = alarm.rings(drive.deadline()) => {
                 drive.tick();
                 if let Some(node) = drive.unreached(Time::now()) {

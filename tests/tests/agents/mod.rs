@@ -21,7 +21,7 @@ mod outcome;
 mod preemption;
 mod preflight;
 mod progress;
-mod python;
+pub(crate) mod python;
 mod quiescing;
 mod records;
 mod shares;

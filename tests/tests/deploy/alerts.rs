@@ -2,13 +2,11 @@
 
 use std::process::Command;
 
-use elastic_tests::binaries::binary;
-use elastic_tests::requirement::skip;
-
-use crate::deploy::deploy;
+use super::deploy;
+use super::prometheus::program;
 
 /// The names of all alerts.
-fn alerts() -> Vec<String> {
+pub(super) fn alerts() -> Vec<String> {
     let text = std::fs::read_to_string(deploy("prometheus/alerts.yaml")).unwrap();
     let names: Vec<_> =
         text.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).map(str::to_owned).collect();
@@ -18,12 +16,7 @@ fn alerts() -> Vec<String> {
 
 #[test]
 fn each_alert_fires_and_none_while_all_is_well() {
-    // It lies in the folder of builds, beside the profile's.
-    let built = binary("elastic-agent");
-    let promtool = built.parent().unwrap().parent().unwrap().join("promtool/promtool");
-    if !promtool.is_file() {
-        return skip("PROMTOOL", "promtool is not there: scripts/promtool.sh fetches it");
-    }
+    let Some(promtool) = program("promtool") else { return };
     let folder = deploy("prometheus");
     for verb in ["check", "test"] {
         let file = if verb == "check" { "alerts.yaml" } else { "alerts_test.yaml" };

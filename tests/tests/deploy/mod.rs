@@ -6,6 +6,7 @@
 //! | `recipe` | `deploy/README.md` followed, to a job that trains |
 //! | `scripts` | certificates, settings and users, each alone |
 //! | `alerts` | what Prometheus is to warn of |
+//! | `prometheus` | what a real Prometheus sees of jobs that fail: alerts and dashboards |
 //! | `blocks` | the commands in a document |
 //! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
 //! | `slurm` | the example for Slurm, submitted to one |
@@ -14,6 +15,7 @@
 mod alerts;
 mod blocks;
 mod machines;
+mod prometheus;
 mod recipe;
 mod scripts;
 mod slurm;
