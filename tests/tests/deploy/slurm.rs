@@ -204,7 +204,7 @@ fn configuration(dir: &Path, root: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_job_that_gives_way_saves_and_is_queued_again() {
+async fn a_job_that_gives_way_saves_and_goes_on_later() {
     let Some(slurm) = Slurm::start().await else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Given a job that trains on both nodes, when a more urgent one needs them,
@@ -221,6 +221,17 @@ async fn a_job_that_gives_way_saves_and_is_queued_again() {
     let saved: [u32; 2] =
         ["saved-0", "saved-1"].map(|name| std::fs::read_to_string(slurm.path(name)).unwrap().parse().unwrap());
     assert!(saved.iter().all(|&step| step > 0), "{saved:?}");
+
+    // When the nodes are free, it goes on from there, and succeeds. Slurm lets a job rest for two minutes before it starts
+    // again, unless it is told otherwise; nodes refuse it in the second in which it ended.
+    slurm.says(&urgent, &["RunTime=00:00:03"]).await;
+    slurm.run("scancel", &[&urgent]).await.unwrap();
+    slurm.run("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]).await.unwrap();
+    for [restarts, rank, first] in slurm.trains(4).await.split_off(2) {
+        assert_eq!((restarts, first), (1, saved[rank as usize]), "rank {rank}");
+    }
+    std::fs::write(slurm.path("finish"), "").unwrap();
+    slurm.says(&job, &["JobState=COMPLETED", "ExitCode=0:0", "Restarts=1"]).await;
 }
 
 #[tokio::test]
