@@ -58,6 +58,8 @@ impl fmt::Display for Wish {
                 max.map_or(Ok(()), |max| write!(f, " max {max}"))?;
                 priority.map_or(Ok(()), |priority| write!(f, " priority {priority}"))
             }
+            Wish::Pause {} => f.write_str("pause"),
+            Wish::Resume {} => f.write_str("resume"),
             Wish::Close {} => f.write_str("close"),
         }
     }
