@@ -107,8 +107,13 @@ function controls(id, job) {
   const close = () => {
     if (confirm(`Close job ${id}? Its workers are stopped, and its agents leave.`)) ask(id, "close", {});
   };
+  const pause = () => {
+    if (confirm(`Pause job ${id}? Its workers are stopped, and its agents wait until it is resumed.`)) ask(id, "pause", {});
+  };
+  const paused = job.desired?.paused;
   return el("div", "controls",
     form(() => ask(id, "set", { min: min.valueAsNumber, max: max.valueAsNumber }), least, most, el("button", "", "Set")),
+    paused ? button("Resume job", () => ask(id, "resume", {})) : button("Pause job…", pause),
     button("Close job…", close, "danger"));
 }
 
