@@ -68,10 +68,15 @@ fn on(name: &str) -> bool {
     ACTIVE.get() == name
 }
 
+/// Seeds of each kind of scenario.
+fn of_each_kind(seed: u64) -> [u64; 4] {
+    [seed, Family::LATE + seed, Family::ROLES + seed, Family::PAUSES + seed]
+}
+
 /// A seed at which a mutant breaks a promise, the first of `hints` and all others; and which promise.
 fn breach(name: &'static str, hints: impl Iterator<Item = u64>) -> Option<(u64, schedule::Ran)> {
     ACTIVE.set(name);
-    let all = (0..SEEDS).flat_map(|seed| [seed, Family::LATE + seed, Family::ROLES + seed]);
+    let all = (0..SEEDS).flat_map(of_each_kind);
     let found =
         hints.chain(all).map(|seed| (seed, run(seed, None, Telling::Silent))).find(|(_, ran)| ran.breach.is_some());
     ACTIVE.set("");
@@ -89,7 +94,7 @@ fn found(name: &'static str) {
 /// Without a fault nothing is found: also where batches are so small that a handful of nodes needs several.
 #[test]
 fn the_machines_as_they_are_keep_every_promise() {
-    for seed in (0..500).flat_map(|seed| [seed, Family::LATE + seed, Family::ROLES + seed]) {
+    for seed in (0..500).flat_map(of_each_kind) {
         let ran = run(seed, None, Telling::Silent);
         assert!(ran.breach.is_none(), "seed {seed}: {:?}", ran.breach);
     }
@@ -109,6 +114,7 @@ fn table() {
                 let kind = match Family::of(seed) {
                     Family::Late => "late ",
                     Family::Role => "role ",
+                    Family::Paused => "pause ",
                     _ => "",
                 };
                 (

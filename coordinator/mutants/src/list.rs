@@ -16,6 +16,7 @@ pub struct Mutant {
 
 const LEADER: &str = "leader/mod.rs";
 const TRANSACTIONS: &str = "leader/transactions.rs";
+const DECIDE: &str = "decide/mod.rs";
 const RUNNING: &str = "decide/running.rs";
 const FORMING: &str = "decide/forming.rs";
 const VIEW: &str = "view.rs";
@@ -267,6 +268,49 @@ pub const MUTANTS: &[Mutant] = &[
         file: RUNNING,
         from: "let charge = view.spec.restart_policy == RestartPolicy::All;",
         to: "let charge = ON || view.spec.restart_policy == RestartPolicy::All;",
+    },
+    Mutant {
+        name: "a_pause_is_charged",
+        what: "an operator's pause costs a restart",
+        file: RUNNING,
+        from: "return (next(false, Vec::new()), PAUSED.to_owned());",
+        to: "return (next(ON, Vec::new()), PAUSED.to_owned());",
+    },
+    // A paused job.
+    Mutant {
+        name: "a_pause_is_over_at_once",
+        what: "a round is sealed while the job is paused",
+        file: FORMING,
+        from: "if view.desired.paused {",
+        to: "if !ON && view.desired.paused {",
+    },
+    Mutant {
+        name: "a_pause_is_over_at_once",
+        what: "",
+        file: FORMING,
+        from: "if round.paused {",
+        to: "if !ON && round.paused {",
+    },
+    Mutant {
+        name: "a_resume_is_not_seen",
+        what: "a job that was paused stays so",
+        file: DECIDE,
+        from: "form.paused |= view.desired.paused;",
+        to: "form.paused |= view.desired.paused || ON && view.round.value.paused;",
+    },
+    Mutant {
+        name: "a_pause_lets_workers_rest",
+        what: "workers that know about rounds quiesce for a pause, and stay",
+        file: ROUNDS,
+        from: "if round.paused && !matches!(self.mode, Mode::Leaving(..)) {",
+        to: "if !ON && round.paused && !matches!(self.mode, Mode::Leaving(..)) {",
+    },
+    Mutant {
+        name: "who_rests_is_not_paused",
+        what: "workers that quiesced before a pause are not stopped by it",
+        file: ROUNDS,
+        from: "if round.paused && self.workers != Workers::None =>",
+        to: "if !ON && round.paused && self.workers != Workers::None =>",
     },
     // A node's own steps.
     Mutant {
