@@ -4,6 +4,7 @@
 mod browser;
 mod history;
 mod http;
+mod pause;
 mod retention;
 mod top;
 mod users;

@@ -18,6 +18,7 @@ mod mistakes;
 mod nccl;
 mod networks;
 mod outcome;
+mod pausing;
 mod preemption;
 mod preflight;
 mod progress;

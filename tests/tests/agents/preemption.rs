@@ -15,7 +15,7 @@ use crate::agents::python::{noted, python};
 const LEFT: i32 = 3;
 
 /// On a signal it commits a checkpoint, and ends when it has the answer.
-const COMMITS: &str = r#"
+pub(crate) const COMMITS: &str = r#"
 def save(number, frame):
     (folder / "manifest.json").touch()
     say(type="commit", id=1, checkpoint=dict(step=41, path=str(folder / "manifest.json"), digest="crc32c:0"))
