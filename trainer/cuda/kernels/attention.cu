@@ -15,28 +15,6 @@
 #define LANES 8
 #define GROUPS (THREADS / LANES)
 
-// The score of a masked position: its power of 2 is zero, and differences of scores stay finite.
-#define UNSEEN -1e30f
-#define LOG2_E 1.44269504f
-
-// How sequences and heads lie in the rows of a batch.
-struct Shape {
-    int time, heads, columns;
-
-    __device__ int width() const { return heads * columns; }
-    // Where the block's head begins: in rows of three widths (`triple`), in rows of one width (`single`), and in the
-    // logarithms (`log`).
-    __device__ long long triple() const
-    {
-        return (long long)(blockIdx.x / heads) * time * 3 * width() + blockIdx.x % heads * columns;
-    }
-    __device__ long long single() const
-    {
-        return (long long)(blockIdx.x / heads) * time * width() + blockIdx.x % heads * columns;
-    }
-    __device__ long long log() const { return (long long)blockIdx.x * time; }
-};
-
 // Fills a tile with rows that are `stride` numbers apart. Only `left` of them exist; the rest of the tile becomes zero.
 template <int ROWS, int DEPTH>
 static __device__ void load(float (*tile)[DEPTH + 4], const float *from, int stride, int left, Shape shape)

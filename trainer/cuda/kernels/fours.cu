@@ -1,4 +1,4 @@
-// Reads and writes of four numbers at once. The host puts this file before `rows.cu` and `attention.cu`.
+// Reads and writes of four numbers at once. The host puts this file before `rows.cu` and the files of attention.
 
 // Four numbers, which a thread reads or writes at once.
 struct __align__(16) Four {

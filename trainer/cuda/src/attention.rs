@@ -1,4 +1,4 @@
-//! The kernels of `attention.cu` as functions, which check shapes.
+//! Attention as functions, which check shapes: by the kernels of `attention.cu`, in f32, or by those of `attention_bf16`.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
@@ -9,11 +9,11 @@ use super::launch::{grid, whole};
 
 /// For each set of kernels of `attention.cu`: the widest heads that it takes, and the rows of a block. A narrower head
 /// uses the first set that it fits in, and takes as much time as the widest.
-const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
-/// Threads of a block, as in `attention.cu`.
-const THREADS: usize = 128;
+pub(super) const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
+/// Threads of a block, as in the kernels of both files.
+pub(super) const THREADS: usize = 128;
 /// The most that a grid may have in its second dimension.
-const MOST_TILES: usize = 65_535;
+pub(super) const MOST_TILES: usize = 65_535;
 
 /// How sequences and heads lie in the rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,28 +58,34 @@ impl Attention {
         self.sequences * self.heads * self.time
     }
 
-    /// The kernels for its heads, and how to start one.
+    /// Which of the [`DEPTHS`] its heads fit in.
     #[allow(clippy::expect_used)] // A fault in the caller.
-    fn kernels(self, gpu: &Gpu) -> (&AttentionKernels, LaunchConfig) {
+    pub(super) fn fits(self) -> usize {
         assert!(self.outputs() > 0, "no attention of nothing: {self:?}");
+        // A kernel counts the numbers of a row, and the rows of a sequence, in 32 bits.
+        whole(3 * self.heads * self.columns);
         let fits = DEPTHS.iter().position(|&(depth, _)| self.columns <= depth);
-        let fits = fits.expect("there are kernels for these heads: `Attention::refusal` has no reason");
+        fits.expect("there are kernels for these heads: `Attention::refusal` has no reason")
+    }
+
+    /// The kernels in f32 for its heads, and how to start one.
+    fn kernels(self, gpu: &Gpu) -> (&AttentionKernels, LaunchConfig) {
+        let fits = self.fits();
         let tiles = self.time.div_ceil(DEPTHS[fits].1);
         assert!(tiles <= MOST_TILES, "sequences of {}", self.time);
         let grid_dim = (whole(self.sequences * self.heads) as u32, tiles as u32, 1);
-        // A kernel counts the numbers of a row, and the rows of a sequence, in 32 bits.
-        whole(3 * self.heads * self.columns);
         (&gpu.kernels.attention[fits], grid(grid_dim, THREADS))
     }
 
-    fn sizes(self) -> [i32; 3] {
+    pub(super) fn sizes(self) -> [i32; 3] {
         [self.time, self.heads, self.columns].map(whole)
     }
 }
 
 impl Gpu {
     /// Writes the outputs for `triples`, and the logarithms that the backward pass needs: both as in [`Attended`]. A
-    /// row's bits depend only on that row and the rows before it.
+    /// row's bits depend only on that row and the rows before it. With [`Precision::Bf16`](super::Precision::Bf16) the
+    /// triples and the softmax's weights are rounded to bf16; all sums are `f32`.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.
@@ -91,6 +97,9 @@ impl Gpu {
         logs: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
+        if self.attends_in_bf16() {
+            return self.attention_in_bf16(shape, triples, outputs, logs);
+        }
         let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
         let mut launch = self.stream().launch_builder(&kernels.forward);
         launch.arg(outputs).arg(logs).arg(triples).arg(&time).arg(&heads).arg(&columns);
@@ -99,7 +108,8 @@ impl Gpu {
     }
 
     /// Writes the derivative by the triples into `slope`, from `output_slope`, the derivative by the outputs. `means`
-    /// is room for as many numbers as there are logarithms.
+    /// is room for as many numbers as there are logarithms. In bf16 it rounds as [`attention`](Self::attention) does,
+    /// and `output_slope` and the derivative by the scores too.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.
@@ -115,6 +125,9 @@ impl Gpu {
         let count = shape.outputs();
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * count, count, shape.logs()));
         assert_eq!((output_slope.len(), means.len(), slope.len()), (count, shape.logs(), 3 * count));
+        if self.attends_in_bf16() {
+            return self.attention_slope_in_bf16(shape, attended, output_slope, means, slope);
+        }
         let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
         let mut launch = self.stream().launch_builder(&kernels.queries);
         launch.arg(&mut *slope).arg(&mut *means).arg(triples).arg(outputs).arg(output_slope).arg(logs);

@@ -13,6 +13,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use tracing::warn;
 
+use super::attention_bf16::Bf16Kernels;
 use super::cublaslt::CublasLt;
 use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
 
@@ -26,9 +27,11 @@ pub struct Gpu {
     precision: Precision,
     /// What multiplies, if it is not the trainer's own kernel.
     pub(super) cublaslt: Option<CublasLt>,
+    /// Whether it has tensor cores that take bf16: from compute capability 8.0 on.
+    takes_bf16: bool,
     /// How many processors the GPU has: cuBLASLt's choice of an algorithm depends on it.
     processors: i32,
-    /// Room for the operands of a product by cuBLASLt, rounded to bf16.
+    /// Room for what is rounded to bf16: the operands of a product by cuBLASLt, or of attention.
     pub(super) rounded: Mutex<[Buffer<u16>; 2]>,
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
@@ -37,14 +40,14 @@ pub struct Gpu {
     pub(super) kernels: Kernels,
 }
 
-/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
-/// either.
+/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all sums
+/// are `f32` with either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// `f32`.
     #[default]
     F32,
-    /// Operands are rounded to bf16; sums are `f32`.
+    /// Operands are rounded to bf16; sums are `f32`. Within attention only from compute capability 8.0 on.
     Bf16,
 }
 
@@ -70,6 +73,7 @@ pub(super) struct Kernels {
     pub(super) embed_slope: CudaFunction,
     /// For heads up to each width of `attention::DEPTHS`, in that order.
     pub(super) attention: [AttentionKernels; 2],
+    pub(super) attention_bf16: Bf16Kernels,
 }
 
 /// Attention for heads up to a width: forward, and the derivatives by queries and by keys and values.
@@ -113,11 +117,11 @@ impl Gpu {
             let module = module.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
             module.and_then(|(module, _)| module.load_function(name)).map_err(failed("load a kernel"))
         };
-        let attention = |width: usize| {
+        let attention = |name: &str, width: usize| {
             Ok(AttentionKernels {
-                forward: function(&format!("attention_{width}"))?,
-                queries: function(&format!("attention_queries_{width}"))?,
-                keys: function(&format!("attention_keys_{width}"))?,
+                forward: function(&format!("{name}_{width}"))?,
+                queries: function(&format!("{name}_queries_{width}"))?,
+                keys: function(&format!("{name}_keys_{width}"))?,
             })
         };
         let kernels = Kernels {
@@ -138,7 +142,12 @@ impl Gpu {
             gelu_slope: function("gelu_slope")?,
             embed: function("embed")?,
             embed_slope: function("embed_slope")?,
-            attention: [attention(64)?, attention(128)?],
+            attention: [attention("attention", 64)?, attention("attention", 128)?],
+            attention_bf16: Bf16Kernels {
+                round: function("attention_round")?,
+                means: function("attention_means")?,
+                sets: [attention("attention_bf16", 64)?, attention("attention_bf16", 128)?],
+            },
         };
         let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
         let (driver, nvrtc) = (found.path.display(), compiler.version());
@@ -159,6 +168,7 @@ impl Gpu {
             versions,
             precision: Precision::default(),
             cublaslt,
+            takes_bf16: major >= 8,
             processors,
             rounded: Mutex::default(),
             stream,
@@ -177,6 +187,11 @@ impl Gpu {
     /// The precision of products.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// Whether attention is computed in bf16, by tensor cores.
+    pub(super) fn attends_in_bf16(&self) -> bool {
+        self.precision == Precision::Bf16 && self.takes_bf16
     }
 
     /// The same GPU, with the trainer's own kernel for products, even where there is cuBLASLt.

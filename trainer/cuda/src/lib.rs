@@ -7,6 +7,7 @@
 //! cublaslt      products by NVIDIA's library                         error        why a GPU cannot be used
 //! gpu           a GPU with the kernels on it, and its memory         host_memory  pinned memory of the host
 //! launch        launches of kernels, with checked shapes             rows, attention, product  launches for these
+//!                                                                    attention_bf16            attention by tensor cores
 //! graph         launches, captured once and replayed                 state        the training state, and copies of it
 //! nccl          NCCL between the ranks of a round, and its recovery  nccl_stream  a second stream, for NCCL's sums
 //! ```
@@ -15,6 +16,7 @@
 //! a result waits for it. Every kernel adds in a fixed order, so equal work gives equal bits on GPUs of one kind.
 
 mod attention;
+mod attention_bf16;
 mod cache;
 mod compiler;
 mod cublaslt;
@@ -58,7 +60,7 @@ pub struct Source {
 }
 
 /// All kernels.
-pub const SOURCES: [Source; 6] = [
+pub const SOURCES: [Source; 7] = [
     Source {
         file: "product.cu",
         text: include_str!("../kernels/product.cu"),
@@ -87,7 +89,12 @@ pub const SOURCES: [Source; 6] = [
     },
     Source {
         file: "attention.cu",
-        text: concat!(include_str!("../kernels/fours.cu"), "#line 1\n", include_str!("../kernels/attention.cu")),
+        text: concat!(
+            include_str!("../kernels/fours.cu"),
+            include_str!("../kernels/heads.cu"),
+            "#line 1\n",
+            include_str!("../kernels/attention.cu")
+        ),
         kernels: &[
             "attention_64",
             "attention_queries_64",
@@ -95,6 +102,26 @@ pub const SOURCES: [Source; 6] = [
             "attention_128",
             "attention_queries_128",
             "attention_keys_128",
+        ],
+    },
+    Source {
+        file: "attention_bf16.cu",
+        text: concat!(
+            include_str!("../kernels/fours.cu"),
+            include_str!("../kernels/heads.cu"),
+            include_str!("../kernels/tensor_cores.cu"),
+            "#line 1\n",
+            include_str!("../kernels/attention_bf16.cu")
+        ),
+        kernels: &[
+            "attention_round",
+            "attention_means",
+            "attention_bf16_64",
+            "attention_bf16_queries_64",
+            "attention_bf16_keys_64",
+            "attention_bf16_128",
+            "attention_bf16_queries_128",
+            "attention_bf16_keys_128",
         ],
     },
 ];

@@ -17,8 +17,8 @@ pub enum Device {
     Cuda(Option<u32>),
 }
 
-/// What products of matrices are computed in. Parameters, gradients, the optimizer's state, and all sums are `f32` with
-/// either.
+/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all sums
+/// are `f32` with either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Precision {
     /// Of f32

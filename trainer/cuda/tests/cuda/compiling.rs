@@ -5,18 +5,22 @@ use std::path::PathBuf;
 
 use elastic_cuda::{Compiled, Compiler, SOURCES, Source, Surroundings};
 
+use crate::cubin::usage;
 use crate::double::{nvrtc, prefix};
 
-/// The compiled code contains all kernels, and the compiler printed nothing.
+/// The compiled code contains all kernels, and the compiler printed nothing. Those of attention in bf16 use tensor cores,
+/// and no local memory, which is slow.
 fn assert_whole(compiled: &[Compiled], arch: &str) {
     assert_eq!(compiled.len(), SOURCES.len());
     for Compiled { source: Source { file, kernels, .. }, code, warnings } in compiled {
         assert_eq!(warnings, "", "{file}");
         assert!(code.starts_with(b"\x7fELF"), "{file}");
+        let usage = usage(code);
         for name in *kernels {
-            let section = format!(".text.{name}\0");
-            let found = code.windows(section.len()).any(|window| window == section.as_bytes());
-            assert!(found, "{name} is not in {file} for {arch}");
+            let used = usage.get(*name).unwrap_or_else(|| panic!("{name} is not in {file} for {arch}"));
+            let multiplies = name.starts_with("attention_bf16");
+            assert!(!multiplies || used.local == 0, "{name} for {arch}: {used:?}");
+            assert_eq!(used.tensor_cores > 0, multiplies, "{name} for {arch}: {used:?}");
         }
     }
 }
@@ -47,6 +51,12 @@ fn a_cache_that_cannot_be_written_changes_nothing_for_another_gpu() {
     let surroundings = Surroundings { prefixes: vec![prefix()], cache, ..Surroundings::default() };
     let compiled = Compiler::find(&surroundings).unwrap().kernels("sm_80").unwrap();
     assert_whole(&compiled, "sm_80");
+}
+
+#[test]
+fn every_kernel_compiles_for_the_gpus_after_hopper() {
+    let surroundings = Surroundings { prefixes: vec![prefix()], ..Surroundings::default() };
+    assert_whole(&Compiler::find(&surroundings).unwrap().kernels("sm_100").unwrap(), "sm_100");
 }
 
 #[test]

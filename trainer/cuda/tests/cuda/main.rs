@@ -5,6 +5,7 @@
 
 mod buffers;
 mod compiling;
+mod cubin;
 #[allow(dead_code)] // What other tests need.
 mod double;
 mod kernels;

@@ -9,7 +9,7 @@ fn in_bf16() -> Gpu {
 }
 
 /// The nearest bf16 by its definition: of the two neighbours the nearer one, or the even one if both are equally near.
-fn nearest(value: f32) -> f32 {
+pub(crate) fn nearest(value: f32) -> f32 {
     if value.is_nan() {
         return value;
     }

@@ -29,9 +29,16 @@
 #include "../../../kernels/rows.cu"
 #undef THREADS
 #undef WARP
+#undef EACH
 #undef DEPTH
+#include "../../../kernels/heads.cu"
 #include "../../../kernels/attention.cu"
 #undef THREADS
+#undef KERNELS
+#include "tensor_cores.h"
+#include "../../../kernels/attention_bf16.cu"
+#undef THREADS
+#undef KERNELS
 
 #include <atomic>
 #include <cstdint>
@@ -71,7 +78,11 @@ const std::map<std::string, Call> kernels = {KERNEL(product), KERNEL(follow),
                                              KERNEL(sum_chunks), KERNEL(gelu), KERNEL(gelu_slope), KERNEL(embed),
                                              KERNEL(embed_slope), KERNEL(attention_64), KERNEL(attention_queries_64),
                                              KERNEL(attention_keys_64), KERNEL(attention_128),
-                                             KERNEL(attention_queries_128), KERNEL(attention_keys_128)};
+                                             KERNEL(attention_queries_128), KERNEL(attention_keys_128),
+                                             KERNEL(attention_round), KERNEL(attention_means),
+                                             KERNEL(attention_bf16_64), KERNEL(attention_bf16_queries_64),
+                                             KERNEL(attention_bf16_keys_64), KERNEL(attention_bf16_128),
+                                             KERNEL(attention_bf16_queries_128), KERNEL(attention_bf16_keys_128)};
 
 bool initialized;
 thread_local void *current;

@@ -52,6 +52,8 @@ struct Fiber {
     bool started = false, waits = false, for_warp = false;
     unsigned thread = 0, exchanges = 0;
     int line = 0;
+    // What the thread has begun to copy to shared memory.
+    std::vector<std::function<void()>> copies;
 };
 
 // Those of a warp that are still at work.
@@ -83,6 +85,10 @@ inline void work()
 {
     for (;;) {
         kernel();
+        if (!running->copies.empty()) {
+            fprintf(stderr, "on_cpu: a thread ends before copies that it has begun\n");
+            abort();
+        }
         running->waits = false;
         leave();
     }

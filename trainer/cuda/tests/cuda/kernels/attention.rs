@@ -1,9 +1,12 @@
 //! Attention, compared with its definition in f64.
 
-use elastic_cuda::{Attended, Attention, Buffer, Gpu};
+mod bf16;
+
+use elastic_cuda::{Attended, Attention, Buffer, Gpu, Precision};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
+use crate::products::nearest;
 
 fn attention(sequences: usize, time: usize, heads: usize, columns: usize) -> Attention {
     Attention { sequences, time, heads, columns }
@@ -41,11 +44,14 @@ fn slope(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>, above: &Buffer<f32>
     back(gpu, &slope)
 }
 
-/// Outputs, logarithms, and the derivative by the triples.
+/// Outputs, logarithms, and the derivative by the triples. And how far outputs and derivative may be off when the
+/// softmax's weights and the derivative by the scores are off by a share of themselves, in units of that share.
 struct Exact {
     outputs: Vec<f64>,
     logs: Vec<f64>,
     slope: Vec<f64>,
+    outputs_off: Vec<f64>,
+    slope_off: Vec<f64>,
 }
 
 fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
@@ -55,6 +61,8 @@ fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
         outputs: vec![0.0; shape.outputs()],
         logs: vec![0.0; shape.logs()],
         slope: vec![0.0; 3 * shape.outputs()],
+        outputs_off: vec![0.0; shape.outputs()],
+        slope_off: vec![0.0; 3 * shape.outputs()],
     };
     for (sequence, head) in (0..sequences).flat_map(|sequence| (0..heads).map(move |head| (sequence, head))) {
         let place = |row: usize, which: usize| ((sequence * time + row) * 3 + which) * width + head * columns;
@@ -64,25 +72,55 @@ fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
         let part = |row, which| &triples[place(row, which)..][..columns];
         for row in 0..time {
             let scores: Vec<f64> = (0..=row).map(|past| dot(part(row, 0), part(past, 1)) * scale).collect();
-            let total: f64 = scores.iter().map(|score| score.exp()).sum();
-            exact.logs[(sequence * heads + head) * time + row] = total.log2();
-            let weights: Vec<f64> = scores.iter().map(|score| score.exp() / total).collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - top).exp()).sum();
+            exact.logs[(sequence * heads + head) * time + row] = top * std::f64::consts::LOG2_E + total.log2();
+            let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp() / total).collect();
             let out = (sequence * time + row) * width + head * columns;
             let above = &above[out..][..columns];
             let inner: Vec<f64> = (0..=row).map(|past| dot(above, part(past, 2))).collect();
             let mean: f64 = weights.iter().zip(&inner).map(|(weight, inner)| weight * inner).sum();
+            // The mean is computed from the outputs, so it is off by as much as they are.
+            let mean_off: f64 = (0..columns)
+                .map(|i| {
+                    let off: f64 = (0..=row).map(|past| weights[past] * f64::from(part(past, 2)[i]).abs()).sum();
+                    exact.outputs_off[out + i] = off;
+                    off * f64::from(above[i]).abs()
+                })
+                .sum();
             for past in 0..=row {
-                let by_score = weights[past] * (inner[past] - mean) * scale;
+                let weight = weights[past];
+                let by_score = weight * (inner[past] - mean) * scale;
+                let by_score_off = by_score.abs() + weight * mean_off * scale;
                 for (i, &above) in above.iter().enumerate() {
-                    exact.outputs[out + i] += weights[past] * f64::from(part(past, 2)[i]);
-                    exact.slope[place(row, 0) + i] += by_score * f64::from(part(past, 1)[i]);
-                    exact.slope[place(past, 1) + i] += by_score * f64::from(part(row, 0)[i]);
-                    exact.slope[place(past, 2) + i] += weights[past] * f64::from(above);
+                    let [query, key, value] = [part(row, 0)[i], part(past, 1)[i], part(past, 2)[i]].map(f64::from);
+                    exact.outputs[out + i] += weight * value;
+                    for (place, by, off, times) in [
+                        (place(row, 0), by_score, by_score_off, key),
+                        (place(past, 1), by_score, by_score_off, query),
+                        (place(past, 2), weight, weight, f64::from(above)),
+                    ] {
+                        exact.slope[place + i] += by * times;
+                        exact.slope_off[place + i] += off * times.abs();
+                    }
                 }
             }
         }
     }
     exact
+}
+
+/// How far the nearest bf16 may be from a number, as a share of it: bf16 has 8 bits.
+const ROUNDING: f64 = 1.0 / 256.0;
+
+/// Each number is as near as it must be when weights are rounded to bf16: `off` is as in [`Exact`], and `more` is added.
+fn assert_within(found: &[f32], wanted: &[f64], off: &[f64], more: f64, what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    for (place, ((&found, &wanted), &off)) in found.iter().zip(wanted).zip(off).enumerate() {
+        let allowed = ROUNDING * off + more * (1.0 + wanted.abs());
+        let is_off = (f64::from(found) - wanted).abs();
+        assert!(is_off <= allowed, "{what} at {place}: {found}, not {wanted}, which is off by more than {allowed}");
+    }
 }
 
 #[test]
@@ -103,60 +141,51 @@ fn attention_and_its_slope_match_the_definition() {
     }
 }
 
-#[test]
-fn scores_of_any_size_have_finite_weights() {
-    let gpu = gpu();
-    let shape = attention(1, 66, 1, 8);
-    let triples: Vec<f32> = numbers(3 * shape.outputs(), 3).iter().map(|number| 500.0 * number).collect();
-    let above = numbers(shape.outputs(), 4);
-    let exact = exact_in_halves(shape, &triples);
-    let (triples, above) = (on(&gpu, &triples), on(&gpu, &above));
-    let (outputs, _) = seen(&gpu, shape, &triples);
-    assert_near(&back(&gpu, &outputs), &exact, 2e-3, "outputs");
-    assert!(slope(&gpu, shape, &triples, &above).iter().all(|slope| slope.is_finite()));
+/// A GPU for each precision.
+fn gpus() -> [Gpu; 2] {
+    [gpu(), gpu().multiplying_in(Precision::Bf16)]
 }
 
-/// The outputs of one head, where the largest score is subtracted from all.
-fn exact_in_halves(shape: Attention, triples: &[f32]) -> Vec<f64> {
-    let Attention { time, columns, .. } = shape;
-    let part = |row: usize, which: usize| &triples[(row * 3 + which) * columns..][..columns];
-    let mut outputs = vec![0.0; shape.outputs()];
-    for row in 0..time {
-        let score = |past: usize| -> f64 {
-            let products = part(row, 0).iter().zip(part(past, 1)).map(|(&one, &two)| f64::from(one) * f64::from(two));
-            products.sum::<f64>() / (columns as f64).sqrt()
-        };
-        let top = (0..=row).map(score).fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = (0..=row).map(|past| (score(past) - top).exp()).sum();
-        for past in 0..=row {
-            let weight = (score(past) - top).exp() / total;
-            (0..columns).for_each(|i| outputs[row * columns + i] += weight * f64::from(part(past, 2)[i]));
-        }
+#[test]
+fn scores_of_any_size_have_finite_weights() {
+    for gpu in gpus() {
+        let shape = attention(1, 66, 1, 8);
+        // In bf16 they are the same numbers.
+        let triples: Vec<f32> = numbers(3 * shape.outputs(), 3).iter().map(|number| nearest(500.0 * number)).collect();
+        let above: Vec<f32> = numbers(shape.outputs(), 4).into_iter().map(nearest).collect();
+        let exact = exact(shape, &triples, &above);
+        let (triples, above) = (on(&gpu, &triples), on(&gpu, &above));
+        let (outputs, _) = seen(&gpu, shape, &triples);
+        assert_within(&back(&gpu, &outputs), &exact.outputs, &exact.outputs_off, 2e-3, "outputs");
+        assert!(slope(&gpu, shape, &triples, &above).iter().all(|slope| slope.is_finite()));
     }
-    outputs
 }
 
 #[test]
 fn a_rows_bits_depend_on_what_it_sees_alone() {
-    let gpu = gpu();
-    for (sequences, time, heads, columns) in and_on_a_gpu([(3, 70, 2, 16), (3, 40, 1, 128)], [(32, 1024, 12, 64)]) {
-        let width = heads * columns;
-        let many = attention(sequences, time, heads, columns);
-        let (triples, above) = (numbers(3 * many.outputs(), 5), numbers(many.outputs(), 6));
-        let (all, all_above) = (on(&gpu, &triples), on(&gpu, &above));
-        let (outputs, slopes) = (back(&gpu, &seen(&gpu, many, &all).0), slope(&gpu, many, &all, &all_above));
-        // The last sequence by itself
-        let one = attention(1, time, heads, columns);
-        let last_above = (sequences - 1) * time * width;
-        let last = 3 * last_above;
-        let (alone, alone_above) = (on(&gpu, &triples[last..]), on(&gpu, &above[last_above..]));
-        assert_eq!(back(&gpu, &seen(&gpu, one, &alone).0), outputs[last_above..]);
-        assert_eq!(slope(&gpu, one, &alone, &alone_above), slopes[last..]);
-        // And its beginning
-        let shorter = attention(1, 33, heads, columns);
-        let beginning = on(&gpu, &triples[last..][..3 * shorter.outputs()]);
-        assert_eq!(back(&gpu, &seen(&gpu, shorter, &beginning).0), outputs[last_above..][..shorter.outputs()]);
+    for gpu in gpus() {
+        for (sequences, time, heads, columns) in and_on_a_gpu([(3, 70, 2, 16), (3, 40, 1, 128)], [(32, 1024, 12, 64)]) {
+            assert_bits_depend_on_what_a_row_sees(&gpu, attention(sequences, time, heads, columns));
+        }
     }
+}
+
+/// The last of the sequences has the same bits by itself, and its first 33 rows without those after them.
+fn assert_bits_depend_on_what_a_row_sees(gpu: &Gpu, many: Attention) {
+    let Attention { sequences, time, heads, columns } = many;
+    let width = heads * columns;
+    let (triples, above) = (numbers(3 * many.outputs(), 5), numbers(many.outputs(), 6));
+    let (all, all_above) = (on(gpu, &triples), on(gpu, &above));
+    let (outputs, slopes) = (back(gpu, &seen(gpu, many, &all).0), slope(gpu, many, &all, &all_above));
+    let one = attention(1, time, heads, columns);
+    let last_above = (sequences - 1) * time * width;
+    let last = 3 * last_above;
+    let (alone, alone_above) = (on(gpu, &triples[last..]), on(gpu, &above[last_above..]));
+    assert_eq!(back(gpu, &seen(gpu, one, &alone).0), outputs[last_above..]);
+    assert_eq!(slope(gpu, one, &alone, &alone_above), slopes[last..]);
+    let shorter = attention(1, 33, heads, columns);
+    let beginning = on(gpu, &triples[last..][..3 * shorter.outputs()]);
+    assert_eq!(back(gpu, &seen(gpu, shorter, &beginning).0), outputs[last_above..][..shorter.outputs()]);
 }
 
 #[test]

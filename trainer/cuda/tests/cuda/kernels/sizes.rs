@@ -78,7 +78,15 @@ fn kernels_are_timed_if_this_is_a_gpu() {
             println!("product {rows}×{columns}×{inner} in {precision:?}: {took:.3} ms, {rate:.0} TFLOP/s");
         }
     }
-    let (gpu, shape) = (gpu(), Attention { sequences: 32, time: 1024, heads: 12, columns: 64 });
+    for precision in [Precision::F32, Precision::Bf16] {
+        time_attention(precision);
+    }
+}
+
+/// Prints how long attention takes, and its slope, with GPT-2's heads.
+fn time_attention(precision: Precision) {
+    let shape = Attention { sequences: 32, time: 1024, heads: 12, columns: 64 };
+    let gpu = gpu().multiplying_in(precision);
     let triples = on(&gpu, &numbers(3 * shape.outputs(), 45));
     let above = on(&gpu, &numbers(shape.outputs(), 46));
     let (mut outputs, mut logs, mut means) = (Buffer::default(), Buffer::default(), Buffer::default());
@@ -87,11 +95,11 @@ fn kernels_are_timed_if_this_is_a_gpu() {
         let mut outputs = outputs.fit(&gpu, shape.outputs()).unwrap();
         gpu.attention(shape, &triples.view(), &mut outputs, &mut logs.fit(&gpu, shape.logs()).unwrap()).unwrap();
     });
-    println!("attention of 32 windows: {took:.3} ms");
+    println!("attention of 32 windows in {precision:?}: {took:.3} ms");
     let took = timed(&gpu, || {
         let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
         let mut room = means.fit(&gpu, shape.logs()).unwrap();
         gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     });
-    println!("its slope: {took:.3} ms");
+    println!("its slope in {precision:?}: {took:.3} ms");
 }

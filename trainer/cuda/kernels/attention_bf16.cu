@@ -1,0 +1,512 @@
+// Causal attention of several heads by tensor cores, forward and backward: the algorithm of `attention.cu`, with
+// operands of products rounded to bf16. Scores, weights, maxima and all sums are f32.
+//
+// `attention_round` first writes the queries, keys and values of each head in bf16, head by head: for each head of each
+// sequence all its queries, then its keys, then its values, in rows of DEPTH numbers that end with zeros where a head is
+// narrower. So each row can be copied 16 bytes at a time.
+//
+// A block has one head of one sequence and a tile of its rows, and each warp has 16 or 32 of these rows to itself. The
+// warp keeps them in registers, as left operands, and all that is computed for them too: the sums of one product, in the
+// layout in which tensor cores leave them, are the left operand of the next. The rows of the other side come through
+// shared memory, a tile at a time, while the tile before is computed with. No other block writes the block's rows, so
+// there are no atomics, and a row's bits depend only on the rows that it attends to.
+
+#define THREADS 128
+#define WARP 32
+#define WARPS (THREADS / WARP)
+// Numbers that are copied at once, and by which a row in shared memory is longer than it must be: so eight rows, which
+// are read together, lie in different banks.
+#define AT_ONCE 8
+
+// Two neighbouring numbers, which a thread writes at once.
+struct __align__(8) Two {
+    float first, second;
+};
+
+// A thread's lane, and its place in each matrix, as in `tensor_cores.cu`.
+static __device__ int lane() { return threadIdx.x % WARP; }
+static __device__ int group() { return lane() / 4; }
+static __device__ int pair() { return lane() % 4 * 2; }
+
+// Begins to fill a tile with rows. Only `left` of them exist; the others become zeros.
+template <int ROWS, int DEPTH>
+static __device__ void begin_tile(Bf16 (*tile)[DEPTH + AT_ONCE], const Bf16 *from, int left)
+{
+    // Neighbouring threads have the parts of one row, and all threads as many parts.
+    constexpr int PARTS = DEPTH / AT_ONCE, ROWS_AT_ONCE = THREADS / PARTS;
+    static_assert(ROWS % ROWS_AT_ONCE == 0, "whole rounds of all threads");
+    const int column = threadIdx.x % PARTS * AT_ONCE;
+#pragma unroll
+    for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
+        const int row = threadIdx.x / PARTS + i * ROWS_AT_ONCE;
+        const bool there = row < left;
+        begin_copy<16>(&tile[row][column], from + (there ? row * DEPTH : 0) + column, there);
+    }
+}
+
+// Begins to fill a tile with one number for each row.
+template <int ROWS> static __device__ void begin_numbers(float *tile, const float *from, int left)
+{
+    static_assert(ROWS <= THREADS, "a thread for each");
+    const int row = threadIdx.x;
+    if (row < ROWS)
+        begin_copy<4>(&tile[row], from + (row < left ? row : 0), row < left);
+}
+
+// Reads the warp's rows as left operands: those from `first` on, of which only `left` exist.
+template <int EACH, int DEPTH>
+static __device__ void read_rows(unsigned (&out)[EACH][DEPTH / 16][4], const Bf16 *from, int first, int left)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int part = 0; part < 4; part++) {
+            const int row = 16 * i + group() + part % 2 * 8;
+            const Bf16 *const numbers = from + (long long)(first + row) * DEPTH + pair() + part / 2 * 8;
+#pragma unroll
+            for (int d = 0; d < DEPTH / 16; d++)
+                out[i][d][part] = row < left ? *(const unsigned *)(numbers + 16 * d) : 0;
+        }
+}
+
+// Reads a number for each of the thread's rows, zero for rows that do not exist.
+template <int EACH>
+static __device__ void read_numbers(float (&out)[EACH][2], const float *from, int first, int left)
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = 16 * i + group() + 8 * half;
+            out[i][half] = row < left ? from[first + row] : 0.0f;
+        }
+}
+
+template <int EACH, int PARTS> static __device__ void clear(float (&sums)[EACH][PARTS][4])
+{
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int part = 0; part < PARTS; part++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                sums[i][part][c] = 0.0f;
+}
+
+// Writes the dot products of the warp's rows of `left` with the rows of `right`.
+template <int EACH, int COLUMNS, int DEPTH>
+static __device__ void dot_products(float (&out)[EACH][COLUMNS / 8][4], const unsigned (&left)[EACH][DEPTH / 16][4],
+                                    const Bf16 (*right)[DEPTH + AT_ONCE])
+{
+    clear(out);
+    // Rows of `right` are columns of the right operand, so its matrices are read as they lie: two of 8 rows for one step
+    // of 16 numbers, and two of the next 8 rows.
+    const int row = lane() / 16 * 8 + lane() % 8, column = lane() / 8 % 2 * 8;
+#pragma unroll
+    for (int d = 0; d < DEPTH / 16; d++)
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 16; j++) {
+            unsigned rights[4];
+            load_matrices(rights, &right[16 * j + row][16 * d + column]);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                multiply_add(out[i][2 * j], left[i][d], rights[0], rights[1]);
+                multiply_add(out[i][2 * j + 1], left[i][d], rights[2], rights[3]);
+            }
+        }
+}
+
+// Makes the scores UNSEEN of which the query does not see the key. Rows and columns of the scores are those from
+// `first_row` and `first_column` on; KEYS says that the rows are keys, else they are queries.
+template <bool KEYS, int EACH, int PARTS>
+static __device__ void hide_unseen(float (&scores)[EACH][PARTS][4], int first_row, int first_column)
+{
+    const int last_row = first_row + 16 * EACH - 1, last_column = first_column + 8 * PARTS - 1;
+    if (KEYS ? last_row <= first_column : last_column <= first_row)
+        return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int j = 0; j < PARTS; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int row = first_row + 16 * i + group() + c / 2 * 8, column = first_column + 8 * j + pair() + c % 2;
+                if (KEYS ? row > column : column > row)
+                    scores[i][j][c] = UNSEEN;
+            }
+}
+
+// Adds to the warp's rows the rows of `right`, each times its weight, which is rounded to bf16.
+template <int EACH, int COLUMNS, int DEPTH>
+static __device__ void add_weighted_rows(float (&sums)[EACH][DEPTH / 8][4],
+                                         const float (&weights)[EACH][COLUMNS / 8][4],
+                                         const Bf16 (*right)[DEPTH + AT_ONCE])
+{
+    const int row = lane() % 16, column = lane() / 16 * 8;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 16; j++) {
+        // Two neighbouring parts of sums lie as one left operand does.
+        unsigned left[EACH][4];
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+                const float *const two = &weights[i][2 * j + part / 2][part % 2 * 2];
+                left[i][part] = rounded_pair(two[0], two[1]);
+            }
+#pragma unroll
+        for (int d = 0; d < DEPTH / 16; d++) {
+            unsigned rights[4];
+            load_transposed(rights, &right[16 * j + row][16 * d + column]);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                multiply_add(sums[i][2 * d], left[i], rights[0], rights[1]);
+                multiply_add(sums[i][2 * d + 1], left[i], rights[2], rights[3]);
+            }
+        }
+    }
+}
+
+// Writes the warp's rows, each times its factor. Only `left` of them exist.
+template <int EACH, int DEPTH>
+static __device__ void write_rows(float *to, int stride, int left, int columns,
+                                  const float (&sums)[EACH][DEPTH / 8][4], const float (&factors)[EACH][2])
+{
+    const bool in_pairs = columns % 2 == 0 && stride % 2 == 0 && (unsigned long long)to % 8 == 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = 16 * i + group() + 8 * half;
+            if (row >= left)
+                continue;
+            float *const line = to + (long long)row * stride;
+#pragma unroll
+            for (int d = 0; d < DEPTH / 8; d++) {
+                const int column = 8 * d + pair();
+                const Two two = {sums[i][d][2 * half] * factors[i][half], sums[i][d][2 * half + 1] * factors[i][half]};
+                if (in_pairs && column < columns) {
+                    *(Two *)(line + column) = two;
+                    continue;
+                }
+                if (column < columns)
+                    line[column] = two.first;
+                if (column + 1 < columns)
+                    line[column + 1] = two.second;
+            }
+        }
+}
+
+// The largest value, and the sum of the values, of the four threads that share a row.
+static __device__ float largest_of_row(float value)
+{
+    value = fmaxf(value, __shfl_xor_sync(0xffffffff, value, 1));
+    return fmaxf(value, __shfl_xor_sync(0xffffffff, value, 2));
+}
+
+static __device__ float sum_of_row(float value)
+{
+    value += __shfl_xor_sync(0xffffffff, value, 1);
+    return value + __shfl_xor_sync(0xffffffff, value, 2);
+}
+
+// The rounded rows of the block's head: its queries, after them its keys, after them its values.
+template <int DEPTH> static __device__ const Bf16 *of_head(const Bf16 *rounded, Shape shape, int parts)
+{
+    return rounded + (long long)blockIdx.x * parts * shape.time * DEPTH;
+}
+
+// Begins to fill a tile with keys and one with values: those of rows from `first` on.
+template <int ROWS, int DEPTH>
+static __device__ void begin_keys_and_values(Bf16 (*keys)[DEPTH + AT_ONCE], Bf16 (*values)[DEPTH + AT_ONCE],
+                                             const Bf16 *rounded, int first, Shape shape)
+{
+    const Bf16 *const here = rounded + ((long long)shape.time + first) * DEPTH;
+    begin_tile<ROWS, DEPTH>(keys, here, shape.time - first);
+    begin_tile<ROWS, DEPTH>(values, here + (long long)shape.time * DEPTH, shape.time - first);
+}
+
+// A warp's queries.
+struct Queries {
+    // The first one, and how many there are from there on.
+    int first, left;
+    // How many keys they see, and those of the whole block.
+    int seen, block_seen;
+};
+
+// The 16 · EACH queries of this warp. The blocks whose queries see most keys begin first.
+template <int EACH> static __device__ Queries own_queries(Shape shape)
+{
+    const int rows = 16 * EACH * WARPS, block = (gridDim.y - 1 - blockIdx.y) * rows;
+    const int first = block + threadIdx.x / WARP * 16 * EACH, left = shape.time - first;
+    return {first, left, left > 0 ? first + 16 * EACH : 0, min(block + rows, shape.time)};
+}
+
+// The outputs for 16 · EACH queries of each warp, COLUMNS keys at a time.
+template <int DEPTH, int EACH, int COLUMNS>
+static __device__ void attend_in_bf16(float *__restrict__ outputs, float *__restrict__ logs,
+                                      const Bf16 *__restrict__ rounded, Shape shape)
+{
+    __shared__ __align__(16) Bf16 keys[2][COLUMNS][DEPTH + AT_ONCE];
+    __shared__ __align__(16) Bf16 values[2][COLUMNS][DEPTH + AT_ONCE];
+    const auto [first, left, seen, block_seen] = own_queries<EACH>(shape);
+    const float factor = LOG2_E / sqrtf((float)shape.columns);
+    rounded = of_head<DEPTH>(rounded, shape, 3);
+    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], rounded, 0, shape);
+    unsigned queries[EACH][DEPTH / 16][4];
+    read_rows<EACH, DEPTH>(queries, rounded, first, left);
+
+    float tops[EACH][2], totals[EACH][2], sums[EACH][DEPTH / 8][4];
+    clear(sums);
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            tops[i][half] = UNSEEN;
+            totals[i][half] = 0.0f;
+        }
+    for (int key = 0, stage = 0; key < block_seen; key += COLUMNS, stage ^= 1) {
+        wait_for_copies();
+        // The tile is there for all warps, and none of them still reads the one before.
+        __syncthreads();
+        if (key + COLUMNS < block_seen)
+            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], rounded, key + COLUMNS, shape);
+        if (key >= seen)
+            continue;
+        float scores[EACH][COLUMNS / 8][4];
+        dot_products<EACH, COLUMNS, DEPTH>(scores, queries, keys[stage]);
+        hide_unseen<false>(scores, first, key);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float top = tops[i][half];
+#pragma unroll
+                for (int j = 0; j < COLUMNS / 8; j++)
+                    top = fmaxf(top, fmaxf(scores[i][j][2 * half], scores[i][j][2 * half + 1]));
+                top = largest_of_row(top);
+                const float shrink = power_of_two((tops[i][half] - top) * factor), level = top * factor;
+                tops[i][half] = top;
+                totals[i][half] *= shrink;
+#pragma unroll
+                for (int d = 0; d < DEPTH / 8; d++) {
+                    sums[i][d][2 * half] *= shrink;
+                    sums[i][d][2 * half + 1] *= shrink;
+                }
+#pragma unroll
+                for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+                    for (int c = 2 * half; c < 2 * half + 2; c++) {
+                        scores[i][j][c] = power_of_two(scores[i][j][c] * factor - level);
+                        totals[i][half] += scores[i][j][c];
+                    }
+            }
+        add_weighted_rows<EACH, COLUMNS, DEPTH>(sums, scores, values[stage]);
+    }
+
+    float shares[EACH][2];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int row = 16 * i + group() + 8 * half;
+            const float total = sum_of_row(totals[i][half]);
+            shares[i][half] = 1.0f / total;
+            if (pair() == 0 && row < left)
+                logs[shape.log() + first + row] = tops[i][half] * factor + log2f(total);
+        }
+    outputs += shape.single() + (long long)first * shape.width();
+    write_rows<EACH, DEPTH>(outputs, shape.width(), left, shape.columns, sums, shares);
+}
+
+// The derivative by 16 · EACH queries of each warp, COLUMNS keys at a time. `above` is the derivative by the outputs,
+// rounded, and `means` has, for each row, its dot product with the outputs: both by `attention_means`.
+template <int DEPTH, int EACH, int COLUMNS>
+static __device__ void attend_queries_in_bf16(float *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+                                              const Bf16 *__restrict__ above, const float *__restrict__ logs,
+                                              const float *__restrict__ means, Shape shape)
+{
+    __shared__ __align__(16) Bf16 keys[2][COLUMNS][DEPTH + AT_ONCE];
+    __shared__ __align__(16) Bf16 values[2][COLUMNS][DEPTH + AT_ONCE];
+    const auto [first, left, seen, block_seen] = own_queries<EACH>(shape);
+    const int stride = 3 * shape.width();
+    const float scale = 1.0f / sqrtf((float)shape.columns), factor = LOG2_E / sqrtf((float)shape.columns);
+    rounded = of_head<DEPTH>(rounded, shape, 3);
+    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], rounded, 0, shape);
+    unsigned queries[EACH][DEPTH / 16][4], own_above[EACH][DEPTH / 16][4];
+    read_rows<EACH, DEPTH>(queries, rounded, first, left);
+    read_rows<EACH, DEPTH>(own_above, of_head<DEPTH>(above, shape, 1), first, left);
+    float own_logs[EACH][2], own_means[EACH][2], scales[EACH][2];
+    read_numbers<EACH>(own_logs, logs + shape.log(), first, left);
+    read_numbers<EACH>(own_means, means + shape.log(), first, left);
+
+    float sums[EACH][DEPTH / 8][4];
+    clear(sums);
+    for (int key = 0, stage = 0; key < block_seen; key += COLUMNS, stage ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (key + COLUMNS < block_seen)
+            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], rounded, key + COLUMNS, shape);
+        if (key >= seen)
+            continue;
+        float scores[EACH][COLUMNS / 8][4], inner[EACH][COLUMNS / 8][4];
+        dot_products<EACH, COLUMNS, DEPTH>(scores, queries, keys[stage]);
+        hide_unseen<false>(scores, first, key);
+        dot_products<EACH, COLUMNS, DEPTH>(inner, own_above, values[stage]);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const float weight = power_of_two(scores[i][j][c] * factor - own_logs[i][c / 2]);
+                    inner[i][j][c] = weight * (inner[i][j][c] - own_means[i][c / 2]);
+                }
+        add_weighted_rows<EACH, COLUMNS, DEPTH>(sums, inner, keys[stage]);
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        scales[i][0] = scales[i][1] = scale;
+    slopes += shape.triple() + (long long)first * stride;
+    write_rows<EACH, DEPTH>(slopes, stride, left, shape.columns, sums, scales);
+}
+
+// The derivatives by 16 keys of each warp and by their values, COLUMNS queries at a time. Queries that do not exist are
+// zeros, and so are their `above`, logarithms and means: they add zeros.
+template <int DEPTH, int COLUMNS>
+static __device__ void attend_keys_in_bf16(float *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+                                           const Bf16 *__restrict__ above, const float *__restrict__ logs,
+                                           const float *__restrict__ means, Shape shape)
+{
+    __shared__ __align__(16) Bf16 queries[2][COLUMNS][DEPTH + AT_ONCE];
+    __shared__ __align__(16) Bf16 aboves[2][COLUMNS][DEPTH + AT_ONCE];
+    __shared__ float tile_logs[2][COLUMNS], tile_means[2][COLUMNS];
+    const int block = blockIdx.y * 16 * WARPS, first = block + threadIdx.x / WARP * 16, left = shape.time - first;
+    const int stride = 3 * shape.width();
+    const float scale = 1.0f / sqrtf((float)shape.columns), factor = LOG2_E / sqrtf((float)shape.columns);
+    rounded = of_head<DEPTH>(rounded, shape, 3);
+    above = of_head<DEPTH>(above, shape, 1);
+    logs += shape.log();
+    means += shape.log();
+    const auto begin = [&](int stage, int query) {
+        begin_tile<COLUMNS, DEPTH>(queries[stage], rounded + (long long)query * DEPTH, shape.time - query);
+        begin_tile<COLUMNS, DEPTH>(aboves[stage], above + (long long)query * DEPTH, shape.time - query);
+        begin_numbers<COLUMNS>(tile_logs[stage], logs + query, shape.time - query);
+        begin_numbers<COLUMNS>(tile_means[stage], means + query, shape.time - query);
+    };
+    begin(0, block);
+    unsigned keys[1][DEPTH / 16][4], values[1][DEPTH / 16][4];
+    read_rows<1, DEPTH>(keys, rounded + (long long)shape.time * DEPTH, first, left);
+    read_rows<1, DEPTH>(values, rounded + 2 * (long long)shape.time * DEPTH, first, left);
+
+    float key_sums[1][DEPTH / 8][4], value_sums[1][DEPTH / 8][4];
+    clear(key_sums);
+    clear(value_sums);
+    for (int query = block, stage = 0; query < shape.time; query += COLUMNS, stage ^= 1) {
+        wait_for_copies();
+        __syncthreads();
+        if (query + COLUMNS < shape.time)
+            begin(stage ^ 1, query + COLUMNS);
+        // None of these queries sees a key of the warp, or there are no such keys.
+        if (query + COLUMNS <= first || left <= 0)
+            continue;
+        float scores[1][COLUMNS / 8][4], inner[1][COLUMNS / 8][4];
+        dot_products<1, COLUMNS, DEPTH>(scores, keys, queries[stage]);
+        hide_unseen<true>(scores, first, query);
+        dot_products<1, COLUMNS, DEPTH>(inner, values, aboves[stage]);
+#pragma unroll
+        for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int column = 8 * j + pair() + c % 2;
+                const float weight = power_of_two(scores[0][j][c] * factor - tile_logs[stage][column]);
+                scores[0][j][c] = weight;
+                inner[0][j][c] = weight * (inner[0][j][c] - tile_means[stage][column]);
+            }
+        add_weighted_rows<1, COLUMNS, DEPTH>(value_sums, scores, aboves[stage]);
+        add_weighted_rows<1, COLUMNS, DEPTH>(key_sums, inner, queries[stage]);
+    }
+    const float scales[1][2] = {{scale, scale}}, ones[1][2] = {{1.0f, 1.0f}};
+    slopes += shape.triple() + (long long)first * stride + shape.width();
+    write_rows<1, DEPTH>(slopes, stride, left, shape.columns, key_sums, scales);
+    write_rows<1, DEPTH>(slopes + shape.width(), stride, left, shape.columns, value_sums, ones);
+}
+
+// Four numbers, rounded, at once.
+struct __align__(8) RoundedFour {
+    unsigned at[2];
+};
+
+static __device__ RoundedFour rounded(const Four &numbers)
+{
+    return {rounded_pair(numbers.at[0], numbers.at[1]), rounded_pair(numbers.at[2], numbers.at[3])};
+}
+
+// Writes the triples in bf16, head by head, in rows of `depth` numbers. A block for each row of the batch.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_round(Bf16 *__restrict__ to, const float *__restrict__ triples, int time, int heads, int columns, int depth)
+{
+    const bool whole = aligned(triples, columns);
+    const int fours = depth / 4, row = blockIdx.x % time, sequence = blockIdx.x / time;
+    triples += (long long)blockIdx.x * 3 * heads * columns;
+    for (int place = threadIdx.x; place < 3 * heads * fours; place += THREADS) {
+        const int column = place % fours * 4, part = place / fours / heads, head = place / fours % heads;
+        const Four numbers = four(triples + (part * heads + head) * columns, column, columns, whole);
+        const long long line = (((long long)sequence * heads + head) * 3 + part) * time + row;
+        *(RoundedFour *)(to + line * depth + column) = rounded(numbers);
+    }
+}
+
+// Writes the derivative by the outputs in bf16, as `attention_round` does, and for each row of each head its dot product
+// with the outputs: the mean, by the softmax's weights, of the derivative by the weights. A block for each row of the
+// batch, a warp for each of its heads.
+extern "C" __global__ void __launch_bounds__(THREADS)
+attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const float *__restrict__ output_slopes,
+                const float *__restrict__ outputs, int time, int heads, int columns, int depth)
+{
+    const bool whole = aligned(output_slopes, columns) && aligned(outputs, columns);
+    const int row = blockIdx.x % time, sequence = blockIdx.x / time, column = lane() * 4;
+    for (int head = threadIdx.x / WARP; head < heads; head += WARPS) {
+        const long long from = ((long long)blockIdx.x * heads + head) * columns;
+        const long long line = ((long long)sequence * heads + head) * time + row;
+        const Four slope = four(output_slopes + from, column, columns, whole);
+        const Four output = four(outputs + from, column, columns, whole);
+        const RoundedFour pairs = rounded(slope);
+        float mean = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            mean += output.at[i] * half_of(pairs.at[i / 2], i % 2);
+#pragma unroll
+        for (int flips = WARP / 2; flips > 0; flips /= 2)
+            mean += __shfl_xor_sync(0xffffffff, mean, flips);
+        if (column < depth)
+            *(RoundedFour *)(to + line * depth + column) = pairs;
+        if (lane() == 0)
+            means[line] = mean;
+    }
+}
+
+// Kernels for heads of up to DEPTH columns. The rows of a block, 64 times what follows DEPTH, are the same as on the host
+// (`attention_bf16.rs`); a block of `attention_keys_bf16` has 64. Then follow the rows of a tile of each kernel.
+#define KERNELS(DEPTH, EACH, COLUMNS, QUERIES_EACH, QUERIES_COLUMNS, KEYS_COLUMNS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) \
+    attention_bf16_##DEPTH(float *outputs, float *logs, const Bf16 *rounded, int time, int heads, int columns) \
+    { \
+        attend_in_bf16<DEPTH, EACH, COLUMNS>(outputs, logs, rounded, {time, heads, columns}); \
+    } \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) \
+    attention_bf16_queries_##DEPTH(float *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
+                                   const float *means, int time, int heads, int columns) \
+    { \
+        attend_queries_in_bf16<DEPTH, QUERIES_EACH, QUERIES_COLUMNS>(slopes, rounded, above, logs, means, \
+                                                                     {time, heads, columns}); \
+    } \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) \
+    attention_bf16_keys_##DEPTH(float *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
+                                const float *means, int time, int heads, int columns) \
+    { \
+        attend_keys_in_bf16<DEPTH, KEYS_COLUMNS>(slopes, rounded, above, logs, means, {time, heads, columns}); \
+    }
+
+KERNELS(64, 2, 64, 2, 32, 64)
+KERNELS(128, 1, 32, 1, 32, 16)
