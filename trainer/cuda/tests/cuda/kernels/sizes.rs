@@ -84,6 +84,7 @@ fn kernels_are_timed_if_this_is_a_gpu() {
 }
 
 /// Prints how long attention takes, and its slope, with GPT-2's heads.
+#[allow(clippy::print_stdout)] // A part of the test that calls it.
 fn time_attention(precision: Precision) {
     let shape = Attention { sequences: 32, time: 1024, heads: 12, columns: 64 };
     let gpu = gpu().multiplying_in(precision);
