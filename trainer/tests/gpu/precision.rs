@@ -1,6 +1,6 @@
 //! Training with products of numbers that are rounded to bf16, on the double of the driver.
 
-use crate::training::{SHORT, checksum, printed, refused, refused_by_rank_0, together};
+use crate::training::{GPT, SHORT, checksum, losses, printed, refused, refused_by_rank_0, together};
 
 #[test]
 fn a_perceptron_learns_in_bf16_and_every_number_of_workers_gives_the_same_bits() {
@@ -12,6 +12,24 @@ fn a_perceptron_learns_in_bf16_and_every_number_of_workers_gives_the_same_bits()
     assert!(accuracy > 0.85, "{alone}");
     assert_eq!(checksum(&together(&narrow, 2)), checksum(&alone));
     assert_ne!(checksum(&printed(flags, "")), checksum(&alone), "in f32");
+}
+
+#[test]
+fn a_gpt_learns_in_bf16_what_it_learns_in_f32_and_the_same_bits_for_every_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |precision: &str| {
+        let trace = folder.path().join(precision);
+        printed(&format!("{GPT} --device cuda:0 --precision {precision} --trace {}", trace.display()), "");
+        losses(&trace)
+    };
+    let (narrow, plain) = (losses("bf16"), losses("f32"));
+    assert!(narrow.len() == 4 && narrow != plain, "{narrow:?} {plain:?}");
+    assert!(narrow.iter().zip(&plain).all(|(narrow, plain)| (narrow - plain).abs() < 0.01 * plain));
+
+    let flags = format!("{GPT} --device cuda:0 --precision bf16");
+    let alone = printed(&flags, "");
+    assert_eq!(checksum(&together(&flags, 2)), checksum(&alone), "2 workers");
+    assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
 }
 
 #[test]

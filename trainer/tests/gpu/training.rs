@@ -87,7 +87,7 @@ pub(crate) fn together(flags: &str, world_size: u32) -> String {
     first
 }
 
-fn losses(trace: &Path) -> Vec<f64> {
+pub(crate) fn losses(trace: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(trace).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["event"] == "step").map(|line| line["loss"].as_f64().unwrap()).collect()
