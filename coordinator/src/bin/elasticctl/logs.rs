@@ -12,12 +12,12 @@ use elastic_coordinator::flags::logs::LogsFlags;
 use elastic_coordinator::job::overview::{Job, Overview};
 use elastic_coordinator::job::{Endpoint, JobId, JobSecret, NodeId, RankRecord, RoundRecord, Versioned};
 use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, open};
+use elastic_coordinator::operator::Operator;
 use elastic_coordinator::store::{Scope, WatchUpdate, Watcher};
 use elastic_proto::logs::{LogChunk, LogsReply};
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::operator::Operator;
 use crate::table::printable;
 
 /// Replies of all nodes that wait to be printed.
