@@ -26,7 +26,7 @@ ARCH ?=
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian gpu gpu-kit wheel dist test-dist verify fix bench bench-torch chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-torch chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,12 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) "PyTorch 1.13" scripts/torch-debian.sh
 	@$(STEP) tests env ELASTIC_REQUIRE_TORCH_1_13=1 $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
+
+test-frameworks: ## Installs Transformers, Lightning and Accelerate in .frameworks/, and trains with them under kills
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) frameworks scripts/frameworks.sh
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) tests env ELASTIC_REQUIRE_FRAMEWORKS=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) & test(/^frameworks::/)'
 
 gpu: ## Runs the kernels' tests on this machine's GPU, times snapshots there, and the trainer beside the PyTorch of ELASTIC_TORCH_PYTHON
 	@scripts/gpu.sh
@@ -107,7 +113,7 @@ bench: ## Times launch, recovery, rendezvous, the coordinator, the workers' stor
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(launchers|packaging|pytorch)::/)'
+	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(frameworks|launchers|packaging|pytorch)::/)'
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test

@@ -77,6 +77,23 @@ async fn the_imagenet_example_goes_on_after_a_kill() {
 }
 
 #[tokio::test]
+async fn the_snapshots_example_goes_on_after_a_kill() {
+    let Some(torch) = Torch::find() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#"
+        elastic-agent --standalone --nproc-per-node=2 --max-restarts=1 "$EXAMPLES/train_snapshots.py" \
+            --epochs=10 --checkpoints="$PWD/none" > out 2>&1 &
+        until grep -q "step 100," out; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
+        kill -KILL "$(pgrep -n -f "train_snapshots.py.*$PWD")"
+        wait $! || { cat out; exit 1; }
+        cat out"#;
+    let out = typed(&torch, folder.path(), train).await;
+    let resumed = out.lines().find_map(|line| line.split_once("goes on after step ")?.1.split_once(", from memory"));
+    let step: u64 = resumed.unwrap_or_else(|| panic!("it begins anew: {out}")).0.parse().unwrap();
+    assert!((100..930).contains(&step) && out.contains("step 900, 2 workers: loss "), "{out}");
+}
+
+#[tokio::test]
 async fn the_slurm_example_starts_an_agent_on_each_node() {
     use std::os::unix::fs::PermissionsExt;
     let Some(torch) = Torch::find() else { return };

@@ -252,9 +252,9 @@ def _storage(tensor: torch.Tensor) -> int:
     return local.untyped_storage().data_ptr()
 
 
-def keeps_for_its_node() -> bool:
-    """Whether this is the first worker of its node. Under --virtual-local-rank all have a LOCAL_RANK of 0."""
-    return int(os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")) == 0
+def local_rank() -> int:
+    """This worker's position on its node. Under --virtual-local-rank all have a LOCAL_RANK of 0."""
+    return int(os.environ.get("ELASTIC_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0"))
 
 
 def say(line: str) -> None:

@@ -26,7 +26,7 @@ from ..batches import ElasticBatchSampler
 from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
-from .keeper import Folder, Keeper, keeps_for_its_node
+from .keeper import Folder, Keeper, local_rank
 from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
@@ -345,7 +345,7 @@ class Session:
     def _look_at_memory(self) -> None:
         """Takes up what an earlier worker has left in the agent's memory. It is then a state that this rank holds, as one of
         its own steps: the furthest rank's counts."""
-        if self._snapshot_every is None or not keeps_for_its_node():
+        if self._snapshot_every is None or local_rank() != 0:
             return
         folder = None
         if self._checkpoint_dir is not None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -17,7 +19,7 @@ import torch.distributed as dist
 from .. import worker
 from . import state as states
 from .choice import Choice, Offer, choose
-from .keeper import Folder, Keeper, keeps_for_its_node, say
+from .keeper import Folder, Keeper, local_rank, say
 from .slots import Snapshot, state_of
 
 # Bytes of a state that are sent at once.
@@ -99,7 +101,7 @@ class Snapshots:
         self._folder = folder
         self._last = 0
         self._keeper: Keeper | None = None
-        if worker.available() and (self._meshes or keeps_for_its_node()):
+        if worker.available() and (self._meshes or local_rank() == 0):
             optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
             self._keeper = Keeper(self._facts(), optimizers=optimizers, folder=folder, rescued=True)
 
@@ -230,6 +232,18 @@ def from_rank_0(value: Any) -> Any:
     told = [value]
     dist.broadcast_object_list(told, src=0)
     return told[0]
+
+
+def folder_for_one_read() -> str:
+    """A new folder, in memory where that is to be had, for a state that a framework reads from a path. The one that an
+    earlier process of this worker had, and was killed before it removed it, is removed."""
+    shared = "/dev/shm"
+    base = shared if os.access(shared, os.W_OK) else tempfile.gettempdir()
+    names = [os.environ.get("TORCHELASTIC_RUN_ID"), os.environ.get("ELASTIC_NODE"), local_rank()]
+    prefix = f"elastic-{hashlib.sha256(repr(names).encode()).hexdigest()[:16]}-"
+    for former in pathlib.Path(base).glob(prefix + "*"):
+        shutil.rmtree(former, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=prefix, dir=base)
 
 
 class _Ranks:

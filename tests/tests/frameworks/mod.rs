@@ -1,0 +1,91 @@
+//! The example for Lightning, and Accelerate's launcher, with the real packages under kills. `make test-frameworks`
+//! installs these and runs the tests.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use elastic_tests::binaries::binary;
+use elastic_tests::etcd::free_port;
+use elastic_tests::torch::{Torch, script};
+use tokio::process::Command;
+
+/// Two workers import a framework, twice, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(280);
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// Commands as a user types them in `folder`, with the built programs and the frameworks' Python on the path.
+fn shell(python: &Torch, folder: &Path, commands: &str) -> Command {
+    let first = [binary("elastic-agent").parent().unwrap(), python.python().parent().unwrap()].map(PathBuf::from);
+    let inherited = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(first.into_iter().chain(std::env::split_paths(&inherited))).unwrap();
+    let mut shell = Command::new("bash");
+    shell.args(["-e", "-c", commands]).current_dir(folder).envs(python.environment()).env("PATH", path);
+    shell.env("PYTHONPATH", root().join("agent/python")).env("EXAMPLES", root().join("examples"));
+    shell.env("SCRIPTS", script(".")).env("OMP_NUM_THREADS", "1").env("HF_HUB_OFFLINE", "1").kill_on_drop(true);
+    shell
+}
+
+/// What the commands print, when they have succeeded.
+async fn typed(python: &Torch, folder: &Path, commands: &str) -> String {
+    let ended = tokio::time::timeout(LIMIT, shell(python, folder, commands).output()).await.expect("it ends").unwrap();
+    let text = [&ended.stdout[..], &ended.stderr[..]].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(ended.status.success(), "{text}");
+    text
+}
+
+/// The steps that groups went on from, out of memory.
+fn resumed(out: &str) -> Vec<u64> {
+    let after = |line: &str| {
+        let (_, rest) = line.split_once("goes on after step ")?;
+        rest.split_once(", from memory")?.0.parse().ok()
+    };
+    out.lines().filter_map(after).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs the frameworks: make test-frameworks"]
+async fn lightning_goes_on_from_memory_on_fewer_nodes_than_it_names() {
+    let Some(python) = Torch::with_frameworks() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let train = format!(
+        r#"
+        node() {{
+            exec elastic-agent --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --nnodes=1:2 --node-name="$1" \
+                --local-addr=127.0.0.1 --max-restarts=1 "$EXAMPLES/train_lightning.py" \
+                --nodes=2 --epochs=6 --folder="$PWD/checkpoints" > "$1" 2>&1
+        }}
+        export XDG_RUNTIME_DIR=$PWD
+        # It serves the nodes' store.
+        node a & a=$!
+        until (: < /dev/tcp/127.0.0.1/{port}) 2>/dev/null; do kill -0 $a || {{ cat a; exit 1; }}; sleep 0.05; done
+        node b & b=$!
+        until grep -q "^.*step 20: loss" a b; do kill -0 $a && kill -0 $b || {{ cat a b; exit 1; }}; sleep 0.05; done
+        kill -KILL $b
+        wait $a || {{ cat a b; exit 1; }}
+        cat a"#
+    );
+    let out = typed(&python, folder.path(), &train).await;
+    let steps = resumed(&out);
+    // An epoch is 94 steps of two nodes.
+    assert!(matches!(steps[..], [20..564]), "{steps:?} in {out}");
+    assert!(out.contains(" of epoch 6: done"), "{out}");
+}
+
+#[tokio::test]
+#[ignore = "needs the frameworks: make test-frameworks"]
+async fn accelerates_launcher_is_the_agent() {
+    let Some(python) = Torch::with_frameworks() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let launch = r#"
+        python -m elastic_agent.accelerate launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no \
+            --dynamo_backend=no --max_restarts=1 "$SCRIPTS/accelerates.py" --word "two words""#;
+    let out = typed(&python, folder.path(), launch).await;
+    for rank in 0..2 {
+        assert!(out.contains(&format!("rank {rank} of 2, round 2, sum 3: two words")), "{out}");
+    }
+}
