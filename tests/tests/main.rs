@@ -6,7 +6,7 @@
 //! | `deploy` | what is in `deploy/`: the recipe, its scripts |
 //! | `embedded_against_etcd` | the embedded store beside a real etcd: the same answers to random histories |
 //! | `etcd_faults`, `etcd_v2` | what our clients of etcd's v3 and v2 API do when servers or networks fail |
-//! | `frameworks` | Lightning and Accelerate, under kills: `make test-frameworks` |
+//! | `frameworks` | Transformers, Lightning and Accelerate, under kills: `make test-frameworks` |
 //! | `hostile` | what a client without rights can do to the ports of an agent and of a coordinator |
 //! | `launchers` | PyTorch's own cases for launchers, on the agent and on torchrun |
 //! | `operator` | `elastic-coordinator` and `elasticctl` as users run them |

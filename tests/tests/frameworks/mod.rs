@@ -1,5 +1,5 @@
-//! The example for Lightning, and Accelerate's launcher, with the real packages under kills. `make test-frameworks`
-//! installs these and runs the tests.
+//! The examples for Transformers and Lightning, and Accelerate's launcher, with the real packages under kills. `make
+//! test-frameworks` installs these and runs the tests.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,6 +44,34 @@ fn resumed(out: &str) -> Vec<u64> {
         rest.split_once(", from memory")?.0.parse().ok()
     };
     out.lines().filter_map(after).collect()
+}
+
+#[tokio::test]
+#[ignore = "needs the frameworks: make test-frameworks"]
+async fn transformers_goes_on_from_memory() {
+    let Some(python) = Torch::with_frameworks() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Given a checkpoint that a kill has left half written, which is newer than any
+    let train = r#"
+        mkdir -p checkpoints/checkpoint-999 && echo '{}' > checkpoints/checkpoint-999/config.json
+        elastic-agent --standalone --nproc-per-node=2 --max-restarts=1 "$EXAMPLES/train_transformers.py" \
+            --epochs=2 --folder="$PWD/checkpoints" > out 2>&1 &
+        until grep -q "'loss'" out; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
+        kill -KILL "$(pgrep -n -f "train_transformers.py.*$PWD")"
+        wait $! || { cat out; exit 1; }
+        cat out"#;
+    let out = typed(&python, folder.path(), train).await;
+    // Before the first of the Trainer's own checkpoints.
+    assert!(matches!(resumed(&out)[..], [20..100]), "{:?} in {out}", resumed(&out));
+    assert!(out.contains("step 100: mean loss "), "{out}");
+
+    // When the agent is gone, and its memory with it, then the newest whole checkpoint is what counts
+    let again = r#"elastic-agent --standalone --nproc-per-node=2 "$EXAMPLES/train_transformers.py" \
+        --epochs=3 --folder="$PWD/checkpoints""#;
+    std::fs::create_dir_all(folder.path().join("checkpoints/checkpoint-999")).unwrap();
+    let out = typed(&python, folder.path(), again).await;
+    assert!(resumed(&out).is_empty() && out.contains("step 150: mean loss "), "{out}");
+    assert!(out.contains("'epoch': '2.4'") && !out.contains("'epoch': '1.6'"), "it went on from step 100: {out}");
 }
 
 #[tokio::test]

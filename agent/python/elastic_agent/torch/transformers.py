@@ -1,0 +1,122 @@
+"""Transformers' Trainer under elastic-agent: it goes on from the last steps, which the agent's memory holds, else from the
+newest checkpoint that is whole. Importing this imports transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import torch
+import transformers
+
+from .. import worker
+from .snapshots import Part, Snapshots, fingerprint, folder_for_one_read, from_rank_0
+
+# A snapshot's copy of the log: the whole of it would grow with the training.
+_LOGGED = 100
+
+
+class ElasticCallback(transformers.TrainerCallback):
+    """Keeps a Trainer's state in the agent's memory, and reports its progress.
+
+    ::
+
+        elastic = ElasticCallback()
+        trainer = Trainer(model=model, args=args, train_dataset=dataset, callbacks=[elastic])
+        trainer.train(resume_from_checkpoint=elastic.resume(trainer))
+
+    The Trainer writes its own checkpoints as before. Models that are sharded, by FSDP or DeepSpeed, and those
+    with adapters of PEFT, are not kept in memory.
+    Random numbers are not part of a snapshot: dropout takes others after a restart.
+    """
+
+    def __init__(
+        self, *, snapshot_every: int = 1, checkpoint_dir: str | os.PathLike[str] | None = None, checkpoint_every: int = 1000
+    ) -> None:
+        """snapshot_every: steps from one snapshot to the next. checkpoint_dir, checkpoint_every: as `Snapshots` has them:
+        with a folder, what is in memory is also written there when all nodes leave or the job fails."""
+        self._every, self._dir, self._checkpoint_every = snapshot_every, checkpoint_dir, checkpoint_every
+        self._snapshots: Snapshots | None = None
+        self._trainer: Any = None
+        self._restored: str | None = None
+
+    def resume(self, trainer: transformers.Trainer) -> str | None:
+        """What `trainer.train(resume_from_checkpoint=...)` is to begin with: the newest state, the same on every rank. None
+        if there is none."""
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or hasattr(trainer.model, "peft_config"):
+            return from_rank_0(newest_whole(trainer.args.output_dir))
+        self._trainer = trainer
+        parts = {
+            "model": Part(fingerprint(trainer.model), trainer.model.state_dict),
+            "optimizer": Part("optimizer", lambda: trainer.optimizer.state_dict()),
+            "scheduler": Part("scheduler", lambda: trainer.lr_scheduler.state_dict()),
+            "trainer": Part("trainer", self._state_of_trainer),
+        }
+        self._snapshots = Snapshots(
+            parts, every=self._every, checkpoint_dir=self._dir, checkpoint_every=self._checkpoint_every
+        )
+        on_disk = from_rank_0(newest_whole(trainer.args.output_dir))
+        resumed = self._snapshots.resume(newer_than=_step_of(on_disk) if on_disk else 0)
+        if resumed is None:
+            return on_disk
+        self._restored = _as_checkpoint({name: part.loaded for name, part in parts.items()})
+        for part in parts.values():
+            part.loaded = None
+        return self._restored
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._snapshots:
+            optimizer = self._trainer.optimizer
+            self._snapshots.watch(getattr(optimizer, "optimizer", optimizer))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._restored:
+            # All of it has been read: random numbers, if there were any, with the first batch.
+            shutil.rmtree(self._restored, ignore_errors=True)
+            self._restored = None
+        if self._snapshots:
+            self._snapshots.take(state.global_step)
+        loss = state.log_history[-1].get("loss") if state.log_history else None
+        worker.report_progress(
+            state.global_step, epoch=int(state.epoch or 0), loss=loss, total_steps=max(state.max_steps, 0) or None
+        )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._snapshots:
+            self._snapshots.close()
+
+    def _state_of_trainer(self) -> str:
+        state = dataclasses.asdict(self._trainer.state)
+        state["log_history"] = state["log_history"][-_LOGGED:]
+        return json.dumps(state)
+
+
+def newest_whole(folder: str | os.PathLike[str]) -> str | None:
+    """The newest `checkpoint-N` in a Trainer's folder that is whole. A Trainer that is killed while it saves leaves one
+    without `trainer_state.json`, which it writes last; `get_last_checkpoint` takes that one, and every restart fails."""
+    found = []
+    for one in pathlib.Path(folder).glob("checkpoint-*"):
+        try:
+            found.append((_step_of(one), str(one)))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return max(found)[1] if found else None
+
+
+def _step_of(checkpoint: str | os.PathLike[str]) -> int:
+    return int(json.loads((pathlib.Path(checkpoint) / "trainer_state.json").read_text())["global_step"])
+
+
+def _as_checkpoint(loaded: dict[str, Any]) -> str:
+    """A folder as the Trainer reads it, in memory where that is to be had."""
+    folder = folder_for_one_read()
+    # By `save_pretrained` only the first rank of a node would write.
+    torch.save(loaded["model"], os.path.join(folder, transformers.utils.WEIGHTS_NAME))
+    torch.save(loaded["optimizer"], os.path.join(folder, "optimizer.pt"))
+    torch.save(loaded["scheduler"], os.path.join(folder, "scheduler.pt"))
+    (pathlib.Path(folder) / "trainer_state.json").write_text(loaded["trainer"])
+    return folder
