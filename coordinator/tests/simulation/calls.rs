@@ -69,13 +69,21 @@ impl World {
     }
 
     fn mutated(&self, asker: &Asker, request: Request) -> Request {
+        // Each round has a line of history, whose own guard stops most of what the round's would.
         let dropped = match (self.mutation, asker) {
-            (Some(Mutation::NoRound), Asker::Leader(_)) => vec![self.keys.round()],
-            (Some(Mutation::NoGuards), Asker::Leader(_)) => vec![self.keys.round(), self.keys.leader()],
+            (Some(Mutation::NoRound), Asker::Leader(_)) => vec![self.keys.round(), self.keys.events()],
+            (Some(Mutation::NoGuards), Asker::Leader(_)) => {
+                vec![self.keys.round(), self.keys.events(), self.keys.leader()]
+            }
             _ => return request,
         };
         let Request::Txn(mut txn) = request else { return request };
-        txn.when.retain(|guard| !matches!(guard, Guard::Modified { key, .. } if dropped.contains(key)));
+        let lies_under = |key: &str, prefix: &str| prefix.ends_with('/') && key.starts_with(prefix);
+        let is_dropped = |key: &str| dropped.iter().any(|dropped| key == dropped || lies_under(key, dropped));
+        txn.when.retain(|guard| match guard {
+            Guard::Modified { key, .. } | Guard::Created { key, .. } => !is_dropped(key),
+            Guard::Empty { .. } => true,
+        });
         Request::Txn(txn)
     }
 

@@ -88,7 +88,8 @@ async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it(
         ("paused", serde_json::json!(false)),
         ("excluded", serde_json::json!([])),
         ("priority", 3.into()),
-        ("asked", serde_json::json!({"by": "me@here", "at_ms": 1})),
+        ("asked", serde_json::json!({"by": {"name": "anna", "via": "api"}, "at_ms": 1, "event": 0})),
+        ("weights", serde_json::json!({"a": 2})),
     ] {
         wish[field] = value;
     }
@@ -103,8 +104,8 @@ async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it(
     ask(Build::Now, &before, &etcd, &["set", "job", "--min", "2"]).await;
     let kept = job.record(&etcd, "desired").await.unwrap();
     assert_eq!(
-        (&kept["priority"], &kept["asked"]["by"], &kept["min_nodes"]),
-        (&3.into(), &"me@here".into(), &2.into())
+        (&kept["priority"], &kept["weights"]["a"], &kept["min_nodes"], &kept["asked"]["by"]["via"]),
+        (&3.into(), &2.into(), &2.into(), &"elasticctl".into())
     );
     assert!(store.get(&later).await.unwrap().is_some());
     round.exit(0);

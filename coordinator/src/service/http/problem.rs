@@ -40,7 +40,7 @@ impl From<OperatorError> for Problem {
         let status = match &error {
             // Its own text names the other jobs.
             OperatorError::NoSuchJob { job, .. } => return Problem::no_such_job(job),
-            OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(&job.to_string()),
+            OperatorError::Removal(RemovalError::NoSuchJob { job }) => return Problem::no_such_job(job.as_ref()),
             OperatorError::NoSuchNode { .. } => StatusCode::NOT_FOUND,
             OperatorError::Range { .. } | OperatorError::NothingToSet => StatusCode::BAD_REQUEST,
             OperatorError::Store(_) | OperatorError::Removal(RemovalError::Store(_)) => StatusCode::SERVICE_UNAVAILABLE,
