@@ -7,7 +7,7 @@ use clap::Args;
 pub struct LogsFlags {
     /// The job
     pub job: String,
-    /// The worker of this rank alone, without a prefix; without it all ranks, each line after its [rank]
+    /// The worker of this rank alone, without a prefix; without it all ranks, each line after its rank
     pub rank: Option<u32>,
     /// Go on until the job has ended, with the workers of later rounds too
     #[arg(short, long, conflicts_with = "round")]
