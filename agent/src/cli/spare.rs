@@ -55,6 +55,7 @@ fn definition() -> Command {
     let switch = |name| Arg::new(name).long(name).action(ArgAction::SetTrue);
     Command::new("elastic-agent spare")
         .about(ABOUT)
+        .override_usage("elastic-agent spare [FLAGS] FOLDER")
         .after_help(EXAMPLES)
         .arg(Arg::new("FOLDER").required(true).value_parser(ValueParser::path_buf()).help("Folder of the jobs' files"))
         .arg(Arg::new("node-name").long("node-name").value_name("NAME").help(
