@@ -6,10 +6,43 @@
 //! | [`worker`] | the worker socket's messages |
 //! | [`pulse`] | the `Pulse` service between agents (feature `grpc`) |
 //! | [`logs`] | the `Logs` service of an agent, for operators (feature `grpc`) |
+//! | [`jobs`] | the `Jobs` service of the coordinator, for operators' programs (feature `grpc`) |
 
 #![forbid(unsafe_code)]
 
 pub mod worker;
+
+/// Generated from `proto/jobs.proto`, with serde: in JSON, its messages are what the coordinator's JSON API answers.
+#[cfg(feature = "grpc")]
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod jobs {
+    use serde::de::DeserializeOwned;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    tonic::include_proto!("elastic.jobs.v1");
+
+    /// The file itself, for those who ask a server what it speaks.
+    pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("jobs");
+
+    /// Writes an enum's value by its name, and the unspecified one as null.
+    fn name_of<E, S>(value: &i32, serializer: S) -> Result<S::Ok, S::Error>
+    where
+        E: Serialize + TryFrom<i32>,
+        S: Serializer,
+    {
+        E::try_from(*value).ok().filter(|_| *value != 0).serialize(serializer)
+    }
+
+    /// Reads an enum's value by its name; one that is not among them is unspecified.
+    fn named<'de, E, D>(deserializer: D) -> Result<i32, D::Error>
+    where
+        E: DeserializeOwned + Default + Into<i32>,
+        D: Deserializer<'de>,
+    {
+        let name = serde_json::Value::deserialize(deserializer)?;
+        Ok(serde_json::from_value::<E>(name).unwrap_or_default().into())
+    }
+}
 
 /// Generated from `proto/logs.proto`.
 #[cfg(feature = "grpc")]
