@@ -18,14 +18,17 @@ use std::time::Duration;
 
 use axum::Router;
 use futures::Stream;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::body::Incoming;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
@@ -45,16 +48,24 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Bytes that every HTTP/2 client begins with.
 const PREFACE: usize = 24;
 
+/// Requests at once of one HTTP/2 connection to an HTTP port; more wait at the client.
+const STREAMS: u32 = 32;
+
+/// Bytes of a request's header, and of all that an HTTP/2 client may send ahead.
+const HEADERS: u32 = 16 << 10;
+const AHEAD: u32 = 64 << 10;
+
 /// How long clients are waited for.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     /// For a connection's first words.
     greeting: Duration,
-    /// For an HTTP/1 request's header, and for a connection that is idle between two requests.
+    /// For an HTTP/1 request's header, and for a connection that is idle between two requests; also for an HTTP/2
+    /// client that does not answer pings.
     headers: Duration,
-    /// How long an HTTP/1 connection is used for new requests.
+    /// How long a connection of an HTTP port is used for new requests.
     old: Duration,
-    /// For the last answer of an old HTTP/1 connection.
+    /// For the last answers of an old one.
     last_answer: Duration,
 }
 
@@ -180,13 +191,12 @@ impl Port {
         futures::stream::unfold(self, |mut port| async { Some((Ok(port.accept().await), port)) })
     }
 
-    /// Answers HTTP/1 until it is dropped. Connections that are idle or do not finish their requests are closed.
+    /// Answers HTTP/1, and HTTP/2 where a client begins with it, until it is dropped. Connections that are idle or do not
+    /// finish their requests are closed.
     pub async fn serve_http(mut self, router: Router) {
         loop {
-            let mut stream = self.accept().await;
-            // The headers' own limit is the shorter way to say it.
-            stream.greeting = None;
-            tokio::spawn(answer(stream, router.clone(), self.patience));
+            let stream = self.accept().await;
+            tokio::spawn(answer(stream, Speaks::AsItBegins, router.clone(), self.patience));
         }
     }
 
@@ -194,29 +204,81 @@ impl Port {
     pub async fn serve_https(mut self, router: Router, settings: impl Fn() -> Arc<ServerConfig>) {
         loop {
             let mut stream = self.accept().await;
+            // The handshake's own limit is the shorter way to say it.
             stream.greeting = None;
             let handshake = TlsAcceptor::from(settings()).accept(stream);
             let (router, patience) = (router.clone(), self.patience);
             tokio::spawn(async move {
                 if let Ok(Ok(stream)) = timeout(patience.greeting, handshake).await {
-                    answer(stream, router, patience).await;
+                    let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let speaks = if http2 { Speaks::Http2 } else { Speaks::Http1 };
+                    answer(stream, speaks, router, patience).await;
                 }
             });
         }
     }
 }
 
-/// Answers one HTTP/1 connection until it ends or is too old.
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router, patience: Patience) {
-    let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(patience.headers);
-    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    tokio::pin!(serving);
-    // What a client breaks is its own loss.
-    if timeout(patience.old, serving.as_mut()).await.is_err() {
-        serving.as_mut().graceful_shutdown();
-        let _ = timeout(patience.last_answer, serving).await;
+/// What a connection speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaks {
+    AsItBegins,
+    Http1,
+    Http2,
+}
+
+/// With each request of an HTTP port: keeps the request's connection, however old it is, for an answer that lasts.
+#[derive(Debug, Clone)]
+pub struct Hold(Arc<watch::Sender<()>>);
+
+impl Hold {
+    /// The connection is kept until this is dropped.
+    pub fn keep(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
     }
+}
+
+/// Answers one connection until it ends or is too old.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    speaks: Speaks,
+    router: Router,
+    patience: Patience,
+) {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(patience.headers);
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(patience.headers)
+        .keep_alive_timeout(patience.headers)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .initial_stream_window_size(AHEAD)
+        .initial_connection_window_size(AHEAD);
+    let http = match speaks {
+        Speaks::AsItBegins => http,
+        Speaks::Http1 => http.http1_only(),
+        Speaks::Http2 => http.http2_only(),
+    };
+    let held = Hold(Arc::new(watch::Sender::new(())));
+    let (router, hold) = (TowerToHyperService::new(router), held.clone());
+    let service = service_fn(move |mut request: axum::http::Request<Incoming>| {
+        request.extensions_mut().insert(hold.clone());
+        router.call(request)
+    });
+    let serving = http.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(serving);
+    let old = async {
+        sleep(patience.old).await;
+        held.0.closed().await;
+    };
+    tokio::select! {
+        // What a client breaks is its own loss.
+        _ = serving.as_mut() => return,
+        () = old => {}
+    }
+    serving.as_mut().graceful_shutdown();
+    let _ = timeout(patience.last_answer, serving).await;
 }
 
 fn prepared(stream: TcpStream) -> io::Result<TcpStream> {
@@ -319,6 +381,7 @@ impl Connected for Connection {
 
 #[cfg(test)]
 mod tests {
+    use axum::Extension;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -390,6 +453,36 @@ mod tests {
         let mut client = http(Patience { old: SHORT, ..long() }).await;
         let asking = async { while asks(&mut client).await {} };
         timeout(WITHIN, asking).await.expect("it is hung up on");
+    }
+
+    #[tokio::test]
+    async fn an_http_client_that_says_nothing_is_hung_up_on() {
+        let mut client = http(Patience { greeting: SHORT, ..long() }).await;
+        ends(&mut client).await;
+    }
+
+    #[tokio::test]
+    async fn an_old_http_connection_is_kept_for_an_answer_that_lasts() {
+        let release = Arc::new(tokio::sync::Notify::new());
+        let released = Arc::clone(&release);
+        let lasting = async move |Extension(hold): Extension<Hold>| {
+            let _kept = hold.keep();
+            released.notified().await;
+            "yes"
+        };
+        let (port, address) = port(4, Patience { old: SHORT, last_answer: SHORT, ..long() }).await;
+        let router = Router::new().route("/lasting", get(lasting)).route("/slow", get(std::future::pending::<String>));
+        tokio::spawn(port.serve_http(router));
+        let mut clients = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+        for (client, path) in clients.iter_mut().zip(["/lasting", "/slow"]) {
+            client.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+        }
+        // The later one is too old already.
+        ends(&mut clients[1]).await;
+        release.notify_one();
+        let mut answer = Vec::new();
+        timeout(WITHIN, clients[0].read_to_end(&mut answer)).await.expect("then it is too old, too").unwrap();
+        assert!(answer.ends_with(b"yes"), "{answer:?}");
     }
 
     #[tokio::test]

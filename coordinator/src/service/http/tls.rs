@@ -35,6 +35,6 @@ fn config([certificate_file, key_file]: &[String; 2], certificate: &str, key: &s
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .map_err(|error| format!("{certificate_file} and {key_file} do not fit: {error}"))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
