@@ -2,6 +2,7 @@
 //! store, with nodes of this process, whose workers are simulated.
 
 mod browser;
+mod grpc;
 mod history;
 mod http;
 mod pause;

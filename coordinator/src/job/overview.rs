@@ -49,6 +49,8 @@ pub struct Job {
     pub events: BTreeMap<u64, EventRecord>,
     /// Spare hosts that are on their way, by name, and since when.
     pub coming: BTreeMap<String, Revision>,
+    /// Of the newest change of any of this, or later: another one means that there may be something new.
+    pub changed: Revision,
 }
 
 /// What an event did to a job, for those who count.
@@ -81,11 +83,18 @@ impl Overview {
         overview
     }
 
+    /// The same, where others were shown what was known before: as of this revision all jobs may have changed.
+    pub fn again(prefix: &str, values: &[KeyValue], revision: Revision) -> Overview {
+        let mut overview = Overview::of(prefix, values);
+        overview.jobs.values_mut().for_each(|job| job.changed = revision);
+        overview
+    }
+
     /// Takes in an event: the job it is about, and what it changed of interest.
     pub fn apply(&mut self, event: &Event) -> Option<(JobId, Option<Change>)> {
         match event {
             Event::Put(kv) => self.put(kv),
-            Event::Delete { key, .. } => self.delete(key),
+            Event::Delete { key, revision } => self.delete(key, *revision),
         }
     }
 
@@ -94,6 +103,7 @@ impl Overview {
         let keys = Keys::new(&self.prefix, &id);
         let part = keys.part(&kv.key)?;
         let job = self.jobs.entry(id.clone()).or_insert_with(|| Job::new(keys));
+        job.changed = job.changed.max(kv.mod_revision);
         match job.put(part, kv) {
             Ok(change) => Some((id, change)),
             Err(problem) => {
@@ -103,10 +113,11 @@ impl Overview {
         }
     }
 
-    fn delete(&mut self, key: &str) -> Option<(JobId, Option<Change>)> {
+    fn delete(&mut self, key: &str, revision: Revision) -> Option<(JobId, Option<Change>)> {
         let id = Keys::job_of(&self.prefix, key)?;
         let job = self.jobs.get_mut(&id)?;
         let part = job.keys.part(key)?;
+        job.changed = job.changed.max(revision);
         let change = job.delete(&part);
         if job.is_nothing() {
             self.jobs.remove(&id);
@@ -132,6 +143,7 @@ impl Job {
             evicted: BTreeMap::new(),
             events: BTreeMap::new(),
             coming: BTreeMap::new(),
+            changed: Revision::NONE,
         }
     }
 

@@ -1,4 +1,5 @@
-//! What a replica serves over HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API and the page.
+//! What a replica serves over HTTP: `/live`, `/ready`, `/metrics`, and where that is asked for the JSON API, the same over
+//! gRPC, and the page.
 //! What it reads comes from memory: however many ask, the store is not asked. What it changes, it asks of the store as
 //! `elasticctl` does.
 
@@ -6,10 +7,12 @@ mod access;
 mod api;
 mod changes;
 mod followed;
+mod grpc;
 mod page;
 mod problem;
 pub mod tls;
 pub mod users;
+mod watching;
 
 use std::sync::Arc;
 
@@ -58,7 +61,9 @@ pub async fn serve(listener: TcpListener, site: Site, tls: Option<Followed<Serve
         Shown::Monitoring => monitoring.fallback(async || {
             (StatusCode::NOT_FOUND, "here are /live, /ready and /metrics; --http-jobs adds the page and /v1/jobs\n")
         }),
-        Shown::Jobs | Shown::Users(_) => monitoring.nest("/v1", api::router(&site)).merge(page::router()),
+        Shown::Jobs | Shown::Users(_) => {
+            monitoring.nest("/v1", api::router(&site)).merge(grpc::router(&site)).merge(page::router())
+        }
     };
     let port = Port::new(listener, Share::Monitors);
     let router = router.with_state(site);

@@ -13,7 +13,7 @@
 //! | [`lease`] | the replica's lease |
 //! | [`retention`] | which jobs that have ended are deleted, as a pure function; `sweep` deletes them |
 //! | [`metrics`] | what Prometheus is told |
-//! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON API and the web page |
+//! | [`http`] | `/live`, `/ready`, `/metrics`, the JSON and the gRPC API, and the web page |
 
 pub mod claim;
 pub mod http;
@@ -203,7 +203,7 @@ impl Service {
             let opened = async {
                 let (values, revision) = self.store.range(&prefix).await?;
                 let watcher = self.store.watch(Scope::Prefix(prefix.clone()), revision.next()).await?;
-                Ok((Overview::of(&self.prefix, &values), watcher))
+                Ok((Overview::again(&self.prefix, &values, revision), watcher))
             };
             match opened.await {
                 Ok((overview, watcher)) => {
@@ -236,8 +236,8 @@ impl Service {
                     self.settle(&job);
                 }
             }
-            WatchUpdate::Snapshot { values, .. } => {
-                *self.shared.overview() = Some(Overview::of(&self.prefix, &values));
+            WatchUpdate::Snapshot { values, revision } => {
+                *self.shared.overview() = Some(Overview::again(&self.prefix, &values, revision));
                 self.shared.changes.send_replace(());
                 self.settle_all();
             }

@@ -51,7 +51,7 @@ fn refusing() -> String {
 }
 
 /// The keys of an ended job with `nodes` members, all of whom are gone, and some of whom are done.
-fn ended(job: &str, nodes: usize, done: usize) -> Vec<(String, String)> {
+pub(super) fn ended(job: &str, nodes: usize, done: usize) -> Vec<(String, String)> {
     let peer = refusing();
     let spec = serde_json::to_string(&quick_spec(1, 4)).unwrap();
     let round = format!(
@@ -90,7 +90,7 @@ fn ended(job: &str, nodes: usize, done: usize) -> Vec<(String, String)> {
     keys.into_iter().map(|(key, value)| (format!("/elastic/v1/jobs/{job}/{key}"), value)).collect()
 }
 
-async fn write(store: &dyn Store, keys: &[(String, String)]) {
+pub(super) async fn write(store: &dyn Store, keys: &[(String, String)]) {
     for (key, value) in keys {
         store.put(vec![], Op::put(key, value.as_bytes())).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Users of the coordinator's API, as they call it with curl: roles, tokens, TLS, and what they change on real etcd.
+//! Users of the coordinator's APIs, as they call them with curl and over gRPC: roles, tokens, TLS, and what they change on real etcd.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,9 @@ use elastic_tests::wait::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
+use tonic::Code;
 
+use super::grpc::{self, Rpc};
 use super::{Scene, WITHIN, succeed};
 
 /// A new token, and the line of the users file that knows it.
@@ -42,7 +44,7 @@ impl Served {
         served
     }
 
-    async fn over(scheme: &str, lines: &[&str], flags: &[&str]) -> Served {
+    pub(super) async fn over(scheme: &str, lines: &[&str], flags: &[&str]) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let users = dir.path().join("users");
         std::fs::write(&users, lines.join("\n")).unwrap();
@@ -54,12 +56,23 @@ impl Served {
         Served { coordinator, url: format!("{scheme}://{address}"), scene, nodes, users, _dir: dir }
     }
 
+    /// Gives the users file this text.
+    pub(super) fn set_users(&self, text: &str) {
+        std::fs::write(&self.users, text).unwrap();
+    }
+
     /// The status and the body of an answer; a body given makes it a POST.
     async fn call(&self, path: &str, token: Option<&str>, body: Option<&str>) -> (u16, String) {
         self.curl(path, token, body, &[]).await.expect("an answer")
     }
 
-    async fn curl(&self, path: &str, token: Option<&str>, body: Option<&str>, flags: &[&str]) -> Option<(u16, String)> {
+    pub(super) async fn curl(
+        &self,
+        path: &str,
+        token: Option<&str>,
+        body: Option<&str>,
+        flags: &[&str],
+    ) -> Option<(u16, String)> {
         let mut curl = Command::new("curl");
         curl.args(["-s", "--max-time", "15", "-w", "\n%{http_code}"]).args(flags);
         if let Some(token) = token {
@@ -75,6 +88,65 @@ impl Served {
     }
 }
 
+/// Calls of the JSON API and what they are over gRPC, with the statuses of callers without a token, with one that is
+/// none, and of rita, olga, otto, theo and lena. Changes that go through come last in their column.
+type Row = (&'static str, Option<&'static str>, Vec<Rpc>, [u16; 7]);
+
+fn table() -> Vec<Row> {
+    let drain_nobody = Some(r#"{"node":"nobody"}"#);
+    let empty = Some("{}");
+    vec![
+        ("/live", None, vec![], [200; 7]),
+        ("/ready", None, vec![], [200; 7]),
+        ("/metrics", None, vec![], [200; 7]),
+        ("/", None, vec![], [200; 7]),
+        ("/page.js", None, vec![], [200; 7]),
+        ("/v1/me", None, vec![Rpc::Me], [401, 401, 200, 200, 200, 200, 401]),
+        ("/v1/jobs", None, vec![Rpc::List, Rpc::WatchAll], [401, 401, 200, 200, 200, 200, 401]),
+        ("/v1/jobs/train", None, vec![Rpc::Get], [401, 401, 200, 200, 404, 200, 401]),
+        ("/v1/jobs/train/events", None, vec![Rpc::Events, Rpc::Watch], [401, 401, 200, 200, 404, 200, 401]),
+        ("/v1/nothing", None, vec![Rpc::Unknown], [401, 401, 404, 404, 404, 404, 401]),
+        ("/v1/jobs/train/drain", None, vec![], [401, 401, 405, 405, 405, 405, 401]),
+        ("/v1/jobs/train/drain", drain_nobody, vec![grpc::drain("nobody")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/undrain", drain_nobody, vec![grpc::undrain("nobody")], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/drain", empty, vec![grpc::drain("")], [401, 401, 403, 400, 404, 403, 401]),
+        ("/v1/jobs/train/drain", Some(r#"{"node":"b","nod":"a"}"#), vec![], [401, 401, 403, 400, 404, 403, 401]),
+        (
+            "/v1/jobs/train/set",
+            Some(r#"{"min":9,"max":2}"#),
+            vec![grpc::set(Some(9), Some(2))],
+            [401, 401, 403, 400, 404, 403, 401],
+        ),
+        ("/v1/jobs/train/set", empty, vec![grpc::set(None, None)], [401, 401, 403, 400, 404, 403, 401]),
+        ("/v1/jobs/train/sett", empty, vec![], [401, 401, 403, 404, 404, 403, 401]),
+        ("/v1/jobs/train/delete", empty, vec![Rpc::Delete], [401, 401, 403, 409, 404, 403, 401]),
+        ("/v1/jobs/train/drop-checkpoint", empty, vec![Rpc::DropCheckpoint], [401, 401, 403, 409, 404, 403, 401]),
+        (
+            "/v1/jobs/train/set",
+            Some(r#"{"max":2}"#),
+            vec![grpc::set(None, Some(2))],
+            [401, 401, 403, 200, 404, 403, 401],
+        ),
+        ("/v1/jobs/train/resume", empty, vec![grpc::resume()], [401, 401, 403, 200, 404, 403, 401]),
+        ("/v1/jobs/train/pause", empty, vec![grpc::pause()], [401, 401, 403, 200, 404, 403, 401]),
+        ("/v1/jobs/train/close", Some(""), vec![grpc::close()], [401, 401, 403, 200, 404, 403, 401]),
+    ]
+}
+
+/// What a status is over gRPC.
+fn over_grpc(rpc: &Rpc, status: u16) -> Code {
+    match status {
+        200 => Code::Ok,
+        400 => Code::InvalidArgument,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 if matches!(rpc, Rpc::Unknown) => Code::Unimplemented,
+        404 => Code::NotFound,
+        409 => Code::FailedPrecondition,
+        other => panic!("nothing is {other} over gRPC"),
+    }
+}
+
 #[tokio::test]
 async fn each_role_may_make_its_calls_and_no_others() {
     let (reader, reads) = token("rita", &[]).await;
@@ -82,41 +154,18 @@ async fn each_role_may_make_its_calls_and_no_others() {
     let (other, others) = token("otto", &["--role", "operate", "--job", "else"]).await;
     let (own, owns) = token("theo", &["--role", "read", "--job", "train"]).await;
     let (late, expired) = token("lena", &["--role", "operate", "--expires", "0s"]).await;
-    let served = Served::start(&["# ours", &reads, &operates, &others, &owns, &expired]).await;
-
-    // Statuses without a token, with one that is none, and of rita, olga, otto, theo and lena. Changes that go through
-    // come last in their column.
+    let lines = ["# ours", &reads, &operates, &others, &owns, &expired];
     let callers = [None, Some("nonsense"), Some(&*reader), Some(&*operator), Some(&*other), Some(&*own), Some(&*late)];
-    let drain = Some(r#"{"node":"nobody"}"#);
-    for (path, body, statuses) in [
-        ("/live", None, [200; 7]),
-        ("/ready", None, [200; 7]),
-        ("/metrics", None, [200; 7]),
-        ("/", None, [200; 7]),
-        ("/page.js", None, [200; 7]),
-        ("/v1/me", None, [401, 401, 200, 200, 200, 200, 401]),
-        ("/v1/jobs", None, [401, 401, 200, 200, 200, 200, 401]),
-        ("/v1/jobs/train", None, [401, 401, 200, 200, 404, 200, 401]),
-        ("/v1/jobs/train/events", None, [401, 401, 200, 200, 404, 200, 401]),
-        ("/v1/nothing", None, [401, 401, 404, 404, 404, 404, 401]),
-        ("/v1/jobs/train/drain", None, [401, 401, 405, 405, 405, 405, 401]),
-        ("/v1/jobs/train/drain", drain, [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/undrain", drain, [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/drain", Some("{}"), [401, 401, 403, 400, 404, 403, 401]),
-        ("/v1/jobs/train/drain", Some(r#"{"node":"b","nod":"a"}"#), [401, 401, 403, 400, 404, 403, 401]),
-        ("/v1/jobs/train/set", Some(r#"{"min":9,"max":2}"#), [401, 401, 403, 400, 404, 403, 401]),
-        ("/v1/jobs/train/set", Some("{}"), [401, 401, 403, 400, 404, 403, 401]),
-        ("/v1/jobs/train/sett", Some("{}"), [401, 401, 403, 404, 404, 403, 401]),
-        ("/v1/jobs/train/delete", Some("{}"), [401, 401, 403, 409, 404, 403, 401]),
-        ("/v1/jobs/train/drop-checkpoint", Some("{}"), [401, 401, 403, 409, 404, 403, 401]),
-        ("/v1/jobs/train/set", Some(r#"{"max":2}"#), [401, 401, 403, 200, 404, 403, 401]),
-        ("/v1/jobs/train/close", Some(""), [401, 401, 403, 200, 404, 403, 401]),
-    ] {
+
+    let served = Served::start(&lines).await;
+    let mut refusals = Vec::new();
+    for (path, body, _, statuses) in table() {
         for (caller, status) in callers.iter().zip(statuses) {
             let (found, answer) = served.call(path, *caller, body).await;
             assert_eq!(found, status, "{path} {body:?} by {caller:?}: {answer}");
-            let tells = status < 400 || serde_json::from_str::<Value>(&answer).unwrap()["error"].is_string();
-            assert!(tells, "{path}: {answer}");
+            let why = serde_json::from_str::<Value>(&answer).ok().and_then(|it| Some(it["error"].as_str()?.to_owned()));
+            assert!(status < 400 || why.is_some(), "{path}: {answer}");
+            refusals.push(why.unwrap_or_default());
         }
     }
     let lists = async |token: &str| {
@@ -127,10 +176,29 @@ async fn each_role_may_make_its_calls_and_no_others() {
     // A refusal names no job that is not the caller's.
     let (_, answer) = served.call("/v1/jobs/trian/close", Some(&operator), Some("{}")).await;
     assert!(answer.contains("there is no job") && !answer.contains("train"), "{answer}");
-    let log = served.coordinator.log();
-    assert!(
+    let logs = |served: &Served| {
+        let log = served.coordinator.log();
         log.contains("asked by olga (API): close") && [&reader, &operator, &other].iter().all(|it| !log.contains(*it))
-    );
+    };
+    assert!(logs(&served));
+
+    // Over gRPC it is the same, to the word.
+    let served = Served::start(&lines).await;
+    let channel = grpc::channel(&served.url).await;
+    let mut refusals = refusals.into_iter();
+    for (path, _, rpcs, statuses) in table() {
+        for (caller, status) in callers.iter().zip(statuses) {
+            let why = refusals.next().unwrap();
+            for rpc in &rpcs {
+                let answer = rpc.clone().by(*caller, channel.clone()).await;
+                let (found, says) =
+                    answer.map_or_else(|no| (no.code(), no.message().to_owned()), |()| (Code::Ok, String::new()));
+                assert_eq!(found, over_grpc(rpc, status), "{rpc:?} by {caller:?}: {says}");
+                assert!(says == why || found == Code::Unimplemented, "{rpc:?}, {path}: {says:?} is not {why:?}");
+            }
+        }
+    }
+    assert!(logs(&served));
 }
 
 #[tokio::test]
@@ -171,11 +239,11 @@ async fn tokens_change_while_the_coordinator_runs_and_a_bad_file_changes_nothing
         .await;
     };
     let (second, next) = token("anna", &[]).await;
-    std::fs::write(&served.users, &next).unwrap();
+    served.set_users(&next);
     becomes(&second, 200).await;
     assert_eq!(served.call("/v1/jobs", Some(&first), None).await.0, 401, "the token was replaced");
 
-    std::fs::write(&served.users, format!("{line}\nnonsense\n")).unwrap();
+    served.set_users(&format!("{line}\nnonsense\n"));
     served.coordinator.says("line 2: ", WITHIN).await;
     assert_eq!(served.call("/v1/jobs", Some(&second), None).await.0, 200, "those from before stay");
     assert_eq!(served.call("/v1/jobs", Some(&first), None).await.0, 401);
@@ -185,7 +253,7 @@ async fn tokens_change_while_the_coordinator_runs_and_a_bad_file_changes_nothing
 
     // One that expires is none from that moment on, though the file does not change.
     let (short, line) = token("lena", &["--expires", "3s"]).await;
-    std::fs::write(&served.users, line).unwrap();
+    served.set_users(&line);
     becomes(&short, 200).await;
     becomes(&short, 401).await;
     succeed(served.nodes).await;

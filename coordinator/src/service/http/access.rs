@@ -1,4 +1,4 @@
-//! Who calls the API, and what the caller may see and change. A token comes in each request's own header, never in a
+//! Who calls the APIs, and what the caller may see and change. A token comes in each request's own header, never in a
 //! cookie, so no other site's page can have a browser send it.
 
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
 use super::problem::Problem;
 use super::users::{Role, User, Users, Whose};
@@ -56,18 +56,34 @@ impl Caller {
     }
 }
 
-/// Lets a request in with its [`Caller`], or answers 401.
-pub(super) async fn admit(State(site): State<Arc<Site>>, mut request: Request, next: Next) -> Response {
-    let caller = match &site.shown {
-        Shown::Users(users) => caller(&users.now(), request.headers(), date::now_ms()),
-        Shown::Monitoring | Shown::Jobs => Ok(Caller::Anybody),
-    };
-    match caller {
+/// How an API says why it lets a request not in.
+pub(super) type Refuse = fn(Problem) -> Response;
+
+/// Lets a request in with its [`Caller`], or refuses it.
+pub(super) async fn admit(
+    State((site, refuse)): State<(Arc<Site>, Refuse)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    match site.caller(request.headers()) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
-        Err(problem) => problem.into_response(),
+        Err(problem) => refuse(problem),
+    }
+}
+
+impl Site {
+    /// Who sends a request with these headers, now.
+    ///
+    /// # Errors
+    /// Nobody who may call.
+    pub(super) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        match &self.shown {
+            Shown::Users(users) => caller(&users.now(), headers, date::now_ms()),
+            Shown::Monitoring | Shown::Jobs => Ok(Caller::Anybody),
+        }
     }
 }
 

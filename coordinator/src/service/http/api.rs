@@ -1,5 +1,5 @@
 //! What the JSON API, version 1, reads: from memory alone. Its shapes are in `docs/coordinator.md`; what it changes is in
-//! [`super::changes`].
+//! [`super::changes`]. The gRPC API reads by the same functions.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Path, Query, State};
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Router, middleware};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::access::{Caller, admit};
+use super::access::{Caller, Refuse, admit};
 use super::problem::{Problem, answer};
 use super::users::Role;
 use super::{Site, changes};
@@ -41,7 +41,11 @@ pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
         .method_not_allowed_fallback(async || {
             Problem(StatusCode::METHOD_NOT_ALLOWED, "what is read takes GET, and what is changed POST".into())
         })
-        .layer(middleware::from_fn_with_state(Arc::clone(site), admit))
+        .layer(middleware::from_fn_with_state((Arc::clone(site), refuse as Refuse), admit))
+}
+
+fn refuse(problem: Problem) -> Response {
+    problem.into_response()
 }
 
 /// Who the caller is: what a page needs to know to show only what works.
@@ -53,13 +57,14 @@ async fn me(Extension(caller): Extension<Caller>) -> Response {
 }
 
 /// Looks at the jobs.
-fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) -> Result<T, Problem> {
+pub(super) fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) -> Result<T, Problem> {
     let overview = shared.overview();
     let unread = || Problem(StatusCode::SERVICE_UNAVAILABLE, "the jobs were not read yet: is the store there?".into());
     look(overview.as_ref().ok_or_else(unread)?)
 }
 
-fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a JobId, &'a Job), Problem> {
+/// A job that the caller sees.
+pub(super) fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a JobId, &'a Job), Problem> {
     let named = id.parse::<JobId>().ok().and_then(|id| overview.jobs.get_key_value(&id));
     let found = named.filter(|(id, job)| job.round.is_some() && caller.sees(id));
     found.ok_or_else(|| Problem::no_such_job(id))
@@ -67,12 +72,12 @@ fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a Jo
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Listing {
+pub(super) struct Listing {
     /// Only jobs in this state.
-    state: Option<JobState>,
+    pub(super) state: Option<JobState>,
     /// Only jobs whose ids come after this.
-    after: Option<String>,
-    limit: Option<usize>,
+    pub(super) after: Option<String>,
+    pub(super) limit: Option<usize>,
 }
 
 async fn jobs(
@@ -85,7 +90,7 @@ async fn jobs(
 }
 
 /// One page of the jobs that the caller sees, and in `next` where the following one begins; null: there is none.
-fn list(overview: &Overview, caller: &Caller, Listing { state, after, limit }: &Listing) -> Value {
+pub(super) fn list(overview: &Overview, caller: &Caller, Listing { state, after, limit }: &Listing) -> Value {
     let limit = limit.unwrap_or(MOST_JOBS).clamp(1, MOST_JOBS);
     let mut found = overview.jobs.iter().filter(|(id, job)| {
         caller.sees(id)
@@ -147,7 +152,7 @@ async fn events(
 
 /// The events after one, and where to go on; whether that is anything new. Where the history has begun again (its job
 /// was deleted), `next` is lower than what was asked for.
-fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool) {
+pub(super) fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool) {
     let new = job.events.range((Bound::Excluded(after), Bound::Unbounded)).take(limit.unwrap_or(usize::MAX).max(1));
     let events: Vec<Value> = new.map(|(number, event)| job::json::event(*number, event)).collect();
     let last = job.events.keys().next_back().copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! What the JSON API changes: each [`Wish`] under its name, and what can be done with a job that has ended. Every call is
-//! a POST, with the caller's name in the job's history.
+//! What the APIs change: each [`Wish`] under its name, and what can be done with a job that has ended, with the caller's
+//! name in the job's history. Every call of the JSON API is a POST.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use super::Site;
 use super::access::Caller;
 use super::problem::{Problem, answer};
-use crate::job::JobId;
+use crate::job::{JobId, Requester};
 use crate::operator::{Granted, Wish};
 
-/// Most bytes of a body.
-const LONGEST: usize = 16 * 1024;
+/// Most bytes of a body, or of a gRPC message.
+pub(super) const LONGEST: usize = 16 * 1024;
 
 pub(super) fn router() -> Router<Arc<Site>> {
     Router::new()
@@ -46,9 +46,8 @@ fn fields<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
 }
 
 /// What is asked. A call that no wish is named after is none.
-fn wish(name: &str, body: &[u8]) -> Result<Wish, Problem> {
-    let body = object(body)?;
-    serde_json::from_value(json!({ name: body })).map_err(|error| {
+pub(super) fn wish(name: &str, fields: Value) -> Result<Wish, Problem> {
+    serde_json::from_value(json!({ name: fields })).map_err(|error| {
         let error = error.to_string();
         match error.strip_prefix("unknown variant ") {
             Some(known) => {
@@ -59,6 +58,37 @@ fn wish(name: &str, body: &[u8]) -> Result<Wish, Problem> {
     })
 }
 
+impl Site {
+    /// Asks something of a job; what the APIs answer.
+    pub(super) async fn ask(&self, id: &str, wish: &Wish, by: &Requester) -> Result<Value, Problem> {
+        let Granted { desired, advice } = self.operator.ask(id, wish, by).await?;
+        tracing::info!(job = %id, "asked by {by}: {wish}");
+        Ok(json!({ "job": id, "desired": desired, "advice": advice }))
+    }
+
+    /// Deletes a job, or says how many keys would go; what the APIs answer.
+    pub(super) async fn delete(&self, id: &str, dry_run: bool, by: &Requester) -> Result<Value, Problem> {
+        let job: JobId = id.parse().map_err(|_| Problem::no_such_job(id))?;
+        let keys = if dry_run {
+            self.operator.would_delete(&job, None).await?
+        } else {
+            let keys = self.operator.delete(&job, None).await?;
+            tracing::info!(job = %id, keys, "deleted, as asked by {by}; its checkpoint files stay");
+            keys
+        };
+        Ok(json!({ "job": id, "keys": keys, "deleted": !dry_run }))
+    }
+
+    /// Drops a job's resume point; what the APIs answer.
+    pub(super) async fn drop_checkpoint(&self, id: &str, by: &Requester) -> Result<Value, Problem> {
+        let dropped = self.operator.drop_checkpoint(id, by).await?;
+        if let Some(checkpoint) = &dropped {
+            tracing::info!(job = %id, "asked by {by}: drop the checkpoint of step {}", checkpoint.step);
+        }
+        Ok(json!({ "job": id, "dropped": dropped }))
+    }
+}
+
 async fn ask(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
@@ -66,10 +96,8 @@ async fn ask(
     body: Bytes,
 ) -> Result<Response, Problem> {
     let by = caller.operates(&id)?;
-    let wish = wish(&name, &body)?;
-    let Granted { desired, advice } = site.operator.ask(&id, &wish, &by).await?;
-    tracing::info!(job = %id, "asked by {by}: {wish}");
-    Ok(answer(&json!({ "job": id, "desired": desired, "advice": advice })))
+    let wish = wish(&name, object(&body)?)?;
+    Ok(answer(&site.ask(&id, &wish, &by).await?))
 }
 
 #[derive(Deserialize)]
@@ -88,15 +116,7 @@ async fn delete(
 ) -> Result<Response, Problem> {
     let by = caller.operates(&id)?;
     let Deletion { dry_run } = fields(object(&body)?)?;
-    let job: JobId = id.parse().map_err(|_| Problem::no_such_job(&id))?;
-    let keys = if dry_run {
-        site.operator.would_delete(&job, None).await?
-    } else {
-        let keys = site.operator.delete(&job, None).await?;
-        tracing::info!(job = %id, keys, "deleted, as asked by {by}; its checkpoint files stay");
-        keys
-    };
-    Ok(answer(&json!({ "job": id, "keys": keys, "deleted": !dry_run })))
+    Ok(answer(&site.delete(&id, dry_run, &by).await?))
 }
 
 #[derive(Deserialize)]
@@ -111,11 +131,7 @@ async fn drop_checkpoint(
 ) -> Result<Response, Problem> {
     let by = caller.operates(&id)?;
     let Nothing {} = fields(object(&body)?)?;
-    let dropped = site.operator.drop_checkpoint(&id, &by).await?;
-    if let Some(checkpoint) = &dropped {
-        tracing::info!(job = %id, "asked by {by}: drop the checkpoint of step {}", checkpoint.step);
-    }
-    Ok(answer(&json!({ "job": id, "dropped": dropped })))
+    Ok(answer(&site.drop_checkpoint(&id, &by).await?))
 }
 
 #[cfg(test)]
@@ -124,8 +140,10 @@ mod tests {
 
     #[test]
     fn calls_are_named_after_wishes_and_take_their_fields_alone() {
-        let said =
-            |name: &str, body: &str| wish(name, body.as_bytes()).map_err(|Problem(status, why)| (status.as_u16(), why));
+        let said = |name: &str, body: &str| {
+            let wish = object(body.as_bytes()).and_then(|fields| wish(name, fields));
+            wish.map_err(|Problem(status, why)| (status.as_u16(), why))
+        };
         assert_eq!(said("drain", r#"{"node":"a"}"#), Ok(Wish::Drain { node: "a".into() }));
         assert_eq!(said("set", r#"{"max":3}"#), Ok(Wish::Set { min: None, max: Some(3), priority: None }));
         assert_eq!(said("close", ""), Ok(Wish::Close {}));

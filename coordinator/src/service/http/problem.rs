@@ -1,9 +1,11 @@
-//! What the API answers: JSON, and for an error `{"error": "..."}` with a status.
+//! What the APIs answer: JSON, and for an error `{"error": "..."}` with a status; over gRPC the same sentence with gRPC's
+//! own code.
 
 use axum::extract::rejection::QueryRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
+use tonic::{Code, Status};
 
 use crate::operator::OperatorError;
 use crate::removal::RemovalError;
@@ -26,6 +28,22 @@ impl IntoResponse for Problem {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<Problem> for Status {
+    fn from(Problem(status, why): Problem) -> Status {
+        let code = match status {
+            StatusCode::BAD_REQUEST => Code::InvalidArgument,
+            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+            StatusCode::FORBIDDEN => Code::PermissionDenied,
+            StatusCode::NOT_FOUND => Code::NotFound,
+            StatusCode::CONFLICT => Code::FailedPrecondition,
+            StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+            _ => Code::Internal,
+        };
+        Status::new(code, why)
     }
 }
 

@@ -1,0 +1,142 @@
+//! Watches of the gRPC API: a job or all jobs as they stand, and again whenever they have changed. A client that reads
+//! slowly is told of fewer states, never of old ones, and nothing is kept for it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+use elastic_proto::jobs::{JobSummary, WatchAllReply, WatchReply};
+use futures::Stream;
+use futures::stream::try_unfold;
+use prost::Message;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::time::{sleep, timeout};
+use tonic::Status;
+
+use super::Site;
+use super::access::Caller;
+use super::api::{find, look, since};
+use super::grpc::{MESSAGE, message};
+use super::problem::Problem;
+use crate::job::overview::Overview;
+use crate::job::{self, JobId};
+use crate::store::Revision;
+
+/// What changes within this time is told together.
+const TOGETHER: Duration = Duration::from_millis(100);
+
+/// How often a watch looks whether its caller may still call, whatever changes.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Its place among the watches, and its connection.
+type Held = (OwnedSemaphorePermit, Option<watch::Receiver<()>>);
+
+/// Somebody's watch, with the token that it came with: one that is taken away, or expires, ends it.
+pub(super) struct Watching {
+    site: Arc<Site>,
+    token: HeaderMap,
+    changes: watch::Receiver<()>,
+    /// There is more to tell, whether anything changes or not.
+    at_once: bool,
+    _held: Held,
+}
+
+impl Watching {
+    pub(super) fn new(site: Arc<Site>, token: HeaderMap, held: Held) -> Watching {
+        let changes = site.shared.changes.subscribe();
+        Watching { site, token, changes, at_once: true, _held: held }
+    }
+
+    /// Looks until there is news.
+    async fn news<T>(
+        &mut self,
+        mut news: impl FnMut(&Overview, &Caller) -> Result<Option<T>, Problem>,
+    ) -> Result<T, Problem> {
+        loop {
+            if !std::mem::take(&mut self.at_once) {
+                let _ = timeout(LOOK, self.changes.changed()).await;
+                sleep(TOGETHER).await;
+            }
+            self.changes.mark_unchanged();
+            let caller = self.site.caller(&self.token)?;
+            if let Some(news) = look(&self.site.shared, |overview| news(overview, &caller))? {
+                return Ok(news);
+            }
+        }
+    }
+}
+
+/// One job, and the lines of its history after one.
+pub(super) fn one(
+    watching: Watching,
+    id: String,
+    after: u64,
+) -> impl Stream<Item = Result<WatchReply, Status>> + use<> {
+    try_unfold((watching, id, after, None), |(mut watching, id, after, told)| async move {
+        let news = watching.news(|overview, caller| {
+            let (id, job) = find(overview, &id, caller)?;
+            if told == Some(job.changed) {
+                return Ok(None);
+            }
+            // A history that has begun again is told from its start.
+            let last = job.events.keys().next_back().copied().unwrap_or(0);
+            let (mut value, _) = since(job, if last < after { 0 } else { after }, None);
+            value["job"] = job::json::job(id, job);
+            Ok(Some((value, job.changed)))
+        });
+        let (value, changed) = news.await?;
+        let reply: WatchReply = message(value)?;
+        let after = reply.next;
+        Ok(Some((reply, (watching, id, after, Some(changed)))))
+    })
+}
+
+/// All jobs that the caller sees.
+pub(super) fn all(watching: Watching) -> impl Stream<Item = Result<WatchAllReply, Status>> + use<> {
+    try_unfold((watching, None), |(mut watching, told)| async move {
+        let first = told.is_none();
+        let mut told: BTreeMap<JobId, Revision> = told.unwrap_or_default();
+        let news = watching.news(|overview, caller| {
+            let reply = changed(overview, caller, &mut told)?;
+            let anything = first || !reply.jobs.is_empty() || !reply.gone.is_empty();
+            Ok(anything.then_some(reply))
+        });
+        let reply = news.await?;
+        watching.at_once = reply.more;
+        Ok::<_, Status>(Some((reply, (watching, Some(told)))))
+    })
+}
+
+/// What to tell somebody who was told this; as much as goes into one message.
+fn changed(
+    overview: &Overview,
+    caller: &Caller,
+    told: &mut BTreeMap<JobId, Revision>,
+) -> Result<WatchAllReply, Problem> {
+    let visible = |id: &JobId| {
+        let job = overview.jobs.get(id).filter(|job| job.round.is_some() && caller.sees(id))?;
+        Some((job, job.changed))
+    };
+    let mut reply = WatchAllReply::default();
+    told.retain(|id, _| {
+        let there = visible(id).is_some();
+        if !there {
+            reply.gone.push(id.to_string());
+        }
+        there
+    });
+    let mut bytes = 0;
+    for id in overview.jobs.keys() {
+        let Some((job, changed)) = visible(id).filter(|(_, changed)| told.get(id) != Some(changed)) else { continue };
+        let summary: JobSummary = message(job::json::summary(id, job))?;
+        bytes += summary.encoded_len();
+        if bytes > MESSAGE && !reply.jobs.is_empty() {
+            reply.more = true;
+            break;
+        }
+        told.insert(id.clone(), changed);
+        reply.jobs.push(summary);
+    }
+    Ok(reply)
+}
