@@ -35,8 +35,8 @@ def main() -> None:
         built = programs.build(project, tree)
         programs.beside(built, tree)
         licences.write(project, tree / "share/doc/elastic/THIRD-PARTY-LICENCES")
-        for file in ["LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md"]:
-            shutil.copy2(ROOT / file, tree / "share/doc/elastic" / file)
+        for file in ["LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "proto/proto/jobs.proto"]:
+            shutil.copy2(ROOT / file, tree / "share/doc/elastic")
         made = [tarball.make(project, tree), *debian.make(project, tree), *wheel.make(project, tree)]
     sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(made)]
     (DIST / "SHA256SUMS").write_text("".join(sums))

@@ -35,6 +35,8 @@ def package(project: Project, tree: Path, name: str, programs: "list[str]", unit
             else:
                 shutil.copy2(file, target)
     documents(project, tree, root / "usr/share/doc" / name)
+    if "elastic-coordinator" in programs:
+        shutil.copy2(tree / "share/doc/elastic/jobs.proto", root / "usr/share/doc" / name)
     text = (ROOT / "deploy/systemd" / unit).read_text().replace("/usr/local/bin/", "/usr/bin/")
     (root / "usr/lib/systemd/system").mkdir(parents=True)
     (root / "usr/lib/systemd/system" / unit).write_text(text)

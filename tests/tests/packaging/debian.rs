@@ -110,6 +110,7 @@ async fn a_job_trains_on_a_fresh_system() {
     assert!(system.path("/usr/share/man/man1/elastic-agent.1.gz").is_file());
     assert!(system.path("/usr/share/man/man1/elasticctl-drain.1.gz").is_file());
     assert!(system.path("/usr/share/bash-completion/completions/elasticctl").is_file());
+    assert!(system.path("/usr/share/doc/elastic-train-coordinator/jobs.proto").is_file());
 
     let owned = succeeds(place.command("stat").args(["-c", "%U:%G", "/srv/train"]));
     assert_eq!(owned, "elastic:elastic\n", "the unit's folder");

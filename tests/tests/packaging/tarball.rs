@@ -53,6 +53,7 @@ async fn a_job_trains_where_there_is_only_glibc() {
         "share/fish/vendor_completions.d/elastic-coordinator.fish",
         "lib/systemd/system/elastic-train-agent@.service",
         "share/doc/elastic/LICENSE-MIT",
+        "share/doc/elastic/jobs.proto",
     ] {
         assert!(local.join(file).is_file(), "{file} is missing");
     }
