@@ -56,7 +56,7 @@ pub struct Flags {
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
 
-    /// Serve the jobs there too: a web page at /, a JSON API at /v1/jobs
+    /// Serve the jobs there too: a web page at /, a JSON API at /v1/jobs, the same over gRPC
     ///
     /// They only read, and ask for no token: whoever reaches the port can read all jobs' records, among them what failed
     /// workers wrote to their standard error. With --http-users they are there in any case, for users alone.

@@ -302,6 +302,21 @@ mod tests {
     }
 
     #[test]
+    fn a_job_says_when_it_changed() {
+        let (job, round) = ("J".parse().unwrap(), r#"{"number":1,"generation":1,"state":"running","reason":"r"}"#);
+        let at = |revision, key, value| KeyValue { mod_revision: Revision(revision), ..kv(key, value) };
+        let (round, leader) = (at(9, "/elastic/v1/jobs/J/round", round), at(7, "/elastic/v1/jobs/J/leader", LEADER));
+        let mut overview = Overview::of("/elastic", &[round.clone(), leader]);
+        assert_eq!(overview.jobs[&job].changed, Revision(9));
+        overview.apply(&Event::Delete { key: "/elastic/v1/jobs/J/leader".into(), revision: Revision(11) });
+        assert_eq!(overview.jobs[&job].changed, Revision(11));
+        overview.apply(&Event::Put(at(12, "/elastic/v1/jobs/J/round", "{")));
+        assert_eq!(overview.jobs[&job].changed, Revision(12));
+        // What was deleted meanwhile left no trace.
+        assert_eq!(Overview::again("/elastic", &[round], Revision(20)).jobs[&job].changed, Revision(20));
+    }
+
+    #[test]
     fn what_is_asked_of_a_job_that_has_ended_does_not_move_its_end() {
         let round = r#"{"number":1,"generation":1,"state":"failed","reason":"r"}"#;
         let line = |at: u64, more: &str| format!(r#"{{"at_ms":{at},"round":1,"state":"failed","reason":"r"{more}}}"#);

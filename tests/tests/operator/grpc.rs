@@ -241,6 +241,9 @@ async fn a_watch_tells_what_stands_and_then_each_change() {
     let mut again = jobs.watch(with(olga, watch(last))).await.unwrap().into_inner();
     let resumed = next(&mut again).await.unwrap();
     assert!(resumed.events.iter().all(|event| event.number > last) && resumed.job.is_some(), "{resumed:?}");
+    // A number that the history has not reached is of a job of this id that was deleted.
+    let mut anew = jobs.watch(with(olga, watch(9_999))).await.unwrap().into_inner();
+    assert_eq!(next(&mut anew).await.unwrap().events.first(), events.first());
     let mut seen: Option<JobSummary> = None;
     while seen.as_ref().is_none_or(|job| job.nodes != 1 || job.state() != JobState::Running) {
         seen = next(&mut all).await.unwrap().jobs.pop().or(seen);
@@ -324,6 +327,47 @@ async fn what_one_client_may_take_is_limited() {
     watches.pop();
     eventually("there is a place again", WITHIN, async || jobs.clone().watch(with(olga, watch(0))).await.ok()).await;
     succeed(served.nodes).await;
+}
+
+#[tokio::test]
+async fn many_jobs_come_in_messages_that_clients_take() {
+    let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
+    let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
+    let coordinator = Running::start("elastic-coordinator", &args);
+    let page = coordinator.says("http://", WITHIN).await;
+    let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 1, 1);
+    // Five times what goes into a message.
+    let (reason, ids) = ("r".repeat(100_000), (10..60).map(|number| format!("job-{number}")).collect::<Vec<_>>());
+    for id in &ids {
+        let round = json!({ "number": 1, "generation": 1, "state": "failed", "reason": reason }).to_string();
+        scene.store.put(vec![], Op::put(scene.other(id).keys.round(), round)).await.unwrap();
+    }
+    let all = ids.len();
+    let known = async || (http(&page, "/v1/jobs").await.matches("\"job\":").count() == all).then_some(());
+    eventually("all jobs are known there", WITHIN, known).await;
+
+    let mut jobs = JobsClient::new(channel(&format!("http://{page}")).await);
+    let (mut listed, mut after, mut pages) = (Vec::new(), String::new(), 0);
+    loop {
+        let page = jobs.list(ListRequest { after, ..ListRequest::default() }).await.unwrap().into_inner();
+        (pages, after) = (pages + 1, page.next.unwrap_or_default());
+        listed.extend(page.jobs.into_iter().map(|job| job.job));
+        if after.is_empty() {
+            break;
+        }
+    }
+    assert_eq!((&listed, pages), (&ids, 5));
+    let mut watch = jobs.watch_all(WatchAllRequest {}).await.unwrap().into_inner();
+    let (mut told, mut messages) = (Vec::new(), 0);
+    loop {
+        let message = next(&mut watch).await.unwrap();
+        messages += 1;
+        told.extend(message.jobs.into_iter().map(|job| job.job));
+        if !message.more {
+            break;
+        }
+    }
+    assert_eq!((&told, messages), (&ids, 5));
 }
 
 #[tokio::test]
