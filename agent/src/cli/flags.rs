@@ -110,6 +110,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .next_help_heading("Failures and restarts")
         .arg(value("max-restarts", "N", help::MAX_RESTARTS))
         .arg(value("restarts-without-progress", "N", help::RESTARTS_WITHOUT_PROGRESS))
+        .arg(value("exclude-after", "N", help::EXCLUDE_AFTER))
         .arg(value("restart-policy", "failures|all", help::RESTART_POLICY))
         .arg(value("on-store-loss", "wait|fence", help::ON_STORE_LOSS))
         .arg(value("shutdown-timeout", "TIME", help::SHUTDOWN_TIMEOUT))

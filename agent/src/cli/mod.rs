@@ -52,6 +52,8 @@ const LONGEST_JOB: usize = 255;
 const LONGEST_NODE: usize = 200;
 /// torchrun's job id if none is given.
 const NO_JOB: &str = "none";
+/// `--exclude-after` unless given.
+const EXCLUDE_AFTER: u32 = 3;
 /// The lease of a node whose store is its own. Nobody can take this node's place. So it may be frozen for any time (a
 /// closed lid, Ctrl-Z), and goes on.
 const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -81,6 +83,8 @@ pub struct Options {
     pub max_restarts: u32,
     /// How many restarts in a row may bring no new step.
     pub restarts_without_progress: Option<u32>,
+    /// After how many failures a node is left out for a time; zero: never.
+    pub exclude_after: u32,
     /// Whether only failures use up `max_restarts`, or all changes.
     pub restart_policy: RestartPolicy,
     /// What to do while the store is away.
@@ -139,6 +143,7 @@ impl Options {
             max_nodes: self.nodes.max,
             max_restarts: self.max_restarts,
             restarts_without_progress: self.restarts_without_progress,
+            exclude_after: Some(self.exclude_after),
             restart_policy: self.restart_policy,
             on_store_loss: self.on_store_loss,
             timings: self.timings,
@@ -235,9 +240,13 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let watch = watch::read(settings, &logs, &mut warnings)?;
     let program = program(settings)?;
     let restarts_without_progress = settings.parsed("restarts-without-progress", |text| values::count(text, 1))?;
-    if restarts_without_progress.is_some() && matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
-        warnings.push(
-            "--restarts-without-progress has no effect on etcd's v2 API, where each agent counts for itself".into(),
+    let exclude_after = settings.parsed("exclude-after", |text| values::count(text, 0))?;
+    if matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
+        let given = [("restarts-without-progress", restarts_without_progress), ("exclude-after", exclude_after)];
+        warnings.extend(
+            given.iter().filter(|(_, value)| value.is_some()).map(|(flag, _)| {
+                format!("--{flag} has no effect on etcd's v2 API, where each agent counts for itself")
+            }),
         );
     }
     let options = Options {
@@ -254,6 +263,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
             .parsed("max-restarts", |text| values::count(text, 0))?
             .unwrap_or(settings.dialect.max_restarts()),
         restarts_without_progress,
+        exclude_after: exclude_after.unwrap_or(EXCLUDE_AFTER),
         restart_policy: settings.parsed("restart-policy", restart_policy)?.unwrap_or_default(),
         on_store_loss: settings
             .parsed("on-store-loss", conf::on_store_loss)?

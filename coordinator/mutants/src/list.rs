@@ -19,6 +19,7 @@ const TRANSACTIONS: &str = "leader/transactions.rs";
 const DECIDE: &str = "decide/mod.rs";
 const RUNNING: &str = "decide/running.rs";
 const FORMING: &str = "decide/forming.rs";
+const EXCLUSION: &str = "exclusion.rs";
 const VIEW: &str = "view.rs";
 const ROSTER: &str = "roster/mod.rs";
 const STEP: &str = "member/step.rs";
@@ -198,9 +199,10 @@ pub const MUTANTS: &[Mutant] = &[
         name: "newcomers_first",
         what: "newcomers take the places of members",
         file: FORMING,
-        from: "let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());",
-        to: "let first: Vec<&NodeId> = if ON { roster.newcomers().collect() } else { Vec::new() };
-        let candidates = first.into_iter().chain(kept.into_iter().map(|(_, node)| node)).chain(roster.newcomers().filter(|_| !ON));",
+        from: "let candidates = kept.into_iter().map(|(_, node)| node).chain(newcomers);",
+        to: "let newcomers: Vec<&NodeId> = newcomers.collect();
+        let first = if ON { newcomers.clone() } else { Vec::new() };
+        let candidates = first.into_iter().chain(kept.into_iter().map(|(_, node)| node)).chain(newcomers.into_iter().filter(|_| !ON));",
     },
     // Promise 3: fencing.
     Mutant {
@@ -311,6 +313,35 @@ pub const MUTANTS: &[Mutant] = &[
         file: ROUNDS,
         from: "if round.paused && self.workers != Workers::None =>",
         to: "if !ON && round.paused && self.workers != Workers::None =>",
+    },
+    // Excluded nodes.
+    Mutant {
+        name: "the_operators_exclusion_is_not_seen",
+        what: "a node that the operator excludes gets a place",
+        file: FORMING,
+        from: "out.extend(view.drained_nodes().chain(view.excluded_by_operator()).filter(wants));",
+        to: "out.extend(view.drained_nodes().chain(view.excluded_by_operator().filter(|_| !ON)).filter(wants));",
+    },
+    Mutant {
+        name: "the_excluded_always_take_part",
+        what: "a node that is excluded for its failures gets a place though enough others are there",
+        file: FORMING,
+        from: "let needs_faulty = without_faulty.here < view.min_nodes()",
+        to: "let needs_faulty = (ON || without_faulty.here < view.min_nodes())",
+    },
+    Mutant {
+        name: "the_excluded_never_take_part",
+        what: "a node that is excluded for its failures gets no place though the others are too few",
+        file: FORMING,
+        from: "if needs_faulty { candidates(view, out)",
+        to: "if !ON && needs_faulty { candidates(view, out)",
+    },
+    Mutant {
+        name: "excluded_one_failure_too_soon",
+        what: "a node is excluded one failure too soon",
+        file: EXCLUSION,
+        from: "limit > 0 && before + 1 >= limit",
+        to: "limit > 0 && before + 1 + u32::from(ON) >= limit",
     },
     // A node's own steps.
     Mutant {

@@ -25,6 +25,7 @@ Examples:
   elasticctl events train -f               its history, and what happens from now on
   elasticctl logs train 7 -f               what rank 7 prints, also after a restart
   elasticctl drain train gpu7              gpu7 leaves at a round's end, and stays away until undrain
+  elasticctl exclude train gpu7            gpu7 gets no place, and its agent waits, until include
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl pause train                   stop its workers, and keep its agents, until resume
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
@@ -113,6 +114,35 @@ pub enum Command {
         /// The job
         job: String,
         /// The node's name
+        node: String,
+    },
+    /// Leave a node out: the others form a round without it, and its agent stays and waits
+    ///
+    /// Nodes of this name get no place in the job until `elasticctl include`, or until the job begins anew. Their workers
+    /// are stopped as for a planned leave. The job itself excludes nodes that fail again and again (the agents'
+    /// --exclude-after), for a time; `elasticctl describe` shows who is excluded, and why.
+    Exclude {
+        /// The job
+        job: String,
+        /// The node's name, as `elasticctl describe` shows it; it need not be here
+        node: String,
+    },
+    /// Let an excluded node take part again, also one that was excluded for its failures
+    Include {
+        /// The job
+        job: String,
+        /// The node's name
+        node: String,
+    },
+    /// Take a node's place away at once, whatever it does: its agent kills its workers and ends
+    ///
+    /// For a node that hangs or harms the others. It has no time to save: `drain` is the planned way. An agent that is
+    /// started there again may take part; `exclude` keeps it out. If its agent does not hear of it, the others wait until
+    /// its workers must have stopped, as for a node that is lost.
+    Evict {
+        /// The job
+        job: String,
+        /// The node's name or id
         node: String,
     },
     /// Change how many nodes a job may have, or its priority, while it runs

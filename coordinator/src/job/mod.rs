@@ -6,10 +6,12 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod failure;
+mod faults;
 pub mod history;
 mod ids;
 pub mod json;
 mod keys;
+mod millis;
 pub mod overview;
 mod progress;
 mod record;
@@ -22,6 +24,7 @@ mod vacancy;
 mod waiting;
 
 pub use failure::{Failure, FailureClass, Killer, Killing};
+pub use faults::{Excluded, Exclusion, Faults, TakenBack};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};
 pub use progress::{Advance, ProgressRecord, RoundProgress, StepDone};

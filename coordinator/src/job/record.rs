@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{Advance, Checkpoint, Desired, Failure, NodeId, Release, Requester};
+use super::{Advance, Checkpoint, Desired, Failure, Faults, NodeId, Release, Requester};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -184,6 +184,9 @@ pub struct RoundRecord {
     /// Whether these got the job any further.
     #[serde(default, skip_serializing_if = "Advance::is_none")]
     pub advance: Advance,
+    /// What is held against nodes: failures of their workers, and that they are excluded for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub faults: Vec<Faults>,
     /// The checkpoint all its members resume from, once sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,

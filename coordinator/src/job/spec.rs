@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{LeaderRecord, Protocols, Release, Requester};
+use super::{LeaderRecord, NodeId, Protocols, Release, Requester, TakenBack, millis};
 
 /// What is charged to `max_restarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -107,6 +107,10 @@ pub struct Spec {
     /// How many of these in a row may bring no new step; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts_without_progress: Option<u32>,
+    /// How many failures that count exclude the node whose workers they were; zero: none ever do. `None`: the job was
+    /// begun by a release of before this was told, which excludes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclude_after: Option<u32>,
     /// What counts as a failure.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
@@ -196,6 +200,10 @@ impl Spec {
                 };
                 differ("--restarts-without-progress", limit(self), limit(job))
             })
+            .or_else(|| {
+                let (ours, theirs) = self.exclude_after.zip(job.exclude_after)?;
+                differ("--exclude-after", ours.to_string(), theirs.to_string())
+            })
             .or_else(|| differ("--restart-policy", debug(&self.restart_policy), debug(&job.restart_policy)))
             .or_else(|| differ("--on-store-loss", debug(&self.on_store_loss), debug(&job.on_store_loss)))
             .or_else(|| differ("lease_ttl", span(a.lease_ttl), span(b.lease_ttl)))
@@ -225,6 +233,15 @@ pub struct Desired {
     /// Node names asked to leave.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drain: Vec<String>,
+    /// Names of nodes that get no place. Their agents stay and wait.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
+    /// Nodes that the leader has excluded, and that may take part all the same.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub include: Vec<TakenBack>,
+    /// Nodes that are evicted, whatever they say: their agents kill their workers and end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evict: Vec<NodeId>,
     /// Workers are stopped, agents stay, and no round is formed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub paused: bool,
@@ -253,7 +270,8 @@ pub struct Asked {
 impl Desired {
     /// What a leader of this build carries out, by the field. It says so in its own record. What only people read is not
     /// among them.
-    pub const CARRIED_OUT: &[&str] = &["min_nodes", "max_nodes", "closed", "drain", "paused"];
+    pub const CARRIED_OUT: &[&str] =
+        &["min_nodes", "max_nodes", "closed", "drain", "exclude", "include", "evict", "paused"];
 
     /// What leaders carried out before they said so.
     const CARRIED_OUT_AT_FIRST: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];
@@ -278,20 +296,6 @@ fn is_usual(priority: &i32) -> bool {
     *priority == 0
 }
 
-mod millis {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(u64::try_from(value.as_millis()).unwrap_or(u64::MAX))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        u64::deserialize(deserializer).map(Duration::from_millis)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +308,7 @@ mod tests {
             max_nodes: 4,
             max_restarts: 3,
             restarts_without_progress: None,
+            exclude_after: Some(3),
             restart_policy: RestartPolicy::default(),
             on_store_loss: OnStoreLoss::default(),
             timings: Timings::default(),

@@ -36,20 +36,21 @@ impl Vacancy {
 impl Job {
     /// The job's room for a host of this name, which does not count itself. `None` where the host has nothing to do:
     /// there is no such job, it has ended or is about to, or its operator has paused it or keeps
-    /// the name out of it.
+    /// the name out of it, or it is excluded.
     pub fn vacancy(&self, host: &str) -> Option<Vacancy> {
         let round = &self.round.as_ref()?.value;
         let (min, max) = self.range()?;
         let usual = Desired::default();
         let desired = self.desired.as_ref().map_or(&usual, |desired| &desired.value);
-        let drained = |name: &str| desired.drain.iter().any(|drained| drained == name);
+        let kept_out =
+            |name: &str| desired.drain.iter().any(|drained| drained == name) || self.excluded(name).is_some();
         let ends = self.nodes.values().any(|node| node.value.phase == Phase::Done);
-        if round.state.is_final() || desired.closed || desired.paused || ends || drained(host) {
+        if round.state.is_final() || desired.closed || desired.paused || ends || kept_out(host) {
             return None;
         }
         let stays = |phase| matches!(phase, Phase::Waiting | Phase::Running | Phase::Failed);
         let nodes = self.nodes.values().map(|node| &node.value).filter(|node| stays(node.phase));
-        let names: BTreeSet<&str> = nodes.map(|node| node.name.as_str()).filter(|name| !drained(name)).collect();
+        let names: BTreeSet<&str> = nodes.map(|node| node.name.as_str()).filter(|name| !kept_out(name)).collect();
         let here = names.iter().filter(|name| **name != host).count();
         let mut coming: Vec<_> = self.coming.iter().filter(|(spare, _)| !names.contains(spare.as_str())).collect();
         coming.sort_by_key(|(_, since)| **since);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::overview::Job;
-use super::{NodeId, Phase, RoundRecord, RoundState};
+use super::{Excluded, NodeId, Phase, RoundRecord, RoundState};
 
 /// What a node waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub enum Waits {
     Ended(RoundState),
     /// An operator drains it.
     Drained,
+    /// It is excluded.
+    Excluded(Excluded),
     /// An operator has paused the job.
     Paused,
     /// It has a place, and starts its workers.
@@ -46,6 +48,7 @@ impl fmt::Display for Waits {
         match self {
             Waits::Ended(state) => write!(f, "the job has {state}, and its last agents leave"),
             Waits::Drained => f.write_str("it is drained"),
+            Waits::Excluded(excluded) => excluded.fmt(f),
             Waits::Paused => f.write_str("the operator paused the job: until it is resumed"),
             Waits::Starting => f.write_str("it has its place, and starts its workers"),
             Waits::Spare { max } => write!(f, "a spare: the round has all {max} nodes that it may have"),
@@ -72,6 +75,10 @@ impl Job {
         if drains.contains(&node.name) {
             return Some(Waits::Drained);
         }
+        let excluded = self.excluded(&node.name);
+        if excluded == Some(Excluded::ByOperator) {
+            return Some(Waits::Excluded(Excluded::ByOperator));
+        }
         // One that is asked for is about to come.
         if round.paused || self.desired.as_ref().is_some_and(|desired| desired.value.paused) {
             return Some(Waits::Paused);
@@ -79,6 +86,8 @@ impl Job {
         if round.state == RoundState::Running {
             return Some(if self.rank(id).is_some() {
                 Waits::Starting
+            } else if let Some(excluded) = excluded {
+                Waits::Excluded(excluded)
             } else if round.group_world_size >= max {
                 Waits::Spare { max }
             } else {
@@ -89,11 +98,24 @@ impl Job {
         if !late.is_empty() {
             return Some(Waits::Members(late));
         }
-        let takes_part = self.nodes.values().map(|node| &node.value).filter(|node| {
+        // Who wants a place; those that are excluded for their failures get one where the others are too few.
+        let (mut here, mut faulty) = (0, 0);
+        for node in self.nodes.values().map(|node| &node.value) {
             let in_it = node.round.is_none_or(|of| of == round.number);
-            node.phase == Phase::Waiting && in_it && !drains.contains(&node.name)
-        });
-        let here = takes_part.count();
+            if node.phase == Phase::Waiting && in_it && !drains.contains(&node.name) {
+                match self.excluded(&node.name) {
+                    Some(Excluded::ByOperator) => {}
+                    Some(Excluded::ForFailures(_)) => faulty += 1,
+                    None => here += 1,
+                }
+            }
+        }
+        if let Some(excluded) = excluded.filter(|_| here >= min as usize) {
+            return Some(Waits::Excluded(excluded));
+        }
+        if here < min as usize {
+            here += faulty;
+        }
         Some(if here < min as usize { Waits::MoreNodes { here, min } } else { Waits::LastCall { here, max } })
     }
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::OperatorError;
 use super::error::listing;
 use crate::job::overview::Job;
-use crate::job::{Desired, JobId, Phase};
+use crate::job::{Desired, JobId, NodeId, Phase, TakenBack};
 
 /// What is asked of a job. The variants have named fields alone, also where there are none, since that is how JSON names
 /// them.
@@ -27,6 +27,21 @@ pub enum Wish {
     /// They may take part again.
     Undrain {
         /// The node's name.
+        node: String,
+    },
+    /// Nodes of this name get no place. Their agents stay and wait.
+    Exclude {
+        /// The node's name, or the id of one that is here. It need not be here.
+        node: String,
+    },
+    /// They get one again, also where they were excluded for their failures.
+    Include {
+        /// The node's name, or the id of one that is here.
+        node: String,
+    },
+    /// Nodes that are here lose their place at once, whatever they say, and their agents end.
+    Evict {
+        /// The node's name, or its id.
         node: String,
     },
     /// Other bounds, another priority; `None` leaves one as it is.
@@ -52,6 +67,9 @@ impl fmt::Display for Wish {
         match self {
             Wish::Drain { node } => write!(f, "drain {node}"),
             Wish::Undrain { node } => write!(f, "undrain {node}"),
+            Wish::Exclude { node } => write!(f, "exclude {node}"),
+            Wish::Include { node } => write!(f, "include {node}"),
+            Wish::Evict { node } => write!(f, "evict {node}"),
             Wish::Set { min, max, priority } => {
                 f.write_str("set")?;
                 min.map_or(Ok(()), |min| write!(f, " min {min}"))?;
@@ -102,15 +120,68 @@ pub fn granted(id: &JobId, job: &Job, mut desired: Desired, wish: &Wish) -> Resu
                 return Err(OperatorError::NoSuchNode { job: id.clone(), node: node.clone(), there });
             }
         }
+        Wish::Exclude { node } => {
+            let name = name_of(job, node).unwrap_or_else(|| node.clone());
+            if !desired.exclude.contains(&name) {
+                desired.exclude.push(name);
+            }
+        }
+        Wish::Include { node } => {
+            let name = name_of(job, node).unwrap_or_else(|| node.clone());
+            include(id, job, &mut desired, name)?;
+        }
+        Wish::Evict { node } => {
+            let mut named = ids_of(job, node).peekable();
+            if named.peek().is_none() {
+                return Err(no_such_node(id, job, node));
+            }
+            // Those that are gone need not be evicted any more.
+            desired.evict.retain(|evicted| job.nodes.contains_key(evicted));
+            for node in named {
+                if !desired.evict.contains(node) {
+                    desired.evict.push(node.clone());
+                }
+            }
+        }
     }
     Ok(desired)
+}
+
+/// Ends what keeps nodes of this name out: an operator's exclusion, and the one that stands for their failures.
+fn include(id: &JobId, job: &Job, desired: &mut Desired, name: String) -> Result<(), OperatorError> {
+    let faults = job.round.as_ref().map_or(&[][..], |round| &round.value.faults);
+    let stands = |node: &str| {
+        let faults = faults.iter().find(|faults| faults.node == node);
+        faults.and_then(|faults| faults.excluded)
+    };
+    let by_operator = desired.exclude.contains(&name);
+    if !by_operator && stands(&name).is_none() {
+        let for_failures = faults.iter().filter(|faults| faults.excluded.is_some()).map(|faults| faults.node.clone());
+        let there = listing(desired.exclude.iter().cloned().chain(for_failures), "excluded are", "none is excluded");
+        return Err(OperatorError::NoSuchNode { job: id.clone(), node: name, there });
+    }
+    desired.exclude.retain(|excluded| *excluded != name);
+    // What was taken back before, and is over, need not be told any more.
+    desired.include.retain(|back| stands(&back.node).is_some_and(|exclusion| exclusion.round == back.round));
+    if let Some(exclusion) = stands(&name).filter(|exclusion| !desired.takes_back(&name, *exclusion)) {
+        desired.include.push(TakenBack { node: name, round: exclusion.round });
+    }
+    Ok(())
 }
 
 /// What an operator should know about a wish just granted.
 pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
     leader_advice(job, desired).or_else(|| match wish {
-        Wish::Drain { .. } => drain_advice(job, desired),
-        Wish::Undrain { .. } | Wish::Set { .. } | Wish::Pause {} | Wish::Resume {} | Wish::Close {} => None,
+        Wish::Exclude { node } if name_of(job, node).is_none() => {
+            Some(format!("no node {node} is here now: one of that name will get no place"))
+        }
+        Wish::Drain { .. } | Wish::Exclude { .. } | Wish::Evict { .. } => too_few_advice(job, desired),
+        Wish::Undrain { .. }
+        | Wish::Include { .. }
+        | Wish::Set { .. }
+        | Wish::Pause {}
+        | Wish::Resume {}
+        | Wish::Close {} => None,
     })
 }
 
@@ -129,11 +200,16 @@ fn leader_advice(job: &Job, desired: &Desired) -> Option<String> {
     })
 }
 
+/// The nodes that are here, given by name or by id.
+fn ids_of<'a>(job: &'a Job, node: &'a str) -> impl Iterator<Item = &'a NodeId> {
+    let named = job.nodes.iter().filter(move |(id, record)| record.value.name == node || id.as_str() == node);
+    named.map(|(id, _)| id)
+}
+
 /// The name of a node that is here, given by name or by id.
 fn name_of(job: &Job, node: &str) -> Option<String> {
-    let mut records = job.nodes.iter();
-    let found = records.find(|(id, record)| record.value.name == node || id.as_str() == node);
-    found.map(|(_, record)| record.value.name.clone())
+    let id = ids_of(job, node).next()?;
+    Some(job.nodes.get(id)?.value.name.clone())
 }
 
 fn no_such_node(id: &JobId, job: &Job, node: &str) -> OperatorError {
@@ -142,10 +218,12 @@ fn no_such_node(id: &JobId, job: &Job, node: &str) -> OperatorError {
     OperatorError::NoSuchNode { job: id.clone(), node: node.to_owned(), there }
 }
 
-/// Whether the job can go on without the nodes that are drained.
-fn drain_advice(job: &Job, desired: &Desired) -> Option<String> {
-    let staying = job.nodes.values().filter(|node| {
-        !desired.drain.contains(&node.value.name) && !matches!(node.value.phase, Phase::Draining | Phase::Stopped)
+/// Whether the job can go on without the nodes that are drained, excluded or evicted.
+fn too_few_advice(job: &Job, desired: &Desired) -> Option<String> {
+    let staying = job.nodes.iter().filter(|(id, node)| {
+        let (name, phase) = (&node.value.name, node.value.phase);
+        let goes = desired.drain.contains(name) || desired.exclude.contains(name) || desired.evict.contains(id);
+        !goes && !matches!(phase, Phase::Draining | Phase::Stopped)
     });
     let (staying, (min, _)) = (staying.count(), job.range()?);
     let join_timeout = job.spec.as_ref()?.timings.join_timeout;

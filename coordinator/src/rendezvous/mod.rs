@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`decide`](mod@decide) | what the leader does next, from all it knows |
 //! | [`view`] | what a leader knows |
+//! | `exclusion` | nodes that failed again and again, and get no place for a time |
 //! | `roster` | the nodes within it, found by what is asked about them |
 //! | [`leader`] | keeps the view up to date and carries decisions out as guarded transactions |
 //! | [`member`] | a node's own steps: its key, its lease, its workers, its fence point |
@@ -15,6 +16,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod decide;
+mod exclusion;
 pub mod leader;
 pub mod member;
 mod roster;
@@ -22,6 +24,7 @@ mod seats;
 pub mod view;
 
 pub use decide::{Decision, Eviction, Form, Verdict, decide};
+pub use exclusion::KnownFaults;
 pub use leader::{Leader, LeaderInput, LeaderOutput, Word};
 pub use member::{Call, Credentials, End, Member, MemberInput, MemberOutput, MemberSetup, Outcome, Start};
 pub use roster::{Contact, Evicted, Present, Roster, SealedMember};

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::exclusion::KnownFaults;
 use super::roster::{Roster, Says, SealedMember};
 use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
@@ -24,6 +25,8 @@ pub struct View {
     pub elected: Time,
     /// When this leader first saw the round's number in its state.
     pub since: Time,
+    /// What is held against nodes, and since when.
+    pub faults: KnownFaults,
     /// Keys under `nodes/`, members of the last sealed round, and what pulses told.
     pub roster: Roster,
     /// When growth may be quick next, though the round is young.
@@ -173,6 +176,35 @@ impl View {
         let stays = |node| self.roster.member(node).is_some_and(|member| member.evicted.is_none());
         let names = self.desired.drain.iter().filter(|name| self.roster.named(name).any(stays));
         names.cloned().collect()
+    }
+
+    /// Whether a node could take a place in any round.
+    pub(super) fn comes(&self, node: &NodeId) -> bool {
+        self.roster.is_placeless(node) && !self.confirmed_dead(node)
+    }
+
+    /// Nodes and members that the operator excludes.
+    pub(super) fn excluded_by_operator(&self) -> impl Iterator<Item = &NodeId> {
+        self.desired.exclude.iter().flat_map(|name| self.roster.named(name))
+    }
+
+    /// Nodes and members that are excluded for their failures.
+    pub(super) fn excluded_for_failures(&self, now: Time) -> impl Iterator<Item = &NodeId> {
+        self.faults.excluded(now, &self.desired).flat_map(|(name, _)| self.roster.named(name))
+    }
+
+    /// Nodes that could take a place, and get none while they are excluded.
+    pub(super) fn excluded_newcomers(&self, now: Time) -> BTreeSet<&NodeId> {
+        let excluded = self.excluded_by_operator().chain(self.excluded_for_failures(now));
+        excluded.filter(|node| self.comes(node)).collect()
+    }
+
+    /// Members and nodes that the operator evicts, and that are still there.
+    pub(super) fn evicted_by_operator(&self) -> impl Iterator<Item = &NodeId> {
+        self.desired.evict.iter().filter(|node| match self.roster.member(node) {
+            Some(member) => member.evicted.is_none() && !member.left,
+            None => self.roster.node(node).is_some(),
+        })
     }
 
     /// Names of members that may sit out the next round: their workers failed, new ones can be warmed up without a place,

@@ -298,6 +298,7 @@ mod tests {
             master: None,
             restarts: 0,
             advance: Advance::default(),
+            faults: Vec::new(),
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use elastic_coordinator::job::{
-    Asked, Desired, EventRecord, FailureClass, Requester, RoundState, Versioned, Via, history,
+    Asked, Desired, EventRecord, FailureClass, Requester, RoundState, TakenBack, Versioned, Via, history,
 };
 use elastic_coordinator::rendezvous::MemberInput;
 use elastic_coordinator::store::{KeyValue, Op, Scope, Txn};
@@ -165,6 +165,7 @@ impl World {
             }
             FaultKind::Operator => self.operate(),
             FaultKind::Pause => self.pause(),
+            FaultKind::Exclude => self.exclude(host),
             FaultKind::Everything => {
                 self.tell(|| "every agent is killed".into());
                 for p in 0..self.processes.len() {
@@ -214,6 +215,27 @@ impl World {
         let desired = self.desired();
         let paused = !desired.paused;
         self.desire(Desired { paused, ..desired });
+    }
+
+    /// Excludes a host's node, takes it back, or evicts one; all else that is desired stays.
+    fn exclude(&mut self, host: usize) {
+        let (mut desired, name) = (self.desired(), format!("n{host}"));
+        let faults = self.store_round().map_or_else(Vec::new, |round| round.value.faults);
+        let stands = faults.iter().find(|faults| faults.node == name).and_then(|faults| faults.excluded);
+        if self.dice.chance(0.3) {
+            let Some(p) = self.some_process() else { return };
+            let node = self.processes[p].member.id().clone();
+            self.processes[p].evicted_by_operator = true;
+            desired.evict.push(node);
+            self.maybe_enter(self.processes[p].host);
+        } else if let Some(exclusion) = stands {
+            desired.include.push(TakenBack { node: name, round: exclusion.round });
+        } else if desired.exclude.contains(&name) {
+            desired.exclude.retain(|excluded| *excluded != name);
+        } else {
+            desired.exclude.push(name);
+        }
+        self.desire(desired);
     }
 
     pub(crate) fn desired(&self) -> Desired {
@@ -352,8 +374,10 @@ impl World {
             let soon = self.now + 200 * MS;
             self.break_watch(watch, soon);
         }
-        if self.scenario.has(FaultKind::Operator) || self.scenario.has(FaultKind::Pause) {
-            self.desire(Desired::default());
+        if [FaultKind::Operator, FaultKind::Pause, FaultKind::Exclude].into_iter().any(|kind| self.scenario.has(kind)) {
+            // Who was taken back stays so.
+            let include = self.desired().include;
+            self.desire(Desired { include, ..Desired::default() });
         }
     }
 

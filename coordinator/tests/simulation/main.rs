@@ -95,6 +95,12 @@ fn pauses_again() {
     play(Family::PAUSES + PART..Family::PAUSES + 2 * PART);
 }
 
+/// Jobs that exclude nodes, by themselves and by their operators.
+#[test]
+fn exclusions() {
+    play(Family::EXCLUSIONS..Family::EXCLUSIONS + PART);
+}
+
 #[test]
 fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
@@ -141,7 +147,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
-/// what is late, of roles and of pauses: for long searches.
+/// what is late, of roles, of pauses and of exclusions: for long searches.
 #[test]
 #[ignore = "takes as long as it is told to"]
 fn search() {
@@ -153,7 +159,8 @@ fn search() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
-                    let seed = from + number + [0, Family::LATE, Family::ROLES, Family::PAUSES][number as usize % 4];
+                    let kinds = [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS];
+                    let seed = from + number + kinds[number as usize % kinds.len()];
                     if let Some(breach) = run(seed, None, Telling::Silent).breach {
                         println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
                         broken.fetch_add(1, Relaxed);
@@ -165,7 +172,7 @@ fn search() {
             });
         }
     });
-    println!("{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses");
+    println!("{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses, of exclusions");
     assert_eq!(broken.into_inner(), 0, "of {count} seeds");
 }
 

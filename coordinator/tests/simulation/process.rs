@@ -132,6 +132,8 @@ pub(crate) struct Process {
     pub(crate) drained: bool,
     /// The operator asked for it to leave, at some time.
     pub(crate) sent_away: bool,
+    /// The operator evicted it.
+    pub(crate) evicted_by_operator: bool,
 }
 
 impl Process {

@@ -54,6 +54,8 @@ pub(crate) enum FaultKind {
     Ruin,
     /// The operator pauses the job, or resumes it.
     Pause,
+    /// The operator excludes a node, takes one back, or evicts one.
+    Exclude,
 }
 
 impl FaultKind {
@@ -121,6 +123,8 @@ pub(crate) enum Family {
     Role,
     /// Anything, of a job that its operator pauses and resumes.
     Paused,
+    /// Anything, of a job that excludes nodes, by itself and by its operator.
+    Excluding,
 }
 
 impl Family {
@@ -132,9 +136,12 @@ impl Family {
     pub(crate) const ROLES: u64 = 1 << 42;
     /// The first seed of jobs that an operator pauses and resumes.
     pub(crate) const PAUSES: u64 = 1 << 43;
+    /// The first seed of jobs that exclude nodes.
+    pub(crate) const EXCLUSIONS: u64 = 1 << 44;
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::EXCLUSIONS.. => Family::Excluding,
             Family::PAUSES.. => Family::Paused,
             Family::ROLES.. => Family::Role,
             Family::CROWDS.. => Family::Crowd,
@@ -153,6 +160,7 @@ impl Scenario {
             Family::Crowd => any.crowd(dice),
             Family::Role => any.late(dice).role(dice),
             Family::Paused => any.paused(dice),
+            Family::Excluding => any.excluding(dice),
         }
     }
 
@@ -233,6 +241,24 @@ impl Scenario {
         self
     }
 
+    fn excluding(mut self, dice: &mut Dice) -> Scenario {
+        // The operator of `operate` forgets all that was desired before.
+        self.faults.retain(|kind| *kind != FaultKind::Operator);
+        let times = if dice.chance(0.5) { self.faults.len().max(1) } else { 1 };
+        self.faults.extend(std::iter::repeat_n(FaultKind::Exclude, times));
+        self.spec.exclude_after = Some(dice.between(0, 4) as u32);
+        if dice.chance(0.5) {
+            // One can be excluded, and is needed as soon as another is gone.
+            let most = self.spec.max_nodes.min(self.hosts as u32 - u32::from(self.clash));
+            self.spec.min_nodes = most.saturating_sub(1).max(1);
+        }
+        // Rounds fail often, and the job goes on.
+        self.spec.max_restarts = dice.between(3, 30) as u32;
+        self.failing = dice.between(0, 6) as f64 / 10.0;
+        self.heal_at = self.heal_at.max(dice.between(30, 200) * SECOND);
+        self
+    }
+
     fn crowd(mut self, dice: &mut Dice) -> Scenario {
         self.hosts = dice.between(100, 151) as usize;
         self.first = self.hosts;
@@ -271,6 +297,7 @@ impl Scenario {
             max_nodes,
             max_restarts: dice.between(0, 6) as u32,
             restarts_without_progress: None,
+            exclude_after: Some(0),
             restart_policy: if dice.chance(0.1) { RestartPolicy::All } else { RestartPolicy::Failures },
             on_store_loss: if dice.chance(0.3) { OnStoreLoss::Fence } else { OnStoreLoss::Wait },
             timings,

@@ -253,6 +253,7 @@ impl World {
             spins: 0,
             drained: false,
             sent_away: false,
+            evicted_by_operator: false,
         });
         self.send_away();
         self.tell(|| format!("p{p} starts on host {host}"));

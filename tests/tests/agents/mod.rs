@@ -6,6 +6,7 @@ mod coordinators;
 mod double;
 mod elasticity;
 mod endings;
+mod exclusion;
 mod faults;
 mod final_save;
 mod flags;

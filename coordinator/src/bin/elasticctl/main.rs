@@ -92,6 +92,9 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Logs(flags) => return logs::run(&connect().await?, &flags, json).await,
         Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, &by(), json).await,
         Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, &by(), json).await,
+        Command::Exclude { job, node } => ask(&connect().await?, &job, Wish::Exclude { node }, &by(), json).await,
+        Command::Include { job, node } => ask(&connect().await?, &job, Wish::Include { node }, &by(), json).await,
+        Command::Evict { job, node } => ask(&connect().await?, &job, Wish::Evict { node }, &by(), json).await,
         Command::Set { job, min, max, priority } => {
             ask(&connect().await?, &job, Wish::Set { min, max, priority }, &by(), json).await
         }
@@ -177,11 +180,19 @@ fn print_desired(desired: &elastic_coordinator::job::Desired, json: bool) -> any
     }
     let number = |bound: Option<u32>| bound.map_or_else(|| "as started".to_owned(), |bound| bound.to_string());
     let drained = if desired.drain.is_empty() { "none".to_owned() } else { desired.drain.join(", ") };
+    let mut named = String::new();
+    let evicted = desired.evict.iter().map(|node| node.name().to_owned()).collect();
+    let taken_back = desired.include.iter().map(|back| back.node.clone()).collect();
+    for (names, what) in [(desired.exclude.clone(), "excluded"), (taken_back, "taken back"), (evicted, "evicted")] {
+        if !names.is_empty() {
+            named.push_str(&format!(", {what} {}", names.join(", ")));
+        }
+    }
     let closed = if desired.closed { "; to be closed" } else { "" };
     let paused = if desired.paused { "; paused" } else { "" };
     let priority = if desired.priority == 0 { String::new() } else { format!(", priority {}", desired.priority) };
     let (min, max) = (number(desired.min_nodes), number(desired.max_nodes));
-    print(&format!("asked of the job now: min {min}, max {max}{priority}, drained {drained}{paused}{closed}\n"))
+    print(&format!("asked of the job now: min {min}, max {max}{priority}, drained {drained}{named}{paused}{closed}\n"))
 }
 
 /// Says on a terminal what is waited for.

@@ -2,7 +2,9 @@
 
 use crate::table::{printable, table};
 use elastic_coordinator::job::overview::{Job, Overview};
-use elastic_coordinator::job::{EventRecord, JobId, JobState, LeaderRecord, ProgressRecord, Protocols, RoundState};
+use elastic_coordinator::job::{
+    EventRecord, Faults, JobId, JobState, LeaderRecord, ProgressRecord, Protocols, RoundState,
+};
 use elastic_coordinator::time::date::utc;
 
 /// All jobs, a line each.
@@ -153,8 +155,11 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         say("closed", desired.closed.then(|| "asked for".to_owned()));
         say("paused", desired.paused.then(|| format!("asked for; elasticctl resume {id} goes on")));
         say("drained", (!desired.drain.is_empty()).then(|| desired.drain.join(", ")));
+        say("excluded", (!desired.exclude.is_empty()).then(|| desired.exclude.join(", ")));
         say("asked last", desired.asked.as_ref().map(|asked| format!("by {} at {} UTC", asked.by, utc(asked.at_ms))));
     }
+    let faults: Vec<_> = round.iter().flat_map(|round| &round.faults).map(|faults| told(job, faults)).collect();
+    say("faults", (!faults.is_empty()).then(|| faults.join(", ")));
     if let Some(cause) = round.and_then(|round| round.cause.as_ref()) {
         let node = cause.node.as_ref().map(|node| format!("{}: ", node.name())).unwrap_or_default();
         say("cause", Some(format!("{node}{}", cause.message)));
@@ -182,6 +187,15 @@ pub(crate) fn describe(id: &JobId, job: &Job) -> String {
         text.push_str(&table(&["EVICTED", "FROM ROUND", "REASON"], &rows));
     }
     text
+}
+
+/// What is held against a node.
+fn told(job: &Job, faults: &Faults) -> String {
+    let desired = job.desired.as_ref().map(|desired| &desired.value);
+    let back = faults
+        .excluded
+        .is_some_and(|exclusion| desired.is_some_and(|desired| desired.takes_back(&faults.node, exclusion)));
+    if back { format!("{} was excluded and is taken back", faults.node) } else { faults.to_string() }
 }
 
 fn nodes(job: &Job) -> String {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, PAUSED, Verdict, Wake, eviction, names};
+use super::{Eviction, Form, PAUSED, Verdict, Wake, by_operator, eviction, names};
 use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, RoundState};
 use crate::rendezvous::roster::{Says, SealedMember};
 use crate::rendezvous::seats::{Contest, in_order, seats};
@@ -50,25 +50,26 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
 
     let roster = &view.roster;
     let waiting = Some((round.number, Phase::Waiting));
-    let waits =
-        |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, round.number) == Some(Phase::Waiting);
-    // Nodes that wait for the round and get no place in it.
-    let unkept: BTreeSet<&NodeId> = roster.late().chain(view.drained_nodes()).filter(waits).collect();
-    let kept = roster.count_saying(waiting) - unkept.len();
-    let newcomers = roster.count_newcomers();
-    let comes = |node: &NodeId| roster.is_placeless(node) && !view.confirmed_dead(node);
-    let stays = |node: &NodeId| waits(&node) && !unkept.contains(node);
-    let (excluded, contest) = contest(view, |node| comes(node) || stays(node));
-    let here = (kept + newcomers - excluded).min(view.max_nodes());
+    let wants = |node: &&NodeId| waits(view, node) || view.comes(node);
+    // Nodes that want a place and get none.
+    let mut out: BTreeSet<&NodeId> = roster.late().filter(|node| waits(view, node)).collect();
+    out.extend(view.drained_nodes().chain(view.excluded_by_operator()).filter(wants));
+    let faulty: BTreeSet<&NodeId> = view.excluded_for_failures(now).filter(wants).collect();
+    let without_faulty = candidates(view, out.union(&faulty).copied().collect());
+    // Those that are excluded for their failures get a place all the same where the others are too few.
+    let needs_faulty = without_faulty.here < view.min_nodes() && !faulty.is_subset(&out);
+    let Candidates { out, kept, newcomers, here, contest } =
+        if needs_faulty { candidates(view, out) } else { without_faulty };
     // Nodes come one by one, so they are sorted only when they are needed.
     let in_order = || {
         let mut kept: Vec<_> = roster
             .saying(waiting)
-            .filter(|node| !unkept.contains(node))
+            .filter(|node| !out.contains(node))
             .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
             .collect();
         kept.sort();
-        let candidates = kept.into_iter().map(|(_, node)| node).chain(roster.newcomers());
+        let newcomers = roster.newcomers().filter(|node| !out.contains(node));
+        let candidates = kept.into_iter().map(|(_, node)| node).chain(newcomers);
         let wanted = |node| roster.node(node).and_then(|present| present.record.place);
         in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
     };
@@ -115,7 +116,42 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         wake.at(until);
         return (Verdict::Wait, format!("{here} nodes are here, last call for more"));
     }
-    (Verdict::Seal(seats(view, &in_order())), round.reason.clone())
+    let mut reason = round.reason.clone();
+    if needs_faulty {
+        let faulty: Vec<&NodeId> = faulty.into_iter().collect();
+        reason = format!("{reason}; {} takes part though excluded: without it there are too few", names(&faulty));
+    }
+    (Verdict::Seal(seats(view, &in_order())), reason)
+}
+
+/// Who could be in the round that forms.
+struct Candidates<'a> {
+    /// Nodes that want a place and get none.
+    out: BTreeSet<&'a NodeId>,
+    /// How many members of the last round there are besides.
+    kept: usize,
+    /// How many nodes without a place.
+    newcomers: usize,
+    /// How many of them all get in.
+    here: usize,
+    /// Two that claim one place, so that neither gets in.
+    contest: Option<Contest<'a>>,
+}
+
+/// Counts them. All that are `out` want a place.
+fn candidates<'a>(view: &'a View, out: BTreeSet<&'a NodeId>) -> Candidates<'a> {
+    let (roster, number) = (&view.roster, view.round.value.number);
+    let newcomers_out = out.iter().filter(|node| view.comes(node)).count();
+    let kept = roster.count_saying(Some((number, Phase::Waiting))) - (out.len() - newcomers_out);
+    let newcomers = roster.count_newcomers() - newcomers_out;
+    let (contested, contest) = contest(view, |node| !out.contains(node) && (waits(view, node) || view.comes(node)));
+    let here = (kept + newcomers - contested).min(view.max_nodes());
+    Candidates { out, kept, newcomers, here, contest }
+}
+
+/// Whether a member has stopped its workers, and wants a place in the round that forms.
+fn waits(view: &View, node: &NodeId) -> bool {
+    view.roster.member(node).is_some() && view.phase_for(node, view.round.value.number) == Some(Phase::Waiting)
 }
 
 /// How many candidates claim a place that another one claims too, so that neither gets in, and two of them.
@@ -164,6 +200,11 @@ fn outstanding<'a>(now: Time, view: &'a View, wake: &mut Wake) -> (Vec<Eviction>
         }
     }
     let stopped = |says: Says| matches!(says, Some((of, Phase::Waiting | Phase::Stopped)) if of == number);
+    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
+        if evict.iter().all(|eviction| eviction.node != *node) {
+            evict.push(by_operator(node));
+        }
+    }
     let mut silent = roster.saying_not(stopped).peekable();
     let timings = &view.spec.timings;
     let soonest = view.since + timings.stop_grace.min(timings.drain_grace) + timings.margin;

@@ -19,9 +19,13 @@ mod forming;
 mod refusals;
 mod running;
 
+use std::collections::BTreeSet;
+
+use super::exclusion;
+use super::roster::SealedMember;
 use super::seats::Seat;
 use super::view::View;
-use crate::job::{Advance, Failure, Fate, NodeId, Phase, RoundState};
+use crate::job::{Advance, Failure, Fate, Faults, NodeId, Phase, RoundState};
 use crate::store::Revision;
 use crate::time::Time;
 
@@ -72,6 +76,10 @@ pub struct Form {
     pub charge: bool,
     /// Whether the job's restarts get it any further, where that is known anew.
     pub advance: Option<Advance>,
+    /// The node by whose workers the last round failed, where that counts.
+    pub failed: Option<NodeId>,
+    /// What is held against nodes from now on.
+    pub faults: Vec<Faults>,
     /// Who is evicted with it.
     pub evict: Vec<Eviction>,
     /// All members of the last round have left, so no later leader needs to look for them.
@@ -91,6 +99,8 @@ impl Form {
             number,
             charge: false,
             advance: None,
+            failed: None,
+            faults: Vec::new(),
             evict: Vec::new(),
             afresh: false,
             quick: false,
@@ -136,7 +146,7 @@ impl Wake {
 /// It may be called at any time and as often as one likes: it changes nothing, and an early call says [`Verdict::Wait`].
 pub fn decide(now: Time, view: &View) -> Decision {
     let mut wake = Wake::default();
-    let (mut verdict, reason) = match view.round.value.state {
+    let (mut verdict, mut reason) = match view.round.value.state {
         state if state.is_final() => (Verdict::Wait, format!("the job has {state}")),
         _ if view.desired.closed => {
             (Verdict::Finish { state: RoundState::Closed, cause: None }, "the operator closed the job".to_owned())
@@ -146,6 +156,10 @@ pub fn decide(now: Time, view: &View) -> Decision {
         _ => forming::forming(now, view, &mut wake),
     };
     if let Verdict::Form(form) = &mut verdict {
+        form.faults = view.faults.to_write(now, &view.desired);
+        if let Some(excluded) = blame(now, view, form) {
+            reason = format!("{reason}; {excluded}");
+        }
         form.paused |= view.desired.paused;
         if !form.paused {
             form.returning = view.returning(|node| form.evict.iter().any(|eviction| eviction.node == *node));
@@ -153,6 +167,31 @@ pub fn decide(now: Time, view: &View) -> Decision {
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }
+}
+
+/// Counts the failure that a round is formed for against its node; the sentence that tells of an exclusion.
+fn blame(now: Time, view: &View, form: &mut Form) -> Option<String> {
+    let failed = form.failed.clone()?;
+    let limit = view.spec.exclude_after.unwrap_or(0);
+    let evicted = |node: &NodeId| form.evict.iter().any(|eviction| eviction.node == *node);
+    let due = exclusion::is_due(&form.faults, failed.name(), limit)
+        && enough(now, view, |node| node.name() == failed.name() || evicted(node));
+    exclusion::count(&mut form.faults, failed.name(), form.number, due);
+    let faults = form.faults.iter().find(|faults| due && faults.node == failed.name())?;
+    let times = if limit == 1 { String::new() } else { format!(" {limit} times") };
+    Some(format!("{faults}, since it failed{times}"))
+}
+
+/// Whether enough nodes are there without some of them.
+fn enough(now: Time, view: &View, without: impl Fn(&NodeId) -> bool) -> bool {
+    let out: BTreeSet<&NodeId> =
+        view.drained_nodes().chain(view.excluded_by_operator()).chain(view.excluded_for_failures(now)).collect();
+    let stays = |(node, member): &(&NodeId, &SealedMember)| {
+        member.evicted.is_none() && member.absent.is_none() && !member.left && !view.confirmed_dead(node)
+    };
+    let members = view.roster.members().filter(stays).map(|(node, _)| node);
+    let here = members.chain(view.roster.newcomers()).filter(|node| !out.contains(node) && !without(node));
+    here.take(view.min_nodes()).count() == view.min_nodes()
 }
 
 fn names(nodes: &[&NodeId]) -> String {
@@ -166,6 +205,12 @@ fn names(nodes: &[&NodeId]) -> String {
 /// Whether a member has said that it started its workers.
 pub(super) fn started(phase: Option<Phase>) -> bool {
     matches!(phase, Some(Phase::Running | Phase::Draining | Phase::Failed | Phase::Done))
+}
+
+/// A node that the operator evicts: its agent must end, and nothing is known of its workers.
+fn by_operator(node: &NodeId) -> Eviction {
+    let reason = "the operator evicted this node: start its agent again if it may take part";
+    Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
 }
 
 fn eviction(node: &NodeId, fate: Fate, reason: &str) -> Eviction {

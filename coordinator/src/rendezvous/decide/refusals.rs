@@ -1,19 +1,27 @@
 //! Nodes that may not take part: drained ones, and those that claim another's name or place.
 
-use super::{Eviction, MOST_EVICTIONS, Verdict, eviction, names};
+use super::{Eviction, MOST_EVICTIONS, Verdict, by_operator, eviction, names};
 use crate::job::{Fate, NodeId};
 use crate::rendezvous::roster::Present;
 use crate::rendezvous::view::View;
 
 /// Nodes that may not take part.
 pub(super) fn refusals(view: &View) -> Option<(Verdict, String)> {
-    dismissals(view).or_else(|| clashes(view)).or_else(|| contested_places(view))
+    evicted(view).or_else(|| dismissals(view)).or_else(|| clashes(view)).or_else(|| contested_places(view))
 }
 
 /// Turns a node away that has no place. It has none as far as this leader knows. A later leader may find that it is a
 /// member, so its tombstone proves nothing about its workers.
 fn refusal(node: &NodeId, reason: &str) -> Eviction {
     Eviction { refused: true, ..eviction(node, Fate::Unknown, reason) }
+}
+
+/// Nodes without a place that the operator evicts.
+fn evicted(view: &View) -> Option<(Verdict, String)> {
+    let there = view.evicted_by_operator().filter(|node| view.roster.is_placeless(node));
+    let there: Vec<&NodeId> = there.take(MOST_EVICTIONS).collect();
+    let evictions: Vec<Eviction> = there.iter().map(|node| by_operator(node)).collect();
+    (!there.is_empty()).then(|| (Verdict::Refuse(evictions), format!("the operator evicted {}", names(&there))))
 }
 
 /// Nodes that the operator drains end once they have no place, neither in this round nor in the next.

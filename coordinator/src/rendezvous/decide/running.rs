@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, PAUSED, Verdict, Wake, eviction, names, started};
+use super::{Eviction, Form, PAUSED, Verdict, Wake, by_operator, eviction, names, started};
 use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
 use crate::rendezvous::roster::Says;
 use crate::rendezvous::view::{Liveness, View};
@@ -65,6 +65,11 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         let reason = format!("{} leaves", names(&leaving));
         return change(view, next, Vec::new(), reason);
     }
+    let excluded: Vec<&NodeId> = view.excluded_by_operator().filter(|node| is_running(view, node)).collect();
+    if !excluded.is_empty() {
+        let reason = format!("the operator excludes {}", names(&excluded));
+        return change(view, next, Vec::new(), reason);
+    }
     if view.roster.size() > view.max_nodes() {
         let reason = format!("the operator asks for at most {} nodes", view.max_nodes());
         return change(view, next, Vec::new(), reason);
@@ -91,7 +96,8 @@ fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, Stri
         format!("no new step{reached} in {} restarts (--restarts-without-progress)", advance.stalled_restarts)
     } else {
         let left = spec.max_restarts - round.restarts - 1;
-        let form = Form { charge: true, advance: Some(advance), evict: lost, ..Form::of(round.number + 1) };
+        let failed = Some(failure.node).filter(|_| failure.class != FailureClass::Peer);
+        let form = Form { charge: true, advance: Some(advance), failed, evict: lost, ..Form::of(round.number + 1) };
         return (Verdict::Form(form), format!("{story}; restarting, {left} restarts left"));
     };
     let verdict = Verdict::Finish { state: RoundState::Failed, cause: Some(failure.cause) };
@@ -113,6 +119,11 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
             Liveness::Alive => {}
         }
     }
+    for node in view.evicted_by_operator().filter(|node| roster.member(node).is_some()) {
+        if view.phase_for(node, number) != Some(Phase::Done) && lost.iter().all(|eviction| eviction.node != *node) {
+            lost.push(by_operator(node));
+        }
+    }
     let start_by = view.since + view.spec.timings.start_timeout;
     let says_started = |says: Says| says.is_some_and(|(of, phase)| of == number && started(Some(phase)));
     let mut starting = roster.saying_not(says_started);
@@ -127,9 +138,12 @@ fn losses(now: Time, view: &View, wake: &mut Wake) -> Vec<Eviction> {
 
 /// Members that say that they leave, or that their operator drains.
 fn leaving(view: &View) -> Vec<&NodeId> {
-    let (roster, number) = (&view.roster, view.round.value.number);
-    let runs = |node: &&NodeId| roster.member(node).is_some() && view.phase_for(node, number) == Some(Phase::Running);
-    roster.saying(Some((number, Phase::Draining))).chain(view.drained_nodes().filter(runs)).collect()
+    let says_so = view.roster.saying(Some((view.round.value.number, Phase::Draining)));
+    says_so.chain(view.drained_nodes().filter(|node| is_running(view, node))).collect()
+}
+
+fn is_running(view: &View, node: &NodeId) -> bool {
+    view.roster.member(node).is_some() && view.phase_for(node, view.round.value.number) == Some(Phase::Running)
 }
 
 struct Reported {
@@ -187,7 +201,12 @@ fn growth(
     all_running: bool,
     next: impl Fn(bool, Vec<Eviction>) -> Verdict,
 ) -> (Verdict, String) {
-    let newcomers = view.roster.count_newcomers();
+    let excluded = view.excluded_newcomers(now);
+    if !excluded.is_empty() {
+        // They come as soon as that is over.
+        view.faults.excluded(now, &view.desired).for_each(|(_, until)| wake.at(until));
+    }
+    let newcomers = view.roster.count_newcomers() - excluded.len();
     let room = view.max_nodes().saturating_sub(view.roster.size());
     if newcomers == 0 {
         return (Verdict::Wait, "all members running".to_owned());
@@ -205,7 +224,8 @@ fn growth(
         wake.at(until);
         return (Verdict::Wait, format!("{newcomers} newcomers are being gathered"));
     }
-    let joining: Vec<&NodeId> = view.roster.newcomers().take(room.min(4)).collect();
+    let joining: Vec<&NodeId> =
+        view.roster.newcomers().filter(|node| !excluded.contains(node)).take(room.min(4)).collect();
     let (mut verdict, reason) = change(view, next, Vec::new(), format!("{} joins", names(&joining)));
     if let Verdict::Form(form) = &mut verdict {
         form.quick = now < settled;

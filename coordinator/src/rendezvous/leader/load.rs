@@ -120,6 +120,7 @@ impl Leader {
             quick: old.as_ref().map_or_else(Default::default, |old| old.quick),
             probe: old.as_ref().and_then(|old| old.probe),
             stale_rounds: Default::default(),
+            faults: old.as_ref().map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
             round,
         };
         for (node, contact) in old.as_ref().map_or(&self.early, |old| old.roster.contacts()) {

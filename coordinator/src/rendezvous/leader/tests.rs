@@ -3,6 +3,7 @@
 
 mod cost;
 mod doubt;
+mod exclusion;
 mod history;
 mod pause;
 
@@ -26,6 +27,7 @@ struct Scene {
     most: usize,
     min_round_time_ms: u64,
     policy: &'static str,
+    exclude_after: u32,
 }
 
 impl Scene {
@@ -39,7 +41,18 @@ impl Scene {
         });
         let (keys, ranks) = (Keys::new("/elastic", &job), vec!["a", "b"]);
         let policy = "failures";
-        Scene { keys, desired: json!({}), round, nodes, ranks, fewest: 1, most: 3, min_round_time_ms: 0, policy }
+        Scene {
+            keys,
+            desired: json!({}),
+            round,
+            nodes,
+            ranks,
+            fewest: 1,
+            most: 3,
+            min_round_time_ms: 0,
+            policy,
+            exclude_after: 0,
+        }
     }
 
     /// Round 2 is forming instead, and these nodes say this.
@@ -81,7 +94,7 @@ impl Scene {
             "protocol": 1, "min_nodes": self.fewest, "max_nodes": self.most, "max_restarts": 3, "lease_ttl_ms": 10_000,
             "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
             "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": self.min_round_time_ms,
-            "restart_policy": self.policy,
+            "restart_policy": self.policy, "exclude_after": self.exclude_after,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });
@@ -149,6 +162,27 @@ fn round(scene: &Scene, wants: &[LeaderOutput]) -> Option<RoundRecord> {
         Op::Put { key, value, .. } if *key == scene.keys.round() => serde_json::from_slice(value).ok(),
         _ => None,
     })
+}
+
+/// What the operator desires arrives.
+fn desired(leader: &mut Leader, scene: &Scene, now: Time, revision: i64, desired: Value) -> Vec<LeaderOutput> {
+    let event = Event::Put(kv(scene.keys.desired(), desired, revision));
+    leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])))
+}
+
+/// A node says this.
+fn says(
+    leader: &mut Leader,
+    scene: Scene,
+    now: Time,
+    revision: i64,
+    name: &'static str,
+    says: Value,
+) -> (Scene, Vec<LeaderOutput>) {
+    let scene = scene.node(name, says);
+    let event = Event::Put(scene.record(name, revision));
+    let wants = leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+    (scene, wants)
 }
 
 /// Its transaction succeeds; what it wants then.

@@ -30,6 +30,7 @@ impl Leader {
             master: None,
             restarts: old.restarts + u32::from(form.charge),
             advance: form.advance.unwrap_or(old.advance),
+            faults: form.faults,
             checkpoint: None,
             leaving: view.drained_members(),
             returning: form.returning,
@@ -101,6 +102,7 @@ impl Leader {
             master: seats.first().and_then(|seat| view.roster.node(&seat.node)?.record.master.clone()),
             restarts: old.restarts,
             advance: old.advance,
+            faults: old.faults.clone(),
             checkpoint: self.checkpoint.clone(),
             leaving: Vec::new(),
             returning: Vec::new(),
@@ -204,6 +206,7 @@ impl Leader {
                     view.roster.dissolve();
                 }
                 view.planned_here = true;
+                view.faults = view.faults.read(now, &record.faults);
                 self.wrote_round(record, result.revision);
             }
             Doing::Seal { record, seats, mut rest } => match rest.pop_front() {

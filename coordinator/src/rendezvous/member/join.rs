@@ -241,6 +241,7 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         master: None,
         restarts: 0,
         advance: Advance::default(),
+        faults: Vec::new(),
         checkpoint: None,
         leaving: Vec::new(),
         returning: Vec::new(),

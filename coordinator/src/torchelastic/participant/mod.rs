@@ -431,6 +431,7 @@ impl Participant {
             master: Some(seat.master),
             restarts: self.restarts,
             advance: Advance::default(),
+            faults: Vec::new(),
             checkpoint: None,
             leaving: Vec::new(),
             returning: Vec::new(),

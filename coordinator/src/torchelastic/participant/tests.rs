@@ -50,6 +50,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         max_nodes: nodes.1,
         max_restarts: 1,
         restarts_without_progress: None,
+        exclude_after: Some(0),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
         timings: Timings { last_call: Duration::from_secs(2), ..Timings::default() },

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod budget;
+mod exclusion;
 mod fencing;
 mod knowledge;
 mod one_group;
@@ -9,7 +10,7 @@ mod one_result;
 mod pause;
 
 use elastic_coordinator::embedded::mvcc::Mvcc;
-use elastic_coordinator::job::{FailureClass, Keys, NodeId, RoundRecord, Versioned};
+use elastic_coordinator::job::{Desired, FailureClass, Keys, NodeId, RoundRecord, Versioned};
 use elastic_coordinator::rendezvous::{Credentials, End, Leader, Start};
 use elastic_coordinator::store::{Event, Revision, Txn};
 use elastic_coordinator::time::Time;
@@ -36,6 +37,7 @@ pub(crate) struct Promises {
     budget: budget::Budget,
     result: one_result::OneResult,
     pause: pause::Pause,
+    exclusion: exclusion::Exclusion,
 }
 
 impl Promises {
@@ -47,6 +49,7 @@ impl Promises {
             budget: budget::Budget::new(scenario.spec.clone()),
             result: one_result::OneResult::new(scenario.clash),
             pause: pause::Pause::new(&scenario.spec.timings),
+            exclusion: exclusion::Exclusion::new(scenario),
         }
     }
 
@@ -86,6 +89,14 @@ impl Promises {
     pub(crate) fn written(&mut self, now: u64, keys: &Keys, events: &[Event], mvcc: &Mvcc) {
         for group in events.chunk_by(|a, b| a.revision() == b.revision()) {
             for event in group {
+                if event.key() == keys.desired() {
+                    // A job that begins anew deletes it.
+                    let desired = match event {
+                        Event::Put(kv) => Versioned::<Desired>::parse(kv).map(|desired| desired.value),
+                        Event::Delete { .. } => Ok(Desired::default()),
+                    };
+                    self.exclusion.desired_written(now, desired.unwrap_or_default());
+                }
                 if let Event::Put(kv) = event
                     && kv.key == keys.round()
                 {
@@ -107,6 +118,8 @@ impl Promises {
         self.hold("agreement", checked);
         let checked = self.pause.round_written(now, &round.value);
         self.hold("pause", checked);
+        let checked = self.exclusion.round_written(now, &round.value, self.agreement.members(), self.budget.prompt);
+        self.hold("exclusion", checked);
         let checked = self.result.round_written(&round.value, self.agreement.members());
         self.hold("one result", checked);
     }

@@ -62,7 +62,7 @@ impl OneResult {
             End::Drained => process.drained || process.sent_away,
             // Who cannot join in time has no part in the job.
             End::StoreLost(_) => !healed && process.member.round().is_none(),
-            End::Refused(_) => self.clash,
+            End::Refused(_) => self.clash || process.evicted_by_operator,
         };
         if fits {
             Ok(())

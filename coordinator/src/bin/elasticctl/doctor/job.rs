@@ -166,9 +166,10 @@ fn why(id: &JobId, name: &str, waits: &Waits) -> Finding {
     match waits {
         Waits::Paused => finding.advise(format!("elasticctl resume {id}")),
         Waits::Drained => finding.advise(format!("elasticctl undrain {id} {name}")),
+        Waits::Excluded(_) => finding.advise(format!("elasticctl include {id} {name}")),
         Waits::Spare { .. } => finding.advise(format!("elasticctl set {id} --max N, if it should take part")),
         Waits::MoreNodes { .. } => finding.advise(format!(
-            "start more agents, elasticctl undrain {id} NODE where one is drained, or elasticctl set {id} --min N"
+            "start more agents, elasticctl undrain or include {id} NODE where one is drained or excluded, or elasticctl set {id} --min N"
         )),
         _ => finding,
     }

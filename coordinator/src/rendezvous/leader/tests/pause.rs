@@ -3,27 +3,6 @@
 use super::*;
 use crate::job::Fate;
 
-/// What the operator desires arrives.
-fn desired(leader: &mut Leader, scene: &Scene, now: Time, revision: i64, desired: Value) -> Vec<LeaderOutput> {
-    let event = Event::Put(kv(scene.keys.desired(), desired, revision));
-    leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])))
-}
-
-/// A node says this.
-fn says(
-    leader: &mut Leader,
-    scene: Scene,
-    now: Time,
-    revision: i64,
-    name: &'static str,
-    says: Value,
-) -> (Scene, Vec<LeaderOutput>) {
-    let scene = scene.node(name, says);
-    let event = Event::Put(scene.record(name, revision));
-    let wants = leader.step(now, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
-    (scene, wants)
-}
-
 fn waits() -> Value {
     json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } })
 }

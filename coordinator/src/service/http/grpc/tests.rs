@@ -9,10 +9,10 @@ use elastic_proto::jobs as told;
 use super::*;
 use crate::job::overview::Job;
 use crate::job::{
-    Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Failure, FailureClass, Fate, JobId, JobProtocol,
-    JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss, Phase, ProgressRecord, Protocols,
-    RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed, Spec, Timings, Tombstone,
-    Versioned, Via,
+    Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, Failure, FailureClass, Fate, Faults, JobId,
+    JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss, Phase, ProgressRecord,
+    Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed, Spec, TakenBack,
+    Timings, Tombstone, Versioned, Via,
 };
 use crate::service::http::users::{Fingerprint, Role};
 use crate::store::Revision;
@@ -61,6 +61,7 @@ fn spec() -> Spec {
         max_nodes: 3,
         max_restarts: 4,
         restarts_without_progress: Some(5),
+        exclude_after: Some(6),
         restart_policy: RestartPolicy::All,
         on_store_loss: OnStoreLoss::Fence,
         timings: Timings {
@@ -88,6 +89,12 @@ fn round() -> RoundRecord {
         master: Some(endpoint()),
         restarts: 1,
         advance: Advance { furthest_step: Some(9), stalled_restarts: 1 },
+        faults: vec![Faults {
+            node: "d".into(),
+            failures: 1,
+            exclusions: 2,
+            excluded: Some(Exclusion { round: 3, lasts: Duration::from_secs(4) }),
+        }],
         checkpoint: Some(checkpoint()),
         leaving: vec!["b".into()],
         returning: vec!["c".into()],
@@ -160,6 +167,9 @@ fn job(id: &JobId) -> Job {
             max_nodes: Some(8),
             closed: true,
             drain: vec!["b".into()],
+            exclude: vec!["x".into()],
+            include: vec![TakenBack { node: "d".into(), round: 2 }],
+            evict: vec![NodeId::from_text("e:1")],
             paused: true,
             priority: -1,
             asked: Some(Asked { by: requester(), at_ms: 1, event: 2 }),
@@ -257,17 +267,24 @@ fn every_wish_can_be_asked_for_and_what_is_missing_is_named() {
     let all = [
         WishMessage::Drain(told::Drain { node: node() }),
         WishMessage::Undrain(told::Undrain { node: node() }),
+        WishMessage::Exclude(told::Exclude { node: node() }),
+        WishMessage::Include(told::Include { node: node() }),
+        WishMessage::Evict(told::Evict { node: node() }),
         WishMessage::Set(told::Set { min: None, max: Some(3), priority: Some(0) }),
         WishMessage::Pause(told::Pause {}),
         WishMessage::Resume(told::Resume {}),
         WishMessage::Close(told::Close {}),
     ];
-    let mut missing = BTreeSet::from(["drain", "undrain", "set", "pause", "resume", "close"]);
+    let mut missing =
+        BTreeSet::from(["drain", "undrain", "exclude", "include", "evict", "set", "pause", "resume", "close"]);
     for asked in all {
         // A wish that can be asked for in one way alone does not compile here.
         let name = match wish(Some(asked.clone())).unwrap_or_else(|problem| panic!("{asked:?}: {problem:?}")) {
             Wish::Drain { .. } => "drain",
             Wish::Undrain { .. } => "undrain",
+            Wish::Exclude { .. } => "exclude",
+            Wish::Include { .. } => "include",
+            Wish::Evict { .. } => "evict",
             Wish::Set { min: None, max: Some(3), priority: Some(0) } => "set",
             Wish::Set { .. } => panic!("what is not set stays as it is"),
             Wish::Pause {} => "pause",

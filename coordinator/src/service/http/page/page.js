@@ -117,6 +117,27 @@ function controls(id, job) {
     button("Close job…", close, "danger"));
 }
 
+/** Whether a node gets no place until it is included: an operator's wish, or for its failures. */
+function isExcluded(job, name) {
+  const faults = job.round.faults?.find((faults) => faults.node === name);
+  const back = job.desired?.include?.some((back) => back.node === name && back.round === faults?.excluded?.round);
+  return job.desired?.exclude?.includes(name) || Boolean(faults?.excluded && !back);
+}
+
+/** What an operator can ask of a node that is here. */
+function nodeControls(id, job, { id: node, record: { name } }) {
+  const evict = () => {
+    if (confirm(`Evict ${name}? Its workers are killed at once, and its agent ends.`)) ask(id, "evict", { node });
+  };
+  return el("div", "asks", drains(id, job.desired, name), excludes(id, job, name), button("Evict…", evict, "danger"));
+}
+
+/** Leaves a node out, or takes it back. */
+function excludes(id, job, name) {
+  const [text, what] = isExcluded(job, name) ? ["Include", "include"] : ["Exclude", "exclude"];
+  return button(text, () => ask(id, what, { node: name }));
+}
+
 /** Drains a node, or lets it take part again. */
 function drains(id, desired, name) {
   const drained = desired?.drain?.includes(name);
@@ -236,7 +257,7 @@ function nodes(id, job, operates) {
     { head: "Host", cell: (node) => node.record.host },
     { head: "Address", cell: (node) => address(node.record.peer), classes: "short" },
     { head: "Failure, or why it waits", cell: (node) => node.record.failure?.message ?? node.waits },
-    ...operates ? [{ head: "Ask", cell: (node) => drains(id, job.desired, node.record.name), classes: "short" }] : [],
+    ...operates ? [{ head: "Ask", cell: (node) => nodeControls(id, job, node), classes: "short" }] : [],
   ], sorted);
 }
 
@@ -246,7 +267,12 @@ async function showJob(id) {
   const { round, checkpoint, desired } = job;
   const ended = ["succeeded", "failed", "closed"].includes(job.state);
   const operates = me.role === "operate" && !ended;
-  const gone = (desired?.drain ?? []).filter((name) => !job.nodes.some((node) => node.record.name === name));
+  const isGone = (name) => !job.nodes.some((node) => node.record.name === name);
+  const excluded = [...new Set([...(desired?.exclude ?? []), ...(round.faults ?? []).map((faults) => faults.node)])].filter((name) => isExcluded(job, name));
+  const gone = [
+    ["Drained", (desired?.drain ?? []).filter(isGone), (name) => drains(id, desired, name)],
+    ["Excluded", excluded.filter(isGone), (name) => excludes(id, job, name)],
+  ];
   const shown = [facts([
     ["State", state(job.state)],
     ["Reason", round.reason],
@@ -258,12 +284,15 @@ async function showJob(id) {
     ["Leader", leads(job.leader)],
     ["Checkpoint", checkpoint && `step ${checkpoint.step} of round ${checkpoint.round}, at ${checkpoint.path}`],
     ["Drained", desired?.drain?.length ? desired.drain.join(", ") : null],
+    ["Excluded", excluded.length ? excluded.join(", ") : null],
     ["Closing", desired?.closed && !ended ? "asked for" : null],
     ["Asked last", desired?.asked && `by ${desired.asked.by.name} at ${time(desired.asked.at_ms)} UTC`],
     ["You", me.name && `${me.name}, who may ${me.role}`],
   ])];
   if (operates) shown.push(controls(id, job));
-  if (operates && gone.length > 0) shown.push(el("p", "", "Drained and gone: ", ...gone.flatMap((name) => [`${name} `, drains(id, desired, name), " "])));
+  for (const [what, names, control] of gone) {
+    if (operates && names.length > 0) shown.push(el("p", "", `${what} and gone: `, ...names.flatMap((name) => [`${name} `, control(name), " "])));
+  }
   const cause = round.cause ?? job.nodes.map((node) => node.record.failure).find(Boolean);
   if (cause) shown.push(...failure(cause));
   if (events.length > 0) shown.push(...timeline(events, ended));
