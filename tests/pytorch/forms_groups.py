@@ -1,4 +1,4 @@
-"""Three ranks form two hundred groups, one after the other, and lose some of them in every way. In the end no thread, no
+"""Three ranks form many groups, one after the other, and lose some of them in every way. In the end no thread, no
 socket and no other descriptor is left over."""
 
 import os

@@ -6,7 +6,8 @@
 //!
 //! ```text
 //! cargo nextest run -p elastic-mutants
-//! cargo test -p elastic-mutants table -- --ignored --nocapture    # which promise each breaks, and at which seed
+//! cargo test -p elastic-mutants table -- --ignored --nocapture    # which promise each breaks, and at which seed;
+//!                                                       # with ELASTIC_MUTANTS=NAME,… only of these
 //! ```
 
 #![cfg(test)]
@@ -110,7 +111,11 @@ mod each_is_found {
 #[ignore = "prints a table for the docs"]
 fn table() {
     println!("| mutant | what is changed | breaks | first seed |\n|---|---|---|---|");
-    for mutant in list::MUTANTS.iter().filter(|mutant| !mutant.what.is_empty()) {
+    let only = std::env::var("ELASTIC_MUTANTS").ok();
+    let asked = |mutant: &&list::Mutant| {
+        !mutant.what.is_empty() && only.as_ref().is_none_or(|names| names.split(',').any(|name| name == mutant.name))
+    };
+    for mutant in list::MUTANTS.iter().filter(asked) {
         let (promise, seed) =
             breach(mutant.name, std::iter::empty()).map_or(("nothing".to_owned(), "–".to_owned()), |(seed, ran)| {
                 let kind = match Family::of(seed) {

@@ -42,14 +42,6 @@ async fn two_nodes_meet_in_either_order() {
     meets(&torch, &[Torchrun, Ours]).await;
 }
 
-#[tokio::test]
-async fn three_and_four_nodes_meet() {
-    let Some(torch) = Torch::find() else { return };
-    meets(&torch, &[Torchrun, Ours, Torchrun]).await;
-    meets(&torch, &[Ours, Torchrun, Ours]).await;
-    meets(&torch, &[Ours, Torchrun, Torchrun, Ours]).await;
-}
-
 /// Every proportion and order of two, three and four nodes: minutes.
 #[tokio::test]
 #[ignore = "takes minutes: make chaos"]
@@ -84,6 +76,7 @@ async fn a_killed_worker_of_either_kind_restarts_both() {
 }
 
 #[tokio::test]
+#[ignore = "takes a minute: make chaos"]
 async fn a_killed_agent_of_either_kind_is_replaced() {
     let Some(torch) = Torch::find() else { return };
     let (scene, mut ours, mut theirs) = pair(&torch, "1:2").await;
