@@ -5,8 +5,10 @@
 //! |---|---|
 //! | `/live` | 200 while the agent runs; it answers from the one thread that does all its work |
 //! | `/ready` | 200 while workers of a round run here, else 503 |
-//! | `/metrics` | the same and more, for Prometheus |
+//! | `/metrics` | the same and more, for Prometheus; nothing before the agent has joined |
 //! | `/` | what the agent knows, as JSON |
+//!
+//! The port answers before anything is waited for: an agent whose store does not answer yet lives, and is not ready.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,10 +30,22 @@ use super::metrics::Metrics;
 use crate::workers::group::GroupState;
 use crate::workers::watchdog::Steps;
 
-/// The state that the health port reports.
+/// What the health port reports.
 pub struct Health {
-    /// The job's id.
-    pub job: String,
+    job: String,
+    standing: watch::Sender<Standing>,
+}
+
+/// How far the agent has come.
+enum Standing {
+    /// It has not joined: what it does, or waits for.
+    Before(String),
+    /// It takes part.
+    Joined(Joined),
+}
+
+/// What is known of an agent that takes part.
+pub struct Joined {
     /// The node's name.
     pub node: String,
     /// The node's state in the protocol.
@@ -45,21 +59,45 @@ pub struct Health {
 }
 
 impl Health {
+    /// That of this job's agent, which has only begun.
+    pub fn of(job: String) -> Arc<Health> {
+        Arc::new(Health { job, standing: watch::Sender::new(Standing::Before("starting".to_owned())) })
+    }
+
     /// Serves the health port at this address for as long as the agent runs.
     ///
     /// # Errors
     /// The port is taken or not allowed, or the address is not this machine's.
-    pub async fn tell(self, at: SocketAddr) -> anyhow::Result<()> {
+    pub fn tell(self: &Arc<Self>, at: SocketAddr) -> anyhow::Result<()> {
         let listener =
             listen(at).with_context(|| format!("cannot tell health at {at}; choose another with --health-port"))?;
         let bound = listener.local_addr()?;
         tracing::info!(port = bound.port(), address = %bound.ip(), "health");
-        tokio::spawn(Arc::clone(&self.metrics).follow(self.status.clone(), self.group.clone()));
-        tokio::spawn(serve(listener, Arc::new(self)));
+        tokio::spawn(serve(listener, Arc::clone(self)));
         Ok(())
     }
 
+    /// The agent has not joined, and does this, or waits for it.
+    pub fn before(&self, doing: impl Into<String>) {
+        self.standing.send_replace(Standing::Before(doing.into()));
+    }
+
+    /// The agent takes part from now on.
+    pub fn joined(&self, joined: Joined) {
+        tokio::spawn(Arc::clone(&joined.metrics).follow(joined.status.clone(), joined.group.clone()));
+        self.standing.send_replace(Standing::Joined(joined));
+    }
+
     fn state(&self) -> Value {
+        match &*self.standing.borrow() {
+            Standing::Before(doing) => json!({ "job": self.job, "ready": false, "before": doing }),
+            Standing::Joined(joined) => joined.state(&self.job),
+        }
+    }
+}
+
+impl Joined {
+    fn state(&self, job: &str) -> Value {
         let now = Time::now();
         let status = self.status.borrow().clone();
         let group = self.group.borrow().clone();
@@ -82,7 +120,7 @@ impl Health {
             })
         });
         json!({
-            "job": self.job, "node": self.node, "leading": status.leading, "ready": ready(&group), "round": round,
+            "job": job, "node": self.node, "leading": status.leading, "ready": ready(&group), "round": round,
             "local_round": group.round, "workers": workers,
         })
     }
@@ -94,7 +132,7 @@ fn ready(group: &GroupState) -> bool {
 
 async fn serve(listener: TcpListener, health: Arc<Health>) {
     let router = Router::new()
-        .route("/live", get(async || "the agent runs\n"))
+        .route("/live", get(is_live))
         .route("/ready", get(is_ready))
         .route("/metrics", get(metrics))
         .route("/", get(state))
@@ -107,15 +145,29 @@ async fn state(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    let (status, group) = (health.status.borrow().clone(), health.group.borrow().clone());
-    let text = health.metrics.render(Time::now(), &status, &group, &health.steps);
+    let text = match &*health.standing.borrow() {
+        // What Prometheus takes for an answer without metrics.
+        Standing::Before(_) => "# EOF\n".to_owned(),
+        Standing::Joined(Joined { status, group, steps, metrics, .. }) => {
+            metrics.render(Time::now(), &status.borrow(), &group.borrow(), steps)
+        }
+    };
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-async fn is_ready(State(health): State<Arc<Health>>) -> Response {
-    if ready(&health.group.borrow()) {
-        return "workers run\n".into_response();
+async fn is_live(State(health): State<Arc<Health>>) -> String {
+    match &*health.standing.borrow() {
+        Standing::Before(doing) => format!("the agent runs, and has not joined yet: {doing}\n"),
+        Standing::Joined(_) => "the agent runs\n".to_owned(),
     }
-    (StatusCode::SERVICE_UNAVAILABLE, "no workers run here\n").into_response()
+}
+
+async fn is_ready(State(health): State<Arc<Health>>) -> Response {
+    let why = match &*health.standing.borrow() {
+        Standing::Before(doing) => format!("not joined yet: {doing}\n"),
+        Standing::Joined(joined) if ready(&joined.group.borrow()) => return "workers run\n".into_response(),
+        Standing::Joined(_) => "no workers run here\n".to_owned(),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
 }

@@ -37,6 +37,7 @@ use crate::workers::socket::WorkerSocket;
 use crate::workers::warm_up::{WarmedUp, warm_up};
 use crate::workers::watchdog::{TIMER_FILE, TimerFile, Watchdog};
 use ending::FLUSH;
+use health::{Health, Joined};
 use metrics::Metrics;
 
 /// Takes part in the job that `options` describe, reports how it ended, and returns the process's exit code.
@@ -80,24 +81,33 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     }
     let spec = options.spec();
     spec.check()?;
+    // This comes before all that may take a while: who waits lives.
+    let health = Health::of(options.job.to_string());
+    if let Some(at) = options.watch.health {
+        health.tell(at)?;
+    }
     let timings = spec.timings;
     let program = setup::program(&options)?;
     let slots = program.slots;
+    health.before("looking at this machine (--preflight)");
     let fit = async { Ok(preflight::pass(&options.preflight, setup::preflight(&options, slots)).await?) };
     let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     let hostname = identity::hostname();
     let logs = Logs::open(setup::logs(&options, &hostname), console.clone())?;
 
+    health.before("taking the node's name");
     let claim = setup::claim_name(&options);
     let Some(identity) = unless_told(&mut signals, claim).await? else { return Ok(End::Drained) };
     let paths = setup::job_paths(&options);
+    health.before(setup::waits_for(&options.rendezvous));
     let open = async { Ok(backend::open(&options.rendezvous, &paths, timings.join_timeout).await?) };
     let Some(mut backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
     // Nobody asks for metrics without a port.
-    let health = options.watch.health.map(|at| (at, Metrics::new(options.job.as_ref(), &identity.name)));
-    if let Some((_, metrics)) = &health {
+    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name));
+    if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
     }
+    health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
     let address = setup::address(&options, &hostname);
     let Some((address, mut env)) = unless_told(&mut signals, address).await? else { return Ok(End::Drained) };
@@ -124,8 +134,9 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let socket =
         WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
-    if let Some((at, metrics)) = health {
-        setup::health(&options, &identity, part.status(), group.state(), socket.steps(), metrics).tell(at).await?;
+    if let Some(metrics) = metrics {
+        let (node, status, group) = (identity.name.clone(), part.status(), group.state());
+        health.joined(Joined { node, status, group, steps: socket.steps(), metrics });
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest());
     let mut record = setup::record(&options, &identity, peer, slots);

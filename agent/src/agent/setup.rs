@@ -7,16 +7,14 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release};
+use elastic_coordinator::node::Node;
 use elastic_coordinator::node::logs::LogRequest;
 use elastic_coordinator::node::torchelastic::TorchElastic;
-use elastic_coordinator::node::{Node, Status};
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::health::Health;
-use super::metrics::Metrics;
 use crate::cli::Options;
 use crate::machine::address::{Advertised, advertised};
 use crate::machine::cpus::{self, CpuSet};
@@ -31,9 +29,8 @@ use crate::output::events::{self, EventHandler};
 use crate::output::logs::{Console, LogDir, LogSpec};
 use crate::workers::command::WorkerCommand;
 use crate::workers::environment::{own_device, threads_warning};
-use crate::workers::group::{GroupSetup, GroupState};
+use crate::workers::group::GroupSetup;
 use crate::workers::slots::{self, WorkerCount};
-use crate::workers::watchdog::Steps;
 
 /// Environment variables for the workers, in addition to those that tell a worker its place.
 type Variables = Vec<(&'static str, OsString)>;
@@ -120,6 +117,12 @@ pub(super) fn job_paths(options: &Options) -> JobPaths {
     }
 }
 
+/// What an agent says that waits for its store.
+pub(super) fn waits_for(rendezvous: &Rendezvous) -> String {
+    let endpoints: Vec<String> = rendezvous.endpoints().iter().map(ToString::to_string).collect();
+    format!("waiting for the store at {}", endpoints.join(", "))
+}
+
 /// The address that other nodes are told, and the variables that tell workers the interface of this address.
 pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result<(Advertised, Variables)> {
     let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.to_owned());
@@ -200,18 +203,6 @@ pub(super) fn participation(
 /// A fresh name for the workers' socket.
 pub(super) fn socket_name() -> String {
     format!("{}.sock", &Uuid::new_v4().simple().to_string()[..12])
-}
-
-/// The state that the health port reports of this agent.
-pub(super) fn health(
-    options: &Options,
-    identity: &NodeIdentity,
-    status: watch::Receiver<Status>,
-    group: watch::Receiver<GroupState>,
-    steps: Steps,
-    metrics: Arc<Metrics>,
-) -> Health {
-    Health { job: options.job.to_string(), node: identity.name.clone(), status, group, steps, metrics }
 }
 
 /// The node's own record in the store, as it is when the node joins.

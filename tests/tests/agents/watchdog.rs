@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
@@ -180,6 +180,16 @@ time.sleep(1000)
     assert!(reason.contains("in one uninterruptible wait in the kernel for 800ms"), "{reason}");
 }
 
+/// The port at which an agent tells its health, once it does.
+async fn health_port(agent: &Agent) -> String {
+    agent.says("health port=", LIMIT).await;
+    let output = agent.output();
+    let (_, rest) = output.split_once("health port=").unwrap();
+    // Only on loopback, which is the default.
+    assert!(rest.lines().next().unwrap().contains("address=127.0.0.1"), "{output}");
+    rest.split_whitespace().next().unwrap().to_owned()
+}
+
 async fn get(port: &str, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
@@ -201,12 +211,7 @@ time.sleep(1000)
 "#,
     );
     let first = job.start_with("a", &["--health-port=0"]);
-    first.says("health port=", LIMIT).await;
-    let output = first.output();
-    let (_, rest) = output.split_once("health port=").unwrap();
-    // Only on loopback, which is the default.
-    assert!(rest.lines().next().unwrap().contains("address=127.0.0.1"), "{output}");
-    let port = rest.split_whitespace().next().unwrap().to_owned();
+    let port = health_port(&first).await;
 
     // Given an agent that waits for another, then it lives, and is not ready
     assert!(get(&port, "/live").await.starts_with("HTTP/1.1 200"));
@@ -247,4 +252,42 @@ time.sleep(1000)
     let margin: f64 = margin.expect(&metrics).parse().unwrap();
     assert!(margin > 0.0 && margin < 60.0, "{margin}");
     end(&mut [first, second]).await;
+}
+
+#[tokio::test]
+async fn an_agent_that_waits_lives_and_is_not_ready() {
+    // Given an agent whose machine is still looked at, and whose store does not answer
+    let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let address = etcd.address();
+    etcd.kill();
+    let job = Job::on(&etcd, "1").conf("join_timeout", "10m");
+    let look = "--preflight-command=until test -e looked; do sleep 0.1; done";
+    let mut agent = job.start_with("a", &["--health-port=0", look]);
+    let port = health_port(&agent).await;
+
+    // Then it says at once that it lives, and what it waits for, one after the other
+    let waits = async |what: &str| {
+        let says = async |path: &str, status: &str| {
+            let answer = get(&port, path).await;
+            answer.starts_with(&format!("HTTP/1.1 {status}")) && answer.contains(what)
+        };
+        let lives = async || (says("/live", "200").await && says("/ready", "503").await).then_some(());
+        eventually(&format!("it lives, and waits: {what}"), LIMIT, lives).await;
+        assert!(says("/", "200").await);
+    };
+    waits("looking at this machine").await;
+    std::fs::write(job.path("looked"), "").unwrap();
+    waits(&format!("waiting for the store at {address}")).await;
+    let metrics = get(&port, "/metrics").await;
+    assert!(metrics.ends_with("\r\n\r\n# EOF\n"), "{metrics}");
+
+    // When the store comes, then the agent joins and is ready
+    etcd.restart().await;
+    let round = job.runs(1, 1).await;
+    let is_ready = async || get(&port, "/ready").await.starts_with("HTTP/1.1 200").then_some(());
+    eventually("it is ready", LIMIT, is_ready).await;
+    assert_eq!(get(&port, "/live").await.split_once("\r\n\r\n").unwrap().1, "the agent runs\n");
+    assert!(get(&port, "/metrics").await.contains(r#"elastic_agent_round{job="job",node="a"} 1"#));
+    round.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
 }
