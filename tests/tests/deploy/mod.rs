@@ -8,12 +8,14 @@
 //! | `alerts` | what Prometheus is to warn of |
 //! | `prometheus` | what a real Prometheus sees of jobs that fail: alerts and dashboards |
 //! | `blocks` | the commands in a document |
+//! | `kubernetes` | the manifests: what they name, and their pods' command lines on machines |
 //! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
 //! | `slurm` | the example for Slurm, submitted to one |
 //! | `units` | systemd's units, started as systemd would |
 
 mod alerts;
 mod blocks;
+mod kubernetes;
 mod machines;
 mod prometheus;
 mod recipe;
