@@ -11,7 +11,8 @@ use elastic_tests::requirement::skip;
 use tempfile::TempDir;
 
 const SSH: &str = r#"#!/bin/sh
-# ssh root@HOST COMMAND...
+# ssh [OPTION]... [root@]HOST COMMAND...
+while :; do case $1 in -o) shift 2 ;; -*) shift ;; *) break ;; esac; done
 host=${1#root@}; shift
 pid=$(cat "/run/machines/$host") || { echo "ssh: there is no machine $host" >&2; exit 255; }
 exec nsenter -t "$pid" -m -n -u -- sh -c "cd /root && $*"
@@ -31,7 +32,14 @@ while [ $# -gt 1 ]; do
 done
 "#;
 
-const SYSTEMCTL: &str = "#!/bin/sh\necho \"$*\" >> /run/systemctl\n";
+const SYSTEMCTL: &str = r#"#!/bin/sh
+# What it is asked to do is noted, and told as done to who asks how a unit is.
+case "$*" in
+*show\ *) echo LoadState=loaded && echo "ActiveState=$(grep -Eqs '^(re)?start ' /run/asked && echo active || echo inactive)" ;;
+*is-enabled\ *) grep -qs '^enable ' /run/asked ;;
+*) echo "$*" | tee -a /run/asked >> /run/systemctl ;;
+esac
+"#;
 
 /// What is done in a machine's own namespaces before anything else. Its files are in `$0`.
 const SET_UP: &str = r#"

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `recipe` | `deploy/README.md` followed, to a job that trains |
 //! | `scripts` | certificates, settings and users, each alone |
+//! | `ansible` | the playbook, run on machines |
 //! | `alerts` | what Prometheus is to warn of |
 //! | `prometheus` | what a real Prometheus sees of jobs that fail: alerts and dashboards |
 //! | `blocks` | the commands in a document |
@@ -14,6 +15,7 @@
 //! | `units` | systemd's units, started as systemd would |
 
 mod alerts;
+mod ansible;
 mod blocks;
 mod kubernetes;
 mod machines;

@@ -16,9 +16,9 @@ use crate::deploy::deploy;
 use crate::deploy::machines::{Machine, Machines, printed};
 use crate::deploy::units::Unit;
 
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-const OPERATOR: &str = "operator.example.org";
+pub(super) const OPERATOR: &str = "operator.example.org";
 
 const MACHINES: [(&str, &str); 7] = [
     (OPERATOR, "10.0.0.1"),
@@ -40,10 +40,10 @@ struct Service {
 }
 
 /// The machines, what runs on them, and the document that is followed.
-struct Site {
+pub(super) struct Site {
     // Services end before the machines that they run on.
     services: Vec<Service>,
-    machines: Machines,
+    pub(super) machines: Machines,
 }
 
 impl Drop for Site {
@@ -68,7 +68,7 @@ fn log(unit: &str) -> String {
 }
 
 impl Site {
-    fn new() -> Option<Site> {
+    pub(super) fn new() -> Option<Site> {
         let machines = Machines::new(&MACHINES)?;
         // Everybody sees the folder that stands for NFS.
         std::fs::create_dir(machines.shared()).unwrap();
@@ -92,7 +92,7 @@ impl Site {
         (output.status.success(), printed(&output))
     }
 
-    fn operator_ok(&self, script: &str) -> String {
+    pub(super) fn operator_ok(&self, script: &str) -> String {
         let (done, text) = self.operator(script);
         assert!(done, "{script}\n{text}");
         text
@@ -100,7 +100,7 @@ impl Site {
 
     /// Runs a block where it says, on all machines at once if there are several, and then does what systemctl was asked
     /// for. Returns what it printed.
-    async fn follow(&mut self, block: &Block) -> String {
+    pub(super) async fn follow(&mut self, block: &Block) -> String {
         let (places, folder) = match block.place.split(',').next().unwrap() {
             "On the operator's machine" => ("operator", "/srv/elastic/deploy"),
             "On each etcd member" => ("etcd", "/root"),
@@ -124,7 +124,7 @@ impl Site {
     }
 
     /// Starts, stops and restarts units as systemctl was asked to, and waits until they are up.
-    async fn do_what_was_asked(&mut self) {
+    pub(super) async fn do_what_was_asked(&mut self) {
         let asked: Vec<(String, String)> = self
             .machines
             .all
@@ -195,7 +195,7 @@ impl Site {
     }
 
     /// The exit codes of a job's agents, on both nodes.
-    async fn ends(&mut self, unit: &str) -> Vec<i32> {
+    pub(super) async fn ends(&mut self, unit: &str) -> Vec<i32> {
         let mut codes = Vec::new();
         for service in self.services.iter_mut().filter(|service| service.unit == unit) {
             codes.push(exit(&mut service.child, &format!("{unit} on {}", service.machine), LIMIT).await);
@@ -211,7 +211,7 @@ impl Site {
         ))
     }
 
-    fn describe(&self, job: &str) -> serde_json::Value {
+    pub(super) fn describe(&self, job: &str) -> serde_json::Value {
         serde_json::from_str(&self.operator_ok(&format!("elasticctl describe {job} -o json"))).unwrap()
     }
 }
