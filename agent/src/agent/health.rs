@@ -27,6 +27,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::metrics::Metrics;
+use crate::machine::gpu_watch::GpuWatch;
 use crate::workers::group::GroupState;
 use crate::workers::watchdog::Steps;
 
@@ -41,7 +42,7 @@ enum Standing {
     /// It has not joined: what it does, or waits for.
     Before(String),
     /// It takes part.
-    Joined(Joined),
+    Joined(Arc<Joined>),
 }
 
 /// What is known of an agent that takes part.
@@ -56,6 +57,8 @@ pub struct Joined {
     pub steps: Steps,
     /// What Prometheus is told.
     pub metrics: Arc<Metrics>,
+    /// The GPUs of its workers.
+    pub gpus: GpuWatch,
 }
 
 impl Health {
@@ -85,7 +88,7 @@ impl Health {
     /// The agent takes part from now on.
     pub fn joined(&self, joined: Joined) {
         tokio::spawn(Arc::clone(&joined.metrics).follow(joined.status.clone(), joined.group.clone()));
-        self.standing.send_replace(Standing::Joined(joined));
+        self.standing.send_replace(Standing::Joined(Arc::new(joined)));
     }
 
     fn state(&self) -> Value {
@@ -145,11 +148,17 @@ async fn state(State(health): State<Arc<Health>>) -> Response {
 }
 
 async fn metrics(State(health): State<Arc<Health>>) -> Response {
-    let text = match &*health.standing.borrow() {
+    let joined = match &*health.standing.borrow() {
+        Standing::Before(_) => None,
+        Standing::Joined(joined) => Some(Arc::clone(joined)),
+    };
+    let text = match joined {
         // What Prometheus takes for an answer without metrics.
-        Standing::Before(_) => "# EOF\n".to_owned(),
-        Standing::Joined(Joined { status, group, steps, metrics, .. }) => {
-            metrics.render(Time::now(), &status.borrow(), &group.borrow(), steps)
+        None => "# EOF\n".to_owned(),
+        Some(joined) => {
+            let gpus = joined.gpus.look().await;
+            let Joined { status, group, steps, metrics, .. } = &*joined;
+            metrics.render(Time::now(), &status.borrow(), &group.borrow(), steps, &gpus)
         }
     };
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

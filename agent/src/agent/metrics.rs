@@ -25,8 +25,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
+use crate::machine::gpu_watch::GpuState;
 use crate::workers::group::GroupState;
 use crate::workers::watchdog::Steps;
+
+mod gpus;
+
+use gpus::GpuMetrics;
 
 type Labels = Vec<(&'static str, String)>;
 type Timings = Family<Labels, Histogram, fn() -> Histogram>;
@@ -241,6 +246,7 @@ pub struct Metrics {
     margin: Family<Labels, Seconds>,
     calls: Family<Labels, Counter>,
     call_times: Timings,
+    gpus: GpuMetrics,
 }
 
 fn round_buckets() -> Histogram {
@@ -292,6 +298,7 @@ impl Metrics {
             forming,
             recovery,
             call_times,
+            gpus: GpuMetrics::registered(&mut registry),
             registry,
         })
     }
@@ -342,8 +349,16 @@ impl Metrics {
     }
 
     /// The OpenMetrics text format, as things are now.
-    pub(super) fn render(&self, now: Time, status: &Status, group: &GroupState, steps: &Steps) -> String {
+    pub(super) fn render(
+        &self,
+        now: Time,
+        status: &Status,
+        group: &GroupState,
+        steps: &Steps,
+        gpus: &[GpuState],
+    ) -> String {
         self.see(now, status, group);
+        self.gpus.set(gpus);
         let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         if let Some(round) = status.round.as_ref().map(|round| &round.value) {
             self.round.set(number(round.number));
@@ -383,6 +398,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::nvml::{GpuHealth, GpuMemory};
 
     fn round(number: u64, state: RoundState, nodes: u32, restarts: u32) -> Option<RoundSeen> {
         Some(RoundSeen { number, state, nodes, restarts })
@@ -432,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_asks_for_nothing_that_is_not_served() {
+    fn dashboard_and_alerts_ask_for_nothing_that_is_not_served() {
         // Given an agent that has something to say in each family: without a series a family is not shown at all,
         let metrics = Metrics::new("digits", "a");
         let label = |name, value: &str| vec![(name, value.to_owned())];
@@ -443,6 +459,15 @@ mod tests {
         metrics.steps.get_or_create(&label("rank", "0")).set(1);
         metrics.step_ages.get_or_create(&label("rank", "0")).set(1.0);
         metrics.margin.get_or_create(&Vec::new()).set(1.0);
+        let all = GpuHealth {
+            utilization: Some(75),
+            memory: Some(GpuMemory::default()),
+            temperature: Some(40),
+            power: Some(1),
+            uncorrected_errors: Some(0),
+            ..GpuHealth::default()
+        };
+        metrics.gpus.set(&[GpuState { index: 0, uuid: None, health: Some(all) }]);
         let mut served = String::new();
         encode(&mut served, &metrics.registry).unwrap();
 
@@ -450,9 +475,12 @@ mod tests {
         let text = include_str!("../../../deploy/grafana/agents.json");
         let dashboard: serde_json::Value = serde_json::from_str(text).expect("the dashboard is JSON");
         assert!(dashboard["panels"].as_array().is_some_and(|panels| panels.len() >= 10), "{dashboard}");
-        let names = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let names: Vec<&str> = names.filter(|name| name.starts_with("elastic_")).collect();
+        let words = |text: &'static str| text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let mut names: Vec<&str> = words(text).filter(|name| name.starts_with("elastic_")).collect();
         assert!(names.len() >= 14, "{names:?}");
+        // The other alerts are on the coordinator's metrics.
+        let alerts = include_str!("../../../deploy/prometheus/alerts.yaml");
+        names.extend(words(alerts).filter(|name| name.starts_with("elastic_agent_")));
         for name in names {
             let histogram = name.strip_suffix("_bucket").or(name.strip_suffix("_sum"));
             let (family, kind) = match (histogram, name.strip_suffix("_total")) {

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};
 use crate::guard::Guard;
+use crate::machine::gpu_watch::GpuWatch;
 use crate::machine::{identity, preflight};
 use crate::meeting::backend;
 use crate::meeting::rendezvous::Rendezvous;
@@ -136,7 +137,8 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
     if let Some(metrics) = metrics {
         let (node, status, group) = (identity.name.clone(), part.status(), group.state());
-        health.joined(Joined { node, status, group, steps: socket.steps(), metrics });
+        let gpus = GpuWatch::of(setup::visible_gpus());
+        health.joined(Joined { node, status, group, steps: socket.steps(), metrics, gpus });
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest());
     let mut record = setup::record(&options, &identity, peer, slots);

@@ -234,8 +234,13 @@ pub(super) fn preflight(options: &Options, workers: u32) -> preflight::Node {
         folders: [std::env::temp_dir()].into_iter().chain(logs).collect(),
         workers,
         counts_gpus: options.workers == WorkerCount::Gpu,
-        visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        visible: visible_gpus(),
     }
+}
+
+/// The GPUs that workers are shown.
+pub(super) fn visible_gpus() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
 }
 
 /// Where the workers' output goes.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use crate::machine::nvml::{Nvml, NvmlError};
+use crate::machine::nvml::{Device, Nvml, NvmlError};
 
 /// An NVIDIA GPU, as far as it is known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -14,6 +14,12 @@ pub struct Gpu {
     pub uuid: Option<String>,
     /// Its PCI address as sysfs writes it: `0000:3b:00.0`.
     pub pci: Option<String>,
+}
+
+impl From<Device> for Gpu {
+    fn from(device: Device) -> Gpu {
+        Gpu { uuid: Some(device.uuid), pci: Some(device.pci) }
+    }
 }
 
 /// The NVIDIA GPUs of this machine, in the order of their PCI addresses.
@@ -30,11 +36,7 @@ impl Gpus {
     /// Asks the driver's library. If it does not answer, this looks for device files. May take a second.
     pub fn detect() -> Gpus {
         match Nvml::load().and_then(|nvml| nvml.devices()) {
-            Ok(devices) => {
-                let known =
-                    |device: crate::machine::nvml::Device| Gpu { uuid: Some(device.uuid), pci: Some(device.pci) };
-                Gpus { all: devices.into_iter().map(known).collect(), unknown: None }
-            }
+            Ok(devices) => Gpus { all: devices.into_iter().map(Gpu::from).collect(), unknown: None },
             Err(error) => Gpus { all: by_files(Path::new("/")), unknown: Some(error) },
         }
     }
@@ -103,6 +105,19 @@ pub fn visible(list: Option<&str>, gpus: &Gpus) -> Vec<Visible> {
     let devices: Vec<Visible> = entries.iter().map_while(|entry| named(entry, gpus)).collect();
     let distinct: BTreeSet<String> = devices.iter().map(|device| format!("{device:?}")).collect();
     if distinct.len() == devices.len() { devices } else { Vec::new() }
+}
+
+/// The GPUs that workers with this `CUDA_VISIBLE_DEVICES` see, by NVML's index: none where the list names MIG instances.
+///
+/// # Errors
+/// The driver does not tell how many GPUs there are.
+pub fn shown(nvml: &Nvml, list: Option<&str>) -> Result<Vec<u32>, NvmlError> {
+    let count = nvml.device_count()?;
+    // One of them does not answer, and it is not known which of the list that is.
+    let Ok(devices) = nvml.devices() else { return Ok((0..count).collect()) };
+    let gpus = Gpus { all: devices.into_iter().map(Gpu::from).collect(), unknown: None };
+    let index = |device| if let Visible::Gpu(index) = device { u32::try_from(index).ok() } else { None };
+    Ok(visible(list, &gpus).into_iter().filter_map(index).collect())
 }
 
 fn named(entry: &str, gpus: &Gpus) -> Option<Visible> {

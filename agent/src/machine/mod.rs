@@ -5,6 +5,7 @@
 //! | [`address`] | the address at which other nodes reach this one |
 //! | [`cpus`] | sets of CPUs, and how many this process may use |
 //! | [`devices`] | the accelerators, and which of them a process sees |
+//! | [`gpu_watch`] | how the workers' GPUs are, whenever somebody asks |
 //! | [`identity`] | the node's name, incarnation and lock |
 //! | [`interfaces`] | the network interface that gloo and NCCL are given |
 //! | [`numa`] | the CPUs near a worker's GPU |
@@ -17,6 +18,7 @@
 pub mod address;
 pub mod cpus;
 pub mod devices;
+pub mod gpu_watch;
 pub mod identity;
 pub mod interfaces;
 pub mod numa;

@@ -12,7 +12,7 @@ use std::path::Path;
 
 mod health;
 
-pub use health::GpuHealth;
+pub use health::{GpuHealth, GpuMemory};
 
 /// The name under which the driver installs the library.
 const LIBRARY: &str = "libnvidia-ml.so.1";

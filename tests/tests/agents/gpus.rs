@@ -1,12 +1,14 @@
-//! GPUs that a process of an earlier round still holds. A stand-in for NVIDIA's library, compiled here, lists the GPUs,
+//! GPUs that a process of an earlier round still holds, and what `/metrics` tells of GPUs. A stand-in for NVIDIA's library, compiled here, lists the GPUs,
 //! so the machine needs none. These tests do not show how a real driver behaves.
 
 use std::process::{Child, Command, Stdio};
 
 use elastic_tests::agents::{Job, LIMIT};
+use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
 use crate::agents::hosted::endpoint;
+use crate::agents::watchdog::{get, health_port};
 
 /// A process with the environment of a worker of node `a`, like a process that escaped from such a worker.
 struct Leftover(Child);
@@ -78,4 +80,68 @@ async fn who_waits_for_a_gpu_can_be_asked_to_leave() {
     agent.signal(Signal::TERM);
     assert_eq!(agent.exit(LIMIT).await, 3);
     assert_eq!(job.workers().len(), 0);
+}
+
+#[tokio::test]
+async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
+    // Given workers that see two of three GPUs
+    let gpus = r#"{"GPU-a",0,1,0},{"GPU-b",0,2,0,{0},3},{"GPU-c",0,3,0}"#;
+    let job = with_library(Job::met_by(&["--standalone"], "1"), gpus).env("CUDA_VISIBLE_DEVICES", "2,1");
+    let (lost, hangs) = (job.path("lost"), job.path("hangs"));
+    let job = job.env("FAKE_NVML_LOST", &lost).env("FAKE_NVML_HANGS", &hangs);
+    let mut agent = job.start_with("a", &["--health-port=0"]);
+    let port = health_port(&agent).await;
+    let round = job.runs(1, 1).await;
+    let told = async || {
+        let text = get(&port, "/metrics").await;
+        let lines = text.lines().filter_map(|line| line.strip_prefix("elastic_agent_gpu_"));
+        let of_job = |line: &str| Some(format!("{}{{{}", line.split_once('{')?.0, line.split_once(r#"node="a","#)?.1));
+        let mut lines: Vec<String> = lines.filter_map(of_job).collect();
+        lines.sort();
+        lines
+    };
+    let up = |answers: u32| {
+        [("1", "b"), ("2", "c")].map(|(gpu, uuid)| format!(r#"up{{gpu="{gpu}",uuid="GPU-{uuid}"}} {answers}"#))
+    };
+
+    // Then these are told of, and the third is not
+    let first =
+        eventually("GPUs are told of", LIMIT, async || Some(told().await).filter(|told| !told.is_empty())).await;
+    let of_one = first.iter().filter(|line| line.contains(r#"{gpu="1",uuid="GPU-b"}"#));
+    assert_eq!(
+        of_one.map(|line| line.replace(r#"{gpu="1",uuid="GPU-b"}"#, "")).collect::<Vec<_>>(),
+        [
+            "memory_bytes 85899345920",
+            "memory_used_bytes 21474836480",
+            "power_watts 350.5",
+            "temperature_celsius 40",
+            "uncorrected_errors 3",
+            "up 1",
+            "utilization_ratio 0.75",
+        ]
+    );
+    assert_eq!(first.len(), 2 * 7, "{first:?}");
+
+    // When they are lost, or the driver hangs, then that is told, and nothing else of them
+    for trouble in [&lost, &hangs] {
+        std::fs::write(trouble, "").unwrap();
+        assert_eq!(told().await, up(0));
+        assert!(get(&port, "/live").await.starts_with("HTTP/1.1 200"));
+        std::fs::remove_file(trouble).unwrap();
+        assert_eq!(told().await, first);
+    }
+    round.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
+}
+
+#[tokio::test]
+async fn without_a_driver_nothing_is_told_of_gpus() {
+    let job = Job::met_by(&["--standalone"], "1");
+    let mut agent = job.start_with("a", &["--health-port=0"]);
+    let port = health_port(&agent).await;
+    let round = job.runs(1, 1).await;
+    let text = get(&port, "/metrics").await;
+    assert!(text.contains("elastic_agent_workers{") && !text.contains("_gpu_"), "{text}");
+    round.exit(0);
+    assert_eq!(agent.exit(LIMIT).await, 0);
 }

@@ -10,7 +10,7 @@ mod exclusion;
 mod faults;
 mod final_save;
 mod flags;
-mod gpus;
+pub(crate) mod gpus;
 mod hosted;
 pub(crate) mod live;
 mod logs;

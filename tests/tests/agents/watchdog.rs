@@ -181,7 +181,7 @@ time.sleep(1000)
 }
 
 /// The port at which an agent tells its health, once it does.
-async fn health_port(agent: &Agent) -> String {
+pub(crate) async fn health_port(agent: &Agent) -> String {
     agent.says("health port=", LIMIT).await;
     let output = agent.output();
     let (_, rest) = output.split_once("health port=").unwrap();
@@ -190,7 +190,7 @@ async fn health_port(agent: &Agent) -> String {
     rest.split_whitespace().next().unwrap().to_owned()
 }
 
-async fn get(port: &str, path: &str) -> String {
+pub(crate) async fn get(port: &str, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(format!("127.0.0.1:{port}")).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::alerts::alerts;
 use super::deploy;
+use crate::agents::gpus::with_library;
 use crate::agents::python::python;
 
 /// Some of what is waited for takes a quarter of a minute by itself.
@@ -231,6 +232,9 @@ impl Site {
     async fn start() -> Site {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let unsteady = python(Job::on(&etcd, "1:3").flag("--max-restarts=100"), WORKER);
+        let unsteady = with_library(unsteady, r#"{"GPU-a",0,1,0}"#);
+        let lost = unsteady.path("lost");
+        let unsteady = unsteady.env("FAKE_NVML_LOST", lost);
         let steady = python(Job::on(&etcd, "1"), WORKER);
         let (mut nodes, mut targets) = (Vec::new(), Vec::new());
         for name in ["a", "b", "c"] {
@@ -287,6 +291,8 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     let mut mute = silent.start_with("silent", &["--rdzv-id=silent"]);
     silent.runs(1, 1).await;
     mute.signal(Signal::STOP);
+    // and a GPU is lost,
+    std::fs::write(site.unsteady.path("lost"), "").unwrap();
     // then each has its alert.
     for alert in [
         "ElasticJobRestartsOften",
@@ -295,6 +301,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
         "ElasticNodeUnaccounted",
         "ElasticCheckpointOld",
         "ElasticJobFailed",
+        "ElasticGpuUnfit",
     ] {
         prometheus.fires(alert).await;
     }

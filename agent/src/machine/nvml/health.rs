@@ -12,7 +12,7 @@ const VOLATILE: c_uint = 0;
 /// `NVML_TEMPERATURE_GPU`.
 const CORE: c_uint = 0;
 
-/// A GPU's health. What the driver or the GPU does not tell is `None`.
+/// A GPU's health and load. What the driver or the GPU does not tell is `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GpuHealth {
     /// Memory errors that were not corrected since the driver was loaded.
@@ -27,6 +27,32 @@ pub struct GpuHealth {
     pub temperature: Option<u32>,
     /// `nvmlClocksThrottleReasons`, a set of bits.
     pub throttle_reasons: Option<u64>,
+    /// The share of the driver's last sample period in which a kernel ran, in percent.
+    pub utilization: Option<u32>,
+    /// Its memory.
+    pub memory: Option<GpuMemory>,
+    /// What it draws, in milliwatts.
+    pub power: Option<u32>,
+}
+
+/// A GPU's memory in bytes: `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GpuMemory {
+    /// All of it.
+    pub total: u64,
+    /// What can still be had.
+    pub free: u64,
+    /// What processes and the driver have.
+    pub used: u64,
+}
+
+/// `nvmlUtilization_t`, in percent.
+#[repr(C)]
+#[derive(Default)]
+struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
 }
 
 type Retirement = unsafe extern "C" fn(Handle, *mut c_uint) -> c_int;
@@ -40,6 +66,9 @@ pub(super) struct Functions {
     remapped: Option<Remapped>,
     temperature: Option<unsafe extern "C" fn(Handle, c_uint, *mut c_uint) -> c_int>,
     throttle: Option<unsafe extern "C" fn(Handle, *mut u64) -> c_int>,
+    utilization: Option<unsafe extern "C" fn(Handle, *mut Utilization) -> c_int>,
+    memory: Option<unsafe extern "C" fn(Handle, *mut GpuMemory) -> c_int>,
+    power: Option<unsafe extern "C" fn(Handle, *mut c_uint) -> c_int>,
 }
 
 impl Functions {
@@ -58,6 +87,9 @@ impl Functions {
                 remapped: optional(library, c"nvmlDeviceGetRemappedRows"),
                 temperature: optional(library, c"nvmlDeviceGetTemperature"),
                 throttle: optional(library, c"nvmlDeviceGetCurrentClocksThrottleReasons"),
+                utilization: optional(library, c"nvmlDeviceGetUtilizationRates"),
+                memory: optional(library, c"nvmlDeviceGetMemoryInfo"),
+                power: optional(library, c"nvmlDeviceGetPowerUsage"),
             }
         }
     }
@@ -72,9 +104,11 @@ impl Nvml {
         let handle = self.handle(index)?;
         // A GPU that is lost answers nothing: its name shows that better than what it may not support anyway.
         self.device(index)?;
-        let Functions { errors, retirement, remapped, temperature, throttle } = &self.health;
+        let Functions { errors, retirement, remapped, temperature, throttle, utilization, memory, power } =
+            &self.health;
         let (mut uncorrected, mut reasons) = (0u64, 0u64);
-        let (mut pages, mut degrees) = (0, 0);
+        let (mut pages, mut degrees, mut milliwatts) = (0, 0, 0);
+        let (mut rates, mut bytes) = (Utilization::default(), GpuMemory::default());
         let [mut corrected, mut uncorrectable, mut pending, mut failed] = [0; 4];
         // SAFETY: each pointer leads to a place for what the function of that type writes.
         let told = unsafe {
@@ -86,6 +120,9 @@ impl Nvml {
                 }),
                 temperature.map(|ask| ask(handle, CORE, &raw mut degrees)),
                 throttle.map(|ask| ask(handle, &raw mut reasons)),
+                utilization.map(|ask| ask(handle, &raw mut rates)),
+                memory.map(|ask| ask(handle, &raw mut bytes)),
+                power.map(|ask| ask(handle, &raw mut milliwatts)),
             ]
         };
         let told = told.map(|code| code == Some(SUCCESS));
@@ -96,6 +133,9 @@ impl Nvml {
             remap_failed: told[2].then_some(failed != 0),
             temperature: told[3].then_some(degrees),
             throttle_reasons: told[4].then_some(reasons),
+            utilization: told[5].then_some(rates.gpu),
+            memory: told[6].then_some(bytes),
+            power: told[7].then_some(milliwatts),
         })
     }
 }

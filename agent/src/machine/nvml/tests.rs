@@ -64,6 +64,9 @@ fn a_gpus_health_is_told_as_far_as_it_is_known() {
         remap_failed: Some(false),
         temperature: Some(40),
         throttle_reasons: None,
+        utilization: Some(75),
+        memory: Some(GpuMemory { total: 80 << 30, free: 60 << 30, used: 20 << 30 }),
+        power: Some(350_500),
     };
     assert_eq!(nvml.health(0), Ok(well));
     assert_eq!(nvml.health(1), Ok(GpuHealth { uncorrected_errors: Some(3), remap_pending: Some(true), ..well }));

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use super::Node;
 use super::judge::{self, Ended, GpuReading, Reading, Readings};
-use crate::machine::devices::{Gpu, Gpus, Visible, visible};
-use crate::machine::nvml::{Device, Nvml, NvmlError};
+use crate::machine::devices::shown;
+use crate::machine::nvml::{Nvml, NvmlError};
 
 /// How much of a command's output is kept, in bytes and lines.
 const KEPT: usize = 4096;
@@ -64,27 +64,16 @@ fn gpus(node: &Node) -> (u32, Reading<Vec<GpuReading>>) {
     let asked = node.asked_gpus();
     let looked = || {
         let nvml = Nvml::load()?;
-        let count = nvml.device_count()?;
-        Ok::<_, NvmlError>((nvml, count))
+        let chosen = shown(&nvml, node.visible.as_deref())?;
+        Ok::<_, NvmlError>((nvml, chosen))
     };
-    let (nvml, count) = match looked() {
+    let (nvml, chosen) = match looked() {
         Ok(found) => found,
         Err(error) => return (asked, Err(error.to_string())),
     };
-    let list = node.visible.as_deref();
-    if list.is_some_and(|list| list.starts_with("MIG-")) {
+    if node.visible.as_ref().is_some_and(|list| list.starts_with("MIG-")) {
         return (0, Ok(Vec::new()));
     }
-    let chosen: Vec<u32> = match nvml.devices() {
-        Ok(devices) => {
-            let known = |device: Device| Gpu { uuid: Some(device.uuid), pci: Some(device.pci) };
-            let all = Gpus { all: devices.into_iter().map(known).collect(), unknown: None };
-            let index = |device| if let Visible::Gpu(index) = device { u32::try_from(index).ok() } else { None };
-            visible(list, &all).into_iter().filter_map(index).collect()
-        }
-        // One of them does not answer, and it is not known which.
-        Err(_) => (0..count).collect(),
-    };
     let log = kernel_log().map_err(|error| format!("the kernel's log cannot be read: {error}"));
     let readings = chosen.iter().map(|index| {
         let xids = match (&log, nvml.device(*index)) {

@@ -8,6 +8,7 @@ fn well() -> GpuHealth {
         remap_failed: Some(false),
         temperature: Some(40),
         throttle_reasons: Some(1),
+        ..GpuHealth::default()
     }
 }
 
