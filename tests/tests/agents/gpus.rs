@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use elastic_tests::agents::{Job, LIMIT};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
+use tokio::time::timeout;
 
 use crate::agents::hosted::endpoint;
 use crate::agents::watchdog::{get, health_port};
@@ -93,7 +94,7 @@ async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
     let port = health_port(&agent).await;
     let round = job.runs(1, 1).await;
     let told = async || {
-        let text = get(&port, "/metrics").await;
+        let text = timeout(LIMIT, get(&port, "/metrics")).await.expect("an answer");
         let lines = text.lines().filter_map(|line| line.strip_prefix("elastic_agent_gpu_"));
         let of_job = |line: &str| Some(format!("{}{{{}", line.split_once('{')?.0, line.split_once(r#"node="a","#)?.1));
         let mut lines: Vec<String> = lines.filter_map(of_job).collect();
