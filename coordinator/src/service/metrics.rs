@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 use crate::job::overview::{Change, Job, Overview};
-use crate::job::{Fate, JobId, JobState, Phase, RoundState, Tombstone};
+use crate::job::{Excluded, Fate, JobId, JobState, Phase, RoundState, Tombstone};
 use crate::time::Time;
 
 type Labels = Vec<(&'static str, String)>;
@@ -25,6 +25,7 @@ pub struct Metrics {
     registry: Registry,
     jobs: Family<Labels, Gauge>,
     nodes: Family<Labels, Gauge>,
+    excluded: Family<Labels, Gauge>,
     round: Family<Labels, Gauge>,
     world_size: Family<Labels, Gauge>,
     restarts: Family<Labels, Gauge>,
@@ -77,6 +78,7 @@ impl Default for Metrics {
         let metrics = Metrics {
             jobs: register!("jobs", "Jobs by where they stand"),
             nodes: register!("job_nodes", "Nodes of a job by what they are doing"),
+            excluded: register!("job_nodes_excluded", "Names of nodes that get no place in a job"),
             round: register!("job_round", "Number of a job's current round"),
             world_size: register!("job_world_size", "Workers of a job's current round, 0 while none runs"),
             restarts: register!("job_restarts", "Restarts charged to a job"),
@@ -184,8 +186,16 @@ impl Metrics {
 
     /// The text format, with the gauges as `overview` has them now.
     pub(super) fn render(&self, overview: Option<&Overview>) -> String {
-        let gauges =
-            [&self.jobs, &self.nodes, &self.round, &self.world_size, &self.restarts, &self.checkpoint, &self.step];
+        let gauges = [
+            &self.jobs,
+            &self.nodes,
+            &self.excluded,
+            &self.round,
+            &self.world_size,
+            &self.restarts,
+            &self.checkpoint,
+            &self.step,
+        ];
         gauges.into_iter().for_each(Family::clear);
         [&self.loss, &self.goodput].into_iter().for_each(Family::clear);
         for state in JobState::ALL {
@@ -224,6 +234,13 @@ impl Metrics {
             let labels = vec![("job", id.to_string()), ("phase", phase.to_string())];
             self.nodes.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+        let by_operator = job.desired.as_ref().map_or(0, |desired| desired.value.exclude.len());
+        let for_failures =
+            round.faults.iter().filter(|faults| matches!(job.excluded(&faults.node), Some(Excluded::ForFailures(_))));
+        for (by, count) in [("operator", by_operator), ("failures", for_failures.count())] {
+            let labels = vec![("job", id.to_string()), ("by", by.to_owned())];
+            self.excluded.get_or_create(&labels).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 }
 
@@ -243,7 +260,7 @@ fn fate(tombstone: &Tombstone) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{NodeId, RoundRecord, Versioned};
+    use crate::job::{Keys, NodeId, RoundRecord, Versioned};
     use crate::store::{KeyValue, Revision};
 
     fn round(number: u64, state: &str) -> Change {
@@ -277,6 +294,30 @@ mod tests {
         metrics.saw(Time::from_millis(901_000), &job, &round(2, "running"));
         let text = metrics.render(None);
         assert!(text.contains("elastic_round_forming_seconds_sum 1.0"), "{text}");
+    }
+
+    #[test]
+    fn names_that_get_no_place_are_counted_by_who_says_so() {
+        let keys = Keys::new("/elastic", &"J".parse().unwrap());
+        let records = [
+            (
+                keys.round(),
+                r#"{"number":3,"generation":1,"state":"running","reason":"r","faults":[
+                {"node":"a","failures":1},{"node":"b","exclusions":1,"excluded":{"round":2,"lasts_ms":300000}},
+                {"node":"c","exclusions":1,"excluded":{"round":3,"lasts_ms":300000}}]}"#,
+            ),
+            (keys.desired(), r#"{"exclude":["x","y"],"include":[{"node":"b","round":2},{"node":"c","round":2}]}"#),
+        ];
+        let at = Revision(1);
+        let kv = |(key, value): (String, &str)| {
+            let value = value.as_bytes().to_vec();
+            KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
+        };
+        let overview = Overview::of("/elastic", &records.map(kv));
+        let text = Metrics::default().render(Some(&overview));
+        for told in [r#"{job="J",by="operator"} 2"#, r#"{job="J",by="failures"} 1"#] {
+            assert!(text.contains(&format!("elastic_job_nodes_excluded{told}")), "{text}");
+        }
     }
 
     #[test]

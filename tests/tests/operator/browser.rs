@@ -151,7 +151,7 @@ fn of_node(node: &str, text: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_operator_s_clicks_drain_a_node_and_close_the_job_and_a_reader_has_no_buttons() {
+async fn an_operator_s_clicks_exclude_and_drain_a_node_and_close_the_job_and_a_reader_has_no_buttons() {
     if !Path::new(CHROMIUM).exists() {
         return skip("CHROMIUM", "there is no /usr/bin/chromium to use the page with");
     }
@@ -173,8 +173,13 @@ async fn an_operator_s_clicks_drain_a_node_and_close_the_job_and_a_reader_has_no
     page.types(&operator).await;
     page.shows("olga, who may operate").await;
     assert_eq!(page.evaluate("document.cookie + JSON.stringify(localStorage)").await, "{}", "kept in this tab alone");
-    page.click(&of_node("b", "Drain")).await;
+    page.click(&of_node("b", "Exclude")).await;
     served.nodes[0].runs(2, 1, WITHIN).await.unwrap();
+    page.shows("the operator excludes it: until it is included").await;
+    page.click(&of_node("b", "Include")).await;
+    served.nodes[0].runs(3, 2, WITHIN).await.unwrap();
+    page.click(&of_node("b", "Drain")).await;
+    served.nodes[0].runs(4, 1, WITHIN).await.unwrap();
     page.shows("asked by olga (API): drain b").await;
 
     page.click("document.querySelector('button.danger')").await;

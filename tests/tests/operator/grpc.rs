@@ -5,8 +5,9 @@ use elastic_coordinator::store::Op;
 use elastic_proto::jobs::ask_request::Wish;
 use elastic_proto::jobs::jobs_client::JobsClient;
 use elastic_proto::jobs::{
-    AskRequest, Close, DeleteRequest, Drain, DropCheckpointRequest, EventsRequest, GetRequest, JobState, JobSummary,
-    ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply, WatchRequest,
+    AskRequest, Close, DeleteRequest, Drain, DropCheckpointRequest, EventsRequest, Evict, Exclude, GetRequest, Include,
+    JobState, JobSummary, ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply,
+    WatchRequest,
 };
 use elastic_tests::binaries::Running;
 use elastic_tests::etcd::Certs;
@@ -77,6 +78,18 @@ pub(super) fn drain(node: &str) -> Rpc {
 
 pub(super) fn undrain(node: &str) -> Rpc {
     Rpc::Ask(Some(Wish::Undrain(Undrain { node: node.into() })))
+}
+
+pub(super) fn exclude(node: &str) -> Rpc {
+    Rpc::Ask(Some(Wish::Exclude(Exclude { node: node.into() })))
+}
+
+pub(super) fn include(node: &str) -> Rpc {
+    Rpc::Ask(Some(Wish::Include(Include { node: node.into() })))
+}
+
+pub(super) fn evict(node: &str) -> Rpc {
+    Rpc::Ask(Some(Wish::Evict(Evict { node: node.into() })))
 }
 
 pub(super) fn set(min: Option<u32>, max: Option<u32>) -> Rpc {
