@@ -241,6 +241,51 @@ mod tests {
     use crate::job::overview::Overview;
     use crate::store::{KeyValue, Revision};
 
+    /// A job whose round says this, with a node `a` that is here.
+    fn job(round: &str) -> (JobId, Job) {
+        let id: JobId = "J".parse().unwrap();
+        let keys = Keys::new("/elastic", &id);
+        let a = r#"{"name":"a","incarnation":"1","machine":"m","boot":"b","host":"h","peer":{"host":"h","port":1},
+            "slots":1,"role":"r","phase":"running"}"#;
+        let records = [(keys.round(), round), (keys.node(&NodeId::new("a", "1")), a)];
+        let at = Revision(1);
+        let kv = |(key, value): (String, &str)| {
+            let value = value.as_bytes().to_vec();
+            KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
+        };
+        let job = Overview::of("/elastic", &records.map(kv)).jobs.remove(&id).unwrap();
+        (id, job)
+    }
+
+    #[test]
+    fn what_is_over_is_asked_for_no_longer() {
+        let (id, job) = job(r#"{"number":7,"generation":1,"state":"running","reason":"r","faults":[
+            {"node":"b","exclusions":2,"excluded":{"round":6,"lasts_ms":1}},
+            {"node":"c","exclusions":1,"excluded":{"round":7,"lasts_ms":1}}]}"#);
+        let back = |node: &str, round| TakenBack { node: node.into(), round };
+        let gone = NodeId::new("gone", "1");
+        let before = Desired {
+            exclude: vec!["a".into(), "c".into()],
+            // An earlier exclusion of b's, and one of a node that nothing is held against now.
+            include: vec![back("b", 5), back("d", 6)],
+            evict: vec![gone],
+            ..Desired::default()
+        };
+        let asked = |wish: &Wish| granted(&id, &job, before.clone(), wish);
+        let node = |name: &str| name.to_owned();
+        // By the operator and for its failures: both end.
+        let c = asked(&Wish::Include { node: node("c") }).unwrap();
+        assert_eq!((&c.exclude[..], &c.include[..]), (&[node("a")][..], &[back("c", 7)][..]));
+        let b = asked(&Wish::Include { node: node("b") }).unwrap();
+        assert_eq!(b.include, [back("b", 6)]);
+        assert_eq!(granted(&id, &job, b.clone(), &Wish::Include { node: node("b") }).unwrap(), b, "asked for twice");
+        let a = asked(&Wish::Include { node: node("a:1") }).unwrap();
+        assert_eq!((a.exclude, a.include), (vec![node("c")], vec![]));
+        assert!(asked(&Wish::Include { node: node("d") }).is_err());
+        let evicted = asked(&Wish::Evict { node: node("a") }).unwrap();
+        assert_eq!(evicted.evict, [NodeId::new("a", "1")]);
+    }
+
     #[test]
     fn a_pause_and_its_resume_leave_all_else_that_is_desired() {
         let id: JobId = "J".parse().unwrap();
