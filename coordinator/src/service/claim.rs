@@ -1,7 +1,7 @@
 //! Which jobs a replica of the coordinator leads: a pure function of a job's records.
 
 use crate::job::overview::Job;
-use crate::job::{LeaderRecord, RoundState};
+use crate::job::{LeaderRecord, RoundRecord, RoundState};
 use crate::store::{Guard, Revision};
 
 /// What to do about a job's `leader` key.
@@ -18,7 +18,8 @@ pub enum Move {
 /// The next move, for the replica that writes `own`.
 ///
 /// Where nobody leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
-/// take over then would cost the job a new plan. Another replica is left alone: there is nothing to gain. A leader that
+/// take over then would cost the job a new plan. A paused job forms its round for as long as the pause lasts, so there
+/// it does not wait. Another replica is left alone: there is nothing to gain. A leader that
 /// took pulses where this replica does now is dead: a port has one owner.
 pub fn next(job: &Job, own: &LeaderRecord) -> Move {
     let key = job.keys.leader();
@@ -36,8 +37,9 @@ pub fn next(job: &Job, own: &LeaderRecord) -> Move {
     if leader.value.peer == own.peer {
         return Move::Claim(vec![term]);
     }
+    let stays = |round: &RoundRecord| round.state == RoundState::Running || round.paused;
     match &job.round {
-        Some(round) if round.value.state == RoundState::Running && !leader.value.coordinator => {
+        Some(round) if stays(&round.value) && !leader.value.coordinator => {
             Move::Claim(vec![term, Guard::modified(job.keys.round(), round.modified)])
         }
         _ => Move::Leave,
@@ -67,7 +69,8 @@ mod tests {
     fn job(state: &str, leader: Option<LeaderRecord>) -> Job {
         let id: JobId = "J".parse().unwrap();
         let keys = Keys::new("/elastic", &id);
-        let round = format!(r#"{{"number":1,"generation":1,"state":"{state}","reason":"r"}}"#);
+        let (state, paused) = if state == "paused" { ("forming", true) } else { (state, false) };
+        let round = format!(r#"{{"number":1,"generation":1,"state":"{state}","paused":{paused},"reason":"r"}}"#);
         let mut values = vec![(keys.spec(), SPEC.as_bytes().to_vec(), 1), (keys.round(), round.into_bytes(), 2)];
         values.extend(leader.map(|leader| (keys.leader(), crate::job::to_json(&leader), 3)));
         let values: Vec<_> = values
@@ -89,14 +92,19 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_is_relieved_while_the_round_runs_and_not_while_it_forms() {
+    fn an_agent_is_relieved_while_the_round_runs_or_is_paused_and_not_while_it_forms() {
         let agent = record("a:1", 9, false);
         let running = job("running", Some(agent.clone()));
         let guards = vec![
             Guard::modified(running.keys.leader(), Revision(3)),
             Guard::modified(running.keys.round(), Revision(2)),
         ];
-        assert_eq!(next(&running, &own()), Move::Claim(guards));
+        assert_eq!(next(&running, &own()), Move::Claim(guards.clone()));
+        assert_eq!(
+            next(&job("paused", Some(agent.clone())), &own()),
+            Move::Claim(guards),
+            "for as long as it is paused"
+        );
         assert_eq!(next(&job("forming", Some(agent)), &own()), Move::Leave);
     }
 

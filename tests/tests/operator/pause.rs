@@ -72,6 +72,10 @@ async fn a_paused_job_waits_through_restarts_of_etcd_and_of_its_leader_and_goes_
     .await;
     assert_eq!((&job["state"], &job["round"]["restarts"]), (&"paused".into(), &0.into()));
 
+    // A coordinator that is started in the pause leads again.
+    let _coordinator = scene.coordinator();
+    scene.led("the coordinator leads", |leader| leader.coordinator).await;
+
     // When it is resumed, then the next round runs with the ranks that they had, and the newcomer behind them
     scene.ctl_ok(&["resume", "train"]).await;
     let d_rank = d.runs(2, 3, WITHIN).await.unwrap().rank.group_rank;
