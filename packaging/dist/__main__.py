@@ -28,8 +28,10 @@ def main() -> None:
     project = Project.read(arguments.parse_args().arch)
     # Files in archives have the time of the commit, so that the same sources make the same archives.
     os.environ["SOURCE_DATE_EPOCH"] = str(project.epoch)
-    shutil.rmtree(DIST, ignore_errors=True)
-    DIST.mkdir()
+    DIST.mkdir(exist_ok=True)
+    for file in DIST.iterdir():
+        if not project.is_of_others(file):
+            file.unlink()
     with tempfile.TemporaryDirectory(prefix="elastic-dist-") as scratch:
         tree = Path(scratch) / "tree"
         built = programs.build(project, tree)
@@ -38,7 +40,7 @@ def main() -> None:
         for file in ["LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "proto/proto/jobs.proto"]:
             shutil.copy2(ROOT / file, tree / "share/doc/elastic")
         made = [tarball.make(project, tree), *debian.make(project, tree), *wheel.make(project, tree)]
-    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(made)]
+    sums = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("".join(sums))
     for file in sorted(made):
         print(f"dist: {file.stat().st_size / 1e6:6.1f} MB  {file.relative_to(ROOT)}")

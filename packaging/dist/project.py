@@ -39,6 +39,8 @@ class Project:
     machine: str
     # `cargo metadata`.
     metadata: dict
+    # The compiler that makes programs for them, if it is not the one that cargo finds.
+    rustc: "Path | None"
 
     @property
     def debian_architecture(self) -> str:
@@ -63,7 +65,13 @@ class Project:
 
     def with_tools(self) -> "dict[str, str]":
         """This process's environment, with these tools on the PATH."""
-        return {**os.environ, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+        compiler = {"RUSTC": str(self.rustc)} if self.rustc else {}
+        return {**os.environ, **compiler, "PATH": f"{self.tools}:{os.environ['PATH']}"}
+
+    def is_of_others(self, file: Path) -> bool:
+        """Whether a file of dist/ is of this version, and for other machines only."""
+        words = [word for machine, debian in DEBIAN.items() if machine != self.machine for word in (machine, debian)]
+        return self.version in file.name and any(word in file.name for word in words)
 
     @staticmethod
     def read(machine: "str | None") -> "Project":
@@ -74,17 +82,22 @@ class Project:
         if machine not in DEBIAN:
             raise Failure(f"packages are made for {' or '.join(DEBIAN)}, not for {machine}")
         triple = f"{machine}-unknown-linux-gnu"
-        if machine != here and not Path(run("rustc", "--print", "target-libdir", "--target", triple).strip()).is_dir():
-            raise Failure(f"Rust's standard library for {triple} is not installed: rustup target add {triple}, or make them there")
-        arguments = ["--format-version", "1", "--locked", "--filter-platform", f"{machine}-unknown-linux-gnu"]
+        arguments = ["--format-version", "1", "--locked", "--filter-platform", triple]
         metadata = json.loads(run("cargo", "metadata", *arguments, cwd=ROOT))
+        target = Path(metadata["target_directory"])
+        rustc = None
+        if machine != here and not Path(run("rustc", "--print", "target-libdir", "--target", triple).strip()).is_dir():
+            rustc = target / f"packaging/rust-{machine}/bin/rustc"
+            if not rustc.is_file():
+                raise Failure(f"Rust's standard library for {triple} is not installed: rustup target add {triple}; or on Debian, scripts/setup.sh dist {machine}")
         versions = {one["name"]: one["version"] for one in metadata["packages"] if one["source"] is None}
         return Project(
             version=versions["elastic-agent"],
             commit=run("git", "describe", "--always", "--dirty", "--tags", cwd=ROOT).strip(),
             epoch=int(run("git", "log", "-1", "--format=%ct", cwd=ROOT)),
             maintainer=run("git", "log", "-1", "--format=%an <%ae>", cwd=ROOT).strip(),
-            target=Path(metadata["target_directory"]),
+            target=target,
             machine=machine,
             metadata=metadata,
+            rustc=rustc,
         )

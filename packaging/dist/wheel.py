@@ -46,7 +46,7 @@ def make(project: Project, tree: Path) -> "list[Path]":
         shutil.rmtree(DATA)
     run(project.tools / "python", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--no-build-isolation", "--wheel-dir", DIST, PACKAGE / "compat")
-    wheels = sorted(DIST.glob("*.whl"))
+    wheels = sorted(file for file in DIST.glob("*.whl") if not project.is_of_others(file))
     if len(wheels) != 2:
         raise Failure(f"{len(wheels)} wheels were made in place of two")
     return wheels

@@ -14,6 +14,8 @@ use tempfile::TempDir;
 use super::place::Place;
 use super::{is_root, made, printed, root, succeeds};
 
+/// This machine's, as Debian calls it.
+const ARCHITECTURE: &str = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A fresh system, with the packages as files in its `/packages`.
@@ -24,7 +26,7 @@ struct System {
 
 impl System {
     fn fresh() -> Option<System> {
-        let files = made("elastic-train-", ".deb");
+        let files = made("DIST", "elastic-train-", &format!("_{ARCHITECTURE}.deb"));
         let archive = root().join("target/packaging/debian.tar");
         if !archive.is_file() {
             skip("DIST", "there is no fresh Debian: run scripts/setup.sh dist-test");

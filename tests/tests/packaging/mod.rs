@@ -4,11 +4,13 @@
 //! | module | what it is installed into |
 //! |---|---|
 //! | `debian` | the packages, into a root of this machine's own Debian or Ubuntu, fresh from its mirror |
+//! | `emulated` | what is for machines of another architecture: into folders, and run by qemu |
 //! | `tarball` | into a root that has glibc's libraries and no other file |
 //! | `wheel` | into a fresh virtual environment |
 //! | `place` | such a place, and what runs in it |
 
 mod debian;
+mod emulated;
 mod place;
 mod tarball;
 mod wheel;
@@ -18,13 +20,15 @@ use std::process::{Command, Output};
 
 use elastic_tests::requirement::skip;
 
+const PROGRAMS: [&str; 4] = ["elastic-agent", "elastic-coordinator", "elastic-trainer", "elasticctl"];
+
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// The files of `dist/` that begin and end so, sorted. Empty, with a line that says so, where there are none, unless
-/// `ELASTIC_REQUIRE_DIST` is set.
-fn made(begin: &str, end: &str) -> Vec<PathBuf> {
+/// `ELASTIC_REQUIRE_{required}` is set.
+fn made(required: &str, begin: &str, end: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(root().join("dist")).into_iter().flatten().flatten();
     let fits = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -33,7 +37,7 @@ fn made(begin: &str, end: &str) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(fits).collect();
     files.sort();
     if files.is_empty() {
-        skip("DIST", format_args!("there is no dist/{begin}*{end}: run `make dist`"));
+        skip(required, format_args!("there is no dist/{begin}*{end}: run `make dist`"));
     }
     files
 }
@@ -60,7 +64,7 @@ fn succeeds(command: &mut Command) -> String {
 #[test]
 #[ignore = "needs dist/: make test-dist"]
 fn the_sums_are_those_of_all_files() {
-    let files = made("", "");
+    let files = made("DIST", "", "");
     if files.is_empty() {
         return;
     }
@@ -84,7 +88,8 @@ fn packages_for_machines_whose_standard_library_is_missing_are_refused_in_a_line
         ("sparc", "packages are made for x86_64 or aarch64, not for sparc".to_owned()),
     ] {
         let mut command = Command::new("python3");
-        command.arg(root().join("packaging/dist")).args(["--arch", arch]).env("PATH", &path).current_dir(folder.path());
+        command.arg(root().join("packaging/dist")).args(["--arch", arch]).current_dir(folder.path());
+        command.env("PATH", &path).env("CARGO_TARGET_DIR", folder.path().join("target"));
         let output = command.output().expect("run python3");
         let text = printed(&output);
         assert!(!output.status.success() && text.starts_with("dist: ") && text.contains(&said), "{text}");

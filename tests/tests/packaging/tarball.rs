@@ -1,12 +1,12 @@
 //! The tarball in a root that has nothing but what it says it needs: glibc's libraries.
 
+use std::env::consts::ARCH;
 use std::path::Path;
 use std::process::Command;
 
 use super::place::Place;
-use super::{is_root, made, succeeds};
+use super::{PROGRAMS, is_root, made, succeeds};
 
-const PROGRAMS: [&str; 4] = ["elastic-agent", "elastic-coordinator", "elastic-trainer", "elasticctl"];
 /// Belong to glibc on every system.
 const GLIBC: [&str; 6] = ["ld-linux-", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
 
@@ -24,7 +24,7 @@ fn copy_libraries(program: &Path, root: &Path) {
 #[tokio::test]
 #[ignore = "needs dist/: make test-dist"]
 async fn a_job_trains_where_there_is_only_glibc() {
-    let files = made("elastic-", ".tar.gz");
+    let files = made("DIST", "elastic-", &format!("-{ARCH}-linux.tar.gz"));
     let [tarball] = &files[..] else { return assert!(files.is_empty(), "one tarball: {files:?}") };
     if !is_root() {
         return;
@@ -65,7 +65,7 @@ async fn a_job_trains_where_there_is_only_glibc() {
 #[test]
 #[ignore = "needs dist/: make test-dist"]
 fn every_page_and_completion_can_be_read() {
-    let files = made("elastic-", ".tar.gz");
+    let files = made("DIST", "elastic-", &format!("-{ARCH}-linux.tar.gz"));
     let [tarball] = &files[..] else { return assert!(files.is_empty(), "one tarball: {files:?}") };
     let dir = tempfile::tempdir().unwrap();
     succeeds(Command::new("tar").arg("-xzf").arg(tarball).arg("--strip-components=1").current_dir(dir.path()));

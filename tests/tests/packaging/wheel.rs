@@ -1,5 +1,6 @@
 //! The wheels in fresh virtual environments, without a network.
 
+use std::env::consts::ARCH;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -15,7 +16,7 @@ struct Environment {
 impl Environment {
     /// With this installed from `dist/` alone. `None` where there are no wheels.
     fn with(what: &str) -> Option<Environment> {
-        if made("elastic_agent-", ".whl").is_empty() {
+        if made("DIST", "elastic_agent-", &format!("_{ARCH}.whl")).is_empty() {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
