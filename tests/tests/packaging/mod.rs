@@ -79,9 +79,13 @@ fn packages_for_machines_whose_standard_library_is_missing_are_refused_in_a_line
     let folder = tempfile::tempdir().unwrap();
     // A Rust that has nothing of any other machine's.
     let rustc = folder.path().join("rustc");
-    std::fs::write(&rustc, "#!/bin/sh\necho /no/such/folder\n").unwrap();
+    let usual = std::env::var("PATH").unwrap();
+    let says = format!(
+        "#!/bin/sh\ncase \"$*\" in *target-libdir*) echo /no/such/folder; exit;; esac\nPATH='{usual}' exec rustc \"$@\"\n"
+    );
+    std::fs::write(&rustc, says).unwrap();
     std::fs::set_permissions(&rustc, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{usual}", folder.path().display());
     let other = if cfg!(target_arch = "x86_64") { "aarch64" } else { "x86_64" };
     for (arch, said) in [
         (other, format!("rustup target add {other}-unknown-linux-gnu")),
