@@ -1,6 +1,9 @@
 //! `elasticctl doctor` on servers that are well, dead, full, foreign or strict. The judgement has table tests of its own,
 //! beside it; here it is what real servers answer.
 
+mod certificates;
+mod clocks;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,6 +73,7 @@ async fn a_server_that_runs_is_well_and_keeps_nothing_of_the_look() {
         ("read", "ms (median)"),
         ("write", "ms (median)"),
         ("v2", "the v2 API is off"),
+        ("clock", "within"),
     ] {
         told.says(check, &at, "ok", seen);
     }
@@ -223,6 +227,7 @@ async fn the_embedded_store_is_no_failure() {
     let told = Told::by(&["--etcd", &at]).await;
     assert_eq!(told.code, Some(0), "{:#?}", told.findings);
     told.says("version", &at, "ok", "embedded store");
+    told.says("clock", &at, "ok", "within");
     told.says("write", &at, "ok", "ms");
     told.says("alarm", "the cluster", "ok", "none");
 }

@@ -15,15 +15,14 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilde
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::RootCertStore;
+use rustls::pki_types::ServerName;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::wire::{HttpReply, HttpRequest};
 use crate::store::etcd::fault::{Fault, Repeat, chain};
 use crate::store::etcd::rotation::{self, Rotation};
-use crate::store::etcd::{EtcdConfig, EtcdTls, read};
+use crate::store::etcd::{EtcdConfig, tls};
 use crate::store::{Result, StoreError};
 
 /// The largest answer that is read: a directory of a job has some hundred small keys.
@@ -71,8 +70,8 @@ impl Links {
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(self.config.connect_timeout));
         let tls = match &self.config.tls {
-            Some(files) => client_config(files)?,
-            None => builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
+            Some(files) => files.client_config()?,
+            None => tls::builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
         };
         let mut https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         if let Some(name) = self.config.tls.as_ref().and_then(|tls| tls.server_name.as_ref()) {
@@ -161,53 +160,22 @@ fn fault(error: &Error, uri: &str) -> Fault {
     if !error.is_connect() {
         // In TLS 1.3 a server refuses a client's certificate only after the client takes the connection for open.
         if ["CertificateRequired", "BadCertificate", "UnknownCA"].iter().any(|alert| cause.contains(alert)) {
-            return tls(uri, "it wants a client certificate from a CA that it trusts".into());
+            return distrust(uri, "it wants a client certificate from a CA that it trusts".into());
         }
         return Fault::Unsure(format!("{uri}: {cause}"));
     }
     if cause.contains("UnknownIssuer") || cause.contains("BadSignature") {
-        return tls(uri, "its certificate was not signed by the CA given".into());
+        return distrust(uri, "its certificate was not signed by the CA given".into());
     }
     if cause.contains("not valid for name") || cause.contains("NotValidForName") {
-        return tls(uri, format!("its certificate is for another name ({cause})"));
+        return distrust(uri, format!("its certificate is for another name ({cause})"));
     }
     if cause.contains("corrupt message") || cause.contains("InvalidContentType") {
-        return tls(uri, "it speaks plain HTTP and we TLS: use http:// without TLS files".into());
+        return distrust(uri, "it speaks plain HTTP and we TLS: use http:// without TLS files".into());
     }
     Fault::NotSent(format!("{uri}: {cause}"))
 }
 
-fn tls(uri: &str, cause: String) -> Fault {
+fn distrust(uri: &str, cause: String) -> Fault {
     Fault::Refused(StoreError::Tls { endpoints: uri.to_owned(), cause })
-}
-
-fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| StoreError::Invalid(format!("TLS: {error}")))
-}
-
-fn client_config(files: &EtcdTls) -> Result<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&files.ca)? {
-        roots.add(certificate).map_err(|error| invalid(&files.ca, &error))?;
-    }
-    let builder = builder()?.with_root_certificates(roots);
-    let Some((certificate, key_file)) = &files.client else { return Ok(builder.with_no_client_auth()) };
-    let key = PrivateKeyDer::from_pem_slice(&read(key_file)?).map_err(|error| invalid(key_file, &error))?;
-    builder.with_client_auth_cert(certificates(certificate)?, key).map_err(|error| invalid(certificate, &error))
-}
-
-fn certificates(file: &std::path::Path) -> Result<Vec<CertificateDer<'static>>> {
-    let certificates: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(file)?).collect();
-    match certificates {
-        Ok(certificates) if !certificates.is_empty() => Ok(certificates),
-        Ok(_) => Err(StoreError::Invalid(format!("{} holds no PEM certificate", file.display()))),
-        Err(error) => Err(invalid(file, &error)),
-    }
-}
-
-fn invalid(file: &std::path::Path, error: &dyn std::fmt::Debug) -> StoreError {
-    StoreError::Invalid(format!("{}: {error:?}", file.display()))
 }

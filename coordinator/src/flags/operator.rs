@@ -243,8 +243,9 @@ pub enum Command {
     /// Look at what jobs depend on, and say what is wrong and what to type
     ///
     /// Each endpoint of etcd is asked by itself: does its name resolve, does its port accept, do TLS and the password
-    /// fit, which release is it, how full and how fast is it. Then the cluster: leader, members, alarms. To measure a
-    /// write, keys under PREFIX/v1/doctor/ are written and deleted.
+    /// fit, which release is it, how full and how fast is it. Then the cluster: leader, members, alarms. Then until when
+    /// certificates are good (etcd's, ours and the CA's), and how far etcd's clocks are from this machine's. To measure
+    /// a write, keys under PREFIX/v1/doctor/ are written and deleted.
     ///
     /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (nobody told). The
     /// exit status is 1 if a line failed.

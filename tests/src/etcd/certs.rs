@@ -1,6 +1,7 @@
 //! Certificates for tests: a CA, a server's and a client's. They are made for one test and deleted with it.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tempfile::TempDir;
@@ -13,15 +14,22 @@ pub struct Certs {
     pub server: (PathBuf, PathBuf),
     /// A client's certificate, and its key.
     pub client: (PathBuf, PathBuf),
-    _dir: TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: TempDir,
 }
 
 impl Certs {
     /// A fresh CA, and what it signed.
     pub fn new() -> Certs {
+        Certs::of_a_ca_until(None)
+    }
+
+    /// The same, of a CA that ends then.
+    pub fn of_a_ca_until(until: impl Into<Option<SystemTime>>) -> Certs {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut params = CertificateParams::new(Vec::new()).expect("CA parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_after = until.into().map_or(params.not_after, SystemTime::into);
         // Each CA has a name of its own, as real ones do.
         let name = format!("CA of {}", dir.path().display());
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -29,9 +37,19 @@ impl Certs {
         let ca_file = dir.path().join("ca.pem");
         std::fs::write(&ca_file, ca.pem()).expect("write the CA");
         // etcd's own gateway dials its client port with the server's certificate, so that serves both purposes.
-        let server = leaf(dir.path(), "server", &["127.0.0.1", "localhost"], &ca);
-        let client = leaf(dir.path(), "client", &[], &ca);
-        Certs { ca: ca_file, server, client, _dir: dir }
+        let server = leaf(dir.path(), "server", None, &ca);
+        let client = leaf(dir.path(), "client", None, &ca);
+        Certs { ca: ca_file, server, client, issuer: ca, dir }
+    }
+
+    /// Makes the server's certificate and key anew, in place, until then.
+    pub fn renew_server(&self, until: SystemTime) {
+        leaf(self.dir.path(), "server", Some(until), &self.issuer);
+    }
+
+    /// Makes the client's certificate and key anew, in place, until then.
+    pub fn renew_client(&self, until: SystemTime) {
+        leaf(self.dir.path(), "client", Some(until), &self.issuer);
     }
 }
 
@@ -41,8 +59,10 @@ impl Default for Certs {
     }
 }
 
-fn leaf(dir: &Path, name: &str, hosts: &[&str], ca: &CertifiedIssuer<'_, KeyPair>) -> (PathBuf, PathBuf) {
-    let mut params = CertificateParams::new(hosts.iter().map(ToString::to_string).collect::<Vec<_>>()).expect("names");
+fn leaf(dir: &Path, name: &str, until: Option<SystemTime>, ca: &CertifiedIssuer<'_, KeyPair>) -> (PathBuf, PathBuf) {
+    let hosts = if name == "server" { vec!["127.0.0.1".to_owned(), "localhost".to_owned()] } else { Vec::new() };
+    let mut params = CertificateParams::new(hosts).expect("names");
+    params.not_after = until.map_or(params.not_after, SystemTime::into);
     params.distinguished_name.push(rcgen::DnType::CommonName, name);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     let key = KeyPair::generate().expect("a key");

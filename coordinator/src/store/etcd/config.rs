@@ -113,7 +113,7 @@ impl EtcdTls {
     }
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| StoreError::Invalid(format!("cannot read {}: {error}", path.display())))
 }
 

@@ -13,6 +13,7 @@
 //! | `probe` | what is wrong with an endpoint |
 //! | `examine` | what a member says of itself, for operators |
 //! | `releases` | which releases of etcd have faults |
+//! | `tls` | the files as rustls takes them, for what is no gRPC |
 //!
 //! What is repeated: a call that only reads, once at each other member; a write only where it certainly was not sent.
 //! Everything else is for the caller, who can read back what happened.
@@ -27,9 +28,9 @@ mod lease;
 mod probe;
 mod releases;
 pub(crate) mod rotation;
+pub mod tls;
 mod watch;
 
-pub(crate) use config::read;
 pub use config::{EtcdConfig, EtcdTls, EtcdUser, Secret};
 pub use examine::{Alarm, ListedMember, MemberStatus};
 pub use releases::{FAULTS, ReleaseFault, faults_of};

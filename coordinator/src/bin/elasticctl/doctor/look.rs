@@ -4,16 +4,20 @@
 //! half a minute however broken things are.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::flags::StoreFlags;
-use elastic_coordinator::store::etcd::{Alarm, EtcdConfig, EtcdStore, ListedMember, MemberStatus};
+use elastic_coordinator::store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, ListedMember, MemberStatus, tls};
 use elastic_coordinator::store::{Op, Store, StoreError};
 use elastic_coordinator::time::Time;
 use futures::future::join_all;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use super::certificates::{Shown, Whose};
+use super::greet::{self, Greeting};
 
 /// The longest that a name may take to resolve, and a port to accept.
 pub(super) const REACH: Duration = Duration::from_secs(3);
@@ -29,6 +33,8 @@ const LEASE: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Cluster {
     pub(super) endpoints: Vec<Endpoint>,
+    /// The certificates in the files that the flags name.
+    pub(super) files: Vec<Shown>,
 }
 
 /// What one showed. What comes after something that failed was not asked: it is `None`.
@@ -40,6 +46,7 @@ pub(super) struct Endpoint {
     pub(super) resolved: Result<Vec<SocketAddr>, String>,
     /// How long its port took to accept.
     pub(super) accepted: Option<Result<Duration, String>>,
+    pub(super) greeting: Option<Greeting>,
     /// Whether an etcd answers there that has a quorum and lets us in.
     pub(super) answers: Option<Result<(), StoreError>>,
     pub(super) status: Option<Result<MemberStatus, StoreError>>,
@@ -59,6 +66,7 @@ impl Endpoint {
             address: address.to_owned(),
             resolved: Ok(Vec::new()),
             accepted: None,
+            greeting: None,
             answers: None,
             status: None,
             members: None,
@@ -82,7 +90,16 @@ pub(super) async fn look(flags: &StoreFlags) -> Result<Cluster, StoreError> {
         alone.endpoints = vec![uri.clone()];
         look_at(uri, alone, &flags.prefix)
     });
-    Ok(Cluster { endpoints: join_all(endpoints).await.into_iter().collect::<Result<_, _>>()? })
+    let endpoints = join_all(endpoints).await.into_iter().collect::<Result<_, _>>()?;
+    Ok(Cluster { endpoints, files: config.tls.as_ref().map(files).transpose()?.unwrap_or_default() })
+}
+
+fn files(tls: &EtcdTls) -> Result<Vec<Shown>, StoreError> {
+    let client = tls.client.iter().map(|(certificate, _)| (Whose::Ours, certificate));
+    let read = |(whose, file): (Whose, &PathBuf)| {
+        Ok(Shown { whose, of: file.display().to_string(), certificates: tls::certificates(file)? })
+    };
+    client.chain([(Whose::Cas, &tls.ca)]).map(read).collect()
 }
 
 async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint, StoreError> {
@@ -95,7 +112,9 @@ async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint
         return Ok(seen);
     }
     let store = EtcdStore::connect(config.clone())?;
-    let answers = seen.answers.insert(store.probe().await.map(drop));
+    let (greeting, answers) = tokio::join!(greet::etcd(addresses, address, config.tls.as_ref()), store.probe());
+    seen.greeting = Some(greeting?);
+    let answers = seen.answers.insert(answers.map(drop));
     // Who refuses us may still say how it is.
     if !matches!(answers, Ok(()) | Err(StoreError::Denied { .. })) {
         return Ok(seen);

@@ -41,7 +41,7 @@ fn well(id: u64) -> Endpoint {
 }
 
 fn three() -> Cluster {
-    Cluster { endpoints: (1..=3).map(well).collect() }
+    Cluster { endpoints: (1..=3).map(well).collect(), files: Vec::new() }
 }
 
 fn told(cluster: &Cluster) -> Vec<Finding> {
@@ -110,7 +110,7 @@ fn what_cannot_be_reached_is_named_with_the_step_that_fails() {
 #[test]
 fn what_is_not_told_is_unknown_and_fails_nothing() {
     let denied = || StoreError::Denied { endpoints: "m1".to_owned(), cause: "only root".to_owned() };
-    let mut cluster = Cluster { endpoints: vec![well(1)] };
+    let mut cluster = Cluster { endpoints: vec![well(1)], files: Vec::new() };
     for endpoint in &mut cluster.endpoints {
         endpoint.status = Some(Err(denied()));
         endpoint.members = Some(Err(denied()));
@@ -221,7 +221,7 @@ fn the_embedded_store_is_no_cluster_and_has_no_faulty_release() {
     let mut embedded = well(1);
     embedded.status = Some(Ok(MemberStatus { version: "3.6.9+embedded".to_owned(), ..status() }));
     embedded.members = Some(Ok(listed(1)));
-    let findings = told(&Cluster { endpoints: vec![embedded] });
+    let findings = told(&Cluster { endpoints: vec![embedded], files: Vec::new() });
     assert!(findings.iter().all(|finding| finding.state == State::Ok), "{findings:#?}");
     assert!(findings.iter().any(|finding| finding.seen.contains("trials")));
     assert!(findings.iter().all(|finding| finding.check != "members" && finding.check != "v2"));

@@ -1,0 +1,177 @@
+//! What a server shows before anything is asked of its store: its certificate, whether or not it is to be trusted, and
+//! its clock. What it means is judged in `certificates` and `clocks`. No password is sent here.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use elastic_coordinator::job::overview::Job;
+use elastic_coordinator::store::StoreError;
+use elastic_coordinator::store::etcd::EtcdTls;
+use elastic_coordinator::time::date::now_ms;
+use http_body_util::Empty;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::header::{DATE, HOST};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{DigitallySignedStruct, SignatureScheme};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::certificates::{Shown, Whose};
+use super::clocks::Reading;
+use super::look::{REACH, resolve};
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// What it showed.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    /// None where it speaks no TLS, or said nothing.
+    pub(super) shown: Shown,
+    pub(super) clock: Result<Reading, String>,
+}
+
+/// Greets an etcd at these addresses of a `host:port`, over TLS if there are files for it.
+///
+/// # Errors
+/// [`StoreError::Invalid`] names the file that cannot be used.
+pub(super) async fn etcd(
+    addresses: &[SocketAddr],
+    address: &str,
+    tls: Option<&EtcdTls>,
+) -> Result<Greeting, StoreError> {
+    let shown = |certificates| Shown { whose: Whose::Etcds, of: address.to_owned(), certificates };
+    let Some(tls) = tls else {
+        let clock = match within(plain(addresses, address, Speaks::Http1)).await {
+            // Whoever serves gRPC alone, as the embedded store does
+            Err(_) => within(plain(addresses, address, Speaks::Http2)).await,
+            read => read,
+        };
+        return Ok(Greeting { shown: shown(Vec::new()), clock });
+    };
+    let mut config = tls.client_config()?;
+    let verifier = Arc::new(TakesAny {
+        taken: Mutex::default(),
+        algorithms: config.crypto_provider().signature_verification_algorithms,
+    });
+    config.dangerous().set_certificate_verifier(Arc::clone(&verifier) as Arc<dyn ServerCertVerifier>);
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let name = tls.server_name.clone().unwrap_or_else(|| host.to_owned());
+    let secure = async {
+        let stream = TcpStream::connect(addresses).await?;
+        let connector = TlsConnector::from(Arc::new(config));
+        let stream = connector.connect(ServerName::try_from(name)?, stream).await?;
+        ask(stream, address, Speaks::Http1).await
+    };
+    let clock = within(secure).await;
+    let taken = verifier.taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    Ok(Greeting { shown: shown(taken), clock })
+}
+
+/// The clock of the coordinator that leads a job, and its port. `None` where a node leads it, or nobody.
+pub(super) async fn coordinator(job: &Job) -> Option<(String, Result<Reading, String>)> {
+    let leader = job.leader.as_ref().map(|leader| &leader.value).filter(|leader| leader.coordinator)?;
+    let address = leader.peer.to_string();
+    let read = match resolve(&address).await {
+        Ok(addresses) => within(plain(&addresses, &address, Speaks::Http2)).await,
+        Err(why) => Err(why),
+    };
+    Some((address, read))
+}
+
+async fn within(reading: impl Future<Output = Result<Reading, Failure>>) -> Result<Reading, String> {
+    match timeout(REACH, reading).await {
+        Ok(read) => read.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Speaks {
+    Http1,
+    Http2,
+}
+
+async fn plain(addresses: &[SocketAddr], address: &str, speaks: Speaks) -> Result<Reading, Failure> {
+    ask(TcpStream::connect(addresses).await?, address, speaks).await
+}
+
+/// Asks for any answer over HTTP: a server of it says what time it has (RFC 9110, 6.6.1).
+async fn ask<S>(stream: S, address: &str, speaks: Speaks) -> Result<Reading, Failure>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let stream = TokioIo::new(stream);
+    // What drives the connection ends with the sender, at the end of this function.
+    let (asked_ms, response): (_, hyper::Response<Incoming>) = match speaks {
+        Speaks::Http1 => {
+            let (mut sender, connection) = http1::handshake(stream).await?;
+            tokio::spawn(connection);
+            let request = Request::get("/version").header(HOST, address).body(Empty::<Bytes>::new())?;
+            (now_ms(), sender.send_request(request).await?)
+        }
+        Speaks::Http2 => {
+            let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await?;
+            tokio::spawn(connection);
+            let request = Request::get(format!("http://{address}/version")).body(Empty::<Bytes>::new())?;
+            (now_ms(), sender.send_request(request).await?)
+        }
+    };
+    let answered_ms = now_ms();
+    let date = response.headers().get(DATE).ok_or("its answer over HTTP has no date")?.to_str()?;
+    let since = httpdate::parse_http_date(date)?.duration_since(std::time::UNIX_EPOCH)?;
+    let date_ms = u64::try_from(since.as_millis())?;
+    Ok(Reading { asked_ms, answered_ms, date_ms })
+}
+
+/// Takes any certificate, and keeps it to be looked at. Whether it is to be trusted, `look` finds out by itself.
+#[derive(Debug)]
+struct TakesAny {
+    taken: Mutex<Vec<CertificateDer<'static>>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for TakesAny {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let all = std::iter::once(own).chain(others).map(|certificate| certificate.clone().into_owned()).collect();
+        *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = all;
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
