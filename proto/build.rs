@@ -19,7 +19,8 @@ const ENUMS: &[(&str, &[&str])] = &[
 fn main() -> std::io::Result<()> {
     println!("cargo:rerun-if-changed=proto");
     if std::env::var_os("CARGO_FEATURE_GRPC").is_some() {
-        tonic_prost_build::configure().compile_protos(&["proto/logs.proto", "proto/pulse.proto"], &["proto"])?;
+        tonic_prost_build::configure()
+            .compile_protos(&["proto/bandwidth.proto", "proto/logs.proto", "proto/pulse.proto"], &["proto"])?;
         jobs().compile_protos(&["proto/jobs.proto"], &["proto"])?;
     }
     Ok(())

@@ -6,6 +6,7 @@
 //! | [`worker`] | the worker socket's messages |
 //! | [`pulse`] | the `Pulse` service between agents (feature `grpc`) |
 //! | [`logs`] | the `Logs` service of an agent, for operators (feature `grpc`) |
+//! | [`bandwidth`] | the `Bandwidth` service of an agent, for nodes that are about to join (feature `grpc`) |
 //! | [`jobs`] | the `Jobs` service of the coordinator, for operators' programs (feature `grpc`) |
 
 #![forbid(unsafe_code)]
@@ -42,6 +43,13 @@ pub mod jobs {
         let name = serde_json::Value::deserialize(deserializer)?;
         Ok(serde_json::from_value::<E>(name).unwrap_or_default().into())
     }
+}
+
+/// Generated from `proto/bandwidth.proto`.
+#[cfg(feature = "grpc")]
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod bandwidth {
+    tonic::include_proto!("elastic.v1.bandwidth");
 }
 
 /// Generated from `proto/logs.proto`.

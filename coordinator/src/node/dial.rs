@@ -77,15 +77,28 @@ pub(super) async fn channel(peer: &Endpoint) -> Result<Channel, tonic::transport
     channel_pinging(peer, PING).await
 }
 
+/// The same, for a stream of which so many bytes may be under way.
+pub(super) async fn wide_channel(peer: &Endpoint, window: u32) -> Result<Channel, tonic::transport::Error> {
+    let endpoint = endpoint(peer, PING)?.initial_stream_window_size(window).initial_connection_window_size(window);
+    endpoint.connect().await
+}
+
 async fn channel_pinging(peer: &Endpoint, ping: Duration) -> Result<Channel, tonic::transport::Error> {
+    endpoint(peer, ping)?.connect().await
+}
+
+fn endpoint(peer: &Endpoint, ping: Duration) -> Result<tonic::transport::Endpoint, tonic::transport::Error> {
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{peer}"))?;
-    endpoint
-        .connect_timeout(ANSWER)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(ping)
-        .keep_alive_timeout(ping)
-        .connect()
-        .await
+    Ok(endpoint.connect_timeout(ANSWER).tcp_nodelay(true).http2_keep_alive_interval(ping).keep_alive_timeout(ping))
+}
+
+/// The cause that says what happened: those around it say only that a connection failed.
+pub(super) fn innermost(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //!   the agent ───┘                         └─▶ commands to the agent
 //! ```
 
+pub mod bandwidth;
 pub(crate) mod dial;
 mod drive;
 pub(crate) mod lead;

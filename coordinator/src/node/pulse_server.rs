@@ -1,4 +1,5 @@
-//! The peer port: takes members' pulse streams, says who is here, and serves [`logs`](super::logs).
+//! The peer port: takes members' pulse streams, says who is here, and serves [`logs`](super::logs) and
+//! [`bandwidth`](super::bandwidth).
 //!
 //! Anybody may connect here, so what a client can have kept is bounded in every direction: its connections, streams and
 //! messages by number and size, what it says by turns, and what it is told by keeping the newest word alone.
@@ -17,9 +18,10 @@ use tonic::{Request, Response, Status, Streaming};
 use elastic_proto::pulse::pulse_server::{Pulse, PulseServer};
 use elastic_proto::pulse::{Found, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
 
+use super::bandwidth;
 use super::lead::{LeaderInbox, LeaderNote, PulseEvent};
 use super::logs::{self, LogRequest};
-use crate::job::{JobId, JobSecret, NodeId};
+use crate::job::{Claim, JobId, JobSecret, NodeId};
 use crate::listener::{Port, Share};
 
 /// Largest message. A hello is the longest: a job's id and a node's, of at most 255 and about 300 bytes.
@@ -30,6 +32,9 @@ const STREAMS: u32 = 4;
 
 /// Bytes that one stream or connection may have under way: HTTP/2's smallest for a connection.
 const WINDOW: u32 = (1 << 16) - 1;
+
+/// Length of the random bytes that a client's proof is over.
+pub(super) const NONCE: usize = 32;
 
 /// Longest wait for a stream's first message, or for a question.
 const FIRST_WORDS: Duration = Duration::from_secs(5);
@@ -80,21 +85,24 @@ impl PeerPort {
         self.lock().node = node.to_string();
     }
 
-    /// From here on whoever proves to know this secret may read. `None`: nobody may.
+    /// From here on whoever proves to know this secret is admitted. `None`: nobody is.
     pub(super) fn trust(&self, secret: Option<JobSecret>) {
         self.lock().secret = secret;
     }
 
-    /// The secret of a job that this node takes part in.
-    pub(super) fn secret_for(&self, job: &str, node: &str) -> Result<JobSecret, Status> {
+    /// Admits who proves to know the secret of a job that this node takes part in.
+    pub(super) fn admit(&self, claim: &Claim<'_>, proof: &[u8]) -> Result<(), Status> {
         let served = self.lock();
-        if served.node != node || !served.jobs.contains_key(job) {
+        if served.node != claim.node || !served.jobs.contains_key(claim.job) {
             return Err(Status::failed_precondition("that node does not take part in that job here"));
         }
-        served.secret.clone().ok_or_else(|| {
+        let secret = served.secret.as_ref().ok_or_else(|| {
             Status::failed_precondition(
-                "the job has no secret to prove who may read: it was begun by agents of an earlier version",
+                "the job has no secret to prove who may ask: it was begun by agents of an earlier version",
             )
+        })?;
+        secret.verify(claim, proof).then_some(()).ok_or_else(|| {
+            Status::permission_denied("the proof does not fit: only who can read the job's secret in the store may")
         })
     }
 
@@ -103,7 +111,8 @@ impl PeerPort {
     }
 }
 
-/// Serves until the runtime ends. Where `logs` is given, requests for workers' output go there.
+/// Serves until the runtime ends. An agent's port has `logs`, where requests for workers' output go; only there can
+/// bandwidth be measured.
 pub(crate) async fn serve(listener: TcpListener, front: Arc<PeerPort>, logs: Option<mpsc::Sender<LogRequest>>) {
     serve_checking(listener, front, logs, CLIENT_CHECK).await;
 }
@@ -114,6 +123,7 @@ async fn serve_checking(
     logs: Option<mpsc::Sender<LogRequest>>,
     check: Duration,
 ) {
+    let bandwidth = logs.is_some().then(|| bandwidth::service(Arc::clone(&front)));
     let logs = logs.map(|requests| logs::service(Arc::clone(&front), requests));
     let places = Arc::new(Semaphore::new(Share::Peers.connections().saturating_mul(STREAMS as usize)));
     let service = PulseService { front, next: Arc::default(), places, turns: Arc::new(Semaphore::new(NOTES)) };
@@ -128,6 +138,7 @@ async fn serve_checking(
         .timeout(FIRST_WORDS)
         .add_service(service)
         .add_optional_service(logs)
+        .add_optional_service(bandwidth)
         .serve_with_incoming(Port::new(listener, Share::Peers).incoming());
     if let Err(error) = serving.await {
         tracing::error!(%error, "the peer port failed; other nodes will find this one silent");

@@ -84,7 +84,7 @@ pub async fn open(
     query: LogQuery,
 ) -> Result<LogStream, LogsError> {
     let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
-    let channel = dial::channel(peer).await.map_err(|error| unreached(innermost(&error)))?;
+    let channel = dial::channel(peer).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let (requests, outgoing) = mpsc::channel(1);
     let opening = async {
         let mut replies = LogsClient::new(channel).read(ReceiverStream::new(outgoing)).await?.into_inner();
@@ -100,13 +100,4 @@ pub async fn open(
     // It fails only once the stream has ended, and then the stream says why.
     let _ = requests.send(request).await;
     Ok(LogStream { replies, _requests: requests })
-}
-
-/// The cause that says what happened: those around it say only that a connection failed.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

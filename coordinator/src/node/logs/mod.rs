@@ -44,9 +44,6 @@ pub const READERS: usize = 8;
 /// Bytes of text in one message.
 pub const CHUNK: usize = 32 * 1024;
 
-/// Length of a nonce.
-const NONCE: usize = 32;
-
 fn claim<'a>(request: &'a LogsRequest, nonce: &'a [u8]) -> Claim<'a> {
     Claim { purpose: "elastic logs 1", nonce, job: &request.job, node: &request.node, client: &request.client }
 }

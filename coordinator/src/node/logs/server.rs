@@ -13,8 +13,8 @@ use tonic::{Request, Response, Status, Streaming};
 use elastic_proto::logs::logs_server::{Logs, LogsServer};
 use elastic_proto::logs::{LogsReply, LogsRequest};
 
-use super::{LogQuery, NONCE, READERS, claim};
-use crate::node::pulse_server::PeerPort;
+use super::{LogQuery, READERS, claim};
+use crate::node::pulse_server::{NONCE, PeerPort};
 use crate::node::random_bytes;
 
 /// Largest message of a client: a job's id and a node's, its own name, a proof.
@@ -84,12 +84,7 @@ impl Gate {
             .await
             .map_err(|_| Status::deadline_exceeded("no request came"))??
             .ok_or_else(|| Status::invalid_argument("the first message must be a request"))?;
-        self.front.secret_for(&request.job, &request.node).and_then(|secret| {
-            let proved = secret.verify(&claim(&request, nonce), &request.proof);
-            proved.then_some(()).ok_or_else(|| {
-                Status::permission_denied("the proof does not fit: only who can read the job's secret in the store may")
-            })
-        })?;
+        self.front.admit(&claim(&request, nonce), &request.proof)?;
         let full =
             |_| Status::resource_exhausted(format!("{READERS} others are reading the logs here: try again later"));
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(full)?;

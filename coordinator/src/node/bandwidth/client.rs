@@ -1,0 +1,95 @@
+//! The end of who is about to join: proves that it knows the job's secret, and counts what comes.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use elastic_proto::bandwidth::bandwidth_client::BandwidthClient;
+use elastic_proto::bandwidth::{MeasureReply, MeasureRequest};
+
+use super::{TAKEN, claim};
+use crate::job::{Endpoint, JobId, JobSecret, NodeId};
+use crate::node::dial;
+use crate::time::Time;
+
+/// Longest wait for an agent's nonce, once it is connected to.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Bytes that may be under way: 10 Gbit/s for 12 ms there and back. HTTP/2's own default carries a tenth of that.
+const WINDOW: u32 = 16 << 20;
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum BandwidthError {
+    /// Nobody listens there, or the network does not lead there.
+    #[error("its agent is not reached from here: {0}")]
+    Unreached(String),
+    /// The agent is of a version that does not know the question.
+    #[error("its agent is of an earlier version, which does not measure")]
+    Unknown,
+    /// The agent refuses, measures with somebody else, or has gone.
+    #[error("its agent says: {0}")]
+    Refused(String),
+}
+
+impl From<Status> for BandwidthError {
+    fn from(status: Status) -> BandwidthError {
+        match status.code() {
+            Code::Unimplemented => BandwidthError::Unknown,
+            _ => BandwidthError::Refused(status.message().to_owned()),
+        }
+    }
+}
+
+/// What has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Poured {
+    /// So many bytes.
+    pub bytes: u64,
+    /// In this time.
+    pub within: Duration,
+}
+
+/// Has a node's agent pour bytes for [`TAKEN`]. `client` names who asks, for the agent's log.
+///
+/// # Errors
+/// The agent is not reached, is of an earlier version, or refuses.
+pub async fn measure(
+    (job, node): (&JobId, &NodeId),
+    peer: &Endpoint,
+    secret: &JobSecret,
+    client: &str,
+) -> Result<Poured, BandwidthError> {
+    let unreached = BandwidthError::Unreached;
+    let channel = dial::wide_channel(peer, WINDOW).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let (requests, outgoing) = mpsc::channel(1);
+    let opening = async {
+        let mut replies = BandwidthClient::new(channel).measure(ReceiverStream::new(outgoing)).await?.into_inner();
+        let first = replies.message().await?.unwrap_or_default();
+        Ok::<_, BandwidthError>((replies, first.nonce))
+    };
+    let silent = |_| unreached(format!("no answer within {} s", ANSWER.as_secs()));
+    let (replies, nonce) = timeout(ANSWER, opening).await.map_err(silent)??;
+    let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
+    let mut request = MeasureRequest { job, node, client, proof: Vec::new() };
+    request.proof = secret.prove(&claim(&request, &nonce));
+    // It fails only once the stream has ended, and then the stream says why.
+    let _ = requests.send(request).await;
+    Ok(take(replies).await?)
+}
+
+/// Counts what comes. An agent that has answered and sends nothing is one behind a link that carries nothing.
+async fn take(mut replies: Streaming<MeasureReply>) -> Result<Poured, Status> {
+    let (begun, mut bytes) = (Time::now(), 0);
+    let counting = async {
+        while let Some(reply) = replies.message().await? {
+            bytes += reply.filler.len() as u64;
+        }
+        Ok::<_, Status>(())
+    };
+    timeout(TAKEN, counting).await.unwrap_or(Ok(()))?;
+    Ok(Poured { bytes, within: Time::now().since(begun) })
+}

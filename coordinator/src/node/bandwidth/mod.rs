@@ -1,0 +1,41 @@
+//! Measures how fast bytes come from a node of a job, through its agent's peer port. What the result is good for is not
+//! said here.
+//!
+//! Who asks has no place in the job yet. So the proof is that of [`logs`](super::logs): one knows the job's secret.
+//!
+//! ```text
+//!  client                                    agent
+//!    │ ── Measure ─────────────────────────▶ │
+//!    │ ◀──────────── nonce, 32 random bytes ─ │
+//!    │ ── job, node, client, proof ────────▶ │  proof = HMAC(secret; purpose, nonce, job, node, client)
+//!    │ ◀──────────── bytes, for one second ─ │
+//! ```
+//!
+//! A job's training goes on meanwhile, so an agent serves one client at once, and none for long.
+
+mod client;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use client::{BandwidthError, Poured, measure};
+pub(super) use server::service;
+
+use std::time::Duration;
+
+use elastic_proto::bandwidth::MeasureRequest;
+
+use crate::job::Claim;
+
+/// How long a client takes bytes.
+pub const TAKEN: Duration = Duration::from_secs(1);
+
+/// The longest that an agent pours, whatever the client does.
+const POURED: Duration = Duration::from_secs(2);
+
+/// Bytes of filler in one message.
+const CHUNK: usize = 32 << 10;
+
+fn claim<'a>(request: &'a MeasureRequest, nonce: &'a [u8]) -> Claim<'a> {
+    Claim { purpose: "elastic bandwidth 1", nonce, job: &request.job, node: &request.node, client: &request.client }
+}
