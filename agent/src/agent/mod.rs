@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use crate::cli::{Dialect, Options};
 use crate::guard::Guard;
 use crate::machine::gpu_watch::GpuWatch;
+use crate::machine::preflight::Joining;
 use crate::machine::{identity, preflight};
 use crate::meeting::backend;
 use crate::meeting::rendezvous::Rendezvous;
@@ -107,6 +108,13 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name));
     if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
+    }
+    if let (Some(store), Some(_)) = (backend.store(), options.preflight.peer_bandwidth) {
+        health.before("measuring the bandwidth to the job's nodes (--preflight-peer-bandwidth)");
+        let (job, keys) = (&options.job, &paths.keys);
+        let joining = Joining { store, job, keys, node: identity.to_string(), boot: &identity.boot_id };
+        let fit = async { Ok(preflight::pass_peers(&options.preflight, &joining).await?) };
+        let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     }
     health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.

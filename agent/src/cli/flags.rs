@@ -119,6 +119,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("warm-up", "TIME", help::WARM_UP))
         .arg(switch("preflight", help::PREFLIGHT))
         .arg(value("preflight-command", "COMMAND", help::PREFLIGHT_COMMAND))
+        .arg(value("preflight-peer-bandwidth", "RATE", help::PREFLIGHT_PEER_BANDWIDTH))
         .arg(value("preflight-timeout", "TIME", help::PREFLIGHT_TIMEOUT))
         .arg(value("progress-timeout", "TIME", help::PROGRESS_TIMEOUT))
         .arg(value("health-port", "[ADDRESS:]PORT", help::HEALTH_PORT))

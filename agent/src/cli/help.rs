@@ -114,7 +114,10 @@ pub(super) const PREFLIGHT: &str = "Look at this machine before the node joins, 
      that answers, without uncorrected memory errors, memory to retire or remap, or a fatal Xid";
 pub(super) const PREFLIGHT_COMMAND: &str = "Run COMMAND in the shell before the node joins; the machine is fit if it \
      ends with 0, else its last lines say why not";
-pub(super) const PREFLIGHT_TIMEOUT: &str = "Longest time for each of both; a command that takes longer finds the \
+pub(super) const PREFLIGHT_PEER_BANDWIDTH: &str = "Before the node joins, have up to three nodes of the job send bytes \
+     here, each for a second; end with exit code 1 if from none of them RATE comes, in bits per second, such as 1Gbit \
+     or 800Mbit [default: not measured]";
+pub(super) const PREFLIGHT_TIMEOUT: &str = "Longest time for each of these; a command that takes longer finds the \
      machine unfit [default: 60]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker with no progress for TIME is killed and counted as failed. \
      Progress is a new step reported over its socket, output to a log file, or a timer set or released. Its stacks \

@@ -241,7 +241,12 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let program = program(settings)?;
     let restarts_without_progress = settings.parsed("restarts-without-progress", |text| values::count(text, 1))?;
     let exclude_after = settings.parsed("exclude-after", |text| values::count(text, 0))?;
+    let preflight = preflight::read(settings)?;
     if matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
+        if preflight.peer_bandwidth.is_some() {
+            let why = "where nothing proves to a node who may ask it to send";
+            warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
+        }
         let given = [("restarts-without-progress", restarts_without_progress), ("exclude-after", exclude_after)];
         warnings.extend(
             given.iter().filter(|(_, value)| value.is_some()).map(|(flag, _)| {
@@ -280,7 +285,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         events: settings.parsed("event-log-handler", events)?.unwrap_or_default(),
         warm_up: warm_up(settings, &logs, &program)?,
         logs,
-        preflight: preflight::read(settings)?,
+        preflight,
         watch,
         report: logs::report(settings)?,
         local_addr: local_addr.or(named),

@@ -17,6 +17,7 @@ pub(super) fn read(settings: &Settings<'_>) -> Result<PreflightOptions, UsageErr
     Ok(PreflightOptions {
         built_in: settings.switch("preflight")?,
         command: settings.parsed("preflight-command", named)?,
+        peer_bandwidth: settings.parsed("preflight-peer-bandwidth", values::bit_rate)?,
         timeout: settings.parsed("preflight-timeout", some_time)?.unwrap_or(TIMEOUT),
     })
 }

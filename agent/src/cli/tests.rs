@@ -414,6 +414,19 @@ fn word() -> impl Strategy<Value = OsString> {
     ]
 }
 
+#[test]
+fn a_bandwidth_is_in_bits_per_second() {
+    for (text, rate) in
+        [("1Gbit", 1_000_000_000), ("2.5gbit", 2_500_000_000), ("800Mbit/s", 800_000_000), ("64kbit", 64_000)]
+    {
+        let options = etcd(&format!("--preflight-peer-bandwidth={text}"));
+        assert_eq!(options.preflight.peer_bandwidth.map(|rate| rate.0), Some(rate), "{text}");
+    }
+    assert_eq!(etcd("").preflight.peer_bandwidth, None);
+    let warned = etcd("--rdzv-conf=api=v2 --preflight-peer-bandwidth=1Gbit").warnings;
+    assert!(warned.iter().any(|line| line.contains("--preflight-peer-bandwidth has no effect")), "{warned:?}");
+}
+
 proptest! {
     #[test]
     fn what_follows_the_program_is_never_touched(

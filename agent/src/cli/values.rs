@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::error::Refusal;
+use crate::machine::preflight::peers::BitRate;
 use crate::output::logs::{ParseStreamsError, StreamsByRank};
 use crate::workers::slots::WorkerCount;
 
@@ -88,6 +89,24 @@ pub(super) fn duration(text: &str) -> Result<Duration, Refusal> {
         Ok(_) if plain => Err(Refusal::new(format!("`{text}` is longer than a year"), ADVICE)),
         Ok(n) if n < 0.0 => Err(Refusal::new("a time cannot be negative", ADVICE)),
         _ => Err(Refusal::new(format!("`{text}` is not a time"), ADVICE)),
+    }
+}
+
+/// Reads bits per second: `800Mbit`, `2.5Gbit`. `Mbps` and `MB` are not taken: people mean bits or bytes by them.
+pub(super) fn bit_rate(text: &str) -> Result<BitRate, Refusal> {
+    const ADVICE: &str = "write bits per second with kbit, Mbit or Gbit, for example 1Gbit or 800Mbit";
+    let refuse = |cause: String| Err(Refusal::new(cause, ADVICE));
+    let lower = text.trim().to_ascii_lowercase();
+    let units = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
+    let per_second = lower.strip_suffix("/s").unwrap_or(&lower);
+    let found = units.into_iter().find_map(|(unit, bits)| Some((per_second.strip_suffix(unit)?.trim_end(), bits)));
+    let Some((number, bits)) = found else { return refuse(format!("`{text}` has no unit that is known")) };
+    let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    match number.parse::<f64>().map(|number| number * bits) {
+        Ok(rate) if plain && (1e3..=1e13).contains(&rate) => Ok(BitRate(rate as u64)),
+        Ok(rate) if plain && rate < 1e3 => refuse(format!("`{text}` is too little to measure")),
+        Ok(_) if plain => refuse(format!("`{text}` is more than any link has")),
+        _ => refuse(format!("`{text}` is not a rate")),
     }
 }
 

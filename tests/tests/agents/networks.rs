@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::agents::python::{noted, python};
 
-/// Two hosts, each on two networks; the default route leads into the first, the store is in the second. Each has an
+/// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the second. Each has an
 /// `/etc/hosts` of its own, and no name server.
 struct Hosts {
     names: [String; 2],
@@ -41,6 +41,7 @@ impl Hosts {
         let own = elastic_agent::machine::identity::hostname();
         for host in [0, 1] {
             self.knows(host, &format!("127.0.0.1 localhost\n10.77.2.{} {own}\n", host + 1));
+            std::fs::write(self.boot(host), format!("6f0e9d0c-0b0a-4f3e-8f57-00000000000{host}\n")).unwrap();
         }
         for host in [a, b] {
             ip(&["netns", "add", host])?;
@@ -73,12 +74,18 @@ impl Hosts {
         self.files.path().join(format!("hosts-{host}"))
     }
 
+    /// The id of a host's boot.
+    fn boot(&self, host: usize) -> PathBuf {
+        self.files.path().join(format!("boot-{host}"))
+    }
+
     /// Starts the agent `a` or `b` on the first or the second host.
     fn start(&self, job: &Job, host: usize, flags: &[&str]) -> Agent {
-        let script = r#"mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf && shift && exec "$@""#;
-        let [hosts, servers] = [self.file(host), self.files.path().join("resolv.conf")].map(PathBuf::into_os_string);
+        let script = r#"mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf &&
+            mount --bind "$2" /proc/sys/kernel/random/boot_id && shift 2 && exec "$@""#;
+        let files = [self.file(host), self.files.path().join("resolv.conf"), self.boot(host)];
         let netns = ["ip", "netns", "exec", &self.names[host], "sh", "-c", script].map(OsString::from);
-        job.start_through(&[&netns[..], &[hosts, servers]].concat(), ["a", "b"][host], flags)
+        job.start_through(&[&netns[..], &files.map(PathBuf::into_os_string)].concat(), ["a", "b"][host], flags)
     }
 }
 
@@ -277,4 +284,29 @@ async fn a_name_that_never_resolves_ends_the_wait_with_its_name() {
     assert_eq!(agent.exit(LIMIT).await, 1);
     let output = agent.output();
     assert!(output.contains("pod-0 cannot be resolved") && output.contains("join_timeout"), "{output}");
+}
+
+#[tokio::test]
+async fn a_host_to_which_too_little_comes_is_kept_out() {
+    let Some(hosts) = Hosts::new("slow") else { return };
+    let limited =
+        format!("netns exec {} tc qdisc add dev net2 root tbf rate 20mbit burst 32kb latency 50ms", hosts.names[0]);
+    if let Err(why) = ip(&limited.split(' ').collect::<Vec<_>>()) {
+        return skip("TBF", format_args!("no link can be made slow: {why}"));
+    }
+    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"], "1:2");
+    let mut first = hosts.start(&job, 0, &["--preflight-peer-bandwidth=100Mbit"]);
+    first.says("bandwidth to a node of the job: no node of it is on another machine yet", LIMIT).await;
+    job.runs(1, 1).await;
+
+    let mut second = hosts.start(&job, 1, &["--preflight-peer-bandwidth=100Mbit"]);
+    assert_eq!(second.exit(LIMIT).await, 1);
+    let said = second.output();
+    assert!(said.contains("bit/s from node a at 10.77.2.1:") && said.contains(", of 100 Mbit/s needed: "), "{said}");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the first goes on");
+
+    let mut second = hosts.start(&job, 1, &["--preflight-peer-bandwidth=4Mbit"]);
+    second.says(", of 4 Mbit/s needed", LIMIT).await;
+    job.runs(2, 2).await.exit(0);
+    assert_eq!([first.exit(LIMIT).await, second.exit(LIMIT).await], [0, 0]);
 }

@@ -1,9 +1,11 @@
 //! Machines that are looked at before their node joins. The GPUs are a stand-in's: see `gpus`.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use elastic_tests::agents::{Job, LIMIT};
+use elastic_tests::agents::{Agent, Job, LIMIT};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::requirement::skip;
 
 use crate::agents::gpus::with_library;
 
@@ -65,4 +67,54 @@ async fn a_command_that_takes_too_long_is_ended_with_its_children() {
     let child = std::fs::read_to_string(job.path("child")).unwrap();
     let state = std::fs::read_to_string(format!("/proc/{}/stat", child.trim())).unwrap_or_default();
     assert!(state.is_empty() || state.contains(") Z "), "it is still there: {state}");
+}
+
+/// Starts an agent that takes this machine for another one: its boot has another id.
+fn start_elsewhere(job: &Job, name: &str, flags: &[&str]) -> Agent {
+    let boot = job.path("boot").display().to_string();
+    std::fs::write(&boot, "6f0e9d0c-0b0a-4f3e-8f57-000000000001\n").unwrap();
+    let script = r#"mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
+    job.start_through(
+        &["unshare", "--mount", "sh", "-c", script, &boot],
+        name,
+        &[&["--local-addr=127.0.0.1"], flags].concat(),
+    )
+}
+
+#[tokio::test]
+async fn a_machine_behind_a_slow_link_never_joins() {
+    if !Command::new("unshare").args(["--mount", "true"]).status().is_ok_and(|status| status.success()) {
+        return skip("NETNS", "no mount namespace can be made");
+    }
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2");
+    let nobody = "preflight, unknown: bandwidth to a node of the job: no node of it is on another machine yet";
+
+    // The first has nobody to measure from.
+    let mut a = job.start_with("a", &["--preflight-peer-bandwidth=1Mbit"]);
+    a.says(nobody, LIMIT).await;
+    job.runs(1, 1).await;
+
+    // What no machine reaches.
+    let mut b = start_elsewhere(&job, "b", &["--preflight-peer-bandwidth=9000Gbit"]);
+    assert_eq!(b.exit(LIMIT).await, UNFIT);
+    let said = b.output();
+    for part in [
+        "this machine is not fit to take part (--preflight): ",
+        "bit/s from node a at 127.0.0.1:",
+        ", of 9000 Gbit/s needed: look at the speed and the errors of this machine's link",
+    ] {
+        assert!(said.contains(part), "{part:?}: {said}");
+    }
+    a.says("measures its bandwidth to here", LIMIT).await;
+    let nodes = job.records(&etcd, "nodes/").await;
+    assert!(nodes.len() == 1 && nodes[0]["name"] == "a", "{nodes:?}");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the others go on");
+
+    // What the loopback interface does.
+    let mut b = start_elsewhere(&job, "b", &["--preflight-peer-bandwidth=1Mbit"]);
+    b.says(", of 1 Mbit/s needed", LIMIT).await;
+    let round = job.runs(2, 2).await;
+    round.exit(0);
+    assert_eq!([a.exit(LIMIT).await, b.exit(LIMIT).await], [0, 0]);
 }

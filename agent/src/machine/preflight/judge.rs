@@ -115,12 +115,12 @@ pub fn all(readings: &Readings) -> Vec<Finding> {
     findings
 }
 
-fn finding(state: State, seen: String, advice: &str) -> Finding {
+pub(super) fn finding(state: State, seen: String, advice: &str) -> Finding {
     let advice = if matches!(state, State::Fit | State::Unknown) { String::new() } else { advice.to_owned() };
     Finding { state, seen, advice }
 }
 
-fn unknown(what: &str, why: &str) -> Finding {
+pub(super) fn unknown(what: &str, why: &str) -> Finding {
     finding(State::Unknown, format!("{what}: {why}"), "")
 }
 

@@ -1,18 +1,24 @@
 //! Looks whether this machine is fit to train on, before its node joins: `--preflight`. It starts no worker, and the
-//! store shows nothing of it.
+//! store shows nothing of it. The bandwidth to the nodes that have joined is measured last, once the store tells of them.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `look` | reads this machine, and runs the user's own command |
 //! | [`judge`] | what the readings mean, purely |
+//! | `measure` | has nodes of the job pour bytes to this machine |
+//! | [`peers`] | which nodes, and what their rates mean, purely |
 
 pub mod judge;
 mod look;
+mod measure;
+pub mod peers;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use judge::{Finding, State};
+pub use measure::Joining;
+use peers::BitRate;
 
 /// What is looked at before the node joins. By default nothing is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +27,9 @@ pub struct PreflightOptions {
     pub built_in: bool,
     /// A command of the user's own, for the shell.
     pub command: Option<String>,
-    /// How long all checks together may take.
+    /// The least bandwidth from a node that has joined.
+    pub peer_bandwidth: Option<BitRate>,
+    /// How long each of these may take.
     pub timeout: Duration,
 }
 
@@ -65,6 +73,20 @@ pub async fn pass(options: &PreflightOptions, node: Node) -> Result<(), Unfit> {
     if let Some(command) = &options.command {
         findings.push(judge::command(command, &look::run(command, options.timeout).await));
     }
+    conclude(&findings)
+}
+
+/// Measures the bandwidth from nodes of the job, where that is asked for, and logs what was found.
+///
+/// # Errors
+/// It is too low from each.
+pub async fn pass_peers(options: &PreflightOptions, joining: &Joining<'_>) -> Result<(), Unfit> {
+    let Some(needed) = options.peer_bandwidth else { return Ok(()) };
+    let tried = joining.try_peers(needed, options.timeout).await;
+    conclude(&[peers::verdict(&tried, needed)])
+}
+
+fn conclude(findings: &[Finding]) -> Result<(), Unfit> {
     findings.iter().for_each(log);
     let unfit: Vec<String> =
         findings.iter().filter(|finding| finding.state == State::Unfit).map(ToString::to_string).collect();
