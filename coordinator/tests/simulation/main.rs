@@ -64,31 +64,16 @@ fn what_is_late() {
     play(Family::LATE..Family::LATE + PART);
 }
 
-#[test]
-fn what_is_late_again() {
-    play(Family::LATE + PART..Family::LATE + 2 * PART);
-}
-
 /// Leaders, members and those who wait, struck as such.
 #[test]
 fn roles() {
     play(Family::ROLES..Family::ROLES + PART);
 }
 
-#[test]
-fn roles_again() {
-    play(Family::ROLES + PART..Family::ROLES + 2 * PART);
-}
-
 /// Jobs that are paused and resumed, whatever else happens.
 #[test]
 fn pauses() {
     play(Family::PAUSES..Family::PAUSES + PART);
-}
-
-#[test]
-fn pauses_again() {
-    play(Family::PAUSES + PART..Family::PAUSES + 2 * PART);
 }
 
 /// Jobs that exclude nodes, by themselves and by their operators.

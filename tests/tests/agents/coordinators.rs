@@ -64,7 +64,9 @@ impl Site {
         cluster.enable_auth("root's", "trainer's").await;
 
         let endpoint = format!("--rdzv-endpoint={}", addresses(&cluster));
-        let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2:4").flag("--max-restarts=100");
+        let job = Job::met_by(&["--rdzv-backend=etcd", &endpoint], "2:4")
+            .flag("--max-restarts=100")
+            .flag("--exclude-after=0");
         let password = job.path("password");
         std::fs::write(&password, "trainer's\n").unwrap();
         let mut config = cluster.config();

@@ -107,8 +107,11 @@ struct ChaosRun {
 
 impl ChaosRun {
     fn begin(etcd: &EtcdServer, flags: &[&str], seed: u64) -> ChaosRun {
-        // Each failure of a worker costs a restart, so there must be enough.
-        let job = Job::on(etcd, "1:3").flag("--max-restarts=1000").conf("last_call_timeout", "100ms");
+        // Each failure of a worker costs a restart, so there must be enough; and chance may kill the same node's each time.
+        let job = Job::on(etcd, "1:3")
+            .flag("--max-restarts=1000")
+            .flag("--exclude-after=0")
+            .conf("last_call_timeout", "100ms");
         let trace = job.path("trace");
         let trainer = binary("elastic-trainer");
         let program = [trainer.to_str().unwrap(), "digits"].into_iter().chain(flags.iter().copied());

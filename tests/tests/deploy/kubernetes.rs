@@ -3,10 +3,11 @@
 //! the pod's environment, files and user. What Kubernetes itself makes of the manifests is not seen here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use elastic_tests::binaries::binary;
+use elastic_tests::requirement::skip;
 use elastic_tests::wait::{eventually, exit};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -65,8 +66,10 @@ fn objects(file: &str) -> Vec<Value> {
     serde_norway::Deserializer::from_str(&text).map(object).collect()
 }
 
+const FILES: [&str; 4] = ["store.yaml", "etcd.yaml", "coordinator.yaml", "job.yaml"];
+
 fn manifests() -> Vec<Value> {
-    ["store.yaml", "etcd.yaml", "coordinator.yaml", "job.yaml"].into_iter().flat_map(objects).collect()
+    FILES.into_iter().flat_map(objects).collect()
 }
 
 fn named<'a>(manifests: &'a [Value], kind: &str, name: &str) -> &'a Value {
@@ -85,6 +88,22 @@ fn template(object: &Value) -> Option<(&Value, &Value)> {
 fn port(container: &Value, name: &Value) -> i64 {
     let port = list(&container["ports"]).iter().find(|port| port["name"] == *name);
     port.unwrap_or_else(|| panic!("there is no port {name}"))["containerPort"].as_i64().unwrap()
+}
+
+/// Of the oldest release that the README names, and of a later one.
+#[test]
+#[ignore = "needs kubernetes-validate: make chaos"]
+fn the_manifests_fit_kubernetes_own_schemas() {
+    const VALIDATE: &str = "kubernetes-validate";
+    if Command::new(VALIDATE).arg("--version").output().is_err() {
+        return skip("KUBERNETES_VALIDATE", format_args!("{VALIDATE} is not installed (pip install {VALIDATE})"));
+    }
+    for version in ["1.31", "1.34"] {
+        let files = FILES.map(|file| deploy("kubernetes").join(file));
+        let validate = &mut Command::new(VALIDATE);
+        let output = validate.args(["--strict", "--kubernetes-version", version]).args(files).output().unwrap();
+        assert!(output.status.success(), "{version}: {}", printed(&output));
+    }
 }
 
 #[test]
