@@ -17,6 +17,7 @@ pub(crate) mod dial;
 mod drive;
 pub(crate) mod lead;
 pub mod logs;
+mod proven;
 mod pulse_client;
 pub(crate) mod pulse_server;
 pub(crate) mod tasks;

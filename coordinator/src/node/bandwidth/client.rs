@@ -2,21 +2,17 @@
 
 use std::time::Duration;
 
-use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use elastic_proto::bandwidth::bandwidth_client::BandwidthClient;
 use elastic_proto::bandwidth::{MeasureReply, MeasureRequest};
 
-use super::{TAKEN, claim};
+use super::TAKEN;
 use crate::job::{Endpoint, JobId, JobSecret, NodeId};
 use crate::node::dial;
+use crate::node::proven::{self, Unanswered};
 use crate::time::Time;
-
-/// Longest wait for an agent's nonce, once it is connected to.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// Bytes that may be under way: 10 Gbit/s for 12 ms there and back. HTTP/2's own default carries a tenth of that.
 const WINDOW: u32 = 16 << 20;
@@ -65,19 +61,13 @@ pub async fn measure(
 ) -> Result<Poured, BandwidthError> {
     let unreached = BandwidthError::Unreached;
     let channel = dial::wide_channel(peer, WINDOW).await.map_err(|error| unreached(dial::innermost(&error)))?;
-    let (requests, outgoing) = mpsc::channel(1);
-    let opening = async {
-        let mut replies = BandwidthClient::new(channel).measure(ReceiverStream::new(outgoing)).await?.into_inner();
-        let first = replies.message().await?.unwrap_or_default();
-        Ok::<_, BandwidthError>((replies, first.nonce))
-    };
-    let silent = |_| unreached(format!("no answer within {} s", ANSWER.as_secs()));
-    let (replies, nonce) = timeout(ANSWER, opening).await.map_err(silent)??;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
-    let mut request = MeasureRequest { job, node, client, proof: Vec::new() };
-    request.proof = secret.prove(&claim(&request, &nonce));
-    // It fails only once the stream has ended, and then the stream says why.
-    let _ = requests.send(request).await;
+    let request = MeasureRequest { job, node, client, proof: Vec::new() };
+    let pour = async |requests| BandwidthClient::new(channel).measure(requests).await;
+    let (replies, _requests) = proven::ask(pour, secret, request).await.map_err(|unanswered| match unanswered {
+        Unanswered::Silent(cause) => unreached(cause),
+        Unanswered::Said(status) => status.into(),
+    })?;
     Ok(take(replies).await?)
 }
 

@@ -23,8 +23,9 @@ pub(super) use server::service;
 
 use std::time::Duration;
 
-use elastic_proto::bandwidth::MeasureRequest;
+use elastic_proto::bandwidth::{MeasureReply, MeasureRequest};
 
+use super::proven::{ProvenReply, ProvenRequest};
 use crate::job::Claim;
 
 /// How long a client takes bytes.
@@ -36,6 +37,20 @@ const POURED: Duration = Duration::from_secs(2);
 /// Bytes of filler in one message.
 const CHUNK: usize = 32 << 10;
 
-fn claim<'a>(request: &'a MeasureRequest, nonce: &'a [u8]) -> Claim<'a> {
-    Claim { purpose: "elastic bandwidth 1", nonce, job: &request.job, node: &request.node, client: &request.client }
+impl ProvenRequest for MeasureRequest {
+    fn claim<'a>(&'a self, nonce: &'a [u8]) -> Claim<'a> {
+        Claim { purpose: "elastic bandwidth 1", nonce, job: &self.job, node: &self.node, client: &self.client }
+    }
+    fn proof(&mut self) -> &mut Vec<u8> {
+        &mut self.proof
+    }
+}
+
+impl ProvenReply for MeasureReply {
+    fn first(nonce: Vec<u8>) -> MeasureReply {
+        MeasureReply { nonce, ..MeasureReply::default() }
+    }
+    fn nonce(self) -> Vec<u8> {
+        self.nonce
+    }
 }

@@ -87,7 +87,7 @@ async fn a_client_that_never_has_enough_is_let_go() {
     let nonce = replies.message().await.unwrap().unwrap().nonce;
     let (job, node) = (scene.job.to_string(), scene.node.to_string());
     let mut request = MeasureRequest { job, node, client: "endless".to_owned(), proof: Vec::new() };
-    request.proof = scene.secret.prove(&claim(&request, &nonce));
+    request.proof = scene.secret.prove(&request.claim(&nonce));
     requests.send(request).await.unwrap();
     let all = tokio::time::timeout(Duration::from_secs(60), replies.by_ref().count()).await;
     assert!(all.expect("it ends") > 0);

@@ -1,21 +1,15 @@
 //! The reader's end: proves that it knows the job's secret, and takes what comes.
 
-use std::time::Duration;
-
 use tokio::sync::mpsc;
-use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use elastic_proto::logs::logs_client::LogsClient;
 use elastic_proto::logs::{LogsReply, LogsRequest};
 
-use super::{LogQuery, claim};
+use super::LogQuery;
 use crate::job::{Endpoint, JobId, JobSecret, NodeId};
 use crate::node::dial;
-
-/// Longest wait for an agent's answer, once it is connected to.
-const ANSWER: Duration = Duration::from_secs(5);
+use crate::node::proven::{self, Unanswered};
 
 /// Why a node's logs cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -85,19 +79,13 @@ pub async fn open(
 ) -> Result<LogStream, LogsError> {
     let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
     let channel = dial::channel(peer).await.map_err(|error| unreached(dial::innermost(&error)))?;
-    let (requests, outgoing) = mpsc::channel(1);
-    let opening = async {
-        let mut replies = LogsClient::new(channel).read(ReceiverStream::new(outgoing)).await?.into_inner();
-        let first = replies.message().await?.unwrap_or_default();
-        Ok::<_, LogsError>((replies, first.nonce))
-    };
-    let silent = |_| unreached(format!("no answer within {} s", ANSWER.as_secs()));
-    let (replies, nonce) = timeout(ANSWER, opening).await.map_err(silent)??;
     let LogQuery { rank, round, lines, follow } = query;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
-    let mut request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };
-    request.proof = secret.prove(&claim(&request, &nonce));
-    // It fails only once the stream has ended, and then the stream says why.
-    let _ = requests.send(request).await;
+    let request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };
+    let read = async |requests| LogsClient::new(channel).read(requests).await;
+    let (replies, requests) = proven::ask(read, secret, request).await.map_err(|unanswered| match unanswered {
+        Unanswered::Silent(cause) => unreached(cause),
+        Unanswered::Said(status) => status.into(),
+    })?;
     Ok(LogStream { replies, _requests: requests })
 }

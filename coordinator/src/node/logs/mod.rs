@@ -21,8 +21,9 @@ pub use client::{LogStream, LogsError, open};
 pub use server::LogRequest;
 pub(super) use server::service;
 
-use elastic_proto::logs::LogsRequest;
+use elastic_proto::logs::{LogsReply, LogsRequest};
 
+use super::proven::{ProvenReply, ProvenRequest};
 use crate::job::Claim;
 
 /// What a client wants to read.
@@ -44,6 +45,20 @@ pub const READERS: usize = 8;
 /// Bytes of text in one message.
 pub const CHUNK: usize = 32 * 1024;
 
-fn claim<'a>(request: &'a LogsRequest, nonce: &'a [u8]) -> Claim<'a> {
-    Claim { purpose: "elastic logs 1", nonce, job: &request.job, node: &request.node, client: &request.client }
+impl ProvenRequest for LogsRequest {
+    fn claim<'a>(&'a self, nonce: &'a [u8]) -> Claim<'a> {
+        Claim { purpose: "elastic logs 1", nonce, job: &self.job, node: &self.node, client: &self.client }
+    }
+    fn proof(&mut self) -> &mut Vec<u8> {
+        &mut self.proof
+    }
+}
+
+impl ProvenReply for LogsReply {
+    fn first(nonce: Vec<u8>) -> LogsReply {
+        LogsReply { nonce, ..LogsReply::default() }
+    }
+    fn nonce(self) -> Vec<u8> {
+        self.nonce
+    }
 }
