@@ -13,7 +13,8 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::{Outgoing, Said, Shared};
+use super::conversation::Outgoing;
+use super::{Said, Shared};
 use crate::meeting::participation::RendezvousStore;
 use crate::workers::snapshot_memory;
 use crate::workers::supervisor;
