@@ -27,7 +27,6 @@ use crate::machine::gpu_watch::GpuWatch;
 use crate::machine::preflight::Joining;
 use crate::machine::{identity, preflight};
 use crate::meeting::backend;
-use crate::meeting::rendezvous::Rendezvous;
 use crate::output::logs::{self, Console, LogDir, LogReaders, Logs};
 use crate::output::outcome::report::Report;
 use crate::output::progress::JobProgress;
@@ -193,7 +192,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     if let (End::Succeeded, LogDir::Temporary, Some(directory)) = (&end, &options.logs.dir, log_directory) {
         logs::remove_if_empty(&directory);
     }
-    if options.rendezvous == Rendezvous::Standalone {
+    if !matches!(end, End::StoreLost(_)) {
         identity.retire();
     }
     Ok(end)

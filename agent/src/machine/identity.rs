@@ -137,12 +137,13 @@ impl NodeIdentity {
         format!("{}:{}", self.boot_id, self.lock.file_id())
     }
 
-    /// Gives up the name and removes its file, and removes the job's directory if it is empty then. This is for a job
-    /// that only this agent knows, after its workers are gone. Where others may claim names, the files must stay.
+    /// Gives up the name and removes its file, and the job's directory if no other agent of the job is on this host. The
+    /// workers must be gone, and nothing else may stand for this agent where others look: a file made anew is another
+    /// lock, and holding it proves nothing about this agent.
     pub fn retire(self) {
         // This is only tidying. A file that cannot be removed goes with the next boot.
         let _ = fs::remove_file(self.directory.join(lock::file_name(&self.name)));
-        let _ = fs::remove_dir(&self.directory);
+        runtime::remove(&self.directory);
     }
 
     /// This job's directory on this host, for sockets. Only this user can write in it.

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags};
 
 use super::IdentityError;
 
@@ -69,8 +69,10 @@ impl Candidate {
     fn open(&self, job: &str) -> Result<Directory, IdentityError> {
         let base = rustix::fs::openat(CWD, &self.base, DIRECTORY, Mode::empty())
             .map_err(|errno| refuse(&self.base, errno.to_string()))?;
-        let own = Directory { fd: base, path: self.base.clone() }.private(&self.own)?;
-        own.private(&job_directory(job))
+        let own = Directory { fd: base, path: self.base.clone(), _parent: None }.private(&self.own)?;
+        rustix::fs::flock(&own.fd, FlockOperation::LockShared).map_err(|errno| refuse(&own.path, errno.to_string()))?;
+        let job = own.private(&job_directory(job))?;
+        Ok(Directory { _parent: Some(own.fd), ..job })
     }
 }
 
@@ -79,6 +81,18 @@ impl Candidate {
 pub(super) struct Directory {
     pub(super) fd: OwnedFd,
     pub(super) path: PathBuf,
+    /// Of a job's directory: what it lies in, locked, so that [`remove`] does not take it away while it is open.
+    _parent: Option<OwnedFd>,
+}
+
+/// Removes a job's directory if it is empty and nobody is about to make a file in it. This is only tidying: what stays
+/// goes with the next agent of the job, or with the next boot.
+pub(super) fn remove(job: &Path) {
+    let Some(parent) = job.parent() else { return };
+    let Ok(parent) = rustix::fs::openat(CWD, parent, DIRECTORY, Mode::empty()) else { return };
+    if rustix::fs::flock(&parent, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        let _ = std::fs::remove_dir(job);
+    }
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
@@ -107,7 +121,7 @@ impl Directory {
         if stat.st_mode & 0o022 != 0 {
             return Err(refuse(&path, format!("others can write it (mode {:o})", stat.st_mode & 0o7777)));
         }
-        Ok(Directory { fd, path })
+        Ok(Directory { fd, path, _parent: None })
     }
 }
 

@@ -181,7 +181,7 @@ fn a_file_that_was_swept_away_leaves_no_two_holders_of_one_lock() {
 }
 
 #[test]
-fn a_job_of_one_agent_leaves_nothing_behind() {
+fn agents_that_end_leave_nothing_behind() {
     let base = tempfile::tempdir().unwrap();
     let (one, two) = (take(base.path(), Some("a"), SHORT).unwrap(), take(base.path(), Some("b"), SHORT).unwrap());
     let directory = one.runtime_dir().to_owned();
@@ -190,6 +190,29 @@ fn a_job_of_one_agent_leaves_nothing_behind() {
     two.retire();
     assert!(!directory.exists());
     assert!(take(base.path(), Some("a"), SHORT).is_ok());
+}
+
+#[test]
+fn agents_that_come_and_go_at_once_do_not_take_each_others_directory_away() {
+    let base = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..200).for_each(|_| take(base.path(), None, LONG).unwrap().retire()));
+        }
+    });
+    let node = take(base.path(), None, LONG).unwrap();
+    let directory = node.runtime_dir().to_owned();
+    node.retire();
+    assert!(!directory.exists());
+}
+
+#[test]
+fn who_waits_for_a_name_keeps_the_directory() {
+    let base = tempfile::tempdir().unwrap();
+    let old = take(base.path(), Some("a"), SHORT).unwrap();
+    let successor = waiting_successor(base.path(), Some("a"));
+    old.retire();
+    assert_eq!(successor.join().unwrap().unwrap(), "a");
 }
 
 #[test]
