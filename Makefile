@@ -26,7 +26,7 @@ ARCH ?=
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-torch chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-torch bench-torchft chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,7 +68,7 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 
 test-frameworks: ## Installs Transformers, Lightning and Accelerate in .frameworks/, and trains with them under kills
 	@$(STEP) setup scripts/setup.sh test
-	@$(STEP) frameworks scripts/frameworks.sh
+	@$(STEP) frameworks scripts/beside-torch.sh frameworks
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) tests env ELASTIC_REQUIRE_FRAMEWORKS=1 $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) & test(/^frameworks::/)'
 
@@ -119,6 +119,12 @@ bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench torchrun --bench torchelastic --bench tcp_store
+
+bench-torchft: ## Kills workers of a session, of torchft and of torchrun, and times how each goes on: fifteen minutes
+	@scripts/setup.sh test
+	@scripts/beside-torch.sh torchft
+	cargo build --locked --release --package elastic-agent --bins
+	AGENT=$(RELEASE)/elastic-agent .torchft/bin/python tests/pytorch/bench_kills.py
 
 simulate: ## Plays SEEDS more schedules of the simulation from FROM on, each breach by its seed: 100,000 take an hour
 	ELASTIC_SEEDS=$(SEEDS) ELASTIC_FROM=$(FROM) cargo test --release --locked --package elastic-coordinator --test simulation search -- --ignored --nocapture

@@ -47,14 +47,14 @@ impl Torch {
         None
     }
 
-    /// A Python that has Transformers, Lightning and Accelerate, too. `scripts/frameworks.sh` installs them. `None` where
-    /// there is none; panics instead if `ELASTIC_REQUIRE_FRAMEWORKS` is set.
+    /// A Python that has Transformers, Lightning and Accelerate, too. `scripts/beside-torch.sh frameworks` installs them.
+    /// `None` where there is none; panics instead if `ELASTIC_REQUIRE_FRAMEWORKS` is set.
     pub fn with_frameworks() -> Option<Torch> {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the repository").join(".frameworks");
         if dir.join("installed").exists() {
             return Some(Torch { python: dir.join("bin/python"), library_path: None });
         }
-        skip("FRAMEWORKS", format_args!("there are no frameworks: run scripts/frameworks.sh"));
+        skip("FRAMEWORKS", format_args!("there are no frameworks: run scripts/beside-torch.sh frameworks"));
         None
     }
 
