@@ -97,6 +97,9 @@ pub struct NodeRecord {
     /// then sit out a round until new ones are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warms_up: bool,
+    /// Whether it proves on its pulse streams that it knows the job's secret, so that nobody else is taken for it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub authenticates: bool,
     /// Its agent's release; none: one of before this was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
@@ -261,13 +264,16 @@ pub struct LeaderRecord {
     /// The fields of `desired` that it carries out; empty: those of before this was told.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub carries_out: Vec<String>,
+    /// Whether it proves on its pulse streams that it knows the job's secret, if the job has one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub authenticates: bool,
 }
 
 impl LeaderRecord {
     /// A leader of this build.
     pub fn new(node: NodeId, peer: Endpoint, coordinator: bool) -> LeaderRecord {
         let carries_out = Desired::CARRIED_OUT.iter().map(ToString::to_string).collect();
-        LeaderRecord { node, peer, coordinator, release: Some(Release::ours()), carries_out }
+        LeaderRecord { node, peer, coordinator, release: Some(Release::ours()), carries_out, authenticates: true }
     }
 
     /// Who holds a `leader` key.

@@ -126,7 +126,8 @@ mod tests {
         tokio::spawn(serve(listener, front, None));
         let peer = Endpoint { host: hole.address.ip().to_string(), port: hole.address.port() };
         let mut client = connect_pinging(&peer, Duration::from_millis(50)).await.expect("a channel");
-        let hello = MemberMessage { hello: Some(Hello { job: "job".into(), node: "b:1".into() }), beat: None };
+        let hello = Hello { job: "job".into(), node: "b:1".into(), nonce: Vec::new() };
+        let hello = MemberMessage { hello: Some(hello), ..MemberMessage::default() };
         let words = futures::stream::iter([hello]).chain(futures::stream::pending());
         let mut answers = client.watch(words).await.expect("a stream").into_inner();
         hole.swallow();

@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use super::lead::{LeaderDrive, LeaderInbox, LeaderNote};
 use super::tasks::{AbortOnDrop, Alarm, watch};
 use super::{Command, GroupReport, Inbox, Node, Parting, Status, epoch_ms, pulse_client};
-use crate::job::{Keys, LeaderRecord};
+use crate::job::{JobSecret, Keys, LeaderRecord};
 use crate::rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
 use crate::store::{LeaseId, Revision};
 use crate::time::Time;
@@ -16,6 +16,8 @@ pub(super) struct Drive<'a> {
     node: &'a Node,
     member: Member,
     keys: Keys,
+    /// The job's, as read when the node joined.
+    secret: Option<JobSecret>,
     inbox: Inbox,
     leader_inbox: LeaderInbox,
     commands: &'a mpsc::UnboundedSender<Command>,
@@ -40,6 +42,7 @@ impl<'a> Drive<'a> {
             node,
             member,
             keys,
+            secret: None,
             inbox,
             leader_inbox,
             commands,
@@ -220,7 +223,8 @@ impl<'a> Drive<'a> {
             MemberOutput::Lead(term, predecessor) => {
                 let now = Time::now();
                 let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now))
-                    .knowing(self.member.spec().clone());
+                    .knowing(self.member.spec().clone())
+                    .trusting(self.secret.clone());
                 let commands = self.commands.clone();
                 let say = Box::new(move |line| drop(commands.send(Command::Say(line))));
                 let mut leader =
@@ -241,7 +245,10 @@ impl<'a> Drive<'a> {
             MemberOutput::Forming(round, reason) => self.command(Command::Forming(round, reason)),
             MemberOutput::Say(line) => self.command(Command::Say(line)),
             MemberOutput::Warn(line) => tracing::warn!("{line}"),
-            MemberOutput::Secret(secret) => self.node.front.trust(secret),
+            MemberOutput::Secret(secret) => {
+                self.secret.clone_from(&secret);
+                self.node.front.trust(secret);
+            }
             MemberOutput::Rejoin(reason) => self.parting = Some(Parting::Rejoin(reason)),
             MemberOutput::End(end) => self.parting = Some(Parting::End(end)),
         }
@@ -251,6 +258,7 @@ impl<'a> Drive<'a> {
         let client = pulse_client::PulseClient {
             job: self.node.job.to_string(),
             node: self.member.id(),
+            secret: self.secret.clone().filter(|_| leader.authenticates),
             leader,
             term,
             beat: self.member.spec().timings.beat(),

@@ -1,6 +1,9 @@
 //! Carries one term of a [`Leader`]: its transactions, watches, pulse streams and dials. An agent has a member beside
 //! it; a replica of the coordinator has none.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +13,10 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 use elastic_proto::pulse::{Answer, Beat, LeaderMessage, Probe};
 
 use super::dial;
+use super::pulse_proof::Shown;
 use super::tasks::{self, AbortOnDrop, Alarm};
 use crate::job::{NodeId, Phase};
-use crate::rendezvous::{Leader, LeaderInput, LeaderOutput, Word};
+use crate::rendezvous::{Demand, Leader, LeaderInput, LeaderOutput, Word};
 use crate::store::{Revision, Store};
 use crate::time::Time;
 
@@ -52,6 +56,8 @@ pub(crate) enum PulseEvent {
     Opened {
         /// The member, by its own word.
         node: NodeId,
+        /// What proves that; none from one that proves nothing.
+        shown: Option<Shown>,
         /// Where the newest answer and probe go; dropped, it ends the stream.
         answers: watch::Sender<LeaderMessage>,
     },
@@ -68,8 +74,10 @@ pub(crate) type LeaderInbox = mpsc::UnboundedSender<LeaderNote>;
 /// A pulse stream to us.
 struct Stream {
     node: NodeId,
+    /// What proves that it is that node's, until that was looked at.
+    shown: Option<Shown>,
     answers: watch::Sender<LeaderMessage>,
-    /// The leader was told of it, as it knows the node.
+    /// The leader was told of it: it knows the node, and the stream has shown what it must.
     known: bool,
     /// The newest beat that came before that.
     early: Option<Beat>,
@@ -89,6 +97,8 @@ pub(crate) struct LeaderDrive {
     counts: BTreeMap<NodeId, usize>,
     /// Those of nodes that the leader does not know, yet or at all.
     strangers: BTreeSet<u64>,
+    /// Nodes in whose names streams were turned away: once is enough to be told.
+    forged: BTreeSet<NodeId>,
     /// When it began.
     begun: Time,
     /// When the own node counts as heard next.
@@ -104,7 +114,7 @@ impl LeaderDrive {
         own: Option<NodeId>,
         say: Box<dyn Fn(String) + Send>,
     ) -> LeaderDrive {
-        let (watches, streams, counts, strangers) = Default::default();
+        let (watches, streams, counts, strangers, forged) = Default::default();
         let now = Time::now();
         let mut drive = LeaderDrive {
             leader,
@@ -116,6 +126,7 @@ impl LeaderDrive {
             streams,
             counts,
             strangers,
+            forged,
             begun: now,
             beat_at: now,
         };
@@ -208,7 +219,7 @@ impl LeaderDrive {
 
     /// Takes in the streams of nodes that the leader knows by now, and the beats that came too early.
     fn meet_strangers(&mut self) {
-        let met: Vec<u64> = self.strangers.iter().copied().filter(|id| self.knows(*id)).collect();
+        let met: Vec<u64> = self.strangers.iter().copied().filter(|id| self.is_met(*id)).collect();
         for id in met {
             self.introduce(id);
             if let Some(beat) = self.streams.get_mut(&id).and_then(|stream| stream.early.take()) {
@@ -217,8 +228,8 @@ impl LeaderDrive {
         }
     }
 
-    fn knows(&self, stream: u64) -> bool {
-        self.streams.get(&stream).is_some_and(|stream| self.leader.knows(&stream.node))
+    fn is_met(&self, stream: u64) -> bool {
+        self.streams.get(&stream).is_some_and(|stream| self.leader.demand(&stream.node) != Demand::Wait)
     }
 
     fn take(&mut self, note: LeaderNote) {
@@ -229,33 +240,58 @@ impl LeaderDrive {
                 }
             }
             LeaderNote::Pulse { stream, event, turn: _turn } => match event {
-                PulseEvent::Opened { node, answers } => self.opened(stream, node, answers),
+                PulseEvent::Opened { node, shown, answers } => self.opened(stream, node, shown, answers),
                 PulseEvent::Beat(beat) => self.beat(stream, beat),
                 PulseEvent::Closed => self.closed(stream),
             },
         }
     }
 
-    fn opened(&mut self, stream: u64, node: NodeId, answers: watch::Sender<LeaderMessage>) {
-        if self.strangers.len() < STRANGERS || self.leader.knows(&node) {
+    fn opened(&mut self, stream: u64, node: NodeId, shown: Option<Shown>, answers: watch::Sender<LeaderMessage>) {
+        if self.strangers.len() < STRANGERS || self.leader.demand(&node) != Demand::Wait {
             *self.counts.entry(node.clone()).or_default() += 1;
-            self.streams.insert(stream, Stream { node, answers, known: false, early: None });
+            self.streams.insert(stream, Stream { node, shown, answers, known: false, early: None });
             self.strangers.insert(stream);
             self.introduce(stream);
         }
     }
 
-    /// Tells the leader of a stream once it knows the node; whether it does.
+    /// Tells the leader of a stream once it knows the node, and ends one that does not show what it must; whether the
+    /// leader was told.
     fn introduce(&mut self, id: u64) -> bool {
         let Some(stream) = self.streams.get_mut(&id) else { return false };
-        if !stream.known && self.leader.knows(&stream.node) {
-            stream.known = true;
-            let node = stream.node.clone();
-            self.strangers.remove(&id);
-            self.step(LeaderInput::Opened(node));
+        if stream.known {
             return true;
         }
-        stream.known
+        let node = stream.node.clone();
+        match self.leader.demand(&node) {
+            Demand::Wait => return false,
+            Demand::Nothing => {}
+            Demand::Proof(secret) => {
+                let shown = stream.shown.take();
+                let Some(proof) = shown.and_then(|shown| shown.answer(secret, self.leader.node(), &node)) else {
+                    self.turn_away(id, node);
+                    return false;
+                };
+                stream.answers.send_modify(|word| word.proof = proof);
+            }
+        }
+        stream.known = true;
+        self.strangers.remove(&id);
+        self.step(LeaderInput::Opened(node));
+        true
+    }
+
+    /// Nobody but that node itself can make up for what is missing, on a stream of its own.
+    fn turn_away(&mut self, stream: u64, node: NodeId) {
+        self.closed(stream);
+        if self.forged.insert(node.clone()) {
+            tracing::warn!(
+                %node,
+                "a pulse stream in the name of this node does not prove that it knows the job's secret, and counts for \
+                 nothing: somebody else opened it, or the `secret` in the store was changed after the node had joined"
+            );
+        }
     }
 
     fn closed(&mut self, stream: u64) {
@@ -377,111 +413,5 @@ impl LeaderDrive {
                 () = alarm.rings(Some(by)) => {}
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::embedded::MemoryStore;
-    use crate::embedded::mvcc::Limits;
-    use crate::job::{JobId, Keys};
-    use crate::store::{Op, Txn};
-
-    type Notes = mpsc::UnboundedReceiver<LeaderNote>;
-
-    /// A term on a store that holds a job whose first round is forming, before its leader has read it.
-    async fn elected() -> (LeaderDrive, Notes) {
-        let job: JobId = "J".parse().unwrap();
-        let keys = Keys::new("/elastic", &job);
-        let spec = json!({
-            "protocol": 1, "min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000,
-            "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000,
-            "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
-        });
-        let round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
-        let put = |key: String, value: serde_json::Value| Op::put(key, value.to_string());
-        let store = MemoryStore::start(Limits::default());
-        let node = json!({
-            "name": "b", "incarnation": "1", "machine": "b", "boot": "b", "host": "b", "slots": 1, "role": "default",
-            "peer": { "host": "b", "port": 1 }, "phase": "waiting",
-        });
-        let begun = Txn::of([
-            put(keys.spec(), spec),
-            put(keys.round(), round),
-            put(keys.leader(), json!({})),
-            put(keys.node(&NodeId::new("b", "1")), node),
-        ]);
-        let term = store.txn(begun).await.unwrap().revision;
-        let leader = Leader::new(NodeId::from_text("coordinator:1"), keys, term, Time::now(), 0);
-        let (inbox, notes) = mpsc::unbounded_channel();
-        (LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop)), notes)
-    }
-
-    /// Lets the leader read the job.
-    async fn read(drive: &mut LeaderDrive, notes: &mut Notes) {
-        while drive.word(Time::now()).is_none() {
-            let note = tokio::time::timeout(Duration::from_secs(10), notes.recv()).await.expect("it reads the job");
-            drive.note(note.unwrap());
-        }
-    }
-
-    fn told(drive: &mut LeaderDrive, stream: u64, event: PulseEvent) {
-        let turn = Arc::new(tokio::sync::Semaphore::new(1)).try_acquire_owned().unwrap();
-        drive.note(LeaderNote::Pulse { stream, event, turn });
-    }
-
-    /// Opens a stream in the name of the job's node.
-    fn open(drive: &mut LeaderDrive, stream: u64) -> watch::Receiver<LeaderMessage> {
-        let (answers, received) = watch::channel(LeaderMessage::default());
-        told(drive, stream, PulseEvent::Opened { node: NodeId::new("b", "1"), answers });
-        received
-    }
-
-    fn beat(drive: &mut LeaderDrive, stream: u64, echo_ms: Option<u64>) {
-        told(drive, stream, PulseEvent::Beat(Beat { seq: 1, probe: 0, echo_ms }));
-    }
-
-    #[tokio::test]
-    async fn a_beat_that_comes_before_the_job_is_read_is_answered_as_soon_as_it_is() {
-        let (mut drive, mut notes) = elected().await;
-        let received = open(&mut drive, 1);
-        beat(&mut drive, 1, None);
-        assert_eq!(received.borrow().answer, None);
-        read(&mut drive, &mut notes).await;
-        let contact = drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).copied();
-        assert!(contact.is_some_and(|contact| contact.opened.is_some()));
-        assert!(received.borrow().answer.is_some(), "the member waits for its next beat");
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
-        let (mut drive, mut notes) = elected().await;
-        read(&mut drive, &mut notes).await;
-        let echoed =
-            |drive: &LeaderDrive| drive.leader.view().unwrap().roster.contact(&NodeId::new("b", "1")).unwrap().echoed;
-        // Given a member that answers what it is sent
-        let mut own = open(&mut drive, 1);
-        beat(&mut drive, 1, None);
-        let sent_ms = own.borrow_and_update().answer.unwrap().sent_ms;
-        beat(&mut drive, 1, Some(sent_ms));
-        assert!(own.has_changed().unwrap());
-        own.mark_unchanged();
-        let known = echoed(&drive);
-        assert_eq!(known, Some(Time::from_millis(sent_ms)));
-        // when others speak in its name, with what this leader said to it, or will say
-        for (stream, echo_ms) in [(2, sent_ms), (3, sent_ms + 1), (4, u64::MAX)] {
-            let forged = open(&mut drive, stream);
-            beat(&mut drive, stream, Some(echo_ms));
-            // then they get no answer but the end
-            assert!(forged.has_changed().is_err(), "{echo_ms}");
-            assert_eq!(forged.borrow().answer, None, "{echo_ms}");
-            assert_eq!(echoed(&drive), known, "{echo_ms}");
-        }
-        // and the member is answered as before
-        beat(&mut drive, 1, Some(sent_ms));
-        assert!(own.has_changed().unwrap());
     }
 }

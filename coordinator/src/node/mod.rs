@@ -19,6 +19,7 @@ pub(crate) mod lead;
 pub mod logs;
 mod proven;
 mod pulse_client;
+mod pulse_proof;
 pub(crate) mod pulse_server;
 pub(crate) mod tasks;
 pub mod torchelastic;

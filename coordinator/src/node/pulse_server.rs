@@ -10,17 +10,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt};
 use tokio::net::TcpListener;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::timeout;
 use tonic::{Request, Response, Status, Streaming};
 
 use elastic_proto::pulse::pulse_server::{Pulse, PulseServer};
-use elastic_proto::pulse::{Found, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
+use elastic_proto::pulse::{Found, Hello, IdentifyReply, IdentifyRequest, LeaderMessage, MemberMessage};
 
-use super::bandwidth;
 use super::lead::{LeaderInbox, LeaderNote, PulseEvent};
 use super::logs::{self, LogRequest};
+use super::pulse_proof::{Nonces, Shown};
+use super::{bandwidth, random_bytes};
 use crate::job::{Claim, JobId, JobSecret, NodeId};
 use crate::listener::{Port, Share};
 
@@ -36,7 +38,7 @@ const WINDOW: u32 = (1 << 16) - 1;
 /// Length of the random bytes that a client's proof is over.
 pub(super) const NONCE: usize = 32;
 
-/// Longest wait for a stream's first message, or for a question.
+/// Longest wait for a stream's first message, for the proof that follows it, or for a question.
 const FIRST_WORDS: Duration = Duration::from_secs(5);
 
 /// How often a silent client is asked whether it is there, and how long it may take to answer.
@@ -194,20 +196,11 @@ impl Pulse for PulseService {
         let inbox = inbox.ok_or_else(|| Status::failed_precondition("that job is not led from here"))?;
         let stream = self.next.fetch_add(1, Ordering::Relaxed);
         let notes = NoteSender { stream, inbox, turns: Arc::clone(&self.turns), _place: place };
+        let nonces = nonces(&hello)?;
+        let first = nonces.as_ref().map(|nonces| LeaderMessage { nonce: nonces.leaders(), ..LeaderMessage::default() });
         let (answers, words) = watch::channel(LeaderMessage::default());
-        let opened = PulseEvent::Opened { node: NodeId::from_text(&hello.node), answers };
-        notes.say(opened).await.map_err(|Gone| Status::unavailable("this port is being left"))?;
-        tokio::spawn(async move {
-            while let Ok(Some(message)) = messages.message().await {
-                if let Some(beat) = message.beat
-                    && notes.say(PulseEvent::Beat(beat)).await.is_err()
-                {
-                    return;
-                }
-            }
-            let _ = notes.say(PulseEvent::Closed).await;
-        });
-        Ok(Response::new(Box::pin(newest(words))))
+        tokio::spawn(hear(messages, hello, nonces, notes, answers));
+        Ok(Response::new(Box::pin(futures::stream::iter(first.map(Ok)).chain(newest(words)))))
     }
 
     async fn identify(&self, request: Request<IdentifyRequest>) -> Result<Response<IdentifyReply>, Status> {
@@ -224,15 +217,61 @@ impl Pulse for PulseService {
     }
 }
 
+/// The nonces of a stream whose member proves who it is.
+fn nonces(hello: &Hello) -> Result<Option<Nonces>, Status> {
+    if hello.nonce.is_empty() {
+        return Ok(None);
+    }
+    let own: [u8; NONCE] = random_bytes().map_err(|error| Status::unavailable(error.to_string()))?;
+    let nonces = Nonces::of(&hello.nonce, &own);
+    nonces.map(Some).ok_or_else(|| Status::invalid_argument(format!("a hello's nonce has {NONCE} bytes")))
+}
+
+/// Takes what comes on a stream to the leader, until either end is through with it. The leader hears of it when all is
+/// there that it must show, and judges that.
+async fn hear(
+    mut messages: Streaming<MemberMessage>,
+    Hello { job, node, .. }: Hello,
+    nonces: Option<Nonces>,
+    notes: NoteSender,
+    answers: watch::Sender<LeaderMessage>,
+) {
+    let shown = match nonces {
+        None => None,
+        Some(nonces) => match timeout(FIRST_WORDS, messages.message()).await {
+            Ok(Ok(Some(MemberMessage { proof, .. }))) => Some(Shown { job, nonces, proof }),
+            _ => return,
+        },
+    };
+    let listened = answers.subscribe();
+    if notes.say(PulseEvent::Opened { node: NodeId::from_text(&node), shown, answers }).await.is_err() {
+        return;
+    }
+    while let Ok(Some(message)) = messages.message().await {
+        // The leader has turned it away.
+        if listened.has_changed().is_err() {
+            return;
+        }
+        if let Some(beat) = message.beat
+            && notes.say(PulseEvent::Beat(beat)).await.is_err()
+        {
+            return;
+        }
+    }
+    let _ = notes.say(PulseEvent::Closed).await;
+}
+
 /// The leader's words as a stream that never holds more than the newest: a client that does not read misses those in
-/// between. Each answer and each probe is told once.
+/// between. Each answer, each probe and the leader's proof are told once.
 fn newest(words: watch::Receiver<LeaderMessage>) -> impl Stream<Item = Result<LeaderMessage, Status>> + Send {
     futures::stream::unfold((words, LeaderMessage::default()), |(mut words, told)| async move {
         words.changed().await.ok()?;
-        let now = *words.borrow_and_update();
+        let now = words.borrow_and_update().clone();
         let news = LeaderMessage {
             answer: now.answer.filter(|_| now.answer != told.answer),
             probe: now.probe.filter(|_| now.probe != told.probe),
+            proof: if now.proof == told.proof { Vec::new() } else { now.proof.clone() },
+            nonce: Vec::new(),
         };
         Some((Ok(news), (words, now)))
     })
@@ -253,9 +292,11 @@ mod tests {
     const WITHIN: Duration = Duration::from_secs(20);
 
     fn beats() -> impl Stream<Item = MemberMessage> + Send {
-        let hello = Hello { job: "job".into(), node: "a:1".into() };
-        let beats = (1..).map(|seq| MemberMessage { hello: None, beat: Some(Beat { seq, probe: 0, echo_ms: None }) });
-        futures::stream::iter([MemberMessage { hello: Some(hello), beat: None }].into_iter().chain(beats))
+        let hello = Hello { job: "job".into(), node: "a:1".into(), nonce: Vec::new() };
+        let beat = |seq| Beat { seq, probe: 0, echo_ms: None };
+        let beats = (1..).map(move |seq| MemberMessage { beat: Some(beat(seq)), ..MemberMessage::default() });
+        let hello = MemberMessage { hello: Some(hello), ..MemberMessage::default() };
+        futures::stream::iter([hello].into_iter().chain(beats))
     }
 
     /// A port with a leader that takes notes when it is told to.

@@ -170,6 +170,7 @@ pub(crate) fn setup(
         master: Some(Endpoint { host: name.clone(), port: 29_400 }),
         place: scenario.place(host),
         warms_up: scenario.warms_up(host),
+        authenticates: false,
         release: None,
         name,
     };

@@ -60,7 +60,8 @@ impl Drop for Flood {
 }
 
 pub(crate) fn hello(node: &str) -> MemberMessage {
-    MemberMessage { hello: Some(Hello { job: JOB.into(), node: node.into() }), beat: None }
+    let hello = Hello { job: JOB.into(), node: node.into(), nonce: Vec::new() };
+    MemberMessage { hello: Some(hello), ..MemberMessage::default() }
 }
 
 /// Beats on eight streams whose answers nobody reads.
@@ -71,7 +72,7 @@ pub(crate) async fn beats(peer: SocketAddr, said: Said) {
             let mut client = PulseClient::connect(format!("http://{peer}")).await.unwrap();
             let beats = futures::stream::iter(1..).map(move |seq| {
                 said.fetch_add(1, Ordering::Relaxed);
-                MemberMessage { hello: None, beat: Some(Beat { seq, probe: 0, echo_ms: None }) }
+                MemberMessage { beat: Some(Beat { seq, probe: 0, echo_ms: None }), ..MemberMessage::default() }
             });
             let words = futures::stream::iter([hello(&format!("flood:{stream}"))]).chain(beats);
             let _unread = client.watch(words).await;

@@ -2,6 +2,7 @@
 
 mod delays;
 mod floods;
+mod forgers;
 mod listening;
 mod tap;
 
@@ -129,10 +130,9 @@ async fn a_port_tells_a_stranger_no_name() {
     assert_eq!(nothing.found(), Found::Nobody);
     let guess = client.identify(IdentifyRequest { node: "a:1".into() }).await.unwrap().into_inner();
     assert_eq!(guess.found(), Found::Another);
-    let refused = client.watch(futures::stream::iter([MemberMessage {
-        hello: Some(Hello { job: "guessed".into(), node: "a:1".into() }),
-        beat: None,
-    }]));
+    let hello = Hello { job: "guessed".into(), node: "a:1".into(), nonce: Vec::new() };
+    let refused =
+        client.watch(futures::stream::iter([MemberMessage { hello: Some(hello), ..MemberMessage::default() }]));
     assert_eq!(refused.await.unwrap_err().message(), "that job is not led from here");
 }
 

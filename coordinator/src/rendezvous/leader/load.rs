@@ -5,8 +5,8 @@ use super::super::roster::{Evicted, Present, Roster, SealedMember};
 use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
-    Checkpoint, Desired, Fate, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec, Tombstone,
-    Versioned, history, to_json,
+    Checkpoint, Desired, Fate, JobSecret, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec,
+    Tombstone, Versioned, history, to_json,
 };
 use crate::store::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
@@ -24,6 +24,7 @@ impl Leader {
             Op::range(keys.evictions()),
             Op::range(keys.rounds()),
             Op::last(keys.events()),
+            Op::get(keys.secret()),
         ])
         .guarded([Guard::modified(keys.leader(), self.term)])
     }
@@ -102,6 +103,7 @@ impl Leader {
             self.view.as_ref().map(|old| old.desired.clone())
         });
         self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays)?;
+        self.secret_read(one(8), strays);
         let last = one(7).map(|kv| history::number(&self.keys, &kv.key));
         self.history_counts = last != Some(None);
         self.next_event = last.flatten().map_or(0, |last| last + 1);
@@ -223,6 +225,18 @@ impl Leader {
         }
         self.pointer = kv.map_or(Revision::NONE, |kv| kv.mod_revision);
         Ok(())
+    }
+
+    /// What members prove that they know. It is written with a generation's round, so it is that of the round just read.
+    /// Where the record is lost, what was known holds: members know it too.
+    fn secret_read(&mut self, kv: Option<&KeyValue>, strays: &mut Vec<String>) {
+        match kv.map(Versioned::<JobSecret>::parse) {
+            Some(Ok(read)) => self.secret = Some(read.value),
+            Some(Err(problem)) => strays.push(format!(
+                "{problem} Where no other was known before, pulses count without a proof of who sent them, until the job begins anew"
+            )),
+            None => {}
+        }
     }
 
     pub(super) fn watched(&mut self, now: Time, update: WatchUpdate, out: &mut Vec<LeaderOutput>) {

@@ -1,6 +1,7 @@
 //! The leader as a machine: keeps its [`View`] up to date, carries out [`decide`]'s verdicts as guarded transactions,
 //! one at a time.
 
+mod admission;
 mod load;
 #[cfg(test)]
 mod tests;
@@ -13,9 +14,11 @@ use super::decide::{Decision, Eviction, Verdict, decide};
 use super::roster::Contact;
 use super::seats::Seat;
 use super::view::View;
-use crate::job::{Checkpoint, Endpoint, Keys, NodeId, RoundRecord, RoundState, Spec};
+use crate::job::{Checkpoint, Endpoint, JobSecret, Keys, NodeId, RoundRecord, RoundState, Spec};
 use crate::store::{Event, Guard, Op, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 use crate::time::Time;
+
+pub use self::admission::Demand;
 
 /// What a leader is told.
 #[derive(Debug, Clone)]
@@ -124,6 +127,8 @@ pub struct Leader {
     pointer: Revision,
     /// The job's spec as the leading node knows it, in case its record is damaged.
     known_spec: Option<Spec>,
+    /// What members prove that they know.
+    secret: Option<JobSecret>,
     /// Puts a damaged record right.
     mend: Option<Txn>,
     next_event: u64,
@@ -171,6 +176,7 @@ impl Leader {
             checkpoint: None,
             pointer: Revision::NONE,
             known_spec: None,
+            secret: None,
             mend: None,
             next_event: 0,
             history_counts: true,
@@ -199,6 +205,17 @@ impl Leader {
         Leader { known_spec: Some(spec), ..self }
     }
 
+    /// A leader that knows the job's secret, in case its record is lost.
+    #[must_use]
+    pub fn trusting(self, secret: Option<JobSecret>) -> Leader {
+        Leader { secret, ..self }
+    }
+
+    /// The node that leads, or the coordinator's replica.
+    pub fn node(&self) -> &NodeId {
+        &self.node
+    }
+
     /// The term: the mod revision of the `leader` key.
     pub fn term(&self) -> Revision {
         self.term
@@ -207,11 +224,6 @@ impl Leader {
     /// What it knows, once loaded.
     pub fn view(&self) -> Option<&View> {
         self.view.as_ref()
-    }
-
-    /// Whether a node is a member of the sealed round, or has a key. What other nodes say of themselves is not kept.
-    pub fn knows(&self, node: &NodeId) -> bool {
-        self.view.as_ref().is_some_and(|view| view.roster.node(node).is_some() || view.roster.member(node).is_some())
     }
 
     /// Whether a transaction is under way.

@@ -1,6 +1,7 @@
 //! What a leader asks for, step by step, over records as a store would return them. The simulation plays whole
 //! histories.
 
+mod admission;
 mod cost;
 mod doubt;
 mod exclusion;
@@ -119,7 +120,11 @@ impl Scene {
     }
 
     /// This leader, which has read these results, perhaps in the place of what it read before.
-    fn led_by(&self, mut leader: Leader, results: [Vec<KeyValue>; 8]) -> (Leader, Vec<LeaderOutput>) {
+    fn led_by(
+        &self,
+        mut leader: Leader,
+        results: impl IntoIterator<Item = Vec<KeyValue>>,
+    ) -> (Leader, Vec<LeaderOutput>) {
         if !leader.is_busy() {
             assert!(matches!(&leader.step(NOW, LeaderInput::Tick)[..], [LeaderOutput::Txn(_)]), "it reads the job");
         }

@@ -96,6 +96,7 @@ impl Member {
         }
         self.told = None;
         let secret = secret_of(value(5), out);
+        self.setup.record.authenticates = secret.is_some();
         out.push(MemberOutput::Secret(secret));
         let from = result.revision.next();
         if !follows {
@@ -220,7 +221,7 @@ impl Member {
     }
 }
 
-/// Nothing but what operators ask of agents depends on the secret, so a damaged one is no reason to stay away.
+/// Without the secret nothing that operators ask of agents is answered, and pulses prove nothing: no reason to stay away.
 fn secret_of(kv: Option<&KeyValue>, out: &mut Out) -> Option<JobSecret> {
     let parsed = kv.map(Versioned::<JobSecret>::parse).transpose();
     let secret = parsed.unwrap_or_else(|problem| {

@@ -121,6 +121,7 @@ fn node() -> NodeRecord {
         master: Some(endpoint()),
         place: Some(4),
         warms_up: true,
+        authenticates: true,
         release: Some(release()),
     }
 }
@@ -182,6 +183,7 @@ fn job(id: &JobId) -> Job {
             coordinator: true,
             release: Some(release()),
             carries_out: vec!["drain".into()],
+            authenticates: true,
         })),
         vacant: Revision::NONE,
         round: Some(versioned(round())),

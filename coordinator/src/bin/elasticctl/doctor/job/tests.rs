@@ -39,6 +39,7 @@ fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
         master: None,
         place: None,
         warms_up: false,
+        authenticates: false,
         release: Some(Release::ours()),
     }
 }

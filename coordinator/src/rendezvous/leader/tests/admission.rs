@@ -1,0 +1,78 @@
+//! What a stream must show before it counts as a node's.
+
+use super::*;
+
+fn secret(byte: u8) -> JobSecret {
+    JobSecret::of([byte; JobSecret::LENGTH])
+}
+
+/// A leader that has read this job, with this record of a secret.
+fn leads(scene: &Scene, known: Option<u8>, read: Option<Value>) -> (Leader, Vec<LeaderOutput>) {
+    let leader = Leader::new(id("x"), scene.keys.clone(), Revision(5), NOW, 0).trusting(known.map(secret));
+    let read = read.into_iter().map(|read| kv(scene.keys.secret(), read, 4)).collect();
+    scene.led_by(leader, scene.store().into_iter().chain([read]))
+}
+
+fn demanded(leader: &Leader, name: &str) -> String {
+    match leader.demand(&id(name)) {
+        Demand::Wait => "wait".into(),
+        Demand::Nothing => "nothing".into(),
+        Demand::Proof(of) => {
+            (1..=3).find(|byte| *of == secret(*byte)).map_or("?".into(), |byte| format!("proof {byte}"))
+        }
+    }
+}
+
+#[test]
+fn only_a_node_s_record_excuses_its_streams_from_a_proof() {
+    let proves = json!({ "phase": "running", "round": 1, "authenticates": true });
+    // b's agent proves who it is, that of a is of an earlier release, and c is unknown.
+    let here = Scene::new().node("b", proves);
+    let mut gone = Scene::new();
+    gone.nodes.retain(|(name, _)| *name == "a");
+    let ended = |state: &str| {
+        let mut scene = Scene::new();
+        scene.round["state"] = json!(state);
+        scene
+    };
+    let wait = ["wait"; 3];
+    for (what, scene, has_secret, demands) in [
+        ("a secret", &here, true, ["nothing", "proof 1", "wait"]),
+        ("none", &here, false, ["nothing", "nothing", "wait"]),
+        ("a member whose key is gone", &gone, true, ["nothing", "proof 1", "wait"]),
+        ("the same without a secret", &gone, false, ["nothing", "nothing", "wait"]),
+        // Whoever begins it anew writes another secret.
+        ("a job that has failed", &ended("failed"), true, wait),
+    ] {
+        let (leader, _) = leads(scene, None, has_secret.then(|| json!(secret(1))));
+        assert_eq!(["a", "b", "c"].map(|name| demanded(&leader, name)), demands, "{what}");
+    }
+    let unread = Leader::new(id("x"), here.keys.clone(), Revision(5), NOW, 0).trusting(Some(secret(1)));
+    assert_eq!(["a", "b", "c"].map(|name| demanded(&unread, name)), wait);
+}
+
+#[test]
+fn a_record_that_changes_changes_what_must_be_shown() {
+    let (mut leader, _) = leads(&Scene::new(), None, Some(json!(secret(1))));
+    assert_eq!(demanded(&leader, "b"), "nothing");
+    let proves = json!({ "phase": "running", "round": 1, "authenticates": true });
+    says(&mut leader, Scene::new(), NOW, 7, "b", proves);
+    assert_eq!(demanded(&leader, "b"), "proof 1");
+}
+
+#[test]
+fn a_lost_secret_is_what_the_leader_knew_before() {
+    let scene = Scene::new().node("b", json!({ "phase": "running", "round": 1, "authenticates": true }));
+    for (what, known, read, demands, warns) in [
+        ("the store's counts", Some(1), Some(json!(secret(2))), "proof 2", false),
+        ("gone", Some(1), None, "proof 1", false),
+        ("rubbish", Some(1), Some(json!({ "key": "AA" })), "proof 1", true),
+        ("rubbish, and nobody knows it", None, Some(json!({ "key": "AA" })), "nothing", true),
+    ] {
+        let (leader, wants) = leads(&scene, known, read);
+        assert_eq!(demanded(&leader, "b"), demands, "{what}");
+        let warned =
+            |want: &LeaderOutput| matches!(want, LeaderOutput::Warn(line) if line.contains(&scene.keys.secret()));
+        assert_eq!(wants.iter().any(warned), warns, "{what}: {wants:?}");
+    }
+}
