@@ -359,6 +359,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stream_that_the_leader_turns_away_is_read_no_further() {
+        let (address, mut notes) = port(CLIENT_CHECK).await;
+        let (open, mut ended) = mpsc::channel::<()>(1);
+        let words = beats().inspect(move |_| {
+            let _open = &open;
+        });
+        let mut client = PulseClient::connect(format!("http://{address}")).await.unwrap();
+        let _answers = client.watch(words).await.unwrap();
+        // The leader lets go of each note, and so of the stream.
+        let lets_go = async { while notes.recv().await.is_some() {} };
+        tokio::select! {
+            () = lets_go => panic!("the port is there"),
+            end = tokio::time::timeout(WITHIN, ended.recv()) => assert_eq!(end.expect("it is ended"), None),
+        }
+    }
+
+    #[tokio::test]
     async fn who_does_not_read_is_kept_the_newest_word_alone() {
         let (words, heard) = watch::channel(LeaderMessage::default());
         for seq in 1..=1000 {
