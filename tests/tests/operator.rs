@@ -422,7 +422,8 @@ async fn an_operator_resizes_and_closes_a_job() {
     scene.ctl_ok(&["set", "train", "--max", "2"]).await;
     eventually("two nodes run", WITHIN, async || {
         let round = scene.round().await.value;
-        (round.number == 2 && round.group_world_size == 2).then_some(())
+        // The third node may have come after the last call, in a round of its own.
+        (round.number >= 2 && round.group_world_size == 2).then_some(())
     })
     .await;
     scene.ctl_ok(&["close", "train"]).await;
