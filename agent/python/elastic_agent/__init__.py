@@ -3,7 +3,7 @@
 library is imported."""
 
 from .errors import record
-from .sampler import ElasticSampler
+from .sampler import ElasticDistributedSampler, ElasticSampler
 from .worker import (
     AgentError,
     assignment,
@@ -21,6 +21,7 @@ from .worker import (
 
 __all__ = [
     "AgentError",
+    "ElasticDistributedSampler",
     "ElasticSampler",
     "assignment",
     "available",

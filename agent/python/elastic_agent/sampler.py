@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Iterator, Sized
 from typing import Any
+
+from . import order
 
 
 class ElasticSampler:
@@ -13,7 +14,8 @@ class ElasticSampler:
 
     The order of an epoch depends only on `seed` and the epoch. The group takes the samples from the front. Its position
     is the number of samples that are done, and the ranks take turns with the rest. A group of another size continues at
-    the position that the checkpoint holds.
+    the position that the checkpoint holds. The order is computed sample by sample, in two millionths of a second each: no
+    list of all samples is made.
 
     It is a sampler for `torch.utils.data.DataLoader`, which takes any iterable with a length.
 
@@ -42,11 +44,12 @@ class ElasticSampler:
         self.drop_last = drop_last
         self.epoch = 0
         self.position = 0
+        self._way = order.COMPUTED
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch. If it is the loaded epoch, continues at the position that `load_state_dict` has set."""
         if epoch != self.epoch:
-            self.epoch, self.position = epoch, 0
+            self.epoch, self.position, self._way = epoch, 0, order.COMPUTED
 
     def advance(self, samples: int) -> None:
         """Records that each rank has trained on this many more samples.
@@ -57,7 +60,13 @@ class ElasticSampler:
 
     def state_dict(self) -> dict[str, int]:
         """The state that a checkpoint must hold. It is the same on every rank."""
-        return {"epoch": self.epoch, "position": self.position, "length": self.length, "seed": self.seed}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "length": self.length,
+            "seed": self.seed,
+            "order": self._way,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the group was, whatever size the group had."""
@@ -67,14 +76,15 @@ class ElasticSampler:
                     f"the checkpoint's sampler has {name} {state[name]}, this one {getattr(self, name)}: "
                     "its position means nothing here"
                 )
-        self.epoch, self.position = state["epoch"], state["position"]
+        way = order.way_of(state)
+        self.epoch, self.position, self._way = state["epoch"], state["position"], way
 
     def __iter__(self) -> Iterator[int]:
-        order = list(range(self.length))
-        if self.shuffle:
-            # A text seeds the generator alike in every process and on every machine.
-            random.Random(f"{self.seed} {self.epoch}").shuffle(order)
-        return iter(order[self.position + self.rank : self._end() : self.world_size])
+        places = range(self.position + self.rank, self._end(), self.world_size)
+        if not self.shuffle:
+            return iter(places)
+        samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
+        return (samples[place] for place in places)
 
     def __len__(self) -> int:
         """The number of samples that are left for this rank in the epoch."""
@@ -83,3 +93,50 @@ class ElasticSampler:
     def _end(self) -> int:
         left = self.length - self.position
         return self.length - (left % self.world_size if self.drop_last else 0)
+
+
+class ElasticDistributedSampler(ElasticSampler):
+    """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments, for scripts that have it
+    from TorchElastic. As there, every rank gets the same number of samples, for which some may be used twice at the end.
+
+    There, what is left after `start_index` is shuffled anew, and so not what the first group has left: some samples of
+    the epoch come again, others never. Here `start_index` is a position in one order.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        start_index: int = 0,
+    ) -> None:
+        """start_index: how many samples of the epoch the group has used: of the first epoch that is named to
+        `set_epoch`, or of epoch 0. Later epochs begin at their first sample."""
+        super().__init__(dataset, rank=rank, world_size=num_replicas)
+        if not 0 <= start_index < self.length:
+            raise ValueError(f"start_index {start_index} is not below the dataset's size of {self.length}")
+        self.position = start_index
+        self._named = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch. The first that is named continues at `start_index`, or where `load_state_dict` has said."""
+        if self._named:
+            super().set_epoch(epoch)
+        else:
+            self.epoch, self._named = epoch, True
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where the group was, whatever size the group had."""
+        super().load_state_dict(state)
+        self._named = True
+
+    def __iter__(self) -> Iterator[int]:
+        samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
+        left = self.length - self.position
+        # Beyond the end the first of what is left come again.
+        places = range(self.rank, self.rank + len(self) * self.world_size, self.world_size)
+        return (samples[self.position + place % left] for place in places)
+
+    def __len__(self) -> int:
+        """The number of samples that are left for each rank in the epoch."""
+        return -(-(self.length - self.position) // self.world_size)

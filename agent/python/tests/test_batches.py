@@ -3,6 +3,7 @@
 import random
 import unittest
 
+from elastic_agent import order
 from elastic_agent.batches import ElasticBatchSampler
 
 
@@ -60,9 +61,26 @@ class Histories(unittest.TestCase):
     def test_its_length_is_the_number_of_its_batches(self):
         for size in range(1, 5):
             for rank in range(size):
-                sampler = of_rank(rank, size, 50, 9, micro_batch=2)
-                sampler.advance()
-                self.assertEqual(len(sampler), len(list(sampler)))
+                for length in (50, 54, 9, 5):
+                    sampler = of_rank(rank, size, length, 9, micro_batch=2)
+                    self.assertEqual(len(sampler), len(list(sampler)))
+                    sampler.advance()
+                    self.assertEqual(len(sampler), len(list(sampler)))
+
+    def test_a_billion_samples_need_neither_memory_nor_time(self):
+        sampler = of_rank(2, 4, 10**9, 256, micro_batch=32, state=of_rank(0, 1, 10**9, 256).state_dict() | {"position": 256 * 10**6})
+        self.assertEqual(len(sampler), 2 * (10**9 - 256 * 10**6) // 256)
+        batches = iter(sampler)
+        self.assertEqual([len(next(batches)) for _ in range(2)], [32, 32])
+
+    def test_a_checkpoint_of_the_first_version_goes_on_in_its_order(self):
+        state = {"epoch": 1, "position": 14, "length": 30, "seed": 0, "global_batch": 7}
+        sampler = of_rank(0, 1, 30, 7, state=state)
+        self.assertEqual(sum(sampler, []), order.of_epoch(30, 0, 1, order.LISTED)[14:])
+        self.assertEqual(sampler.state_dict(), {**state, "order": order.LISTED})
+        for _ in range(3):
+            sampler.advance()
+        self.assertEqual(sum(sampler, []), list(order.of_epoch(30, 0, 2, order.COMPUTED)))
 
     def test_another_training_is_refused(self):
         state = of_rank(0, 1, 30, 7).state_dict()

@@ -5,7 +5,7 @@ import random
 import sys
 import unittest
 
-from elastic_agent import ElasticSampler
+from elastic_agent import ElasticDistributedSampler, ElasticSampler, order
 
 
 def group(length, size, state=None, **options):
@@ -66,12 +66,49 @@ class Histories(unittest.TestCase):
         self.assertEqual(list(sampler), first)
         self.assertEqual(list(ElasticSampler(50, shuffle=False)), list(range(50)))
 
+    def test_a_checkpoint_of_the_first_version_goes_on_in_its_order(self):
+        state = {"epoch": 2, "position": 20, "length": 50, "seed": 1}
+        left = sum((list(sampler) for sampler in group(50, 3, state, seed=1)), [])
+        self.assertEqual(sorted(left), sorted(order.of_epoch(50, 1, 2, order.LISTED)[20:]))
+        (sampler,) = group(50, 1, state, seed=1)
+        self.assertEqual(sampler.state_dict(), {**state, "order": order.LISTED})
+        sampler.set_epoch(3)
+        self.assertEqual(list(sampler), list(order.of_epoch(50, 1, 3, order.COMPUTED)))
+
     def test_a_position_of_other_data_is_refused(self):
         state = ElasticSampler(10).state_dict()
         with self.assertRaisesRegex(ValueError, "length 10, this one 11"):
             ElasticSampler(11).load_state_dict(state)
         with self.assertRaisesRegex(ValueError, "rank 2 is not among 2 ranks"):
             ElasticSampler(10, rank=2, world_size=2)
+
+    def test_torchelastics_sampler_gives_each_rank_as_many(self):
+        for seed in range(200):
+            choose = random.Random(seed)
+            length, size, epoch = choose.randint(1, 60), choose.randint(1, 7), choose.randint(0, 3)
+            done = choose.randrange(length)
+            first = ElasticDistributedSampler(length, num_replicas=1, rank=0)
+            first.set_epoch(epoch)
+            used = list(first)[:done]
+            # Another group goes on: by the number of samples that are used, as TorchElastic's scripts keep it.
+            samplers = [ElasticDistributedSampler(length, size, rank, start_index=done) for rank in range(size)]
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
+            shares = [list(sampler) for sampler in samplers]
+            with self.subTest(seed=seed):
+                self.assertEqual({len(share) for share in shares}, {len(samplers[0])})
+                self.assertEqual(sorted({*used, *sum(shares, [])}), list(range(length)))
+                self.assertLess(sum(map(len, shares)), length - done + size)
+                samplers[0].set_epoch(epoch + 1)
+                self.assertEqual(samplers[0].position, 0)
+
+    def test_torchelastics_sampler_keeps_what_it_loaded(self):
+        sampler = ElasticDistributedSampler(10, 1, 0)
+        sampler.load_state_dict({**sampler.state_dict(), "epoch": 2, "position": 4})
+        sampler.set_epoch(2)
+        self.assertEqual(len(sampler), 6)
+        with self.assertRaisesRegex(ValueError, "start_index 10 is not below"):
+            ElasticDistributedSampler(10, 1, 0, start_index=10)
 
     def test_pytorch_is_not_imported(self):
         self.assertNotIn("torch", sys.modules)
