@@ -51,8 +51,10 @@ class Orders(unittest.TestCase):
         permutation = Permutation(length, "5 1")
         numbers = [permutation[place] for place in range(123_456_789, 123_456_789 + count)]
         distances = [(after - before) % length for before, after in zip(numbers, numbers[1:])]
-        for values in (numbers, distances):
-            found = spread(collections.Counter(value * parts // length for value in values).values(), len(values) / parts)
+        # As large as the digits that the places are taken apart into: with too few rounds, neighbours share much of one.
+        root = 31_623
+        for values, end in ((numbers, length), (distances, length), ([one % root for one in distances], root)):
+            found = spread(collections.Counter(value * parts // end for value in values).values(), len(values) / parts)
             self.assertLess(found, 63 + 5 * (2 * 63) ** 0.5)
         pairs = collections.Counter((a * 16 // length, b * 16 // length) for a, b in zip(numbers, numbers[1:]))
         self.assertEqual(len(pairs), 256)
