@@ -1,7 +1,9 @@
 """Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test names,
-and writes checkpoints if the test has made a folder for them."""
+and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
+StatefulDataLoader, where that is installed, in processes that read ahead."""
 
 import os
+import sys
 import time
 
 import torch
@@ -32,7 +34,15 @@ pixels, labels = harness.digits(SAMPLES)
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 sampler = elastic.ElasticBatchSampler(dataset, 30, micro_batch=12, seed=7)
-loader = DataLoader(dataset, batch_sampler=sampler)
+if "stateful" in sys.argv[1:]:
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
+    except ImportError:
+        pass
+    ahead = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True}
+    loader = DataLoader(dataset, batch_sampler=sampler, **ahead)
+else:
+    loader = DataLoader(dataset, batch_sampler=sampler)
 folder = harness.DIR / "checkpoints"
 
 
@@ -57,7 +67,7 @@ session = elastic.Session(
     snapshot_every=1 if harness.is_set("snapshots") else None,
 )
 with session:
-    tell("begin", session.step_number)
+    tell("begin", session.step_number, loader=type(loader).__name__)
     while session.epoch < epochs():
         for images, numbers, places in session.steps(loader, epochs=session.epoch + 1):
             step = session.step_number

@@ -1,7 +1,10 @@
 //! What the scripts told, and what must hold for every training: no step or epoch is lost that a checkpoint holds, and
 //! each sample is used once.
 
+use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, json_lines};
@@ -46,6 +49,38 @@ impl Line {
 
 pub(crate) fn lines(job: &Job) -> Vec<Line> {
     json_lines(&job.path("trace")).into_iter().map(Line).collect()
+}
+
+/// A long trace, of which each look reads only what is new.
+pub(crate) struct Trace {
+    path: PathBuf,
+    read: RefCell<(u64, Vec<Line>)>,
+}
+
+impl Trace {
+    pub(crate) fn of(job: &Job) -> Trace {
+        Trace { path: job.path("trace"), read: RefCell::default() }
+    }
+
+    /// All that has been told.
+    pub(crate) fn lines(&self) -> Ref<'_, [Line]> {
+        if let Ok(mut file) = std::fs::File::open(&self.path) {
+            let (begin, lines) = &mut *self.read.borrow_mut();
+            let mut text = String::new();
+            file.seek(SeekFrom::Start(*begin)).expect("go on in the trace");
+            file.read_to_string(&mut text).expect("read the trace");
+            // What follows the last newline is still being written.
+            let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+            *begin += whole.len() as u64;
+            lines.extend(whole.lines().map(|line| Line(serde_json::from_str(line).expect("a line of JSON"))));
+        }
+        Ref::map(self.read.borrow(), |(_, lines)| &lines[..])
+    }
+
+    /// Waits until `condition` holds of what was told.
+    pub(crate) async fn until<T>(&self, what: &str, condition: impl Fn(&[Line]) -> Option<T>) -> T {
+        eventually(what, LIMIT, async || condition(&self.lines())).await
+    }
 }
 
 /// Waits until two or more of `event` are told in a round of at least `round` and of `size` workers. Returns its

@@ -26,11 +26,13 @@ from ..batches import ElasticBatchSampler
 from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
-from .keeper import Folder, Keeper, local_rank
+from .keeper import Folder, Keeper, local_rank, say
 from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
 _STOPPED = 128 + signal.SIGTERM
+# Seconds to wait for a worker that may bring the newest state back.
+_RETURN = 60.0
 # Seconds between two losses that are reported.
 _LOSS_EVERY = 5.0
 
@@ -106,6 +108,8 @@ class Session:
         self._snapshot = 0
         # Whether the state is the group's, not just what this rank began with.
         self._held = False
+        # The step of the furthest state that this rank knows of. Perhaps nobody has it any more.
+        self._known = -1
         self._snapshot_every = snapshot_every
         self._keeper: Keeper | None = None
         self._leaving = False
@@ -320,6 +324,7 @@ class Session:
         held = group.gather(self.step_number + 1 if self._held else 0)
         newest = max(held) - 1
         holders = [rank for rank, step in enumerate(held) if step - 1 == newest]
+        self._hope_for_memory(max(newest, -1 if checkpoint is None else checkpoint["step"]))
         if checkpoint is not None and newest < checkpoint["step"]:
             holders = [0]
             if group.rank == 0:
@@ -332,6 +337,17 @@ class Session:
         elif receivers:
             self._load(state.receive(group, holders))
         self._held = True
+
+    def _hope_for_memory(self, newest: int) -> None:
+        """Whoever had a state that is newer than `newest` has died before another had it. With snapshots it is still in its
+        agent's memory, and comes back with the worker in its place: that is worth waiting for."""
+        known = max(self._group.gather(self._known + 1)) - 1
+        self._known = max(newest, known)
+        if newest < known and self._snapshot_every is not None:
+            say(f"nobody here has step {known} any more: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
+            if worker.forms_within(_RETURN):
+                raise GroupLost("the rank that had the newest state may come back")
+            self._known = newest
 
     def _state(self) -> dict[str, Any]:
         return {
