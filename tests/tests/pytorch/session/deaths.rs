@@ -41,7 +41,7 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
     scene.agents.insert("b", scene.job.start("b"));
     let (_, round) = scene.struck(&["a"]).await;
     let both = scene.work(2).await;
-    let told = scene.trace.lines();
+    let told = lines(&scene.job);
     let done =
         told.iter().filter(|line| line.is("applied") && line.number("round") <= round).map(|line| line.number("step"));
     let done = done.max().unwrap();
@@ -50,7 +50,6 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
     let next = next.min().unwrap();
     assert!((done - 1..=done).contains(&next), "{done} steps were done, and then the one after {next}");
     assert_eq!(both.len(), 2);
-    drop(told);
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
@@ -300,7 +299,7 @@ impl Scene {
         let epochs = epochs.unwrap() + 3;
         std::fs::write(self.job.path("epochs"), epochs.to_string()).unwrap();
         assert!(exits_within(LIMIT, self.agents.values_mut()).await.iter().all(|&code| code == 0));
-        let told = self.trace.lines();
+        let told = lines(&self.job);
         each_sample_once_an_epoch(&told, epochs);
         no_step_is_lost(&told);
         let here = all_agree(&told);
