@@ -142,12 +142,13 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let socket =
         WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
+    let goodput = metrics.as_ref().map(Metrics::goodput_observer);
     if let Some(metrics) = metrics {
         let (node, status, group) = (identity.name.clone(), part.status(), group.state());
         let gpus = GpuWatch::of(setup::visible_gpus());
         health.joined(Joined { node, status, group, steps: socket.steps(), metrics, gpus });
     }
-    let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest());
+    let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
     let mut record = setup::record(&options, &identity, peer, slots);
     let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, timings.start_timeout);
     let warm_up_limit = options.warm_up.unwrap_or_default();

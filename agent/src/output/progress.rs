@@ -31,6 +31,10 @@ struct Life {
     created: Revision,
 }
 
+/// Hears of the job's [goodput](ProgressRecord::goodput) each time that this node looks whether to tell it; of `None` while
+/// it is for another node to tell, or not known yet.
+pub type GoodputObserver = Arc<dyn Fn(Option<f64>) + Send + Sync>;
+
 /// Writes the job's progress.
 pub struct JobProgress {
     /// None where nodes meet by TorchElastic's protocol, which has no such record.
@@ -38,6 +42,7 @@ pub struct JobProgress {
     keys: Keys,
     status: watch::Receiver<Status>,
     furthest: FurthestWorker,
+    goodput: Option<GoodputObserver>,
     life: Option<Life>,
     stored: Stored,
 }
@@ -49,9 +54,10 @@ impl JobProgress {
         keys: &Keys,
         status: watch::Receiver<Status>,
         furthest: FurthestWorker,
+        goodput: Option<GoodputObserver>,
     ) -> JobProgress {
         let (store, keys) = (store.cloned(), keys.clone());
-        JobProgress { store, keys, status, furthest, life: None, stored: Stored::Unknown }
+        JobProgress { store, keys, status, furthest, goodput, life: None, stored: Stored::Unknown }
     }
 
     /// Writes a record whenever there are new steps: every ten seconds, and when a round ends. May be cancelled.
@@ -81,6 +87,13 @@ impl JobProgress {
         if let Err(error) = self.write().await {
             tracing::debug!("the job's progress was not stored: {error}");
             self.stored = Stored::Unknown;
+        }
+        if let Some(observer) = &self.goodput {
+            let is_ours = self.life.is_some_and(|life| self.seen(life.generation).is_some());
+            observer(match &self.stored {
+                Stored::Known(Some(record), _) if is_ours => record.goodput(),
+                _ => None,
+            });
         }
     }
 

@@ -2,10 +2,11 @@
 
 use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::binaries::output;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
 use elastic_tests::wait::eventually;
 
 use super::python::python;
+use super::watchdog::get;
 
 /// In round 1 does steps 1 to 30, and then rank 1 fails. Later it goes on after step 20, to step 60.
 const WORKER: &str = r#"
@@ -26,7 +27,9 @@ sys.exit(round == 1 and rank == 1)
 async fn steps_are_kept_over_rounds_and_shown() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = python(Job::on(&etcd, "2").flag("--max-restarts=1"), WORKER);
-    let mut agents = job.start_all(["a", "b"]);
+    let ports = [free_port(), free_port()].map(|port| port.to_string());
+    let start = |name, port| job.start_with(name, &[&format!("--health-port={port}")]);
+    let mut agents = [start("a", &ports[0]), start("b", &ports[1])];
 
     // Given a round whose last steps are younger than the last record, when it ends
     let told = async |round: u64, step: u64| {
@@ -40,6 +43,16 @@ async fn steps_are_kept_over_rounds_and_shown() {
     let first = told(1, 30).await;
     assert_eq!((&first["total_steps"], &first["epoch"], &first["loss"]), (&100.into(), &2.into(), &0.25.into()));
     assert_eq!((&first["generation"], &first["furthest_step"]), (&1.into(), &30.into()));
+
+    // and Prometheus hears the job's goodput, from its first node alone,
+    let mark = "\nelastic_agent_goodput_ratio{";
+    eventually("one node tells the goodput", LIMIT, async || {
+        let told = [get(&ports[0], "/metrics").await, get(&ports[1], "/metrics").await];
+        let values = told.iter().filter_map(|text| text.split_once(mark)?.1.split_once("} ")?.1.lines().next());
+        let values: Vec<f64> = values.map(|value| value.parse().unwrap()).collect();
+        (values.len() == 1 && values[0] > 0.0 && values[0] <= 1.0).then_some(())
+    })
+    .await;
 
     // and after the next one the job's last step, of which a quarter was done before.
     std::fs::write(job.path("go-2"), "").unwrap();
