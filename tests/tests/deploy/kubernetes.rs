@@ -202,7 +202,9 @@ impl Site {
         std::fs::create_dir(&shared).unwrap();
         for machine in &machines.all {
             for program in ["elastic-agent", "elastic-trainer", "elastic-coordinator", "elasticctl"].map(binary) {
-                machine.run(&format!("ln -s {} /usr/local/bin/", program.display()));
+                // A link would lead nowhere where they were built under /tmp: a pod gets a /tmp of its own.
+                let (program, name) = (program.display(), program.file_name().unwrap().display());
+                machine.run(&format!("touch /usr/local/bin/{name}; mount --bind {program} /usr/local/bin/{name}"));
             }
         }
         let operator = &machines.all[0];
