@@ -48,6 +48,17 @@ pub enum Command {
     /// List, verify, export or prune checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
+    /// Have each GPU multiply, and see that what comes is right
+    ///
+    /// Takes seconds, and prints a line for each GPU that CUDA_VISIBLE_DEVICES leaves. The exit code is 1
+    /// if one is not fit or there is none.
+    ///
+    /// Example:
+    ///
+    ///   elastic-agent --preflight --preflight-command='elastic-trainer check-gpus' …
+    #[cfg(feature = "cuda")]
+    #[command(verbatim_doc_comment)]
+    CheckGpus,
     /// Be a rank of a benchmark of all-reduces
     #[command(hide = true)]
     BenchAllreduce,

@@ -27,6 +27,8 @@
 compile_error!("tensors are sent and saved as they lie in memory, which must be little-endian");
 
 pub mod agent;
+#[cfg(feature = "cuda")]
+pub mod check;
 pub mod checkpoint;
 pub mod command;
 pub mod data;

@@ -30,6 +30,8 @@ fn main() -> ExitCode {
         Command::Digits(flags) => train_digits(&flags),
         Command::Gpt(flags) => train_gpt(&flags),
         Command::Checkpoint(command) => checkpoint::run(&command, &mut io::stdout()).map_err(Into::into),
+        #[cfg(feature = "cuda")]
+        Command::CheckGpus => check_gpus(),
         Command::BenchAllreduce => bench::run(),
     };
     match result {
@@ -69,6 +71,12 @@ fn train_gpt(flags: &gpt::Flags) -> anyhow::Result<()> {
     let stop = listen()?;
     let outcome = task.train(elastic(&flags.settings, &stop)?)?;
     tell(&outcome, &stop, || task.judge(outcome.state.parameters()))
+}
+
+#[cfg(feature = "cuda")]
+fn check_gpus() -> anyhow::Result<()> {
+    let surroundings = elastic_trainer::cuda::Surroundings::read(|name| std::env::var(name).ok());
+    Ok(elastic_trainer::check::run(&surroundings, &mut io::stdout())?)
 }
 
 fn listen() -> anyhow::Result<Stop> {

@@ -1,5 +1,5 @@
 //! What Prometheus is told of one agent: `/metrics` at `--health-port`. `docs/metrics.md` documents each name. A node is
-//! always in one of four [`stages`], and the time in each is counted.
+//! always in one of four `stages`, and the time in each is counted.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -9,6 +9,7 @@ mod agent;
 #[allow(dead_code)]
 #[path = "../../cuda/tests/cuda/buffers.rs"]
 mod buffers;
+mod checking;
 #[allow(dead_code)]
 #[path = "../../cuda/tests/cuda/double.rs"]
 mod double;
