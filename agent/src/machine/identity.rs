@@ -138,8 +138,7 @@ impl NodeIdentity {
     }
 
     /// Gives up the name and removes its file, and the job's directory if no other agent of the job is on this host. The
-    /// workers must be gone, and nothing else may stand for this agent where others look: a file made anew is another
-    /// lock, and holding it proves nothing about this agent.
+    /// workers must be gone: whoever makes the file anew has the name at once.
     pub fn retire(self) {
         // This is only tidying. A file that cannot be removed goes with the next boot.
         let _ = fs::remove_file(self.directory.join(lock::file_name(&self.name)));
