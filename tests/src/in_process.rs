@@ -113,6 +113,7 @@ pub async fn start_node(
                 master: Some(Endpoint { host: "127.0.0.1".into(), port: peer.port }),
                 place: None,
                 warms_up: false,
+                lacks_workers: false,
                 authenticates: false,
                 release: Some(Release::ours()),
             };

@@ -223,6 +223,7 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         place: options.place,
         // Known once they have.
         warms_up: false,
+        lacks_workers: false,
         authenticates: false,
         release: Some(Release::ours()),
     }

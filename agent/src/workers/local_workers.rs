@@ -312,7 +312,8 @@ impl LocalWorkers {
             Rest::Kept => {
                 self.step(Input::AtRest);
                 tracing::info!(workers = living.len(), "the workers have quiesced");
-                Some(GroupReport::Quiesced { master: self.group.master().offer() })
+                let whole = living.len() == self.group.slots() as usize;
+                Some(GroupReport::Quiesced { master: self.group.master().offer(), whole })
             }
             Rest::Stop => {
                 let left = resting.grace.saturating_sub(waited.unwrap_or_default());
@@ -330,7 +331,7 @@ impl LocalWorkers {
             Warmth::Warm => {
                 self.step(Input::AtRest);
                 tracing::info!(workers = self.group.slots(), "the workers are warm");
-                Some(GroupReport::Quiesced { master: self.group.master().offer() })
+                Some(GroupReport::Quiesced { master: self.group.master().offer(), whole: true })
             }
             Warmth::Cold(why) => {
                 tracing::warn!("the workers cannot warm up: {why}; they are started in their round");

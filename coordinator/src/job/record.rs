@@ -93,10 +93,13 @@ pub struct NodeRecord {
     /// The group rank that it must have, where ranks are fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<u32>,
-    /// Whether its workers can be started without a place, and have been so before it joined. After a failure it may
-    /// then sit out a round until new ones are warm.
+    /// Whether its workers can be started without a place, and have been so before it joined.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warms_up: bool,
+    /// As it waits for a place: whether some of its workers of the last round have died, and it could start new ones
+    /// ahead. Where the others are enough, they go on without it until those are warm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_workers: bool,
     /// Whether it proves on its pulse streams that it knows the job's secret, so that nobody else is taken for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub authenticates: bool,
@@ -196,10 +199,6 @@ pub struct RoundRecord {
     /// While forming: names of members that their operator drains. They stop like one that leaves by itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub leaving: Vec<String>,
-    /// While forming: names of members whose workers failed, and that sit this round out until new workers are warm. The
-    /// others are enough without them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub returning: Vec<String>,
     /// While forming: an operator has paused the job. Members stop their workers as for a planned leave, and no round is
     /// sealed before the job is resumed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -165,7 +165,7 @@ impl<'a> Drive<'a> {
             GroupReport::Started(round) => MemberInput::Started(round),
             GroupReport::Ended { round, outcome } => MemberInput::Ended { round, outcome },
             GroupReport::Stopped { master } => MemberInput::Stopped { master },
-            GroupReport::Quiesced { master } => MemberInput::Quiesced { master },
+            GroupReport::Quiesced { master, whole } => MemberInput::Quiesced { master, whole },
             GroupReport::Drain => MemberInput::Drain,
             // It is asked for at the end, and heard there.
             GroupReport::Concluded => return,

@@ -98,6 +98,8 @@ pub enum GroupReport {
     Quiesced {
         /// A fresh address held for rank 0's bootstrap.
         master: Option<Endpoint>,
+        /// Whether none of the workers has died.
+        whole: bool,
     },
     /// Leave as planned; told again, at once.
     Drain,

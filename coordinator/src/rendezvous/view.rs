@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::exclusion::KnownFaults;
-use super::roster::{Roster, Says, SealedMember};
-use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, Spec, Versioned};
+use super::roster::{Roster, SealedMember};
+use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
 use crate::time::Time;
 
@@ -205,36 +205,6 @@ impl View {
             Some(member) => member.evicted.is_none() && !member.left,
             None => self.roster.node(node).is_some(),
         })
-    }
-
-    /// Names of members that may sit out the next round: their workers failed, new ones can be warmed up without a place,
-    /// and enough others stay, whose workers would wait for them. Those that are `evicted` as that round is formed do not return.
-    ///
-    /// None where each change of membership costs a restart, since there will be one more when they return.
-    pub(super) fn returning(&self, evicted: impl Fn(&NodeId) -> bool) -> Vec<String> {
-        let Some(sealed) = self.round.value.sealed else { return Vec::new() };
-        let stays = |node: &&NodeId| {
-            let drained = || self.drained_nodes().any(|other| other == *node);
-            !evicted(node) && !drained()
-        };
-        let failed: Vec<String> = self
-            .roster
-            .saying(Some((sealed.number, Phase::Failed)))
-            .filter(stays)
-            .filter_map(|node| Some(&self.roster.node(node)?.record))
-            .filter(|record| record.warms_up)
-            .map(|record| record.name.clone())
-            .collect();
-        if failed.is_empty() || self.spec.restart_policy == RestartPolicy::All {
-            return Vec::new();
-        }
-        let has_ended = |says: Says| {
-            says.is_some_and(|(_, phase)| {
-                matches!(phase, Phase::Failed | Phase::Done | Phase::Draining | Phase::Stopped)
-            })
-        };
-        let enough = self.roster.saying_not(has_ended).filter(stays).take(self.min_nodes()).count() == self.min_nodes();
-        if enough { failed } else { Vec::new() }
     }
 
     /// How long a member may take to stop its workers for the forming round.

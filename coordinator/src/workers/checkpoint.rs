@@ -301,7 +301,6 @@ mod tests {
             faults: Vec::new(),
             checkpoint: None,
             leaving: Vec::new(),
-            returning: Vec::new(),
             paused: false,
             reason: String::new(),
             cause: None,

@@ -46,6 +46,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         master: Some(endpoint(1000)),
         place: None,
         warms_up: false,
+        lacks_workers: false,
         authenticates: false,
         release: None,
     };

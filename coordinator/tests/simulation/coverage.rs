@@ -15,19 +15,8 @@ pub(crate) struct Coverage {
 
 const STATES: [&str; 5] = ["forming", "running", "succeeded", "failed", "closed"];
 const VERDICTS: [&str; 7] = ["wait", "probe", "form", "seal", "finish", "refuse", "prune"];
-const MODES: [&str; 11] = [
-    "joining",
-    "waiting",
-    "starting",
-    "running",
-    "done",
-    "failed",
-    "excused",
-    "warming up",
-    "leaving",
-    "ending",
-    "evicted",
-];
+const MODES: [&str; 10] =
+    ["joining", "waiting", "starting", "running", "done", "failed", "warming up", "leaving", "ending", "evicted"];
 const INPUTS: [&str; 12] = [
     "tick",
     "answered",
@@ -68,13 +57,15 @@ const NO_INPUT: [(&str, &[&str], &str); 6] = [
 
 /// The modes too short to meet everything in some thousand seeds: they last as long as a kill does, and until workers
 /// have quiesced.
-const SHORT: [&str; 2] = ["evicted", "excused"];
+const SHORT: [&str; 1] = ["evicted"];
 
 /// Too seldom to count on: a start is reported in the very moment in which the round or the job ends, or the guard
 /// kills what workers that ended well left behind, or a lost lease comes back while the last workers end, or the node is
-/// to leave or the job ends in the moment in which its workers have quiesced, or a lease is lost while they warm up.
-const SELDOM: [(&str, &str); 7] = [
+/// to leave or the job ends in the moment in which its workers have quiesced, or a lease is lost while they warm up, or a
+/// start is reported so late that they do.
+const SELDOM: [(&str, &str); 8] = [
     ("warming up", "leased"),
+    ("warming up", "started"),
     ("ending", "started"),
     ("ending", "leased"),
     ("waiting", "started"),

@@ -68,6 +68,8 @@ pub(crate) struct Tree {
     pub(crate) quiet: bool,
     /// Its workers live, and touch nothing until they are given a place.
     pub(crate) at_rest: bool,
+    /// One of its workers has died.
+    pub(crate) short: bool,
 }
 
 /// How far workers that know about rounds are on their way to rest.
@@ -170,6 +172,7 @@ pub(crate) fn setup(
         master: Some(Endpoint { host: name.clone(), port: 29_400 }),
         place: scenario.place(host),
         warms_up: scenario.warms_up(host),
+        lacks_workers: false,
         authenticates: false,
         release: None,
         name,

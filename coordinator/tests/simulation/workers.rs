@@ -38,7 +38,7 @@ impl World {
         }
         // Those at rest go on as they are; what was to become of them still may.
         let id = process.tree.as_ref().map_or(id, |tree| tree.id);
-        process.tree = Some(Tree { id, round, quiet: false, at_rest: false });
+        process.tree = Some(Tree { id, round, quiet: false, at_rest: false, short: false });
         let started = self.dice.mostly(2 * SECOND, 12 * SECOND);
         self.at(started, Happening::TreeStarted { p, tree: id, round });
         if !self.healed && self.dice.chance(self.scenario.failing) {
@@ -92,6 +92,10 @@ impl World {
     pub(crate) fn tree_fails(&mut self, p: usize, tree: u64, class: FailureClass) {
         if !self.has_tree(p, tree) || self.processes[p].stop_asked || !self.processes[p].alive || self.healed {
             return;
+        }
+        // A worker that blames a peer may have asked for a round, and live.
+        if class != FailureClass::Peer || self.dice.chance(0.5) {
+            self.processes[p].tree.iter_mut().for_each(|tree| tree.short = true);
         }
         if self.is_resting(p) {
             return;
@@ -158,13 +162,16 @@ impl World {
             return;
         }
         self.tell(|| format!("p{p}: its workers have quiesced"));
-        self.processes[p].rest = Rest::Begun;
+        let warm = std::mem::replace(&mut self.processes[p].rest, Rest::Begun) == Rest::WarmingUp;
         let lies = self.mutation == Some(Mutation::QuiescedTooSoon);
+        let mut whole = true;
         if let Some(tree) = self.processes[p].tree.as_mut() {
             tree.at_rest = !lies;
+            tree.short &= !warm;
+            whole = !tree.short;
         }
         let master = self.fresh_master(p);
-        self.soon(p, Input::Member(MemberInput::Quiesced { master }));
+        self.soon(p, Input::Member(MemberInput::Quiesced { master, whole }));
     }
 
     /// New workers are started in the place of those that are gone, and touch nothing.
@@ -173,7 +180,7 @@ impl World {
         let process = &mut self.processes[p];
         (process.stopped_told, process.stop_asked, process.rest) = (false, false, Rest::WarmingUp);
         let round = process.start.as_ref().map_or(0, |start| start.round.number);
-        let tree = process.tree.get_or_insert(Tree { id, round, quiet: false, at_rest: true }).id;
+        let tree = process.tree.get_or_insert(Tree { id, round, quiet: false, at_rest: true, short: true }).id;
         let takes = self.dice.mostly(10 * SECOND, 60 * SECOND);
         if self.dice.chance(0.9) {
             self.at(takes, Happening::TreeRests { p, tree });

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::refusals::refusals;
 use super::{Eviction, Form, PAUSED, Verdict, Wake, by_operator, eviction, names};
-use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, RoundState};
+use crate::job::{Failure, FailureClass, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, RoundState};
 use crate::rendezvous::roster::{Says, SealedMember};
 use crate::rendezvous::seats::{Contest, in_order, seats};
 use crate::rendezvous::view::{Liveness, View};
@@ -54,6 +54,7 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     // Nodes that want a place and get none.
     let mut out: BTreeSet<&NodeId> = roster.late().filter(|node| waits(view, node)).collect();
     out.extend(view.drained_nodes().chain(view.excluded_by_operator()).filter(wants));
+    out.extend(sit_out(view, &out));
     let faulty: BTreeSet<&NodeId> = view.excluded_for_failures(now).filter(wants).collect();
     let without_faulty = candidates(view, out.union(&faulty).copied().collect());
     // Those that are excluded for their failures get a place all the same where the others are too few.
@@ -122,6 +123,21 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         reason = format!("{reason}; {} takes part though excluded: without it there are too few", names(&faulty));
     }
     (Verdict::Seal(seats(view, &in_order())), reason)
+}
+
+/// Members that this round goes without: they could start new workers ahead, and so many others stay as members that
+/// those need not wait for that. None where each change of membership costs a restart, since there will be one more when
+/// they return.
+fn sit_out<'a>(view: &'a View, out: &BTreeSet<&NodeId>) -> Vec<&'a NodeId> {
+    let roster = &view.roster;
+    let lacking: Vec<_> = roster.lacking().filter(|node| waits(view, node) && !out.contains(node)).collect();
+    if lacking.is_empty() || view.spec.restart_policy == RestartPolicy::All {
+        return Vec::new();
+    }
+    let waiting = Some((view.round.value.number, Phase::Waiting));
+    let out_too = out.iter().filter(|node| !view.comes(node)).count();
+    let stay = roster.count_saying(waiting) - lacking.len() - out_too;
+    if stay >= view.min_nodes() { lacking } else { Vec::new() }
 }
 
 /// Who could be in the round that forms.

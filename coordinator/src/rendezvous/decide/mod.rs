@@ -86,8 +86,6 @@ pub struct Form {
     pub afresh: bool,
     /// It ends a round, for growth, before that round is `min_round_time` old.
     pub quick: bool,
-    /// Names of members that sit it out until their new workers are warm.
-    pub returning: Vec<String>,
     /// Whether the operator has paused the job: members stop their workers, and it is not sealed.
     pub paused: bool,
 }
@@ -104,7 +102,6 @@ impl Form {
             evict: Vec::new(),
             afresh: false,
             quick: false,
-            returning: Vec::new(),
             paused: false,
         }
     }
@@ -161,9 +158,6 @@ pub fn decide(now: Time, view: &View) -> Decision {
             reason = format!("{reason}; {excluded}");
         }
         form.paused |= view.desired.paused;
-        if !form.paused {
-            form.returning = view.returning(|node| form.evict.iter().any(|eviction| eviction.node == *node));
-        }
     }
     let again = if matches!(verdict, Verdict::Wait | Verdict::Probe { .. }) { wake.0 } else { None };
     Decision { verdict, reason, again }

@@ -326,34 +326,29 @@ fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
 }
 
 #[test]
-fn a_node_that_can_warm_up_sits_a_round_out_where_the_others_are_enough() {
-    let failed = |warms_up: bool| {
-        let failure = json!({ "class": "own", "message": "exit code 1" });
-        json!({ "phase": "failed", "round": 1, "failure": failure, "warms_up": warms_up })
+fn a_node_that_lacks_workers_sits_a_round_out_where_the_others_are_enough() {
+    let waits = |lacks: bool| {
+        let master = json!({ "host": "h", "port": 2 });
+        json!({ "phase": "waiting", "round": 2, "master": master, "warms_up": true, "lacks_workers": lacks })
     };
-    let peer = json!({ "class": "peer", "message": "connection reset" });
-    let running = || json!({ "phase": "running", "round": 1 });
-    let returning = |scene: &Scene| round(scene, &scene.leader().1).unwrap().returning;
-    let with = |b: Value, a: Value| Scene::new().node("b", b).node("a", a);
-    assert_eq!(returning(&with(failed(true), running())), ["b"]);
+    let sealed = |scene: &Scene| {
+        let (mut leader, _) = scene.leader();
+        let record = round(scene, &written(&mut leader, NOW, 7)).unwrap();
+        (record.state == RoundState::Running).then_some(record.group_world_size)
+    };
+    let with = |a: Value, b: Value| Scene::forming(a, b);
+    assert_eq!(sealed(&with(waits(false), waits(true))), Some(1));
+    assert_eq!(sealed(&with(waits(false), waits(false))), Some(2));
 
-    assert_eq!(returning(&with(failed(false), running())), [""; 0], "it would need as long in any later round");
-    let few = Scene { fewest: 2, ..with(failed(true), running()) };
-    assert_eq!(returning(&few), [""; 0], "the others cannot go on without it");
-    let blames = json!({ "phase": "failed", "round": 1, "failure": peer });
-    assert_eq!(returning(&with(failed(true), blames)), [""; 0], "the other has to begin anew, too");
-    assert_eq!(returning(&with(failed(true), failed(true))), [""; 0], "nobody would stay");
-    let mut drained = with(failed(true), running());
-    drained.desired = json!({ "drain": ["b"] });
-    assert_eq!(returning(&drained), [""; 0], "it leaves for good");
-    let strict = Scene { policy: "all", ..with(failed(true), running()) };
-    assert_eq!(returning(&strict), [""; 0], "its return would cost a restart");
-
-    // Given that it warms up, the round is formed without it
-    let mut scene = Scene::forming(running(), json!({ "phase": "stopped", "round": 2, "warms_up": true }))
-        .node("a", json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } }));
-    scene.round["returning"] = json!(["b"]);
-    let (mut leader, _) = scene.leader();
-    let record = round(&scene, &written(&mut leader, NOW, 7)).unwrap();
-    assert_eq!((record.state, record.group_world_size), (RoundState::Running, 1));
+    assert_eq!(sealed(&with(waits(true), waits(true))), Some(2), "nobody would stay");
+    let few = Scene { fewest: 2, ..with(waits(false), waits(true)) };
+    assert_eq!(sealed(&few), Some(2), "the others cannot go on without it");
+    let strict = Scene { policy: "all", ..with(waits(false), waits(true)) };
+    assert_eq!(sealed(&strict), Some(2), "its return would cost a restart");
+    let newcomer = with(waits(true), waits(true)).node("c", json!({ "phase": "waiting" }));
+    assert_eq!(sealed(&newcomer), Some(3), "a newcomer has nothing to go on with");
+    let mut drained = with(waits(false), waits(true));
+    drained.desired = json!({ "drain": ["a"] });
+    drained.round["leaving"] = json!(["a"]);
+    assert_eq!(sealed(&drained), Some(1), "the one that would stay leaves, and b is needed");
 }

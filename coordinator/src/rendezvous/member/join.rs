@@ -245,7 +245,6 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         faults: Vec::new(),
         checkpoint: None,
         leaving: Vec::new(),
-        returning: Vec::new(),
         paused: false,
         reason: if generation == 1 { "the job begins".into() } else { RoundRecord::BEGINS_ANEW.into() },
         cause: None,

@@ -40,9 +40,7 @@ impl Member {
             Mode::Waiting(Some(forming)) if self.workers != Workers::None => {
                 self.mode = Mode::Leaving(forming.saturating_sub(1), Some(forming));
             }
-            Mode::Excused(forming) | Mode::WarmingUp(forming) => {
-                self.mode = Mode::Leaving(forming.saturating_sub(1), Some(forming));
-            }
+            Mode::WarmingUp(round) => self.mode = Mode::Leaving(round.saturating_sub(1), Some(round)),
             Mode::Ending(_) => {}
             Mode::Evicted(_) => self.mode = Mode::Ending(End::Drained),
             _ => self.end(End::Drained, out),

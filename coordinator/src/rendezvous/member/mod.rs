@@ -8,7 +8,7 @@
 //!               │  │      forming   │   └──────────▶ failed n         │
 //!               │  └────────────────┴──── n+1 ◀───────┴──── n+1 ◀─────┘
 //!               ├─ newcomer again, if the round went on without it
-//!               └─ warming up ◀─ excused ◀── n+1, if that does without it ── failed n
+//!               └─ warming up, if workers of it died, and the round goes on without it
 //! ```
 //!
 //! On the way back to `waiting` the workers are stopped, or they quiesce: workers that know about rounds stay as they
@@ -154,6 +154,8 @@ pub enum MemberInput {
     Quiesced {
         /// As in [`MemberInput::Stopped`].
         master: Option<Endpoint>,
+        /// Whether none of the workers has died.
+        whole: bool,
     },
     /// The node is asked to leave as planned; asked again, at once.
     Drain,
@@ -274,6 +276,8 @@ enum Workers {
     Quiescing(u64),
     /// They are alive, and at rest.
     Quiesced,
+    /// Those that are left are at rest, and others have died.
+    Short,
     /// Some are being started before their next place is known, and the others are at rest.
     WarmingUp,
     /// They were told to end, and may take their grace: those of this round, unless they were at rest.
@@ -297,9 +301,8 @@ enum Mode {
     Done(u64),
     /// One of them failed.
     Failed(u64, Failure),
-    /// One of them failed, and this forming round does without this node: its other workers come to rest.
-    Excused(u64),
-    /// New workers are started meanwhile. When they are warm, it wants a place again.
+    /// This round runs without it, and new workers are started in the place of those that died. When they are warm, it
+    /// wants a place again.
     WarmingUp(u64),
     /// A planned leave from this round; once another is forming, the workers are stopped for that one.
     Leaving(u64, Option<u64>),
@@ -314,7 +317,7 @@ enum Mode {
 impl Workers {
     /// Whether none of them can do anything: there are none, or they have quiesced.
     fn are_at_rest(self) -> bool {
-        matches!(self, Workers::None | Workers::Quiesced)
+        matches!(self, Workers::None | Workers::Quiesced | Workers::Short)
     }
 }
 
@@ -421,7 +424,6 @@ impl Member {
             Mode::Running(_) => "running",
             Mode::Done(_) => "done",
             Mode::Failed(..) => "failed",
-            Mode::Excused(_) => "excused",
             Mode::WarmingUp(_) => "warming up",
             Mode::Leaving(..) => "leaving",
             Mode::Ending(_) => "ending",

@@ -61,8 +61,6 @@ impl Member {
                     self.leave_by(now);
                     self.say_leaving(out);
                     self.mode = Mode::Leaving(own, Some(round.number));
-                } else if matches!(self.mode, Mode::Failed(..)) && round.returning.contains(&self.setup.record.name) {
-                    self.mode = Mode::Excused(round.number);
                 } else {
                     self.mode = Mode::Waiting(Some(round.number));
                 }
@@ -88,18 +86,13 @@ impl Member {
                 self.mode = Mode::Waiting(None);
                 self.own.lost_track();
             }
-            Mode::Waiting(Some(asked)) | Mode::Excused(asked) | Mode::WarmingUp(asked)
-                if asked == round.number && round.leaving.contains(&self.setup.record.name) =>
-            {
+            Mode::Waiting(Some(asked)) if asked == round.number && round.leaving.contains(&self.setup.record.name) => {
                 self.leave_by(now);
                 self.mode = Mode::Leaving(asked.saturating_sub(1), Some(asked));
             }
-            Mode::Waiting(_) | Mode::Excused(_) | Mode::WarmingUp(_)
-                if round.paused && self.workers != Workers::None =>
-            {
-                // Who sits a round out comes back as a member of the last one only while that round still forms.
-                if let Mode::Excused(asked) | Mode::WarmingUp(asked) = self.mode {
-                    self.mode = Mode::Waiting((asked == round.number).then_some(asked));
+            Mode::Waiting(_) | Mode::WarmingUp(_) if round.paused && self.workers != Workers::None => {
+                if let Mode::WarmingUp(_) = self.mode {
+                    self.mode = Mode::Waiting(None);
                 }
                 self.stop_for_pause(round, out);
                 self.own.lost_track();
@@ -135,33 +128,28 @@ impl Member {
             {
                 self.left_behind(out);
             }
-            Mode::Waiting(Some(_)) | Mode::Excused(_) if !self.workers.are_at_rest() => self.left_behind(out),
+            Mode::Waiting(Some(_)) if !self.workers.are_at_rest() => self.left_behind(out),
             _ => {}
         }
     }
 
-    /// The other nodes go on meanwhile: new workers are started in the place of those that failed, and once they are warm
-    /// this node wants a place again. That it starts them, it does once those that are left are at rest.
-    pub(super) fn return_when_warm(&mut self, out: &mut Out) {
-        if !self.workers.are_at_rest() {
-            return;
-        }
-        match self.mode {
-            Mode::Excused(forming) => {
-                let restarts = self.round.as_ref().map_or(0, |round| round.value.restarts);
-                self.mode = Mode::WarmingUp(forming);
-                self.workers = Workers::WarmingUp;
-                out.push(MemberOutput::WarmUp { round: forming, restarts, grace: self.spec.timings.stop_grace });
-            }
-            Mode::WarmingUp(forming) => {
-                // A round that still forms may be short of this node.
-                let forms = |round: &RoundRecord| {
-                    round.state == RoundState::Forming && round.number == forming && round.sealed.is_some()
-                };
-                let same = self.round.as_ref().is_some_and(|round| forms(&round.value));
-                self.mode = Mode::Waiting(same.then_some(forming));
-            }
-            _ => {}
+    /// Whether workers of its last round have died, and new ones can be started before their place is known.
+    pub(super) fn lacks_workers(&self) -> bool {
+        self.setup.record.warms_up && matches!(self.workers, Workers::None | Workers::Short)
+    }
+
+    /// The other nodes go on meanwhile: new workers are started in the place of those that have died.
+    fn warm_up(&mut self, round: &RoundRecord, out: &mut Out) {
+        self.mode = Mode::WarmingUp(round.number);
+        self.workers = Workers::WarmingUp;
+        let (restarts, grace) = (round.restarts, self.spec.timings.stop_grace);
+        out.push(MemberOutput::WarmUp { round: round.number, restarts, grace });
+    }
+
+    /// Its workers are warm, or cannot be warmed up and have ended: it wants a place.
+    pub(super) fn return_when_warm(&mut self) {
+        if matches!(self.mode, Mode::WarmingUp(_)) && self.workers.are_at_rest() {
+            self.mode = Mode::Waiting(None);
         }
     }
 
@@ -235,6 +223,9 @@ impl Member {
                 if let Mode::Waiting(Some(asked)) = self.mode
                     && asked <= sealed.number
                 {
+                    if self.lacks_workers() && !round.value.paused && !round.value.state.is_final() {
+                        return self.warm_up(&round.value, out);
+                    }
                     // A node without a place needs no workers, whether they are at rest or not.
                     self.stop(out);
                     self.mode = Mode::Waiting(None);

@@ -48,7 +48,7 @@ impl Member {
             }
             MemberInput::Ended { round, outcome } => self.ended(round, outcome, &mut out),
             MemberInput::Stopped { master } => self.stopped(now, master),
-            MemberInput::Quiesced { master } => self.quiesced(master),
+            MemberInput::Quiesced { master, whole } => self.quiesced(master, whole),
             MemberInput::Drain => self.drain(now, &mut out),
         }
         self.settle(now, &mut out);
@@ -259,10 +259,10 @@ impl Member {
         }
     }
 
-    fn quiesced(&mut self, master: Option<Endpoint>) {
+    fn quiesced(&mut self, master: Option<Endpoint>, whole: bool) {
         // Told to stop meanwhile, they will.
         if matches!(self.workers, Workers::Quiescing(_) | Workers::WarmingUp) {
-            self.workers = Workers::Quiesced;
+            self.workers = if whole { Workers::Quiesced } else { Workers::Short };
             self.master = master.or(self.master.take());
         }
     }
@@ -279,7 +279,7 @@ impl Member {
     pub(super) fn stop(&mut self, out: &mut Out) {
         let round = match self.workers {
             Workers::Alive(round) | Workers::Quiescing(round) => Some(round),
-            Workers::Quiesced | Workers::WarmingUp => None,
+            Workers::Quiesced | Workers::Short | Workers::WarmingUp => None,
             Workers::None | Workers::Stopping(_) | Workers::Killed => return,
         };
         self.workers = Workers::Stopping(round);
@@ -308,7 +308,7 @@ impl Member {
     fn settle(&mut self, now: Time, out: &mut Out) {
         self.fence_check(now, out);
         self.leave_when_due(now, out);
-        self.return_when_warm(out);
+        self.return_when_warm();
         if self.is_due(Timer::Join, now) {
             self.give_up_joining(out);
         }
@@ -350,7 +350,7 @@ impl Member {
     }
 
     /// What the own key should say; `None`: nothing new, while workers are being stopped.
-    fn wanted(&self) -> Option<NodeRecord> {
+    pub(super) fn wanted(&self) -> Option<NodeRecord> {
         let idle = self.workers == Workers::None;
         let at_rest = self.workers.are_at_rest();
         let (phase, round, failure) = match &self.mode {
@@ -361,12 +361,13 @@ impl Member {
             Mode::Done(round) => (Phase::Done, Some(*round), None),
             Mode::Failed(round, failure) => (Phase::Failed, Some(*round), Some(failure.clone())),
             Mode::Leaving(_, Some(forming)) if idle => (Phase::Stopped, Some(*forming), None),
-            Mode::WarmingUp(forming) => (Phase::Stopped, Some(*forming), None),
+            Mode::WarmingUp(round) => (Phase::Stopped, Some(*round), None),
             Mode::Leaving(round, None) => (Phase::Draining, Some(*round), None),
             _ => return None,
         };
         let master = self.master.clone().filter(|_| phase == Phase::Waiting);
-        Some(NodeRecord { phase, round, failure, master, ..self.setup.record.clone() })
+        let lacks_workers = at_rest && phase == Phase::Waiting && round.is_some() && self.lacks_workers();
+        Some(NodeRecord { phase, round, failure, master, lacks_workers, ..self.setup.record.clone() })
     }
 
     fn keep_own_key(&mut self, now: Time, out: &mut Out) {

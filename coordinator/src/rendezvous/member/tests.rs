@@ -269,7 +269,7 @@ fn a_pause_stops_workers_as_a_leave_does_and_the_node_stays() {
         let out = member.step(NOW, pauses(2, 15, false));
         assert!(out.iter().any(|output| matches!(output, MemberOutput::Quiesce(_))), "{out:?}");
         if at_rest {
-            member.step(NOW, MemberInput::Quiesced { master: None });
+            member.step(NOW, MemberInput::Quiesced { master: None, whole: true });
         }
         let out = member.step(NOW, pauses(2, 16, true));
         assert!(out.contains(&MemberOutput::Stop(grace)), "{at_rest}: {out:?}");
@@ -323,5 +323,57 @@ fn failed_calls_are_repeated_less_and_less_often_and_a_refusal_is_warned_of_once
         }
         assert!(asked.contains(&renewals), "{error}: {renewals} at {pauses:?}");
         assert_eq!(warnings, warned, "{error}");
+    }
+}
+
+#[test]
+fn a_node_whose_workers_died_starts_new_ones_while_the_others_go_on_and_keeps_those_that_live() {
+    let record = |number: u64, at: i64, state: &str| {
+        let plan = if state == "running" { (number, 20) } else { (1, 3) };
+        let record = json!({
+            "number": number, "generation": 1, "state": state, "reason": "r",
+            "sealed": { "number": plan.0, "plan": plan.1, "nodes": 1 },
+        });
+        round(3, at, record)
+    };
+    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
+    let quiesced = |whole| MemberInput::Quiesced { master: None, whole };
+    for (warms_up, rests, lacks) in [
+        (true, quiesced(false), true),
+        (true, MemberInput::Stopped { master: None }, true),
+        (true, quiesced(true), false),
+        (false, quiesced(false), false),
+        (false, MemberInput::Stopped { master: None }, false),
+    ] {
+        // Given workers that come to rest for a round, or have died
+        let mut member = running();
+        member.setup.record.warms_up = warms_up;
+        member.step(NOW, news(record(2, 15, "forming")));
+        let has_workers = !matches!(rests, MemberInput::Stopped { .. });
+        let mut out = member.step(NOW, rests.clone());
+        // then the node tells whether it lacks some
+        let own = out.iter().find_map(|output| match output {
+            MemberOutput::Txn(Call::Own, txn) => txn.then.iter().find_map(|op| match op {
+                crate::store::Op::Put { value, .. } => serde_json::from_slice::<NodeRecord>(value).ok(),
+                _ => None,
+            }),
+            _ => None,
+        });
+        assert_eq!(own.map(|own| own.lacks_workers), Some(lacks), "{warms_up} {rests:?}");
+        member.step(NOW, answer(Call::Own, true, 16, vec![Some(record(2, 15, "forming")), None]));
+        // When the round is sealed without it
+        member.step(NOW, news(record(2, 21, "running")));
+        out = member.step(NOW, answer(Call::Seat, true, 22, vec![Some(record(2, 21, "running")), None]));
+        // then it starts new ones beside those that live, or ends these as it does without a place
+        let warms = out.iter().any(|output| matches!(output, MemberOutput::WarmUp { round: 2, .. }));
+        let stops = out.iter().any(|output| matches!(output, MemberOutput::Stop(_)));
+        assert_eq!((warms, stops), (lacks, has_workers && !lacks), "{warms_up} {rests:?}: {out:?}");
+        if lacks {
+            // and wants a place like any newcomer once they are warm.
+            member.step(NOW, answer(Call::Own, true, 23, vec![Some(record(2, 21, "running")), None]));
+            member.step(NOW, quiesced(true));
+            let wanted = member.wanted().map(|own| (own.phase, own.round, own.lacks_workers));
+            assert_eq!(wanted, Some((crate::job::Phase::Waiting, None, false)));
+        }
     }
 }

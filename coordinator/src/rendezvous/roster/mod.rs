@@ -44,6 +44,8 @@ pub struct Roster {
     missing: BTreeSet<NodeId>,
     /// Members that are out, and have a key: it is older than that, and its deletion under way.
     late: BTreeSet<NodeId>,
+    /// Members that wait without some of their workers, and could start new ones ahead.
+    lacking: BTreeSet<NodeId>,
     /// Members that were evicted and may be at work until their fence point, by when they were.
     settling: Index<Time>,
     /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
@@ -73,6 +75,7 @@ struct MemberMarks {
     gone: bool,
     out: bool,
     late: bool,
+    lacking: bool,
     settling: Option<Time>,
     doubtful: Option<Option<Time>>,
     answered: u64,
@@ -97,6 +100,7 @@ impl Roster {
             gone: BTreeSet::new(),
             missing: BTreeSet::new(),
             late: BTreeSet::new(),
+            lacking: BTreeSet::new(),
             settling: Index::default(),
             doubtful: Index::default(),
             answered: Index::default(),
@@ -238,6 +242,11 @@ impl Roster {
         self.late.iter().inspect(|_| looks::count())
     }
 
+    /// Members that wait without some of their workers, and could start new ones ahead.
+    pub(super) fn lacking(&self) -> impl Iterator<Item = &NodeId> {
+        self.lacking.iter().inspect(|_| looks::count())
+    }
+
     /// The last to be evicted of those that may be at work until their fence point: when.
     pub(super) fn last_unsettled(&self) -> Option<Time> {
         self.settling.greatest().copied()
@@ -343,6 +352,7 @@ impl Roster {
                     gone: contact.dead || member.absent.is_some(),
                     out,
                     late: out && present.is_some(),
+                    lacking: present.is_some_and(|it| it.record.lacks_workers),
                     settling: unknown.map(|evicted| evicted.at),
                     doubtful: (!dead && !member.left).then_some(member.evicted.map(|evicted| evicted.at)),
                     answered: contact.probe,
@@ -380,6 +390,9 @@ impl Roster {
         if member.late {
             self.late.insert(node.clone());
         }
+        if member.lacking {
+            self.lacking.insert(node.clone());
+        }
         if let Some(evicted) = member.settling {
             self.settling.add(evicted, node);
         }
@@ -414,6 +427,7 @@ impl Roster {
         self.missing.remove(node);
         self.there.take(&member.says, node);
         self.late.remove(node);
+        self.lacking.remove(node);
         if let Some(evicted) = member.settling {
             self.settling.take(&evicted, node);
         }

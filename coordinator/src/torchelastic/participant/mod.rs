@@ -434,7 +434,6 @@ impl Participant {
             faults: Vec::new(),
             checkpoint: None,
             leaving: Vec::new(),
-            returning: Vec::new(),
             paused: false,
             reason,
             cause: None,

@@ -41,6 +41,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         master: Some(endpoint(2)),
         place: None,
         warms_up: false,
+        lacks_workers: false,
         authenticates: false,
         release: None,
     };

@@ -17,6 +17,7 @@ fn record(name: &str, boot: &str, phase: Phase) -> NodeRecord {
         master: None,
         place: None,
         warms_up: false,
+        lacks_workers: false,
         authenticates: false,
         release: None,
     }

@@ -97,7 +97,6 @@ fn round() -> RoundRecord {
         }],
         checkpoint: Some(checkpoint()),
         leaving: vec!["b".into()],
-        returning: vec!["c".into()],
         paused: true,
         reason: "why".into(),
         cause: Some(failure()),
@@ -121,6 +120,7 @@ fn node() -> NodeRecord {
         master: Some(endpoint()),
         place: Some(4),
         warms_up: true,
+        lacks_workers: true,
         authenticates: true,
         release: Some(release()),
     }

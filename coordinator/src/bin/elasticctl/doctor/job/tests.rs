@@ -39,6 +39,7 @@ fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
         master: None,
         place: None,
         warms_up: false,
+        lacks_workers: false,
         authenticates: false,
         release: Some(Release::ours()),
     }
@@ -97,7 +98,6 @@ fn runs() -> Seen {
         faults: Vec::new(),
         checkpoint: None,
         leaving: Vec::new(),
-        returning: Vec::new(),
         paused: false,
         reason: "b joined".to_owned(),
         cause: None,
