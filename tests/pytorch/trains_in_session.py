@@ -1,6 +1,7 @@
 """Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test names,
 and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
-StatefulDataLoader, where that is installed, in processes that read ahead."""
+StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only read
+from their beginnings. With `rank-batch` steps have a size for each rank."""
 
 import os
 import sys
@@ -32,8 +33,14 @@ model[0].reset_parameters()
 model[2].reset_parameters()
 pixels, labels = harness.digits(SAMPLES)
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
+if "shards" in sys.argv[1:]:
+    first = [0, 70, 80, 135]
+    shards = [range(at, end) for at, end in zip(first, [*first[1:], SAMPLES])]
+    samples = dataset
+    dataset = elastic.Shards(shards, [len(shard) for shard in shards], lambda shard: (samples[at] for at in shard))
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
-sampler = elastic.ElasticBatchSampler(dataset, 30, micro_batch=12, seed=7)
+of_step = {"rank_batch": 15} if "rank-batch" in sys.argv[1:] else {"global_batch": 30}
+sampler = elastic.ElasticBatchSampler(dataset, **of_step, micro_batch=12, seed=7)
 if "stateful" in sys.argv[1:]:
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
@@ -57,11 +64,19 @@ def epochs():
     return int((harness.DIR / "epochs").read_text()) if harness.is_set("epochs") else 1_000_000
 
 
+def follow_the_group(session):
+    """The learning rate by the size of a step."""
+    if "rank-batch" in sys.argv[1:]:
+        optimizer.param_groups[0]["lr"] = 5e-4 * session.world_size
+        tell("group", session.step_number, size=session.world_size)
+
+
 session = elastic.Session(
     model,
     optimizer,
     sampler,
     scheduler=scheduler,
+    on_group=follow_the_group,
     checkpoint_dir=folder if folder.is_dir() else None,
     checkpoint_every=10,
     snapshot_every=1 if harness.is_set("snapshots") else None,

@@ -1,5 +1,5 @@
-"""The batches of a job whose number of workers changes: each step's batch has one size for the whole group, and the ranks
-divide it."""
+"""The batches of a job whose number of workers changes: each step's batch has one size for the whole group, which the ranks
+divide, or one for each rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from . import order
 class ElasticBatchSampler:
     """Divides every epoch into global batches, and each of those among the ranks, however many there are.
 
-    A step trains on `global_batch` samples, whatever the number of ranks: so the learning rate need not change with it.
+    A step trains on `global_batch` samples, whatever the number of ranks: so the learning rate need not change with it. Or
+    it trains on `rank_batch` samples for each rank there is, so that a larger group does larger steps.
     The order of an epoch depends only on `seed` and the epoch, and the position only on the number of steps. So a group
     of any size continues where another stopped, and each sample belongs to exactly one step of an epoch. The order is
     computed sample by sample, in two millionths of a second each: no list of all samples is made.
@@ -26,26 +27,37 @@ class ElasticBatchSampler:
     def __init__(
         self,
         dataset: Any,
-        global_batch: int,
+        global_batch: int | None = None,
         *,
+        rank_batch: int | None = None,
         micro_batch: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """`dataset` is anything with a length, or the length.
+        """`dataset` is anything with a length, or the length; `Shards` are read shard by shard.
+
+        `global_batch` or `rank_batch` says how many samples a step has: in the whole group, or on each rank. With
+        `rank_batch`, and with several ranks, the learning rate should follow the group: `Session(on_group=...)`.
 
         A rank that has more than `micro_batch` samples of a step gets them in several batches, whose gradients add up, so
         that a smaller group needs no more memory. With `drop_last` the samples that do not fill a last global batch are
         left out of the epoch.
         """
         self.length = dataset if isinstance(dataset, int) else len(dataset)
-        if global_batch < 1 or (micro_batch is not None and micro_batch < 1):
-            raise ValueError("global_batch and micro_batch count samples: they are 1 or more")
-        if self.length < (global_batch if drop_last else 1):
+        if (global_batch is None) == (rank_batch is None):
+            raise ValueError("give global_batch, the samples of a step in the whole group, or rank_batch, those of each rank")
+        if any(batch is not None and batch < 1 for batch in (global_batch, rank_batch, micro_batch)):
+            raise ValueError("global_batch, rank_batch and micro_batch count samples: they are 1 or more")
+        if rank_batch is not None and drop_last:
+            raise ValueError("drop_last needs global_batch: with rank_batch, what a full step is changes with the group")
+        if rank_batch is not None and hasattr(dataset, "order"):
+            raise ValueError("shards need global_batch: with rank_batch, who reads which shard would change with the group")
+        if self.length < (global_batch or 1 if drop_last else 1):
             raise ValueError(f"a dataset of {self.length} samples does not fill a batch of {global_batch}")
-        self.global_batch = global_batch
-        self.micro_batch = micro_batch or global_batch
+        self._fixed, self.rank_batch = global_batch, rank_batch
+        self.micro_batch = micro_batch or global_batch or rank_batch or 1
+        self._dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
@@ -55,6 +67,16 @@ class ElasticBatchSampler:
         self._way = order.COMPUTED
         self.rank = int(os.environ.get("RANK", 0))
         self.world_size = int(os.environ.get("WORLD_SIZE", 1))
+
+    @property
+    def global_batch(self) -> int:
+        """The number of samples of a full step in the whole group."""
+        return self._fixed or (self.rank_batch or 1) * self.world_size
+
+    def facts(self) -> dict[str, int]:
+        """What must be the same wherever this sampler's state is loaded, or samples would be repeated and left out."""
+        given = {"length": self.length, "seed": self.seed, "global_batch": self._fixed, "rank_batch": self.rank_batch}
+        return {name: value for name, value in given.items() if value is not None}
 
     def set_place(self, rank: int, world_size: int) -> None:
         """Takes this rank's part of each step from here on."""
@@ -76,29 +98,26 @@ class ElasticBatchSampler:
 
     def state_dict(self) -> dict[str, int]:
         """The state that a checkpoint must hold. It is the same on every rank."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "length": self.length,
-            "seed": self.seed,
-            "global_batch": self.global_batch,
-            "order": self._way,
-        }
+        return {"epoch": self.epoch, "position": self.position, **self.facts(), "order": self._way}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where a group was, whatever its size."""
-        for name in ("length", "seed", "global_batch"):
-            if state[name] != getattr(self, name):
+        facts = self.facts()
+        for name in ("length", "seed", "global_batch", "rank_batch"):
+            was, here = state.get(name, "not given"), facts.get(name, "not given")
+            if was != here:
                 raise ValueError(
-                    f"the checkpoint was made with {name} {state[name]}, this sampler has {getattr(self, name)}: "
+                    f"the checkpoint was made with {name} {was}, this sampler has {here}: "
                     "it would repeat some samples and skip others"
                 )
         way = order.way_of(state)
         self.epoch, self.position, self._way = state["epoch"], state["position"], way
 
     def __iter__(self) -> Iterator[list[int]]:
-        samples = range(self.length)
-        if self.shuffle:
+        samples: Any = range(self.length)
+        if hasattr(self._dataset, "order"):
+            samples = self._dataset.order(self.global_batch, self.seed, self.epoch if self.shuffle else None)
+        elif self.shuffle:
             samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
         for position in range(self.position, self._end(), self.global_batch):
             for places in self._share(position):

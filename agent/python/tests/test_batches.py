@@ -50,6 +50,34 @@ class Histories(unittest.TestCase):
             self.assertEqual(len(set(used)), wanted, f"seed {seed}")
             self.assertTrue(all(one == batch for one in sizes[:-1]), f"seed {seed}")
 
+    def test_with_a_batch_for_each_rank_a_larger_group_does_larger_steps(self):
+        seed = random.SystemRandom().getrandbits(32)
+        choose = random.Random(seed)
+        for _ in range(100):
+            length, batch = choose.randint(1, 90), choose.randint(1, 12)
+            state, used = None, []
+            while state is None or state["epoch"] == 0:
+                size = choose.randint(1, 6)
+                samplers = [of_rank(rank, size, length, rank_batch=batch, seed=3, state=state) for rank in range(size)]
+                left = length - samplers[0].position
+                of_step = [sum(sampler.micro_batches()) for sampler in samplers]
+                if left >= batch * size:
+                    self.assertEqual(of_step, [batch] * size, f"seed {seed}")
+                self.assertEqual(sum(of_step), min(left, batch * size), f"seed {seed}")
+                for sampler in samplers:
+                    if sampler.micro_batches():
+                        used += next(iter(sampler))
+                    sampler.advance()
+                state = choose.choice(samplers).state_dict()
+            self.assertEqual(sorted(used), list(range(length)), f"seed {seed}")
+
+    def test_a_step_has_one_size(self):
+        for wrong in ({}, {"global_batch": 4, "rank_batch": 2}, {"rank_batch": 0}, {"rank_batch": 2, "drop_last": True}):
+            with self.assertRaises(ValueError):
+                ElasticBatchSampler(9, **wrong)
+        with self.assertRaisesRegex(ValueError, "global_batch not given"):
+            of_rank(0, 1, 9, global_batch=2, state=of_rank(0, 1, 9, rank_batch=2).state_dict())
+
     def test_the_order_depends_on_the_epoch_alone(self):
         first = of_rank(0, 1, 30, 7, seed=5)
         again = of_rank(0, 1, 30, 7, seed=5)

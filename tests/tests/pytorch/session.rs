@@ -22,7 +22,7 @@ const SCRIPT: &str = "trains_in_session.py";
 async fn a_session_keeps_its_process_and_loses_no_step() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").flag("--warm-up=120").script(&torch, SCRIPT, &[]);
+    let job = Job::on(&etcd, "1:2").flag("--max-restarts=1").flag("--warm-up=120").script(&torch, SCRIPT, &["shards"]);
     let mut agents = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 2).await;
     let pid = pid_of(&job, "a", first);
@@ -63,7 +63,7 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
 
     // Then the result is that of a training that nothing disturbed
     let another = EtcdServer::start(EtcdOptions::default()).await;
-    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
+    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &["shards"]);
     std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
     assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
     let (here, there) = (result(&told), result(&lines(&undisturbed)));
@@ -74,7 +74,7 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
 async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &["rank-batch"]);
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() >= Some(20));
@@ -88,6 +88,10 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
         assert!(begin.number("step") >= committed["step"].as_u64().unwrap(), "{begin:?}, committed {committed}");
         assert_eq!(begin.number("step") % 10, 0, "{begin:?}");
     }
+    // The script hears of its group once, when the state is there.
+    let groups: Vec<_> = told.iter().filter(|line| line.is("group") && line.number("round") == second).collect();
+    let right = |line: &&Line| line.number("size") == 2 && line.number("step") > 0;
+    assert!(groups.len() == 2 && groups.iter().all(right), "{groups:?}");
 
     // When the job is asked to leave, then its last step is saved, and it goes on from there
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));

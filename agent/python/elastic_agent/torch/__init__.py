@@ -2,7 +2,8 @@
 their peers, and what all have lost from the agent's memory. Importing this imports torch."""
 
 from ..batches import ElasticBatchSampler
+from ..shards import Shards
 from .session import Session
 from .snapshots import Resumed, Snapshots
 
-__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Snapshots"]
+__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Shards", "Snapshots"]

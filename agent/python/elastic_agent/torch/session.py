@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -71,6 +71,7 @@ class Session:
         sampler: ElasticBatchSampler,
         *,
         scheduler: Any = None,
+        on_group: Callable[[Session], None] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         keep_checkpoints: int = 2,
@@ -82,6 +83,8 @@ class Session:
         """The model and what trains it, as every rank makes them. All ranks begin with those of rank 0.
 
         scheduler: a learning rate scheduler; it advances with each step.
+        on_group: called with the session in each group, before its first step, when all ranks have one state: such as to
+        set the learning rate by `world_size`, where the sampler has a `rank_batch`.
         checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
         steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
         there are snapshots: then these are written, beside the steps.
@@ -97,6 +100,7 @@ class Session:
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
+        self._on_group = on_group
         self._checkpoint_dir = None if checkpoint_dir is None else pathlib.Path(checkpoint_dir).absolute()
         self._checkpoint_every, self._keep = checkpoint_every, keep_checkpoints
         self._seed = seed
@@ -315,6 +319,8 @@ class Session:
         self._group = Group(place)
         self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change)
         self._agree()
+        if self._on_group is not None:
+            self._on_group(self)
         self._at_rest, self._lost = False, None
 
     def _agree(self) -> None:
@@ -368,8 +374,7 @@ class Session:
             folder = Folder(
                 self._checkpoint_dir, every=self._checkpoint_every, keep=self._keep, timeout=self._operation_timeout
             )
-        sampler = self.sampler
-        facts = {"session": [fingerprint(self.model), sampler.length, sampler.seed, sampler.global_batch]}
+        facts = {"session": [fingerprint(self.model), self.sampler.facts()]}
         self._keeper = Keeper(facts, optimizers=[self.optimizer], folder=folder, rescued=True)
         held = self._keeper.held()
         if held:
