@@ -47,6 +47,58 @@ fn the_kits_play_of_faults_runs_on_cpus_too() {
     assert!(all.contains(r#""equal to one worker's": true"#), "{printed}");
 }
 
+#[test]
+fn a_function_is_launched_from_python_and_returns_what_its_workers_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = binary("elastic-agent").parent().unwrap().to_owned();
+    let path =
+        std::env::join_paths([programs].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())));
+    let python = |arguments: &[&str]| {
+        let mut command = Command::new("python3");
+        command.args(arguments).env("PYTHONPATH", package()).env("PATH", path.as_ref().unwrap());
+        command
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("pytorch/launches.py");
+    let output = succeeds(&mut python(&[script.to_str().unwrap(), folder.path().to_str().unwrap()]));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let told = |what: &str| -> Value {
+        let lines = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines
+            .filter_map(|line| line.get(what).cloned())
+            .next()
+            .unwrap_or_else(|| panic!("nothing about {what}: {said}"))
+    };
+    assert_eq!(told("returned"), serde_json::json!({ "0": 1, "1": 11 }));
+    let cause = told("failed");
+    assert!(cause.as_str().unwrap().starts_with("ValueError: the loss is not a number"), "{cause}");
+    assert!(cause.as_str().unwrap().contains("in fails"), "the traceback is told: {cause}");
+    // What a round that failed has returned is not taken for the result.
+    assert_eq!(told("again"), serde_json::json!({ "0": "second", "1": "second" }));
+    let mut cell: Vec<_> = told("cell").as_str().unwrap().lines().map(str::to_owned).collect();
+    cell.sort();
+    assert_eq!(cell, ["a program", "a program", "rank 0 works", "rank 1 works"]);
+    assert_eq!(told("interrupted"), true);
+
+    // A function that is defined where no other process finds it
+    let cell = r#"
+import sys, types
+from elastic_agent.launch import LaunchError, elastic_launch
+endpoint = dict(rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job")
+config = types.SimpleNamespace(min_nodes=1, max_nodes=1, nproc_per_node=1, **endpoint)
+def work(): return 7
+try:
+    import cloudpickle
+    assert elastic_launch(config, work)() == {0: 7}
+except ImportError:
+    pass
+sys.modules["cloudpickle"] = None
+elastic_launch(config, work)()
+"#;
+    let refused = python(&["-c", cell]).output().unwrap();
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && why.contains("pip install cloudpickle, or put it into a module"), "{why}");
+}
+
 #[tokio::test]
 async fn a_script_speaks_with_its_agent() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
