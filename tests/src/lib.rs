@@ -8,6 +8,7 @@
 //! | [`contract`] | the promises of `coordinator::store::Store`, as cases to run on any implementation |
 //! | [`counting_store`] | a store that counts what is asked of it |
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
+//! | [`hostile`] | any bytes, played to each parser that faces the world |
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`previous_release`] | the programs of the release before this one |
@@ -24,6 +25,7 @@ pub mod binaries;
 pub mod contract;
 pub mod counting_store;
 pub mod etcd;
+pub mod hostile;
 pub mod in_process;
 pub mod launcher;
 pub mod previous_release;

@@ -340,8 +340,8 @@ pub const MUTANTS: &[Mutant] = &[
         name: "excluded_one_failure_too_soon",
         what: "a node is excluded one failure too soon",
         file: EXCLUSION,
-        from: "limit > 0 && before + 1 >= limit",
-        to: "limit > 0 && before + 1 + u32::from(ON) >= limit",
+        from: "limit > 0 && before.saturating_add(1) >= limit",
+        to: "limit > 0 && before.saturating_add(1) + u32::from(ON) >= limit",
     },
     // A node's own steps.
     Mutant {

@@ -123,7 +123,7 @@ impl Advance {
         let is_further = step > self.furthest_step;
         Advance {
             furthest_step: step.max(self.furthest_step),
-            stalled_restarts: if is_further || restarts == 0 { 0 } else { self.stalled_restarts + 1 },
+            stalled_restarts: if is_further || restarts == 0 { 0 } else { self.stalled_restarts.saturating_add(1) },
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Advance, Checkpoint, Desired, Failure, Faults, NodeId, Release, Requester};
+use super::{Advance, Checkpoint, Desired, Failure, Faults, NodeId, Release, Requester, Spec};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -154,6 +154,7 @@ impl fmt::Display for RoundState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sealed {
     /// The round's number.
+    #[serde(deserialize_with = "counted")]
     pub number: u64,
     /// Mod revision of the `forming` record that it was sealed from.
     pub plan: Revision,
@@ -166,8 +167,10 @@ pub struct Sealed {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoundRecord {
     /// Grows by one with each round, over all generations.
+    #[serde(deserialize_with = "counted")]
     pub number: u64,
     /// Grows by one when a job is begun anew.
+    #[serde(deserialize_with = "counted")]
     pub generation: u64,
     /// Where it stands.
     pub state: RoundState,
@@ -350,6 +353,16 @@ pub struct Versioned<T> {
     pub modified: Revision,
 }
 
+impl Versioned<Spec> {
+    /// Reads a spec, whose values must fit together; the error names the key.
+    pub fn parse_spec(kv: &KeyValue) -> Result<Versioned<Spec>, String> {
+        let spec = Versioned::<Spec>::parse(kv)?;
+        let problem = |error| format!("the record at {} cannot work ({error}): was it written by hand?", kv.key);
+        spec.value.check().map_err(problem)?;
+        Ok(spec)
+    }
+}
+
 impl<T: DeserializeOwned> Versioned<T> {
     /// Reads a record; the error names the key.
     pub fn parse(kv: &KeyValue) -> Result<Versioned<T>, String> {
@@ -361,6 +374,13 @@ impl<T: DeserializeOwned> Versioned<T> {
         })?;
         Ok(Versioned { value, created: kv.create_revision, modified: kv.mod_revision })
     }
+}
+
+/// A number that grows by one at a time. Who wrote one that could not grow has not counted.
+fn counted<'de, D: Deserializer<'de>>(json: D) -> Result<u64, D::Error> {
+    let number = u64::deserialize(json)?;
+    // What every reader of JSON can tell from its neighbours.
+    if number < 1 << 53 { Ok(number) } else { Err(D::Error::custom(format!("{number} was not reached by counting"))) }
 }
 
 /// Writes a record. Ours hold nothing that JSON cannot.

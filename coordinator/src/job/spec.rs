@@ -122,6 +122,9 @@ pub struct Spec {
     pub timings: Timings,
 }
 
+/// The shortest time to live of a lease. It is renewed and proved several times in that.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
 /// Why a spec cannot work.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
@@ -132,6 +135,12 @@ pub enum SpecError {
         min: u32,
         /// Most.
         max: u32,
+    },
+    /// The store would be asked all the time.
+    #[error("a lease of {lease:?} is too short: it takes at least {SHORTEST_LEASE:?}, so raise lease_ttl")]
+    Lease {
+        /// The lease's time to live.
+        lease: Duration,
     },
     /// The margins leave no time to train in.
     #[error(
@@ -167,6 +176,9 @@ impl Spec {
     pub fn check(&self) -> Result<(), SpecError> {
         if self.min_nodes == 0 || self.min_nodes > self.max_nodes {
             return Err(SpecError::Nodes { min: self.min_nodes, max: self.max_nodes });
+        }
+        if self.timings.lease_ttl < SHORTEST_LEASE {
+            return Err(SpecError::Lease { lease: self.timings.lease_ttl });
         }
         if self.timings.lease_ttl < self.timings.margin * 4 {
             return Err(SpecError::Margin { lease: self.timings.lease_ttl, margin: self.timings.margin });
@@ -367,6 +379,8 @@ mod tests {
         assert!(Spec { min_nodes: 0, ..spec() }.check().is_err());
         let margin = Duration::from_secs(4);
         assert!(Spec { timings: Timings { margin, ..Timings::default() }, ..spec() }.check().is_err());
+        let timings = Timings { lease_ttl: Duration::ZERO, margin: Duration::ZERO, ..Timings::default() };
+        assert!(Spec { timings, ..spec() }.check().is_err());
         assert!(spec().check().is_ok());
     }
 }

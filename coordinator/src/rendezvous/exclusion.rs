@@ -63,7 +63,7 @@ impl KnownFaults {
 /// Whether this failure excludes its node, if enough others are there.
 pub(super) fn is_due(faults: &[Faults], node: &str, limit: u32) -> bool {
     let before = faults.iter().find(|faults| faults.node == node).map_or(0, |faults| faults.failures);
-    limit > 0 && before + 1 >= limit
+    limit > 0 && before.saturating_add(1) >= limit
 }
 
 /// Counts a failure of a node's workers, for which round `round` is formed, and excludes the node if that is `due`.

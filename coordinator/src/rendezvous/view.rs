@@ -1,7 +1,7 @@
 //! What a leader knows when it decides: the store's records and its own observations. [`super::Leader`] keeps it up to
 //! date.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::exclusion::KnownFaults;
@@ -35,6 +35,8 @@ pub struct View {
     pub probe: Option<(u64, Revision)>,
     /// Rounds before the current one that still have keys.
     pub stale_rounds: BTreeSet<u64>,
+    /// Nodes whose keys hold no record of ours, by when these were written.
+    pub strays: BTreeMap<NodeId, Revision>,
 }
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.

@@ -1,5 +1,6 @@
 //! What a client without rights can do to the ports of an agent and of a coordinator, on the built binaries.
 
+mod bytes;
 mod delays;
 mod floods;
 mod forgers;

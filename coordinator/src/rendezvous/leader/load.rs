@@ -106,7 +106,7 @@ impl Leader {
         self.secret_read(one(8), strays);
         let last = one(7).map(|kv| history::number(&self.keys, &kv.key));
         self.history_counts = last != Some(None);
-        self.next_event = last.flatten().map_or(0, |last| last + 1);
+        self.next_event = last.flatten().map_or(0, |last| last.saturating_add(1));
 
         // What this leader has observed is kept.
         let old = self.view.take();
@@ -122,6 +122,7 @@ impl Leader {
             quick: old.as_ref().map_or_else(Default::default, |old| old.quick),
             probe: old.as_ref().and_then(|old| old.probe),
             stale_rounds: Default::default(),
+            strays: Default::default(),
             faults: old.as_ref().map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
             round,
         };
@@ -133,7 +134,10 @@ impl Leader {
                 let known = old.as_ref().and_then(|old| old.roster.node(&node));
                 match present(kv, known, now) {
                     Ok(present) => view.roster.put(&node, present),
-                    Err(problem) => strays.push(left_out(&problem)),
+                    Err(problem) => {
+                        view.strays.insert(node, kv.mod_revision);
+                        strays.push(left_out(&problem));
+                    }
                 }
             }
         }
@@ -183,7 +187,7 @@ impl Leader {
     fn spec_of(&mut self, kv: Option<&KeyValue>, strays: &mut Vec<String>) -> Result<Spec, String> {
         let key = self.keys.spec();
         let gone = || format!("the record at {key} is gone: was the store emptied?");
-        let problem = match kv.map_or_else(|| Err(gone()), Versioned::<Spec>::parse) {
+        let problem = match kv.map_or_else(|| Err(gone()), Versioned::parse_spec) {
             Ok(spec) => return Ok(spec.value),
             Err(problem) => problem,
         };

@@ -111,6 +111,9 @@ enum Doing {
 /// Pause before a transaction is tried again after the store failed.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// Writes in a row whose guards may fail before there is a pause.
+const MOST_VAIN: u32 = 3;
+
 /// A term of leadership.
 #[derive(Debug, Clone)]
 pub struct Leader {
@@ -150,6 +153,8 @@ pub struct Leader {
     proof: Option<Time>,
     doing: Option<Doing>,
     retry_at: Option<Time>,
+    /// Writes in a row whose guards did not hold.
+    vain: u32,
     wake: Option<Time>,
     /// Contacts made before the view was read.
     early: BTreeMap<NodeId, Contact>,
@@ -189,6 +194,7 @@ impl Leader {
             proof: None,
             doing: None,
             retry_at: None,
+            vain: 0,
             wake: None,
             early: BTreeMap::new(),
             undecided: false,
@@ -454,13 +460,23 @@ impl Leader {
         match result {
             Ok(result) if result.succeeded => {
                 self.proof = Some(self.proof.map_or(sent, |old| old.max(sent)));
+                if !matches!(doing, Doing::Load) {
+                    self.vain = 0;
+                }
                 self.done(now, doing, &result, out);
             }
             Ok(_) if matches!(doing, Doing::Load) => {
                 self.over = true;
                 out.push(LeaderOutput::Deposed);
             }
-            Ok(_) => self.reload(sealing),
+            Ok(_) => {
+                // Others may write again and again. What stays in the way must not be tried without a pause.
+                self.vain += 1;
+                if self.vain > MOST_VAIN {
+                    self.retry_at = Some(now + RETRY);
+                }
+                self.reload(sealing);
+            }
             Err(error) => {
                 let mut pause = RETRY;
                 if !error.is_transient() {

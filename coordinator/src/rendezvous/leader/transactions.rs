@@ -59,7 +59,8 @@ impl Leader {
     /// written since, and a watch can be late.
     fn silent(&self, view: &View, evictions: &[Eviction]) -> Vec<Guard> {
         let silent = |eviction: &Eviction| {
-            let known = view.roster.node(&eviction.node).map_or(Revision::NONE, |present| present.modified);
+            let known = view.roster.node(&eviction.node).map(|present| present.modified);
+            let known = known.or_else(|| view.strays.get(&eviction.node).copied()).unwrap_or(Revision::NONE);
             Guard::modified(self.keys.node(&eviction.node), known)
         };
         evictions.iter().filter(|eviction| eviction.fate != Fate::Dead).map(silent).collect()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, End, Member, MemberOutput, Mode};
-use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Spec, Versioned, to_json};
+use crate::job::{Advance, JobProtocol, JobSecret, RoundRecord, RoundState, Sealed, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult};
 use crate::time::Time;
 
@@ -59,7 +59,7 @@ impl Member {
             return self.job_of_another_protocol(refusal, value(1), deserted, out);
         }
         let read = (|| {
-            let spec = value(0).map(Versioned::<Spec>::parse).transpose()?;
+            let spec = value(0).map(Versioned::parse_spec).transpose()?;
             let round = value(1).map(Versioned::<RoundRecord>::parse).transpose()?;
             Ok::<_, String>((spec, round))
         })();

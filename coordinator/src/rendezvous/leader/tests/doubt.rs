@@ -345,3 +345,44 @@ fn a_leader_reads_one_line_of_history_and_not_all() {
     let puts = |op: &Op| matches!(op, Op::Put { key, .. } if *key == scene.keys.event(42));
     assert!(txn(&wants).unwrap().then.iter().any(puts), "{wants:?}");
 }
+
+#[test]
+fn a_member_whose_record_is_rubbish_is_evicted_as_it_stands_there() {
+    // Given a forming round, and rubbish in the place of what b said
+    let waiting = json!({ "phase": "waiting", "round": 2 });
+    let scene = Scene::forming(waiting.clone(), waiting);
+    let mut store = scene.store();
+    for kv in &mut store[4] {
+        if kv.key == scene.keys.node(&id("b")) {
+            (kv.value, kv.mod_revision) = (b"rubbish".to_vec(), Revision(6));
+        }
+    }
+    let (mut leader, _) = scene.led(store);
+    written(&mut leader, NOW, 7);
+    // when b has not said in time that it stopped
+    let late = NOW + Duration::from_secs(60);
+    let wants = leader.step(late, LeaderInput::Tick);
+    // then it is evicted if that still stands there: a guard that never holds would keep the round from forming
+    assert!(tombstone(&scene, &wants, "b").is_some(), "{wants:?}");
+    let guard = Guard::modified(scene.keys.node(&id("b")), Revision(6));
+    assert!(txn(&wants).is_some_and(|txn| txn.when.contains(&guard)), "{wants:?}");
+}
+
+#[test]
+fn writes_that_never_hold_are_tried_with_pauses() {
+    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
+    let scene = Scene::new().node("b", failed);
+    let (mut leader, mut wants) = scene.leader();
+    let mut tries = 0;
+    while txn(&wants).is_some() && tries < 20 {
+        let reads = txn(&wants).is_some_and(|txn| txn.when.len() == 1);
+        let values = scene.store().into_iter().map(OpResult::Values).collect();
+        let results = if reads { values } else { Vec::new() };
+        let result = TxnResult { succeeded: reads, revision: Revision(6), results };
+        wants = leader.step(NOW, LeaderInput::Answered { sent: NOW, result: Ok(result) });
+        tries += usize::from(!reads);
+    }
+    // Some in a row may be in the way of others' writes.
+    assert_eq!(tries, 4);
+    assert_eq!(leader.deadline(), Some(NOW + Duration::from_millis(200)));
+}

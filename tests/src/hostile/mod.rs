@@ -1,0 +1,28 @@
+//! What strangers may send or leave behind, byte for byte: each function takes any bytes, plays them to one parser of ours,
+//! and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` plays changed samples, and
+//! `fuzz/` whatever libFuzzer finds.
+//!
+//! | module | what is played |
+//! |---|---|
+//! | [`records`] | a job's records in the store, to a leader, a node, and operators |
+//! | [`streams`] | the workers' store, the workers' socket, and what an etcd v2 answers |
+//! | [`files`] | checkpoints and command lines |
+//! | [`change`] | changes of JSON that keep it JSON |
+
+pub mod change;
+pub mod files;
+pub mod records;
+pub mod streams;
+
+/// A parser's name, and what plays bytes to it.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every parser that is played to.
+pub const TARGETS: [Target; 6] = [
+    ("records", records::play),
+    ("workers_store", streams::workers_store),
+    ("worker_socket", streams::worker_socket),
+    ("etcd_v2", streams::etcd_v2),
+    ("checkpoint", files::checkpoint),
+    ("command_line", files::command_line),
+];
