@@ -10,11 +10,18 @@ import unittest
 from collections import OrderedDict
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
 
+import elastic_agent.torch as elastic
 from elastic_agent import worker
 from elastic_agent.torch import tree
 from elastic_agent.torch.choice import Choice, Offer, choose
 from elastic_agent.torch.keeper import Keeper
+from elastic_agent.torch.neighbours import neighbours_of
+from elastic_agent.torch.shards import Box, Layout, box_of, overlap
 from elastic_agent.torch.slots import Plan, Slots
 
 FACTS = {"of": "a test"}
@@ -209,22 +216,146 @@ class Choices(unittest.TestCase):
 
     def test_sharded(self):
         def of(rank, *keys, size=2):
-            return [Offer(step, round_, True, rank, size) for step, round_ in keys]
+            return [Offer(step, round_, True, rank, size, one_mesh(rank, size)) for step, round_ in keys]
+
+        def among(offers, committed=None):
+            return choose(offers, committed, layouts=[one_mesh(rank, len(offers)) for rank in range(len(offers))])
 
         both = Choice("memory", 4, 1)
-        self.assertEqual(choose([of(0, (5, 1), (4, 1)), of(1, (4, 1), (3, 1))], None), both)
+        self.assertEqual(among([of(0, (5, 1), (4, 1)), of(1, (4, 1), (3, 1))]), both)
         # The same step of two rounds is not the same step.
-        self.assertEqual(choose([of(0, (5, 2), (4, 1)), of(1, (5, 1), (4, 1))], None), both)
-        refused = [
-            ([of(0, (5, 1)), []], "of the snapshot of step 5, rank 1 holds no part"),
-            ([of(0, (5, 1), size=3), of(1, (5, 1), size=3)], "the parts are those of 3 ranks, and there are 2 now"),
-            ([of(1, (5, 1)), of(0, (5, 1))], "rank 0 holds the part of rank 1"),
-        ]
-        for offers, why in refused:
-            choice = choose(offers, None)
-            self.assertEqual(choice.source, "nothing")
-            self.assertIn(why, choice.why)
-            self.assertEqual(choose(offers, 2).source, "checkpoint")
+        self.assertEqual(among([of(0, (5, 2), (4, 1)), of(1, (5, 1), (4, 1))]), both)
+        # A node is lost, whose part its neighbour has: its successor gets it, and a smaller group divides it.
+        self.assertEqual(among([of(0, (5, 1)) + of(1, (5, 1)), []]), Choice("memory", 5, 1, senders=(0, 0)))
+        three = [of(0, (5, 1), size=3) + of(2, (5, 1), size=3), of(1, (5, 1), size=3) + of(0, (5, 1), size=3)]
+        self.assertEqual(among(three), Choice("memory", 5, 1, senders=(0, 1, 0)))
+        self.assertEqual(among([of(1, (5, 1)), of(0, (5, 1))]), Choice("memory", 5, 1, senders=(1, 0)))
+        # What is whole and older counts more than what is not.
+        torn = [of(0, (5, 1), (4, 1), size=3), of(1, (4, 1), size=3) + of(2, (5, 1), (4, 1), size=3)]
+        self.assertEqual(among(torn), Choice("memory", 4, 1, senders=(0, 1, 1)))
+        for offers, why in [
+            ([of(0, (5, 1)), []], "of the snapshot of step 5, no rank holds part 1 of the 2"),
+            ([of(0, (5, 1), size=4), of(2, (5, 1), size=4)], "no rank holds part 1, 3 of the 4"),
+        ]:
+            self.assertEqual(among(offers).source, "nothing")
+            self.assertIn(why, among(offers).why)
+            self.assertEqual(among(offers, 2).source, "checkpoint")
+
+    def test_replicas_of_shards(self):
+        def layouts(replicas):
+            return [Layout((replicas, 2), (rank // 2, rank % 2), (1,)) for rank in range(2 * replicas)]
+
+        offers = [[Offer(5, 1, True, rank, 4, one)] for rank, one in enumerate(layouts(2))]
+        self.assertEqual(choose(offers, None, layouts=layouts(2)), Choice("memory", 5, 1))
+        self.assertEqual(choose(offers[2:], None, layouts=layouts(1)), Choice("memory", 5, 1, senders=(0, 1)))
+        joined = choose([*offers, [], []], None, layouts=layouts(3))
+        self.assertEqual(joined, Choice("memory", 5, 1, senders=(0, 1)))
+        self.assertIn("no rank holds part 1", choose([offers[0], offers[2]], None, layouts=layouts(1)).why)
+
+    def test_several_meshes(self):
+        offers = [[Offer(5, 1, True, rank, 2)] for rank in range(2)]
+        self.assertEqual(choose(offers, None, layouts=[None, None]), Choice("memory", 5, 1))
+        self.assertIn("several device meshes", choose(offers[:1], None, layouts=[None]).why)
+
+
+def one_mesh(rank, size):
+    return Layout((size,), (rank,), (0,))
+
+
+class Shards(unittest.TestCase):
+    def test_parts_are_those_of_chunk(self):
+        for length in range(9):
+            for ranks in range(1, 6):
+                chunks = list(torch.arange(length).chunk(ranks)) if length else []
+                for rank in range(ranks):
+                    (begin,), (size,) = box_of([length], ["S(0)"], [ranks], [rank])
+                    there = chunks[rank].tolist() if rank < len(chunks) else []
+                    self.assertEqual(list(range(begin, begin + size)), there)
+        self.assertEqual(box_of([4, 6], ["R", "S(1)"], [2, 3], [1, 2]), Box((0, 4), (4, 2)))
+        # Twice the same dimension: the pieces of pieces.
+        self.assertEqual(box_of([10], ["S(0)", "S(0)"], [2, 2], [1, 1]), Box((8,), (2,)))
+
+    def test_overlap(self):
+        self.assertEqual(overlap(Box((0, 2), (4, 4)), Box((3, 0), (4, 4))), Box((3, 2), (1, 2)))
+        self.assertIsNone(overlap(Box((0,), (2,)), Box((2,), (2,))))
+        self.assertIsNone(overlap(Box((0,), (0,)), Box((0,), (2,))))
+        self.assertEqual(overlap(Box((), ()), Box((), ())), Box((), ()))
+
+    def test_what_cannot_be_divided_anew(self):
+        hsdp = Layout((2, 2), (0, 1), (1,))
+        self.assertEqual((hsdp.part, hsdp.parts), (1, 2))
+        self.assertEqual(hsdp.placements(["S(1)"]), ["R", "S(1)"])
+        self.assertEqual(one_mesh(0, 3).placements(["R", "R"]), ["R"])
+        with self.assertRaisesRegex(ValueError, "S\\(0\\) S\\(1\\)"):
+            hsdp.placements(["S(0)", "S(1)"])
+        with self.assertRaisesRegex(ValueError, "placed as _S\\(0, 2\\)"):
+            box_of([4], ["_S(0, 2)"], [2], [0])
+
+    def test_neighbours_are_on_other_nodes(self):
+        def ring(nodes, parts=None):
+            return [neighbours_of(rank, nodes, parts or range(len(nodes))) for rank in range(len(nodes))]
+
+        self.assertEqual(ring([0, 1, 2]), [(1, 2), (2, 0), (0, 1)])
+        for nodes in ([0, 0, 1, 1], [1, 1, 0, 0], [0, 1, 0, 1], [3, 3, 7, 7, 5, 5]):
+            for rank, (to, of) in enumerate(ring(nodes)):
+                self.assertNotEqual(nodes[rank], nodes[to])
+                self.assertEqual(ring(nodes)[to][1], rank)
+                self.assertEqual(ring(nodes)[of][0], rank)
+        for nodes, parts, why in [
+            ([0, 0], None, "one node"),
+            ([0, 0, 1], None, "different numbers"),
+            ([0, 0, 1, 1], [0, 1, 0, 1], "on several nodes anyway"),
+        ]:
+            self.assertTrue(all(why in one for one in ring(nodes, parts)))
+        # Replicas that lie across nodes, so that a node has both copies of its part.
+        self.assertEqual(ring([0, 0, 1, 1], [0, 0, 1, 1]), [(2, 2), (3, 3), (0, 0), (1, 1)])
+
+    def test_a_copy_of_another_memorys_snapshot(self):
+        state = {"a": torch.arange(100.0), "b": [1, "two"]}
+        size = Plan(state, FACTS, (0, 1)).memory_bytes()
+        theirs, ours = mmap.mmap(-1, size), mmap.mmap(-1, 2 * size)
+        filled(theirs, 3, state)
+        own, copies = Slots(ours, 0, 2), Slots(ours, 1, 2)
+        (one,) = Slots(theirs).whole()
+        place, room = copies.adopt(one.head)
+        room.copy_(one.raw())
+        self.assertEqual(copies.whole(), [])
+        copies.complete(place)
+        (copy,) = copies.whole()
+        copy.check()
+        self.assertEqual((copy.step, copy.round, own.whole()), (3, 1, []))
+        self.assertTrue(equal(copy.copy(), state))
+        self.assertIsNone(Slots(mmap.mmap(-1, 1 << 14), 1, 2).adopt(one.head))
+
+
+class Refusals(unittest.TestCase):
+    """What is sharded otherwise than is kept, in a group of one."""
+
+    @classmethod
+    def setUpClass(cls):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    @classmethod
+    def tearDownClass(cls):
+        dist.destroy_process_group()
+
+    def test_a_session_refuses_a_sharded_model(self):
+        model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters())
+        with self.assertRaisesRegex(ValueError, "'weight' is sharded .*elastic_agent.torch.Snapshots"):
+            elastic.Session(model, optimizer, elastic.ElasticBatchSampler(8, 4))
+        elastic.Snapshots({"model": model, "optimizer": optimizer})
+        with self.assertRaisesRegex(ValueError, "torch.distributed.checkpoint"):
+            elastic.Snapshots({"model": model}, checkpoint_dir="here")
+
+    def test_sums_that_are_not_complete(self):
+        of_one = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)), [Partial()])
+        model = torch.nn.Module()
+        model.odd = torch.nn.Parameter(of_one)
+        with self.assertRaisesRegex(ValueError, "parameter 'odd' cannot be in a snapshot: it is placed as P"):
+            elastic.Snapshots({"model": model})
+        with self.assertRaisesRegex(TypeError, r"state\['odd'\] cannot be in a snapshot: it is placed as P"):
+            tree.take_apart({"odd": of_one})
 
 
 torch.set_num_threads(1)

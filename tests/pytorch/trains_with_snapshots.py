@@ -1,7 +1,10 @@
 """Trains a small network in a process that is started anew at every change, with a snapshot in the agent's memory after each
-step: by DDP, or with the word `sharded` by FSDP2. It writes checkpoints if the test has made a folder for them, and ends
+step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes. It writes checkpoints if the test has made a folder for them, and ends
 after the step that the test names."""
 
+import hashlib
+import os
+import sys
 import time
 
 import harness
@@ -10,21 +13,20 @@ harness.report_start()
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import elastic_agent.torch as elastic
 from elastic_agent.torch.slots import Slots
-
-import sys
 
 SAMPLES, BATCH = 240, 24
 folder = harness.DIR / "checkpoints"
 
 
 def hold_when_told(slots, *arguments, complete=Slots.complete):
-    """A copy that has all of its numbers and not its mark, when the test wants to kill this process then."""
-    if harness.is_set("hold"):
-        harness.trace("held")
+    """An own copy that has all of its numbers and not its mark, when the test wants to kill this process then."""
+    if slots._begin == 0 and (harness.is_set("hold") or harness.is_set(f"hold-{harness.NODE}")):
+        harness.trace("held", step=step)
         time.sleep(1000)
     return complete(slots, *arguments)
 
@@ -35,9 +37,12 @@ dist.init_process_group("gloo")
 # Ranks of another round would begin with other parameters.
 torch.manual_seed(harness.ROUND)
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10)).double()
-sharded = "sharded" in sys.argv[1:]
+nodes, workers = int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+meshes = {"sharded": (nodes * workers,), "hsdp": (nodes, workers)}
+sharded = meshes.get(" ".join(sys.argv[1:]))
 if sharded:
-    trained = fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (harness.WORLD_SIZE,)))
+    names = ("replicas", "shards")[-len(sharded) :]
+    trained = fully_shard(model, mesh=init_device_mesh("cpu", sharded, mesh_dim_names=names))
 else:
     trained = torch.nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -51,7 +56,17 @@ def size():
     own = sum((one.detach().abs().sum() for one in parts), torch.zeros((), dtype=torch.float64))
     if sharded:
         dist.all_reduce(own)
+        own /= nodes if len(sharded) == 2 else 1
     return own.item()
+
+
+def digest():
+    """Of all numbers of the state, however they are divided: the same from every rank."""
+    digest = hashlib.sha256()
+    moments = [one for of_parameter in optimizer.state.values() for one in of_parameter.values()]
+    for one in [*model.parameters(), *moments]:
+        digest.update((one.full_tensor() if hasattr(one, "full_tensor") else one).detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 snapshots = elastic.Snapshots(
@@ -63,11 +78,13 @@ resumed = snapshots.resume()
 step = resumed.step if resumed else 0
 if resumed:
     assert resumed.more == {"seen": step * BATCH}, resumed
-harness.trace("begin", step=step, source=resumed.source if resumed else "nothing", sum=size())
+harness.trace("begin", step=step, source=resumed.source if resumed else "nothing", sum=size(), digest=digest())
 while True:
-    end = torch.tensor([int((harness.DIR / "end").read_text()) if harness.is_set("end") else 1_000_000])
-    dist.broadcast(end, 0)
-    if step >= int(end):
+    end = int((harness.DIR / "end").read_text()) if harness.is_set("end") else 1_000_000
+    told = torch.tensor([end, harness.is_set("hold-b")])
+    dist.broadcast(told, 0)
+    end, waits_for_nobody = told.tolist()
+    if step >= end:
         break
     first = step * BATCH % SAMPLES
     places = range(first + harness.RANK, first + BATCH, harness.WORLD_SIZE)
@@ -77,7 +94,10 @@ while True:
     optimizer.step()
     scheduler.step()
     step += 1
-    harness.trace("done", step=step, sum=size())
+    if waits_for_nobody:
+        harness.trace("ahead", step=step)
+    else:
+        harness.trace("done", step=step, sum=size(), digest=digest())
     snapshots.take(step, seen=step * BATCH)
     time.sleep(0.01)
 snapshots.close()

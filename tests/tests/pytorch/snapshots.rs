@@ -1,6 +1,6 @@
 //! Snapshots in the agent's memory: training whose workers all die goes on from there.
 
-use elastic_tests::agents::{JOB_FAILED, Job, exits_within};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::torch::{Torch, script};
 use elastic_tests::wait::eventually;
@@ -80,32 +80,136 @@ async fn the_last_snapshot_is_saved_when_nobody_is_left_to_go_on() {
 }
 
 #[tokio::test]
-async fn a_sharded_model_goes_on_only_if_every_part_is_there() {
+async fn a_sharded_model_outlives_a_node_and_is_divided_anew() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &["sharded"]);
+    let job = Job::on(&etcd, "1:2").flag("--max-restarts=2").script(&torch, SCRIPT, &["sharded"]);
     let mut agents = job.start_all(["a", "b"]);
-    works(&job, "done", 1, 2).await;
-    job.runs(1, 2).await.workers[0].kill();
-    let second = works(&job, "done", 2, 2).await;
-    let told = lines(&job);
-    assert!(began(&told, second).all(|begin| begin.text("source") == "memory" && begin.number("step") > 0));
-    nothing_is_lost(&told, second);
+    let mut first = works(&job, "done", 1, 2).await;
 
-    // When a part is lost with its agent, then training begins anew, and says why
-    let last = job.round().unwrap().workers[1].node.clone();
-    let lost = agents.iter_mut().find(|agent| agent.name == last).unwrap();
-    lost.kill();
-    *lost = job.start(&last);
-    let third = works(&job, "done", second + 1, 2).await;
-    assert!(began(&lines(&job), third).all(|begin| begin.text("source") == "nothing" && begin.number("step") == 0));
+    // When all workers are killed while one copies more slowly than the other, then both still have the step before
+    std::fs::write(job.path("hold-b"), "").unwrap();
+    let ahead = async || {
+        let told = lines(&job);
+        let held = told.iter().find(|line| line.is("held"))?.number("step");
+        told.iter().any(|line| line.is("ahead") && line.number("step") > held).then_some(())
+    };
+    eventually("a does the next step while b is in the midst of a copy", LIMIT, ahead).await;
+    std::fs::remove_file(job.path("hold-b")).unwrap();
+    job.runs(first, 2).await.workers.iter().for_each(|worker| worker.kill());
+    first = works(&job, "done", first + 1, 2).await;
+    goes_on_whole(&lines(&job), first);
+
+    // When an agent is killed, and the part in its memory is lost, then the other has a copy
+    agents[1].kill();
+    let alone = works(&job, "done", first + 1, 1).await;
+    goes_on_whole(&lines(&job), alone);
+
+    // When a node joins, then it gets its part of the whole
+    agents[1] = job.start("b");
+    let both = works(&job, "done", alone + 1, 2).await;
+    goes_on_whole(&lines(&job), both);
+
     std::fs::write(job.path("end"), "1").unwrap();
     let [a, b] = &mut agents;
     assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
-    let stayed = if last == "a" { "b" } else { "a" };
-    let said = std::fs::read_to_string(job.path(&format!("agent-{stayed}.log"))).unwrap();
-    assert!(said.contains("nothing to go on from in memory: of the snapshot of step "), "{said}");
-    assert!(said.contains("rank 1 holds no part"), "{said}");
+    let said = std::fs::read_to_string(job.path("agent-a.log")).unwrap();
+    assert!(said.contains("from memory: 2 parts, for 1 rank"), "{said}");
+}
+
+#[tokio::test]
+#[ignore = "minutes of restarts"]
+async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:4").flag("--max-restarts=4").script(&torch, SCRIPT, &["sharded"]);
+    let mut agents: Vec<Agent> = job.start_all(["a", "b", "c", "d"]).into();
+    let mut round = works(&job, "done", 1, 4).await;
+
+    // When all workers are killed, then each takes its own part
+    job.runs(round, 4).await.workers.iter().for_each(|worker| worker.kill());
+    round = works(&job, "done", round + 1, 4).await;
+    goes_on_whole(&lines(&job), round);
+
+    // When one of four nodes is lost, then three go on; and four when it is back
+    for lost in [0, 3] {
+        agents[lost].kill();
+        round = works(&job, "done", round + 1, 3).await;
+        goes_on_whole(&lines(&job), round);
+        agents[lost] = job.start(&agents[lost].name.clone());
+        round = works(&job, "done", round + 1, 4).await;
+        goes_on_whole(&lines(&job), round);
+    }
+
+    // When two nodes are lost at once that do not keep each other's parts, then the other two go on
+    let node = |rank: usize| job.round().unwrap().workers[rank].node.clone();
+    let of_rank: Vec<String> = (0..4).map(node).collect();
+    for agent in agents.iter_mut().filter(|agent| [&of_rank[0], &of_rank[2]].contains(&&agent.name)) {
+        agent.kill();
+    }
+    round = works(&job, "done", round + 1, 2).await;
+    goes_on_whole(&lines(&job), round);
+
+    // When those two are lost that keep one part, then training begins anew, and says why
+    for name in [&of_rank[0], &of_rank[2]] {
+        *agents.iter_mut().find(|agent| agent.name == *name).unwrap() = job.start(name);
+    }
+    round = works(&job, "done", round + 1, 4).await;
+    goes_on_whole(&lines(&job), round);
+    // The last snapshots of the two nodes' round would be whole, too.
+    let begun = began(&lines(&job), round).next().unwrap().number("step");
+    eventually("those are replaced", LIMIT, async || (newest(&lines(&job)) > begun + 4).then_some(())).await;
+    let of_rank: Vec<String> = (0..4).map(node).collect();
+    for agent in agents.iter_mut().filter(|agent| [&of_rank[1], &of_rank[2]].contains(&&agent.name)) {
+        agent.kill();
+    }
+    round = works(&job, "done", round + 1, 2).await;
+    assert!(began(&lines(&job), round).all(|begin| begin.text("source") == "nothing" && begin.number("step") == 0));
+    let said = std::fs::read_to_string(job.path(&format!("agent-{}.log", of_rank[0]))).unwrap();
+    assert!(said.contains("no rank holds part 1 of the 4"), "{said}");
+    std::fs::write(job.path("end"), "1").unwrap();
+    for agent in agents.iter_mut().filter(|agent| [&of_rank[0], &of_rank[3]].contains(&&agent.name)) {
+        assert_eq!(agent.exit(LIMIT).await, 0);
+    }
+}
+
+#[tokio::test]
+#[ignore = "minutes of restarts"]
+async fn a_replica_of_shards_gives_its_state_to_others() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for word in ["hsdp", "sharded"] {
+        let job = Job::on(&etcd, "1:2").named(word).flag("--nproc-per-node=2").flag("--max-restarts=1");
+        let job = job.script(&torch, SCRIPT, &[word]);
+        let mut agents = job.start_all(["a", "b"]);
+        let first = works(&job, "done", 1, 4).await;
+        job.runs(first, 4).await.workers[3].kill();
+        let second = works(&job, "done", first + 1, 4).await;
+        goes_on_whole(&lines(&job), second);
+
+        agents[0].kill();
+        let alone = works(&job, "done", second + 1, 2).await;
+        goes_on_whole(&lines(&job), alone);
+        agents[0] = job.start("a");
+        let both = works(&job, "done", alone + 1, 4).await;
+        goes_on_whole(&lines(&job), both);
+        std::fs::write(job.path("end"), "1").unwrap();
+        let [a, b] = &mut agents;
+        assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    }
+}
+
+/// A round begins with the very bits that a step had left, out of memory, and with no more than two steps to do again.
+fn goes_on_whole(told: &[Line], round: u64) {
+    nothing_is_lost(told, round);
+    let before = || told.iter().filter(|line| line.is("done") && line.number("round") < round);
+    let last = before().map(|line| line.number("step")).max().unwrap();
+    for begin in began(told, round) {
+        assert_eq!(begin.text("source"), "memory", "{begin:?}");
+        assert!(begin.number("step") + 2 >= last, "{begin:?}, and step {last} was done");
+        let mut same = before().filter(|line| line.number("step") == begin.number("step"));
+        assert!(same.any(|line| line.text("digest") == begin.text("digest")), "{begin:?}");
+    }
 }
 
 fn began(told: &[Line], round: u64) -> impl Iterator<Item = &Line> {

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from .shards import Layout
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A whole snapshot that a rank holds, and what that rank was when it was made."""
+    """A whole snapshot that a rank holds, and what the rank was that made it: this one, or one whose copy this is."""
 
     step: int
     round: int
     sharded: bool
     rank: int
     world_size: int
+    # Of a sharded state, if its tensors are all divided alike.
+    layout: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -23,26 +28,34 @@ class Choice:
     source: str
     step: int = 0
     round: int = 0
-    # The rank whose copy all take. Of a sharded state each takes its own.
+    # The rank whose copy all take.
     holder: int | None = None
+    # Of a sharded state, for each of its parts the rank that gives it to others. Without them each rank takes its own.
+    senders: tuple[int, ...] | None = None
     why: str = ""
 
 
-def choose(offers: list[list[Offer]], committed: int | None, newer_than: int = 0) -> Choice:
+def choose(
+    offers: list[list[Offer]],
+    committed: int | None,
+    newer_than: int = 0,
+    layouts: Sequence[Layout | None] = (),
+) -> Choice:
     """offers: what each rank holds. committed: the step of the checkpoint on disk. newer_than: the step of a checkpoint of
-    the script's own. The same on every rank."""
+    the script's own. layouts: of each rank now, if the model is sharded. The same on every rank."""
     replicated = [(one.step, one.round, -rank) for rank, held in enumerate(offers) for one in held if not one.sharded]
-    sharded = {(one.step, one.round) for held in offers for one in held if one.sharded}
-    whole = [key for key in sharded if not _missing(offers, key)]
+    sharded = sorted({(one.step, one.round) for held in offers for one in held if one.sharded}, reverse=True)
     found, why = None, "no rank holds a snapshot"
     if replicated:
         step, round_, rank = max(replicated)
         found = Choice("memory", step, round_, -rank)
-    elif whole:
-        found = Choice("memory", *max(whole))
-    elif sharded:
-        newest = max(sharded)
-        why = f"of the snapshot of step {newest[0]}, {_missing(offers, newest)}"
+    for step, round_ in sharded:
+        senders, missing = _senders(offers, (step, round_), layouts)
+        if not missing:
+            found = Choice("memory", step, round_, senders=senders)
+            break
+        if (step, round_) == sharded[0]:
+            why = f"of the snapshot of step {step}, {missing}"
     on_disk = max(committed or 0, newer_than)
     if found and found.step >= on_disk:
         return found
@@ -53,14 +66,33 @@ def choose(offers: list[list[Offer]], committed: int | None, newer_than: int = 0
     return Choice("nothing", why=why)
 
 
-def _missing(offers: list[list[Offer]], key: tuple[int, int]) -> str:
-    """Why the parts of a sharded snapshot are not all there. Nothing if they are."""
-    for rank, held in enumerate(offers):
-        parts = [one for one in held if (one.step, one.round) == key]
-        if not parts:
-            return f"rank {rank} holds no part"
-        if parts[0].world_size != len(offers):
-            return f"the parts are those of {parts[0].world_size} ranks, and there are {len(offers)} now"
-        if parts[0].rank != rank:
-            return f"rank {rank} holds the part of rank {parts[0].rank}"
-    return ""
+def _senders(
+    offers: list[list[Offer]], key: tuple[int, int], layouts: Sequence[Layout | None]
+) -> tuple[tuple[int, ...] | None, str]:
+    """Who gives each part of a sharded snapshot, None if each rank has its own; and what is missing, if anything is."""
+    held = [[one for one in of_rank if (one.step, one.round) == key] for of_rank in offers]
+    without = [rank for rank, parts in enumerate(held) if not any(_is_own(one, rank, layouts) for one in parts)]
+    if not without:
+        return None, ""
+    if None in layouts or any(one.layout is None for parts in held for one in parts):
+        reason = "its tensors lie on several device meshes, so that only a group like the one that made it can go on"
+        return None, f"rank {without[0]} does not hold its own part, and {reason}"
+    holders: dict[int, list[int]] = {}
+    for rank, parts in enumerate(held):
+        for one in parts:
+            holders.setdefault(one.layout.part, []).append(rank)
+    whole = next(one.layout.parts for parts in held for one in parts)
+    lost = [str(part) for part in range(whole) if part not in holders]
+    if lost:
+        return None, f"no rank holds part {', '.join(lost)} of the {whole} (counted from 0)"
+    load = [0] * len(offers)
+    senders = []
+    for part in range(whole):
+        rank = min(holders[part], key=lambda one: (load[one], one))
+        load[rank] += 1
+        senders.append(rank)
+    return tuple(senders), ""
+
+
+def _is_own(one: Offer, rank: int, layouts: Sequence[Layout | None]) -> bool:
+    return one.rank == rank and one.world_size == len(layouts) and one.layout == layouts[rank]

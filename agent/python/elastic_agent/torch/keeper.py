@@ -17,6 +17,8 @@ import torch
 
 from .. import worker
 from . import state as states
+from .neighbours import Neighbours
+from .shards import Layout, is_sharded
 from .slots import Plan, Slots, Snapshot
 
 
@@ -38,6 +40,8 @@ class _Copy:
         # Set when all numbers of a GPU are on the host.
         self.moved: Any = None
         self.done = threading.Event()
+        # Set when the neighbours have it, too.
+        self.over = threading.Event()
 
 
 class Keeper:
@@ -47,10 +51,24 @@ class Keeper:
     `wait`, before the optimizer runs, holds the step up until that is done. All else is copied at once.
     """
 
-    def __init__(self, facts: dict[str, Any], *, optimizers: Iterable[Any], folder: Folder | None, rescued: bool) -> None:
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        *,
+        optimizers: Iterable[Any],
+        folder: Folder | None,
+        rescued: bool,
+        sharded: bool = False,
+        layout: Layout | None = None,
+    ) -> None:
         """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on disk.
-        rescued: whether the agent has what is in memory written there, when no worker is left to go on from it."""
+        rescued: whether the agent has what is in memory written there, when no worker is left to go on from it. sharded:
+        whether each rank has a part of the state; layout: which, if all tensors are divided alike."""
         self._facts, self._folder = facts, folder
+        self._sharded, self._layout = sharded, layout
+        self._neighbours: Neighbours | None = None
+        # The parts of another rank, whose neighbour this one is.
+        self._copies_of: Slots | None = None
         self._optimizers: list[Any] = []
         self._hooks: list[Any] = []
         self._rescue: list[str] = []
@@ -79,11 +97,17 @@ class Keeper:
         if not worker.available():
             return []
         try:
-            left = Slots(worker.memory(0))
+            memory = worker.memory(0)
         except worker.AgentError:
             return []  # The first worker of this local rank, or an agent that cannot spare any.
-        found = []
-        for one in left.whole():
+        left = [Slots(memory)]
+        if self._sharded:
+            # An earlier group may have kept copies of neighbours' parts, or not.
+            left += [Slots(memory, share, 2) for share in (0, 1)]
+        else:
+            self._slots = left[0]
+        found: dict[int, Snapshot] = {}
+        for one in (one for slots in left for one in slots.whole()):
             try:
                 if one.facts != self._facts:
                     raise ValueError(
@@ -91,16 +115,15 @@ class Keeper:
                         f"this is {json.dumps(self._facts)}"
                     )
                 one.check()
-                found.append(one)
+                found[one.at] = one
             except ValueError as error:
-                left.drop(one)
+                one.drop()
                 say(f"{error}; it is passed over")
-        self._slots = left
-        return found
+        return sorted(found.values(), key=lambda one: one.count, reverse=True)
 
-    def drop(self, snapshot: Snapshot) -> None:
-        """This snapshot is of a time that training has left."""
-        self._slots.drop(snapshot)
+    def share_with(self, neighbours: Neighbours | None) -> None:
+        """From here on, snapshots are also copied to another node's memory. All ranks then call `take` alike."""
+        self._neighbours = neighbours
 
     def began(self, step: int) -> None:
         """Training goes on from this step: the next checkpoint on disk is due as many steps later."""
@@ -109,17 +132,23 @@ class Keeper:
     def take(self, step: int, round_: int, state: Any, place: tuple[int, int]) -> bool:
         """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot spare
         the memory. place: this rank, and the number of ranks. Rank 0 writes to disk what is due there."""
+        if self._copy and self._neighbours:
+            # Ranks that skipped different steps would be left without a step that all have.
+            self._copy.over.wait()
         saves = place[0] == 0
         # Without the agent's memory there is still the disk.
         private = saves and self._folder is not None
         if (self._refused and not private) or (self._copy and not self._copy.done.is_set()):
             return False
-        plan = Plan(state, self._facts, place)
+        plan = Plan(state, self._facts, place, self._layout)
         if not (self._slots and self._slots.fits(plan)):
-            memory = self._memory(plan.memory_bytes(), private=private)
+            shares = 2 if self._neighbours else 1
+            memory = self._memory(shares * plan.memory_bytes(), private=private)
             if memory is None:
+                self._share(None, None)
                 return False
-            self._slots = Slots(memory)
+            self._slots = Slots(memory, 0, shares)
+            self._copies_of = Slots(memory, shares - 1, shares)
         self._copy = copy = _Copy(step, round_, plan, saves)
         self._detach(copy)
         self._copies.put(copy)
@@ -138,7 +167,7 @@ class Keeper:
     def settle(self, timeout: float) -> None:
         """Waits until what is under way is copied and saved, for `timeout` seconds at most for each."""
         if self._copy:
-            self._copy.done.wait(timeout)
+            self._copy.over.wait(timeout)
         if self._saver:
             self._saver.join(timeout)
 
@@ -147,7 +176,9 @@ class Keeper:
         for hook in self._hooks:
             hook.remove()
         if self._copy:
-            self._copy.done.wait()
+            self._copy.over.wait()
+        if self._neighbours:
+            self._neighbours.leave()
         if forget and worker.available():
             try:
                 worker.forget_memory()
@@ -209,14 +240,29 @@ class Keeper:
 
     def _work(self) -> None:
         while True:
-            copy = self._copies.get()
+            copy, snapshot = self._copies.get(), None
             try:
-                self._fill(copy)
+                snapshot = self._fill(copy)
             except Exception as error:  # noqa: BLE001: training goes on without this snapshot, whatever it is.
                 say(f"no snapshot of step {copy.step}: {error}")
             copy.done.set()
+            self._share(snapshot, self._copies_of)
+            copy.over.set()
 
-    def _fill(self, copy: _Copy) -> None:
+    def _share(self, snapshot: Snapshot | None, copies: Slots | None) -> None:
+        neighbours = self._neighbours
+        if neighbours is None:
+            return
+        try:
+            goes_on, why = neighbours.share(snapshot, copies), "a rank has no memory for snapshots"
+        except Exception as error:  # noqa: BLE001: a peer is gone, and training ends with it; or goes on without copies.
+            goes_on, why = False, str(error).partition("\n")[0]
+        if not goes_on:
+            self._neighbours = None
+            neighbours.leave()
+            say(f"from here on, parts are not copied to another node: {why}")
+
+    def _fill(self, copy: _Copy) -> Snapshot:
         if copy.moved is not None:
             copy.moved.synchronize()
         place = self._slots.begin(self._saving)
@@ -232,6 +278,7 @@ class Keeper:
             self._saving, self._saved = snapshot, copy.step
             self._saver = threading.Thread(target=self._save, args=(snapshot,), name="elastic-checkpoint", daemon=True)
             self._saver.start()
+        return snapshot
 
     def _save(self, snapshot: Snapshot) -> None:
         """Writes what a slot holds. No copy takes that slot meanwhile."""
@@ -248,7 +295,7 @@ class Keeper:
 
 def _storage(tensor: torch.Tensor) -> int:
     """Tells whose memory a tensor lies in. Of a sharded one it is that of this rank's part."""
-    local = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor
+    local = tensor.to_local() if is_sharded(tensor) else tensor
     return local.untyped_storage().data_ptr()
 
 

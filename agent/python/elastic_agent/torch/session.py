@@ -27,6 +27,7 @@ from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import Folder, Keeper, local_rank, say
+from .shards import is_sharded
 from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
@@ -98,6 +99,12 @@ class Session:
         """
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
+        sharded = next((name for name, one in model.named_parameters() if is_sharded(one)), None)
+        if sharded is not None:
+            raise ValueError(
+                f"the parameter {sharded!r} is sharded (FSDP2), and a session trains models that every rank holds as a whole: "
+                "train this one in a loop of its own with elastic_agent.torch.Snapshots, which no lost step costs either"
+            )
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._on_group = on_group

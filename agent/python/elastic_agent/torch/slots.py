@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import tree
+from . import shards, tree
 
 _MAGIC = b"elastic1"
 # Mark, count of fills, step, round, bytes of tensors, bytes of description, checksum of the description.
@@ -38,6 +38,7 @@ class Snapshot:
     def __init__(self, memory: mmap.mmap, at: int) -> None:
         """Raises ValueError if the slot at this place is not whole."""
         mark, self.count, self.step, self.round, size, length, checksum = _HEAD.unpack_from(memory, at)
+        self.head = (self.step, self.round, size, length, checksum)
         self.at, begin = at, at + _PAGE
         if mark != _MAGIC or begin + size + length > len(memory):
             raise ValueError("the slot is not whole")
@@ -48,6 +49,8 @@ class Snapshot:
         self.facts: dict[str, Any] = about["facts"]
         # What the rank that made it was.
         self.rank, self.world_size = about["place"]
+        layout = about.get("layout")
+        self.layout = shards.Layout(*map(tuple, layout)) if layout else None
         self.description, self._places, self._checksums = about["state"], about["places"], about["checksums"]
         self.memory, self._begin, self._size = memory, begin, size
 
@@ -59,6 +62,14 @@ class Snapshot:
                 with view[begin : begin + tree.size_of(one)] as part:
                     if f"{zlib.crc32(part):08x}" != checksum:
                         raise ValueError(f"tensor {one['tensor']} of the snapshot of step {self.step} is damaged")
+
+    def drop(self) -> None:
+        """It counts no longer."""
+        self.memory[self.at : self.at + len(_MAGIC)] = b"\0" * len(_MAGIC)
+
+    def raw(self) -> torch.Tensor:
+        """All bytes but the head's, in the memory itself."""
+        return self._bytes(0, sum(self.head[2:4]))
 
     def body(self) -> torch.Tensor:
         """The bytes of all its tensors, in the memory itself."""
@@ -72,6 +83,10 @@ class Snapshot:
     def outline(self) -> dict[str, Any]:
         """What another process needs, beside the body, to have the state: as JSON can hold it."""
         return {"state": self.description, "places": self._places, "size": self._size}
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Its tensors, in the memory itself: of a sharded one, this part."""
+        return _tensors(self.outline(), self._bytes)
 
     def state(self) -> Any:
         """The state, its tensors in the memory itself. Each is a piece by itself, as `torch.save` needs them."""
@@ -88,29 +103,41 @@ def state_of(outline: dict[str, Any], body: torch.Tensor, mesh: Any = None) -> A
 
 
 def _state(outline: dict[str, Any], bytes_of: Callable[[int, int], torch.Tensor], mesh: Any) -> Any:
+    return tree.put_together(outline["state"], _tensors(outline, bytes_of), mesh)
+
+
+def _tensors(outline: dict[str, Any], bytes_of: Callable[[int, int], torch.Tensor]) -> list[torch.Tensor]:
     tensors = []
     for one, place in zip(tree.tensors_of(outline["state"]), outline["places"]):
         tensors.append(bytes_of(place, tree.size_of(one)).view(tree.dtype_of(one)).view(one["shape"]))
-    return tree.put_together(outline["state"], tensors, mesh)
+    return tensors
 
 
 class Plan:
     """Where a state's tensors go in a slot."""
 
-    def __init__(self, state: Any, facts: dict[str, Any], place: tuple[int, int]) -> None:
-        """facts: what tells this training's states from another's. place: the rank, and the number of ranks."""
+    def __init__(
+        self, state: Any, facts: dict[str, Any], place: tuple[int, int], layout: shards.Layout | None = None
+    ) -> None:
+        """facts: what tells this training's states from another's. place: the rank, and the number of ranks. layout: of
+        a sharded state."""
         self.description, self.tensors = tree.take_apart(state)
-        self.facts, self.place = facts, place
-        self.places, self.size = [], 0
+        self.facts, self.place, self.layout = facts, place, layout
+        self.places, self.size, largest = [], 0, 0
         for one in tree.tensors_of(self.description):
             self.places.append(self.size)
             self.size += _up(tree.size_of(one), _ALIGNED)
-        self.slot = _PAGE + self.size + len(self.text([0] * len(self.tensors)))
+            largest += _up(tree.size_of({**one, "shape": shards.largest(one)}), _ALIGNED)
+        self._text = len(self.text([0] * len(self.tensors)))
+        # Any rank's part has room in a slot of this size.
+        self.slot = _PAGE + largest + self._text
 
     def text(self, checksums: list[int]) -> bytes:
         """The description. Its length does not depend on the checksums."""
         hexadecimal = [f"{one:08x}" for one in checksums]
         about = {"facts": self.facts, "place": self.place, "state": self.description, "places": self.places}
+        if self.layout is not None:
+            about["layout"] = [self.layout.mesh, self.layout.coordinate, self.layout.over]
         about["checksums"] = hexadecimal
         return json.dumps(about, separators=(",", ":")).encode()
 
@@ -120,14 +147,16 @@ class Plan:
         return 2 * self._slot_bytes()
 
     def _slot_bytes(self) -> int:
-        return _up(self.slot + (self.slot - self.size) // 4 + _PAGE, 1 << 16)
+        return _up(self.slot + self._text // 4 + 2 * _PAGE, 1 << 16)
 
 
 class Slots:
-    """The two slots of a memory."""
+    """The two slots of a memory, or of one of several equal shares of it."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self._half = memory, len(memory) // 2 // _PAGE * _PAGE
+    def __init__(self, memory: mmap.mmap, share: int = 0, shares: int = 1) -> None:
+        """share: which of the `shares` of the memory."""
+        self._memory, self._half = memory, len(memory) // (2 * shares) // _PAGE * _PAGE
+        self._begin = 2 * share * self._half
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
     def fits(self, plan: Plan) -> bool:
@@ -137,7 +166,7 @@ class Slots:
     def whole(self) -> list[Snapshot]:
         """The snapshots that are whole, the newest first."""
         found = []
-        for at in (0, self._half):
+        for at in (self._begin, self._begin + self._half):
             try:
                 found.append(Snapshot(self._memory, at))
             except ValueError:
@@ -151,29 +180,39 @@ class Slots:
         if kept is not None and kept.memory is not self._memory:
             kept = None
         newest = whole[0].count if whole else 0
-        taken = kept.at if kept else whole[0].at if whole else self._half
-        at = self._half if taken == 0 else 0
+        second = self._begin + self._half
+        taken = kept.at if kept else whole[0].at if whole else second
+        at = second if taken == self._begin else self._begin
         self._mark(at, b"\0" * len(_MAGIC))
         return at, newest + 1
 
     def fill(self, place: tuple[int, int], step: int, round_: int, plan: Plan, on_host: Sequence[torch.Tensor]) -> None:
         """Copies a state, whose tensors are `on_host`. It is not whole before `complete`."""
-        at, count = place
+        at = place[0]
         checksums = [self._copy(at + _PAGE + offset, one) for offset, one in zip(plan.places, on_host)]
         text = plan.text(checksums)
         end = at + _PAGE + plan.size
         self._memory[end : end + len(text)] = text
-        head = (b"\0" * len(_MAGIC), count, step, round_, plan.size, len(text), zlib.crc32(text))
-        _HEAD.pack_into(self._memory, at, *head)
+        self._put_head(place, (step, round_, plan.size, len(text), zlib.crc32(text)))
+
+    def adopt(self, head: tuple[int, int, int, int, int]) -> tuple[tuple[int, int], torch.Tensor] | None:
+        """Makes room for another memory's snapshot of this head. Returns the place, and the bytes to be filled by what
+        `raw` gives there. It is not whole before `complete`. None if there is not so much room."""
+        size = sum(head[2:4])
+        if _PAGE + size > self._half:
+            return None
+        place = self.begin(None)
+        self._put_head(place, head)
+        return place, torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place[0] + _PAGE)
 
     def complete(self, place: tuple[int, int]) -> Snapshot:
         """All of it is there. Whoever is killed before this leaves the other slot."""
         self._mark(place[0], _MAGIC)
         return Snapshot(self._memory, place[0])
 
-    def drop(self, snapshot: Snapshot) -> None:
-        """This snapshot counts no longer."""
-        self._mark(snapshot.at, b"\0" * len(_MAGIC))
+    def _put_head(self, place: tuple[int, int], head: tuple[int, int, int, int, int]) -> None:
+        at, count = place
+        _HEAD.pack_into(self._memory, at, b"\0" * len(_MAGIC), count, *head)
 
     def _mark(self, at: int, mark: bytes) -> None:
         self._memory[at : at + len(mark)] = mark

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +17,12 @@ import torch
 import torch.distributed as dist
 
 from .. import worker
+from . import parts as sharded_parts
 from . import state as states
 from .choice import Choice, Offer, choose
 from .keeper import Folder, Keeper, local_rank, say
+from .neighbours import Neighbours, neighbours_of
+from .shards import Layout, is_sharded, layout_of
 from .slots import Snapshot, state_of
 
 # Bytes of a state that are sent at once.
@@ -56,8 +59,9 @@ class Snapshots:
     newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node of the
     job must be left: for more, there are checkpoints on disk.
 
-    Under DDP all ranks hold the same state, and the first worker of each node keeps it. A model that is sharded (FSDP2) is
-    kept by every rank, each its own part: then all parts must be there, for as many ranks.
+    Under DDP all ranks hold the same state, and the first worker of each node keeps it. Of a model that is sharded (FSDP2)
+    every rank keeps its part, and a copy of that of a rank on another node, so that one node may be lost. A group of another
+    size divides the parts anew. Under HSDP each replica has all parts, and no copies are needed.
 
     Without an agent it does nothing, so that a script also runs elsewhere.
     """
@@ -89,6 +93,7 @@ class Snapshots:
         self._parts, self._every = dict(parts), every
         modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._meshes = _meshes(modules)
+        self._layout = layout_of(pair for module in modules for pair in module.named_parameters())
         if self._meshes and checkpoint_dir is not None:
             raise ValueError(
                 "checkpoint_dir is for a model that every rank holds as a whole: write a sharded one by "
@@ -103,7 +108,14 @@ class Snapshots:
         self._keeper: Keeper | None = None
         if worker.available() and (self._meshes or local_rank() == 0):
             optimizers = [part for part in parts.values() if isinstance(part, torch.optim.Optimizer)]
-            self._keeper = Keeper(self._facts(), optimizers=optimizers, folder=folder, rescued=True)
+            self._keeper = Keeper(
+                self._facts(),
+                optimizers=optimizers,
+                folder=folder,
+                rescued=True,
+                sharded=bool(self._meshes),
+                layout=self._layout,
+            )
 
     def resume(self, newer_than: int = 0) -> Resumed | None:
         """Loads the newest state there is into the parts, the same on every rank: from memory, else from the checkpoint
@@ -118,15 +130,27 @@ class Snapshots:
         checkpoint = worker.assignment()["checkpoint"] if self._folder else None
         ranks = _Ranks()
         try:
-            offers = [Offer(one.step, one.round, bool(self._meshes), one.rank, one.world_size) for one in held]
-            choice = choose(ranks.gather(offers), checkpoint["step"] if checkpoint else None, newer_than)
+            offers = [
+                Offer(one.step, one.round, bool(self._meshes), one.rank, one.world_size, one.layout) for one in held
+            ]
+            told = ranks.gather(_Told(offers, self._layout, int(os.environ.get("GROUP_RANK", "0"))))
+            committed = checkpoint["step"] if checkpoint else None
+            layouts = [one.layout for one in told]
+            choice = choose([one.offers for one in told], committed, newer_than, layouts)
+            try:
+                loaded = self._loaded(choice, held, checkpoint, ranks, layouts)
+            except ValueError as error:
+                if choice.senders is None:
+                    raise
+                choice, loaded = Choice("nothing", why=str(error)), None
             for one in held:
                 # Of a time that training has left: it must not be taken for what comes next.
                 if choice.source != "memory" or (one.step, one.round) > (choice.step, choice.round):
-                    self._keeper.drop(one)
+                    one.drop()
             if ranks.rank == 0:
-                say(_told(choice))
-            loaded = self._loaded(choice, held, checkpoint, ranks)
+                say(_told(choice, ranks.size))
+            if self._keeper and self._meshes and ranks.size > 1:
+                self._keeper.share_with(self._neighbours(ranks, told))
         finally:
             ranks.leave()
         if loaded is None:
@@ -189,19 +213,42 @@ class Snapshots:
 
     def _facts(self) -> dict[str, Any]:
         """What tells this training from another that the same job ran before."""
-        return {"parts": {name: fingerprint(part) for name, part in self._parts.items()}}
+        facts: dict[str, Any] = {"parts": {name: fingerprint(part) for name, part in self._parts.items()}}
+        if self._meshes:
+            facts["sharded"] = True
+        return facts
+
+    def _neighbours(self, ranks: _Ranks, told: list[_Told]) -> Neighbours:
+        """Whom this rank shares snapshots with. A line says so if no copies can or need be kept."""
+        parts = [rank if one.layout is None else one.layout.part for rank, one in enumerate(told)]
+        found = neighbours_of(ranks.rank, [one.node for one in told], parts)
+        if isinstance(found, str):
+            if ranks.rank == 0:
+                say(f"no part is copied to another node: {found}")
+            return Neighbours(ranks.keep(), None, None)
+        return Neighbours(ranks.keep(), *found)
 
     def _loaded(
-        self, choice: Choice, held: list[Snapshot], checkpoint: dict[str, Any] | None, ranks: _Ranks
+        self,
+        choice: Choice,
+        held: list[Snapshot],
+        checkpoint: dict[str, Any] | None,
+        ranks: _Ranks,
+        layouts: list[Layout | None],
     ) -> dict[str, Any] | None:
         """A copy of the chosen state."""
         if choice.source == "checkpoint":
             return states.read(checkpoint)
         if choice.source == "nothing":
             return None
-        own = next((one for one in held if (one.step, one.round) == (choice.step, choice.round)), None)
+        chosen = [one for one in held if (one.step, one.round) == (choice.step, choice.round)]
+        if choice.senders is not None:
+            by_part = {one.layout.part: one for one in chosen}
+            return sharded_parts.assemble(ranks.group, by_part, choice.senders, layouts, self._mesh)
         if choice.holder is None:
-            return own.copy(self._mesh)
+            # A neighbour's part may be there, too.
+            return next(one for one in chosen if one.rank == ranks.rank).copy(self._mesh)
+        own = chosen[0] if chosen else None
         outline, body = ranks.send(own, choice.holder)
         return state_of(outline, body)
 
@@ -246,42 +293,55 @@ def folder_for_one_read() -> str:
     return tempfile.mkdtemp(prefix=prefix, dir=base)
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells the others."""
+
+    offers: list[Offer]
+    layout: Layout | None
+    node: int
+
+
 class _Ranks:
-    """The ranks of the job that agree on a state, by a group of their own that ends with it."""
+    """The ranks of the job that agree on a state, by a group of their own."""
 
     def __init__(self) -> None:
         self.rank, self.size = _place()
-        self._group = None
+        self.group = None
         if self.size > 1:
             if not dist.is_initialized():
                 raise RuntimeError("snapshots.resume is to be called after torch.distributed.init_process_group")
-            self._group = dist.new_group(backend="gloo")
+            self.group = dist.new_group(backend="gloo")
 
-    def gather(self, offers: list[Offer]) -> list[list[Offer]]:
-        """What each rank offers."""
+    def gather(self, mine: _Told) -> list[_Told]:
+        """What each rank tells."""
         if self.size == 1:
-            return [offers]
+            return [mine]
         told: list[Any] = [None] * self.size
-        dist.all_gather_object(told, [asdict(one) for one in offers], group=self._group)
-        return [[Offer(**one) for one in of_rank] for of_rank in told]
+        dist.all_gather_object(told, mine, group=self.group)
+        return told
 
     def send(self, own: Snapshot | None, holder: int) -> tuple[dict[str, Any], torch.Tensor]:
         """The outline and a copy of the body of the holder's snapshot, for all ranks."""
         outline = [own.outline()] if self.rank == holder else [None]
         body = own.body() if self.rank == holder else None
         if self.size > 1:
-            dist.broadcast_object_list(outline, src=holder, group=self._group)
+            dist.broadcast_object_list(outline, src=holder, group=self.group)
             if body is None:
                 body = torch.empty(outline[0]["size"], dtype=torch.uint8)
             for begin in range(0, len(body), _SENT):
-                dist.broadcast(body[begin : begin + _SENT], src=holder, group=self._group)
+                dist.broadcast(body[begin : begin + _SENT], src=holder, group=self.group)
         return outline[0], body
+
+    def keep(self) -> Any:
+        """The group, for who goes on with it and ends it."""
+        group, self.group = self.group, None
+        return group
 
     def leave(self) -> None:
         """Ends the group."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
+        if self.group is not None:
+            dist.destroy_process_group(self.keep())
 
 
 def fingerprint(part: Any) -> str:
@@ -303,14 +363,18 @@ def _meshes(modules: list[torch.nn.Module]) -> list[Any]:
     found: list[Any] = []
     for module in modules:
         for one in module.parameters():
-            if type(one).__name__ == "DTensor" and one.device_mesh not in found:
+            if is_sharded(one) and one.device_mesh not in found:
                 found.append(one.device_mesh)
     return found
 
 
-def _told(choice: Choice) -> str:
+def _told(choice: Choice, ranks: int) -> str:
     if choice.source == "memory":
-        of = "each rank's part" if choice.holder is None else f"the copy of rank {choice.holder}"
+        of = f"the copy of rank {choice.holder}"
+        if choice.senders is not None:
+            of = f"{len(choice.senders)} parts, for {ranks} rank{'s' * (ranks > 1)}"
+        elif choice.holder is None:
+            of = "each rank's part"
         return f"goes on after step {choice.step}, from memory: {of}"
     if choice.source == "checkpoint":
         return f"goes on after step {choice.step}, from the committed checkpoint: {choice.why}"

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from . import shards
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -48,14 +50,11 @@ def _described(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
 
 def _described_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> dict[str, Any]:
     described = {}
-    if type(tensor).__name__ == "DTensor":
-        placements = [str(one) for one in tensor.placements]
-        described["sharded"] = {
-            "shape": list(tensor.shape),
-            "stride": list(tensor.stride()),
-            "placements": placements,
-            "mesh": list(tensor.device_mesh.mesh.shape),
-        }
+    if shards.is_sharded(tensor):
+        try:
+            described["sharded"] = shards.describe(tensor)
+        except ValueError as error:
+            raise TypeError(f"{where} cannot be in a snapshot: {error}") from None
         tensor = tensor.to_local()
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(f"{where} is a sparse or quantized tensor: a snapshot holds dense ones")
@@ -68,11 +67,6 @@ def tensors_of(description: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     _walk(description, found.append)
     return found
-
-
-def is_sharded(description: Any) -> bool:
-    """Whether any of its tensors is only this rank's part."""
-    return any("sharded" in one for one in tensors_of(description))
 
 
 def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
@@ -140,8 +134,5 @@ def _tensor(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch
 def _placement(text: str) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    if text == "R":
-        return Replicate()
-    if text.startswith("S(") and text.endswith(")"):
-        return Shard(int(text[2:-1]))
-    raise ValueError(f"a snapshot holds tensors that are replicated or sharded, and this is placed as {text!r}")
+    dimension = shards.sharded_dimension(text)
+    return Replicate() if dimension is None else Shard(dimension)

@@ -1,0 +1,168 @@
+"""Which part of a sharded tensor a rank holds, and which of another rank's it needs when the world has changed. Nothing here
+asks torch.distributed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Box(NamedTuple):
+    """A rectangular piece of a tensor: where it begins, and its shape."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model is divided among ranks, and which of them this is."""
+
+    # The shape of the device mesh, and this rank's place in it.
+    mesh: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    # The dimensions of the mesh that parameters are sharded over. Along the others lie copies.
+    over: tuple[int, ...]
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that the model is divided into."""
+        return math.prod(self.mesh[one] for one in self.over)
+
+    @property
+    def part(self) -> int:
+        """Which of them this rank holds. Under HSDP several ranks hold the same."""
+        number = 0
+        for one in self.over:
+            number = number * self.mesh[one] + self.coordinate[one]
+        return number
+
+    def placements(self, former: Sequence[str]) -> list[str]:
+        """How a tensor that was placed so in another layout lies in this one. Raises ValueError if that is not clear."""
+        dimensions = [sharded_dimension(one) for one in former]
+        along = {one for one in dimensions if one is not None}
+        if not along:
+            return ["R"] * len(self.mesh)
+        if len(along) > 1 or len([one for one in dimensions if one is not None]) > 1 or len(self.over) != 1:
+            raise ValueError(
+                f"a tensor is placed as {' '.join(former)}, and only what is sharded over one dimension of the device mesh "
+                "can be divided anew"
+            )
+        (dimension,) = along
+        return [f"S({dimension})" if one in self.over else "R" for one in range(len(self.mesh))]
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor lies on a device mesh."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def sharded_dimension(placement: str) -> int | None:
+    """The dimension of the tensor that is sharded, of a placement as PyTorch prints it. None if it is replicated. Raises
+    ValueError if it is placed otherwise."""
+    if placement == "R":
+        return None
+    if placement.startswith("S(") and placement.endswith(")") and placement[2:-1].isdigit():
+        return int(placement[2:-1])
+    raise ValueError(
+        f"it is placed as {placement}, and a snapshot holds what is replicated, or sharded as FSDP2's fully_shard does. "
+        "Under tensor parallelism write checkpoints by torch.distributed.checkpoint"
+    )
+
+
+def box_of(shape: Sequence[int], placements: Sequence[str], mesh: Sequence[int], coordinate: Sequence[int]) -> Box:
+    """The piece that the rank at `coordinate` holds. A sharded dimension is cut as torch.chunk does: the last pieces may
+    be smaller, or empty."""
+    offset, size = [0] * len(shape), list(shape)
+    for placement, ranks, place in zip(placements, mesh, coordinate):
+        dimension = sharded_dimension(placement)
+        if dimension is None:
+            continue
+        whole = size[dimension]
+        piece = -(-whole // ranks)
+        begin = min(piece * place, whole)
+        offset[dimension] += begin
+        size[dimension] = min(piece, whole - begin)
+    return Box(tuple(offset), tuple(size))
+
+
+def overlap(left: Box, right: Box) -> Box | None:
+    """What two pieces of one tensor have in common. None if that is nothing."""
+    begin = tuple(map(max, left.offset, right.offset))
+    end = [min(a + b, c + d) for a, b, c, d in zip(left.offset, left.shape, right.offset, right.shape)]
+    shape = tuple(b - a for a, b in zip(begin, end))
+    return Box(begin, shape) if all(one > 0 for one in shape) else None
+
+
+def describe(tensor: Any) -> dict[str, Any]:
+    """Of a tensor on a device mesh: what the whole is, and where this rank's part begins. Raises ValueError if that part
+    is not what its placements say."""
+    placements = [str(one) for one in tensor.placements]
+    mesh, coordinate = list(tensor.device_mesh.mesh.shape), tensor.device_mesh.get_coordinate()
+    box = box_of(tensor.shape, placements, mesh, coordinate)
+    local = tuple(tensor.to_local().shape)
+    if local != box.shape:
+        raise ValueError(f"its part has the shape {list(local)}, and by its placements it would be {list(box.shape)}")
+    return {
+        "shape": list(tensor.shape),
+        "stride": list(tensor.stride()),
+        "placements": placements,
+        "mesh": mesh,
+        "offset": list(box.offset),
+    }
+
+
+def box_in(described: dict[str, Any]) -> Box:
+    """The piece that a described tensor is. One that is not sharded is all of it."""
+    shape = tuple(described["shape"])
+    sharded = described.get("sharded")
+    return Box(tuple(sharded["offset"]) if sharded else (0,) * len(shape), shape)
+
+
+def whole_shape(described: dict[str, Any]) -> list[int]:
+    """The shape of the whole of a described tensor."""
+    return (described.get("sharded") or described)["shape"]
+
+
+def largest(described: dict[str, Any]) -> tuple[int, ...]:
+    """The shape of the largest piece that any rank has of a described tensor: the first rank's."""
+    sharded = described.get("sharded")
+    if sharded is None:
+        return tuple(described["shape"])
+    return box_of(sharded["shape"], sharded["placements"], sharded["mesh"], [0] * len(sharded["mesh"])).shape
+
+
+def box_for(described: dict[str, Any], layout: Layout) -> Box:
+    """The piece of a described tensor that a rank of this layout holds."""
+    sharded = described.get("sharded")
+    if sharded is None:
+        return box_in(described)
+    return box_of(sharded["shape"], layout.placements(sharded["placements"]), layout.mesh, layout.coordinate)
+
+
+def redescribe(described: dict[str, Any], layout: Layout) -> None:
+    """Makes the description of a tensor's piece that of the piece in another layout."""
+    box, sharded = box_for(described, layout), described.get("sharded")
+    described["shape"] = list(box.shape)
+    if sharded is not None:
+        placements = layout.placements(sharded["placements"])
+        sharded.update(placements=placements, mesh=list(layout.mesh), offset=list(box.offset))
+
+
+def layout_of(parameters: Iterable[tuple[str, Any]]) -> Layout | None:
+    """The layout of a model's named parameters. None if there are several, or none is sharded. Raises ValueError for one
+    that no snapshot could hold."""
+    found = set()
+    for name, one in parameters:
+        if not is_sharded(one):
+            continue
+        try:
+            dimensions = [sharded_dimension(str(placement)) for placement in one.placements]
+        except ValueError as error:
+            raise ValueError(f"the parameter {name!r} cannot be in a snapshot: {error}") from None
+        mesh = one.device_mesh
+        over = tuple(number for number, dimension in enumerate(dimensions) if dimension is not None)
+        found.add(Layout(tuple(mesh.mesh.shape), tuple(mesh.get_coordinate()), over))
+    return found.pop() if len(found) == 1 else None
