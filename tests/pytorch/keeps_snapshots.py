@@ -348,6 +348,16 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "torch.distributed.checkpoint"):
             elastic.Snapshots({"model": model}, checkpoint_dir="here")
 
+    def test_parts_are_not_taken_for_the_whole(self):
+        def lend(*_, **__):
+            raise AssertionError("memory is asked for")
+
+        self.addCleanup(setattr, worker, "memory", worker.memory)
+        worker.memory = lend
+        model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
+        keeper = Keeper(FACTS, optimizers=[], folder=None, rescued=False)
+        self.assertFalse(keeper.take(1, 1, {"model": model.state_dict()}, (0, 1)))
+
     def test_sums_that_are_not_complete(self):
         of_one = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)), [Partial()])
         model = torch.nn.Module()

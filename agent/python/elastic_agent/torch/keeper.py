@@ -141,6 +141,14 @@ class Keeper:
         if (self._refused and not private) or (self._copy and not self._copy.done.is_set()):
             return False
         plan = Plan(state, self._facts, place, self._layout)
+        if plan.is_sharded and not self._sharded:
+            if not self._refused:
+                say(
+                    "no snapshots are taken: the state holds sharded tensors, and only elastic_agent.torch.Snapshots that "
+                    "are given the sharded model itself keep each rank's part"
+                )
+            self._refused = True
+            return False
         if not (self._slots and self._slots.fits(plan)):
             shares = 2 if self._neighbours else 1
             memory = self._memory(shares * plan.memory_bytes(), private=private)

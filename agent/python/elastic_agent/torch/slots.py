@@ -123,8 +123,11 @@ class Plan:
         a sharded state."""
         self.description, self.tensors = tree.take_apart(state)
         self.facts, self.place, self.layout = facts, place, layout
+        # Whether any of its tensors is only this rank's part.
+        self.is_sharded = False
         self.places, self.size, largest = [], 0, 0
         for one in tree.tensors_of(self.description):
+            self.is_sharded = self.is_sharded or "sharded" in one
             self.places.append(self.size)
             self.size += _up(tree.size_of(one), _ALIGNED)
             largest += _up(tree.size_of({**one, "shape": shards.largest(one)}), _ALIGNED)

@@ -167,7 +167,8 @@ class Snapshots:
 
         The numbers are copied while the next step computes, and the optimizers wait for that before they change them. If
         anything else changes parameters or an optimizer's state, call `wait` before that.
-        `more` is kept with it, such as the epoch, and comes back from `resume`.
+        `more` is kept with it, such as the epoch, and comes back from `resume`. Of a sharded model all ranks take the same
+        steps: this waits until the snapshot before is on its neighbours.
         """
         if self._keeper is None or step - self._last < self._every:
             return False
