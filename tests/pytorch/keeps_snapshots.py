@@ -21,7 +21,7 @@ from elastic_agent.torch import tree
 from elastic_agent.torch.choice import Choice, Offer, choose
 from elastic_agent.torch.keeper import Keeper
 from elastic_agent.torch.neighbours import neighbours_of
-from elastic_agent.torch.shards import Box, Layout, box_of, overlap
+from elastic_agent.torch.boxes import Box, Layout, box_of, overlap
 from elastic_agent.torch.slots import Plan, Slots
 
 FACTS = {"of": "a test"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .shards import Layout
+from .boxes import Layout
 
 
 @dataclass(frozen=True)

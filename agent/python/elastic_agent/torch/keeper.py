@@ -18,7 +18,7 @@ import torch
 from .. import worker
 from . import state as states
 from .neighbours import Neighbours
-from .shards import Layout, is_sharded
+from .boxes import Layout, is_sharded
 from .slots import Plan, Slots, Snapshot
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import shards, tree
-from .shards import Box, Layout
+from . import boxes, tree
+from .boxes import Box, Layout
 from .slots import Snapshot
 
 
@@ -33,8 +33,8 @@ def assemble(
     target = copy.deepcopy(outlines[0])
     tensors = []
     for number, one in enumerate(tree.tensors_of(target)):
-        wanted = [shards.box_for(one, layout) for layout in layouts]
-        shards.redescribe(one, layouts[rank])
+        wanted = [boxes.box_for(one, layout) for layout in layouts]
+        boxes.redescribe(one, layouts[rank])
         tensor = torch.empty(one["shape"], dtype=tree.dtype_of(one))
         pieces = _pieces(number, [parts[number] for parts in descriptions], senders, wanted)
         _move(group, rank, tensor, wanted[rank], pieces, {part: own[number] for part, own in sources.items()})
@@ -53,12 +53,12 @@ def _outlines(group: Any, rank: int, held: Mapping[int, Snapshot], senders: Sequ
 
 
 def _check(descriptions: list[list[dict[str, Any]]]) -> None:
-    forms = {tuple((tuple(shards.whole_shape(one)), one["dtype"]) for one in parts) for parts in descriptions}
+    forms = {tuple((tuple(boxes.whole_shape(one)), one["dtype"]) for one in parts) for parts in descriptions}
     if len(forms) > 1:
         raise ValueError("the parts are not of one state: their tensors differ in number, shape or kind")
     for number, of_parts in enumerate(zip(*descriptions)):
-        whole = math.prod(shards.whole_shape(of_parts[0]))
-        found = sum(math.prod(box.shape) for box in {shards.box_in(one) for one in of_parts})
+        whole = math.prod(boxes.whole_shape(of_parts[0]))
+        found = sum(math.prod(box.shape) for box in {boxes.box_in(one) for one in of_parts})
         if found != whole:
             raise ValueError(f"of tensor {number} the parts hold {found} of {whole} numbers")
 
@@ -70,11 +70,11 @@ def _pieces(
     rank, in the same order."""
     same: dict[Box, list[int]] = {}
     for part, one in enumerate(of_parts):
-        same.setdefault(shards.box_in(one), []).append(part)
+        same.setdefault(boxes.box_in(one), []).append(part)
     found = []
     for box, parts in same.items():
         for receiver, target in enumerate(wanted):
-            piece = shards.overlap(box, target)
+            piece = boxes.overlap(box, target)
             if piece is not None:
                 own = [part for part in parts if senders[part] == receiver]
                 # Those that have the same take turns.

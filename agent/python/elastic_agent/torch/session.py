@@ -27,7 +27,7 @@ from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import Folder, Keeper, local_rank, say
-from .shards import is_sharded
+from .boxes import is_sharded
 from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.

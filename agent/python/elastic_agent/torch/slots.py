@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import shards, tree
+from . import boxes, tree
 
 _MAGIC = b"elastic1"
 # Mark, count of fills, step, round, bytes of tensors, bytes of description, checksum of the description.
@@ -50,7 +50,7 @@ class Snapshot:
         # What the rank that made it was.
         self.rank, self.world_size = about["place"]
         layout = about.get("layout")
-        self.layout = shards.Layout(*map(tuple, layout)) if layout else None
+        self.layout = boxes.Layout(*map(tuple, layout)) if layout else None
         self.description, self._places, self._checksums = about["state"], about["places"], about["checksums"]
         self.memory, self._begin, self._size = memory, begin, size
 
@@ -117,7 +117,7 @@ class Plan:
     """Where a state's tensors go in a slot."""
 
     def __init__(
-        self, state: Any, facts: dict[str, Any], place: tuple[int, int], layout: shards.Layout | None = None
+        self, state: Any, facts: dict[str, Any], place: tuple[int, int], layout: boxes.Layout | None = None
     ) -> None:
         """facts: what tells this training's states from another's. place: the rank, and the number of ranks. layout: of
         a sharded state."""
@@ -130,7 +130,7 @@ class Plan:
             self.is_sharded = self.is_sharded or "sharded" in one
             self.places.append(self.size)
             self.size += _up(tree.size_of(one), _ALIGNED)
-            largest += _up(tree.size_of({**one, "shape": shards.largest(one)}), _ALIGNED)
+            largest += _up(tree.size_of({**one, "shape": boxes.largest(one)}), _ALIGNED)
         self._text = len(self.text([0] * len(self.tensors)))
         # Any rank's part has room in a slot of this size.
         self.slot = _PAGE + largest + self._text

@@ -22,7 +22,7 @@ from . import state as states
 from .choice import Choice, Offer, choose
 from .keeper import Folder, Keeper, local_rank, say
 from .neighbours import Neighbours, neighbours_of
-from .shards import Layout, is_sharded, layout_of
+from .boxes import Layout, is_sharded, layout_of
 from .slots import Snapshot, state_of
 
 # Bytes of a state that are sent at once.

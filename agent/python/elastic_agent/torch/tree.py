@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import shards
+from . import boxes
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -50,9 +50,9 @@ def _described(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
 
 def _described_tensor(tensor: torch.Tensor, tensors: list[torch.Tensor], where: str) -> dict[str, Any]:
     described = {}
-    if shards.is_sharded(tensor):
+    if boxes.is_sharded(tensor):
         try:
-            described["sharded"] = shards.describe(tensor)
+            described["sharded"] = boxes.describe(tensor)
         except ValueError as error:
             raise TypeError(f"{where} cannot be in a snapshot: {error}") from None
         tensor = tensor.to_local()
@@ -134,5 +134,5 @@ def _tensor(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch
 def _placement(text: str) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    dimension = shards.sharded_dimension(text)
+    dimension = boxes.sharded_dimension(text)
     return Replicate() if dimension is None else Shard(dimension)
