@@ -1,5 +1,7 @@
-//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix.
+//! The command lines of `elastic-coordinator` and `elasticctl`, and the flags that both have: which store, which prefix, and
+//! how agents are spoken with.
 
+pub mod certs;
 pub mod coordinator;
 pub mod logs;
 pub mod operator;
@@ -12,6 +14,7 @@ use clap::Args;
 use crate::job::Keys;
 use crate::store::StoreError;
 use crate::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use crate::tls::{MutualTls, TlsFiles};
 
 /// Variable that holds etcd's password where no file does.
 const PASSWORD: &str = "ELASTIC_ETCD_PASSWORD";
@@ -84,6 +87,49 @@ impl StoreFlags {
             config.user = Some(EtcdUser { name, password });
         }
         Ok(config)
+    }
+}
+
+/// How agents are spoken with: over mutual TLS, or plain.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "TLS with agents")]
+pub struct PeerFlags {
+    /// PEM file of our own certificate: with it agents are spoken with over mutual TLS, as the agents' own --peer-cert says
+    ///
+    /// `elasticctl certs` makes a private authority and its certificates. All three files are read again within a second
+    /// when they change. A job's agents and its coordinators have them all, or none.
+    #[arg(
+        long,
+        env = "ELASTIC_PEER_CERT",
+        requires = "peer_key",
+        requires = "peer_ca",
+        value_name = "FILE",
+        global = true
+    )]
+    pub peer_cert: Option<PathBuf>,
+
+    /// PEM file of that certificate's key
+    #[arg(long, env = "ELASTIC_PEER_KEY", requires = "peer_cert", value_name = "FILE", global = true)]
+    pub peer_key: Option<PathBuf>,
+
+    /// PEM file of the authority: who shows a certificate of it is let in, whatever its name
+    #[arg(long, env = "ELASTIC_PEER_CA", requires = "peer_cert", value_name = "FILE", global = true)]
+    pub peer_ca: Option<PathBuf>,
+}
+
+impl PeerFlags {
+    /// The files that they name.
+    pub fn files(&self) -> Option<TlsFiles> {
+        let (certificate, key) = self.peer_cert.clone().zip(self.peer_key.clone())?;
+        Some(TlsFiles { certificate, key, authority: self.peer_ca.clone()? })
+    }
+
+    /// Mutual TLS by these files, where they are named. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The file that cannot be used, and why.
+    pub fn tls(&self) -> Result<Option<MutualTls>, String> {
+        self.files().map(MutualTls::follow).transpose()
     }
 }
 

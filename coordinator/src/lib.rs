@@ -4,6 +4,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`time`] | time as a value, and dates for people |
+//! | [`followed`] | files that are read again while the program runs |
+//! | [`tls`] | TLS of what we serve, and mutual TLS among peers |
 //! | [`store`] | the narrow trait over a key-value store, and etcd v3 behind it |
 //! | [`etcd_v2`] | a client of etcd's v2 API |
 //! | [`listener`] | listening sockets, and the descriptors that they cost |
@@ -25,6 +27,7 @@
 pub mod embedded;
 pub mod etcd_v2;
 pub mod flags;
+pub mod followed;
 pub mod job;
 pub mod listener;
 pub mod node;
@@ -34,5 +37,6 @@ pub mod rendezvous;
 pub mod service;
 pub mod store;
 pub mod time;
+pub mod tls;
 pub mod torchelastic;
 pub mod workers;

@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 pub(crate) mod blackhole_proxy;
+mod secure;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +20,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
-use futures::Stream;
 use hyper::body::Incoming;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -188,11 +188,6 @@ impl Port {
         }
     }
 
-    /// All connections, for a gRPC server.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<Connection>> {
-        futures::stream::unfold(self, |mut port| async { Some((Ok(port.accept().await), port)) })
-    }
-
     /// Answers HTTP/1, and HTTP/2 where a client begins with it, until it is dropped. Connections that are idle or do not
     /// finish their requests are closed.
     pub async fn serve_http(mut self, router: Router) {
@@ -203,7 +198,7 @@ impl Port {
     }
 
     /// The same over TLS, each connection with the settings of that moment.
-    pub async fn serve_https(mut self, router: Router, settings: impl Fn() -> Arc<ServerConfig>) {
+    pub async fn serve_https(mut self, router: Router, settings: impl Fn() -> Arc<ServerConfig> + Send) {
         loop {
             let mut stream = self.accept().await;
             // The handshake's own limit is the shorter way to say it.

@@ -22,6 +22,7 @@ use crate::job::overview::{Job, Overview};
 use crate::job::{Endpoint, Fate, JobId, Keys, NodeId, Phase, RoundState};
 use crate::node::dial;
 use crate::store::{Guard, KeyValue, Op, OpResult, Revision, Store, StoreError, Txn};
+use crate::tls::MutualTls;
 
 /// How often a deletion is tried again that another write overtook.
 const TRIES: usize = 5;
@@ -114,6 +115,8 @@ pub struct Target<'a> {
     pub chosen: Option<Revision>,
     /// Milliseconds since the Unix epoch, here and now.
     pub now_ms: u64,
+    /// How its agents' ports are asked.
+    pub tls: Option<&'a MutualTls>,
 }
 
 /// A job as it was read, which may be deleted if the guards hold.
@@ -175,7 +178,7 @@ async fn clear(store: &dyn Store, target: &Target<'_>) -> Result<Cleared, Remova
     }
     let suspects = suspects(id, &job, &values)?;
     let asked = futures::stream::iter(suspects.ask).map(|(node, peer)| async move {
-        let found = dial::find(&peer, &node, PATIENCE).await;
+        let found = dial::find(&peer, &node, target.tls, PATIENCE).await;
         (node, found)
     });
     let answers: Vec<(NodeId, Found)> = asked.buffer_unordered(ASKED_AT_ONCE).collect().await;

@@ -30,6 +30,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
         exclude_after: Some(3),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
+        peer_tls: false,
         timings: Timings {
             lease_ttl: Duration::from_secs(2),
             last_call: Duration::from_millis(100),

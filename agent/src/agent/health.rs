@@ -1,4 +1,4 @@
-//! The agent's health, told over plain HTTP: `--health-port`. The health of the whole job is shown by the coordinator
+//! The agent's health, told over HTTP: `--health-port`; beyond loopback over mutual TLS, where the agent has that. The health of the whole job is shown by the coordinator
 //! and `elasticctl`.
 //!
 //! | path | answers |
@@ -22,6 +22,7 @@ use axum::routing::get;
 use elastic_coordinator::listener::{Port, Share, listen};
 use elastic_coordinator::node::Status;
 use elastic_coordinator::time::Time;
+use elastic_coordinator::tls::MutualTls;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -67,16 +68,18 @@ impl Health {
         Arc::new(Health { job, standing: watch::Sender::new(Standing::Before("starting".to_owned())) })
     }
 
-    /// Serves the health port at this address for as long as the agent runs.
+    /// Serves the health port at this address for as long as the agent runs. Others on this machine, such as a probe, need
+    /// no certificate.
     ///
     /// # Errors
     /// The port is taken or not allowed, or the address is not this machine's.
-    pub fn tell(self: &Arc<Self>, at: SocketAddr) -> anyhow::Result<()> {
+    pub fn tell(self: &Arc<Self>, at: SocketAddr, tls: Option<MutualTls>) -> anyhow::Result<()> {
         let listener =
             listen(at).with_context(|| format!("cannot tell health at {at}; choose another with --health-port"))?;
         let bound = listener.local_addr()?;
         tracing::info!(port = bound.port(), address = %bound.ip(), "health");
-        tokio::spawn(serve(listener, Arc::clone(self)));
+        let tls = tls.filter(|_| !bound.ip().is_loopback());
+        tokio::spawn(serve(listener, Arc::clone(self), tls));
         Ok(())
     }
 
@@ -133,14 +136,18 @@ fn ready(group: &GroupState) -> bool {
     !group.workers.is_empty() && group.workers.iter().any(|worker| worker.exit.is_none())
 }
 
-async fn serve(listener: TcpListener, health: Arc<Health>) {
+async fn serve(listener: TcpListener, health: Arc<Health>, tls: Option<MutualTls>) {
     let router = Router::new()
         .route("/live", get(is_live))
         .route("/ready", get(is_ready))
         .route("/metrics", get(metrics))
         .route("/", get(state))
         .with_state(health);
-    Port::new(listener, Share::Monitors).serve_http(router).await;
+    let port = Port::new(listener, Share::Monitors);
+    match tls {
+        Some(tls) => port.serve_https(router, move || tls.server()).await,
+        None => port.serve_http(router).await,
+    }
 }
 
 async fn state(State(health): State<Arc<Health>>) -> Response {

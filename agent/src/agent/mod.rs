@@ -18,7 +18,9 @@ use std::path::Path;
 
 use elastic_coordinator::job::Endpoint;
 use elastic_coordinator::node::logs::READERS;
+use elastic_coordinator::node::trust;
 use elastic_coordinator::rendezvous::End;
+use elastic_coordinator::tls::MutualTls;
 use tokio::sync::mpsc;
 
 use crate::cli::{Dialect, Options};
@@ -83,9 +85,10 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let spec = options.spec();
     spec.check()?;
     // This comes before all that may take a while: who waits lives.
+    let tls = options.peers.tls.clone().map(MutualTls::follow).transpose().map_err(anyhow::Error::msg)?;
     let health = Health::of(options.job.to_string());
     if let Some(at) = options.watch.health {
-        health.tell(at)?;
+        health.tell(at, tls.clone())?;
     }
     let timings = spec.timings;
     let program = setup::program(&options)?;
@@ -101,17 +104,26 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let Some(identity) = unless_told(&mut signals, claim).await? else { return Ok(End::Drained) };
     let paths = setup::job_paths(&options);
     health.before(setup::waits_for(&options.rendezvous));
-    let open = async { Ok(backend::open(&options.rendezvous, &paths, timings.join_timeout).await?) };
+    let way = backend::Way { tls: tls.as_ref(), bind: options.peers.bind };
+    let open = async { Ok(backend::open(&options.rendezvous, &paths, way, timings.join_timeout).await?) };
     let Some(mut backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
     // Nobody asks for metrics without a port.
     let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name));
     if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
     }
+    if let (Some(store), Some(tls)) = (backend.store(), &tls) {
+        let trusted = async {
+            let distrust = trust::distrust(store.as_ref(), &paths.keys, tls).await?;
+            distrust.map_or(Ok(()), |why| Err(anyhow::Error::msg(why)))
+        };
+        let Some(()) = unless_told(&mut signals, trusted).await? else { return Ok(End::Drained) };
+    }
     if let (Some(store), Some(_)) = (backend.store(), options.preflight.peer_bandwidth) {
         health.before("measuring the bandwidth to the job's nodes (--preflight-peer-bandwidth)");
         let (job, keys) = (&options.job, &paths.keys);
-        let joining = Joining { store, job, keys, node: identity.to_string(), boot: &identity.boot_id };
+        let joining =
+            Joining { store, job, keys, node: identity.to_string(), boot: &identity.boot_id, tls: tls.as_ref() };
         let fit = async { Ok(preflight::pass_peers(&options.preflight, &joining).await?) };
         let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     }
@@ -137,7 +149,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     tracing::info!(job = %options.job, store = %backend.name, "joining");
     let (logs, requests) = mpsc::channel(READERS);
     let readers = LogReaders::start(group.output_history(), requests);
-    let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs);
+    let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls);
     let socket = identity.runtime_dir().join(setup::socket_name());
     let socket =
         WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;

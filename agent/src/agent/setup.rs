@@ -10,6 +10,7 @@ use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release
 use elastic_coordinator::node::Node;
 use elastic_coordinator::node::logs::LogRequest;
 use elastic_coordinator::node::torchelastic::TorchElastic;
+use elastic_coordinator::tls::MutualTls;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -158,6 +159,7 @@ pub(super) fn group(
         // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
         shortage_patience: options.timings.start_timeout / 2,
         store_host: options.store_host,
+        bind: options.peers.bind,
         virtual_local_rank: options.virtual_local_rank,
         cpus,
         signals: options.signals.clone(),
@@ -166,12 +168,16 @@ pub(super) fn group(
     })
 }
 
-/// Listens for other agents. A loopback address is used alone. Otherwise this listens on all interfaces, because it is
-/// not known here which of them a peer comes in by.
+/// Listens for other agents: on the address that was given, else on `address` alone if it is a loopback one, else on all
+/// interfaces, because it is not known here which of them a peer comes in by.
 pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<TcpListener> {
-    let port = options.peer_port;
+    let (port, bind) = (options.peers.port, options.peers.bind.map(|ip| ip.to_string()));
     let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let hosts: &[&str] = if loopback { &[address] } else { &["::", "0.0.0.0"] };
+    let hosts: &[&str] = match &bind {
+        Some(bind) => &[bind],
+        None if loopback => &[address],
+        None => &["::", "0.0.0.0"],
+    };
     ports::listen(hosts, port).await.map_err(|error| {
         anyhow::anyhow!(
             "cannot listen for other agents on port {port}: {error}; choose another with --peer-port, or 0 for any"
@@ -188,10 +194,11 @@ pub(super) fn participation(
     job: JobId,
     listener: TcpListener,
     logs: mpsc::Sender<LogRequest>,
+    tls: Option<MutualTls>,
 ) -> Participation {
     match &backend.rendezvous {
         RendezvousStore::Store(store) => {
-            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs).concluding())
+            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs, tls).concluding())
         }
         RendezvousStore::TorchElastic(etcd) => {
             let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");

@@ -35,8 +35,8 @@ Examples:
     elastic-agent --rdzv-backend=etcd --rdzv-endpoint=etcd0:2379,etcd1:2379 \\
         --rdzv-id=JOB --nnodes=1:4 --nproc-per-node=gpu --max-restarts=3 train.py
 
-  Two machines without etcd: the agent on node0 serves the store:
-    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --rdzv-id=JOB --nnodes=2 train.py
+  Two machines of a trusted network, without etcd: the agent on node0 serves the store:
+    elastic-agent --rdzv-backend=c10d --rdzv-endpoint=node0 --insecure --rdzv-id=JOB --nnodes=2 train.py
 
   A program that is not Python, its output shown and kept:
     elastic-agent --standalone --no-python --tee=3 --log-dir=logs ./train --rank '${rank}'
@@ -87,7 +87,16 @@ pub(super) const CONF: &str = "Further settings, KEY=VALUE with commas: join_tim
 pub(super) const STANDALONE: &str = "Train on this node alone, without a store; each start is a new job";
 pub(super) const LOCAL_ADDR: &str = "Host name or address that other nodes use for this one [default: the address of \
      the network interface that reaches the store]";
-pub(super) const PEER_PORT: &str = "Port that other agents use for this one [default: any free port]";
+pub(super) const PEER_PORT: &str = "Port that other agents use for this one, and the address on which the agent listens \
+     for other nodes, here and where it serves a store [default: any free port; all addresses, or the loopback address of \
+     --local-addr]";
+pub(super) const PEER_CERT: &str = "PEM file of this node's certificate: agents and coordinators of the job then speak \
+     mutual TLS with each other, and so do the store that an agent serves, and --health-port beyond loopback. All agents \
+     of a job have it, or none; elasticctl certs makes certificates. Read again within a second when it changes";
+pub(super) const PEER_KEY: &str = "PEM file of that certificate's key";
+pub(super) const PEER_CA: &str =
+    "PEM file of the authority: who shows a certificate of it is let in, whatever its name";
+pub(super) const INSECURE: &str = "Serve the store of c10d and static to whoever reaches it, without --peer-cert";
 pub(super) const PIN_INTERFACE: &str = "Make gloo and NCCL use only the network interface with this node's address \
      (sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)";
 pub(super) const MAX_RESTARTS: &str = "Failures after which the job is restarted, counted over all nodes; one more \

@@ -9,6 +9,7 @@ mod error;
 mod flags;
 mod help;
 mod logs;
+mod peers;
 mod preflight;
 mod rendezvous;
 mod spare;
@@ -38,6 +39,7 @@ use crate::workers::slots::WorkerCount;
 
 pub use dialect::Dialect;
 pub use error::{Stop, UsageError};
+pub use peers::PeerOptions;
 pub use spare::SpareOptions;
 pub use values::NodeRange;
 pub use watch::WatchOptions;
@@ -123,8 +125,8 @@ pub struct Options {
     pub local_addr: Option<String>,
     /// Whether gloo and NCCL are to use the interface whose address peers are told.
     pub pin_interface: bool,
-    /// The port on which the agent listens for its peers. 0: the kernel picks one.
-    pub peer_port: u16,
+    /// How other agents are reached, and reach this one.
+    pub peers: PeerOptions,
     /// The agent's own log level.
     pub log_level: Level,
     /// Whether the agent's own log is JSON.
@@ -146,6 +148,7 @@ impl Options {
             exclude_after: Some(self.exclude_after),
             restart_policy: self.restart_policy,
             on_store_loss: self.on_store_loss,
+            peer_tls: self.peers.tls.is_some(),
             timings: self.timings,
         }
     }
@@ -207,7 +210,8 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let mut nodes = settings.parsed("nnodes", values::nodes)?.unwrap_or(NodeRange { min: 1, max: 1 });
     let conf = settings.text("rdzv-conf")?.map(|setting| conf::parse(&setting)).transpose()?.unwrap_or_default();
     warnings.extend(conf.warnings.iter().cloned());
-    let ResolvedRendezvous { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &mut warnings)?;
+    let peers = peers::read(settings)?;
+    let ResolvedRendezvous { rendezvous, place } = rendezvous::resolve(settings, nodes, &conf, &peers, &mut warnings)?;
     if rendezvous == Rendezvous::Standalone && nodes.max > 1 {
         warnings.push(format!("--standalone runs one node: --nnodes={nodes} is taken as 1"));
         nodes.max = 1;
@@ -246,6 +250,12 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         if preflight.peer_bandwidth.is_some() {
             let why = "where nothing proves to a node who may ask it to send";
             warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
+        }
+        if peers.tls.is_some() {
+            warnings.push(
+                "--peer-cert protects only the health port on etcd's v2 API, where agents do not speak with each other"
+                    .into(),
+            );
         }
         let given = [("restarts-without-progress", restarts_without_progress), ("exclude-after", exclude_after)];
         warnings.extend(
@@ -288,9 +298,9 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
         preflight,
         watch,
         report: logs::report(settings)?,
-        local_addr: local_addr.or(named),
+        local_addr: local_addr.or(named).or_else(|| peers.advertised()),
         pin_interface: settings.switch("pin-interface")?,
-        peer_port: settings.parsed("peer-port", values::port)?.unwrap_or(0),
+        peers,
         log_level: log_level(settings, &mut warnings)?,
         json_logs: settings.switch("json-logs")?,
         program,

@@ -6,10 +6,18 @@ use super::conf::Conf;
 use super::endpoint;
 use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
+use super::peers::PeerOptions;
 use super::values::{self, NodeRange};
 use crate::meeting::rendezvous::{Rendezvous, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
+
+/// What to do where the agent's own store is to speak TLS.
+const TLS: &str = "give --peer-cert, --peer-key and --peer-ca for TLS";
+
+/// What to do about a store for everybody.
+const CLOSE: &str = "give every node --peer-cert FILE --peer-key FILE --peer-ca FILE (elasticctl certs makes the files), or \
+                     --insecure where everybody on the network is trusted";
 
 /// How this node meets the others.
 pub(super) struct ResolvedRendezvous {
@@ -28,6 +36,7 @@ pub(super) fn resolve(
     settings: &Settings<'_>,
     nodes: NodeRange,
     conf: &Conf,
+    peers: &PeerOptions,
     warnings: &mut Vec<String>,
 ) -> Result<ResolvedRendezvous, UsageError> {
     let backend = settings.text("rdzv-backend")?;
@@ -51,12 +60,12 @@ pub(super) fn resolve(
     match name {
         "etcd" => etcd(endpoint.as_ref(), conf, conf.v2).map(ResolvedRendezvous::from),
         "etcd-v2" => etcd(endpoint.as_ref(), conf, true).map(ResolvedRendezvous::from),
-        "c10d" => hosted(endpoint.as_ref(), nodes, conf).map(ResolvedRendezvous::from),
+        "c10d" => hosted(endpoint.as_ref(), nodes, conf, peers).map(ResolvedRendezvous::from),
         // torchrun's rule: its default backend, without any address, means one node alone.
         "static" if endpoint.is_none() && nodes.max == 1 && settings.text("master-port")?.is_none() => {
             standalone(nodes, conf).map(ResolvedRendezvous::from)
         }
-        "static" => fixed(settings, endpoint.as_ref(), nodes, conf),
+        "static" => fixed(settings, endpoint.as_ref(), nodes, (conf, peers), warnings),
         other => {
             let cause = "no such backend; one of a Python package cannot be loaded, as no Python runs in the agent";
             let refusal = Refusal::new(cause, format!("{TODAY}, static, or --standalone for one node"));
@@ -74,7 +83,12 @@ fn standalone(nodes: NodeRange, conf: &Conf) -> Result<Rendezvous, UsageError> {
     Ok(Rendezvous::Standalone)
 }
 
-fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<Rendezvous, UsageError> {
+fn hosted(
+    endpoint: Option<&Setting>,
+    nodes: NodeRange,
+    conf: &Conf,
+    peers: &PeerOptions,
+) -> Result<Rendezvous, UsageError> {
     no_etcd_keys(conf)?;
     let Some(setting) = endpoint else {
         return Ok(Rendezvous::Hosted { endpoint: endpoint::localhost(endpoint::C10D_PORT), is_host: conf.is_host });
@@ -85,9 +99,7 @@ fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<R
         return Err(Refusal::new(cause, "name the one, or use --rdzv-backend=etcd").of(setting));
     };
     if list.https == Some(true) {
-        return Err(
-            Refusal::new("the agent's own store does not speak https", "use etcd where TLS is needed").of(setting)
-        );
+        return Err(Refusal::new("the agent's own store does not speak https", TLS).of(setting));
     }
     if endpoint.port == 0 {
         if nodes.max == 1 {
@@ -96,7 +108,16 @@ fn hosted(endpoint: Option<&Setting>, nodes: NodeRange, conf: &Conf) -> Result<R
         let advice = format!("give a port, {} is the default", endpoint::C10D_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of(setting));
     }
+    // Which agent serves it is known only once names are resolved. All hear the same.
+    if conf.is_host != Some(false) && peers.leaves_open(endpoint) {
+        return Err(Refusal::new(open(endpoint), CLOSE).of(format_args!("--rdzv-backend=c10d {setting}")));
+    }
     Ok(Rendezvous::Hosted { endpoint: endpoint.clone(), is_host: conf.is_host })
+}
+
+/// What is wrong with a store for everybody.
+fn open(store: &Endpoint) -> String {
+    format!("whoever reaches port {} of {} could read and change the job's store", store.port, store.host)
 }
 
 /// Fixed nodes with fixed places. The agent of node 0 serves the store.
@@ -104,7 +125,8 @@ fn fixed(
     settings: &Settings<'_>,
     endpoint: Option<&Setting>,
     nodes: NodeRange,
-    conf: &Conf,
+    (conf, peers): (&Conf, &PeerOptions),
+    warnings: &mut Vec<String>,
 ) -> Result<ResolvedRendezvous, UsageError> {
     no_etcd_keys(conf)?;
     let place = settings.parsed("node-rank", values::place)?.unwrap_or(0);
@@ -132,6 +154,10 @@ fn fixed(
     if endpoint.port == 0 {
         let advice = format!("give a port, {} is the default", endpoint::STATIC_PORT);
         return Err(Refusal::new("other nodes cannot know which port 0 becomes", advice).of("--master-port=0"));
+    }
+    // torchrun's commonest command line, whose workers open a port for everybody in any case: it is not refused.
+    if place == 0 && peers.leaves_open(&endpoint) {
+        warnings.push(format!("--rdzv-backend=static: {}; {CLOSE}", open(&endpoint)));
     }
     Ok(ResolvedRendezvous {
         rendezvous: Rendezvous::Hosted { endpoint, is_host: Some(place == 0) },
@@ -180,6 +206,6 @@ fn no_etcd_keys(conf: &Conf) -> Result<(), UsageError> {
     } else {
         return Ok(());
     };
-    let cause = format!("{key}: the agent's own store knows neither TLS nor users");
-    Err(Refusal::new(cause, "use --rdzv-backend=etcd where they are needed").of("--rdzv-conf"))
+    let cause = format!("{key}: that is for etcd, and the store here is an agent's own");
+    Err(Refusal::new(cause, format!("{TLS}; users are for --rdzv-backend=etcd alone")).of("--rdzv-conf"))
 }

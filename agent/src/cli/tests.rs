@@ -126,6 +126,42 @@ fn times_may_have_units() {
 }
 
 #[test]
+fn a_store_for_everybody_is_served_only_where_that_is_meant() {
+    let c10d = "--rdzv-backend=c10d --rdzv-endpoint=n0";
+    for closed in [
+        "--insecure",
+        "--peer-cert=c --peer-key=k --peer-ca=a",
+        "--peer-port=127.0.0.1:7000",
+        "--rdzv-conf is_host=false",
+        "--rdzv-endpoint=localhost",
+    ] {
+        assert!(run_with(&format!("{c10d} {closed} t"), &[]).is_ok(), "{closed}");
+    }
+    assert!(run_with(&format!("{c10d} t"), &[("PET_INSECURE", "1")]).is_ok());
+    assert!(mistake_with(&format!("{c10d} --peer-port=0.0.0.0:7000 t"), &[]).contains("--insecure"));
+    let fixed = |flags: &str| run(&format!("--nnodes=2 --master-addr=n0 {flags} t")).warnings;
+    assert!(fixed("")[0].starts_with("--rdzv-backend=static: whoever reaches port 29500 of n0"), "{:?}", fixed(""));
+    for (flags, why) in
+        [("--insecure", "meant"), ("--node-rank=1", "another serves"), ("--master-addr=::1", "loopback")]
+    {
+        assert_eq!(fixed(flags), [""; 0], "{why}");
+    }
+}
+
+#[test]
+fn the_address_that_is_bound_is_told_unless_another_is_given() {
+    let told = |flags: &str| {
+        let options = etcd(flags);
+        (options.peers.bind.map(|ip| ip.to_string()), options.peers.port, options.local_addr)
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(told("--peer-port=7000"), (None, 7000, None));
+    assert_eq!(told("--peer-port=10.0.0.1:7000"), (text("10.0.0.1"), 7000, text("10.0.0.1")));
+    assert_eq!(told("--peer-port=[::]:0"), (text("::"), 0, None));
+    assert_eq!(told("--peer-port=10.0.0.1:1 --local-addr=n1"), (text("10.0.0.1"), 1, text("n1")));
+}
+
+#[test]
 fn tls_and_users_reach_etcd() {
     let rendezvous = |flags: &str| match etcd(flags).rendezvous {
         Rendezvous::Etcd { tls, credentials, .. } => (tls, credentials),
@@ -159,8 +195,8 @@ fn endpoints_have_default_ports_and_may_be_several() {
     let hosted = |line: &str| run(line).rendezvous;
     let at = |host: &str, port, is_host| Rendezvous::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
     assert_eq!(hosted("--rdzv-backend=c10d --nnodes=2 t"), at("localhost", 29400, None));
-    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 t"), at("n0", 29400, None));
-    let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --rdzv-conf is_host=true,read_timeout=60 t");
+    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 --insecure t"), at("n0", 29400, None));
+    let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --insecure --rdzv-conf is_host=true,read_timeout=60 t");
     assert_eq!(told, at("n0", 5, Some(true)));
     assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 t"), Rendezvous::Standalone);
 }
@@ -185,11 +221,11 @@ fn an_etcd_job_without_an_id_is_torchruns_none_with_a_warning() {
 
 #[test]
 fn flags_may_be_spelled_with_underscores_and_be_shortened() {
-    let full = run("--rdzv-backend c10d --rdzv-endpoint h --nproc-per-node 2 --max-restarts 3 --redirects 3 t");
+    let full = run("--rdzv-backend c10d --rdzv-endpoint localhost --nproc-per-node 2 --max-restarts 3 --redirects 3 t");
     for line in [
-        "--rdzv_backend c10d --rdzv_endpoint h --nproc_per_node 2 --max_restarts 3 --redirects 3 t",
-        "--rdzv-b c10d --rdzv_end=h --nproc 2 --max 3 --redirect=3 t",
-        "--max-restarts 9 --rdzv-b=c10d --rdzv-e h --nproc_per 2 --max-r=3 -r3 -- t",
+        "--rdzv_backend c10d --rdzv_endpoint localhost --nproc_per_node 2 --max_restarts 3 --redirects 3 t",
+        "--rdzv-b c10d --rdzv_end=localhost --nproc 2 --max 3 --redirect=3 t",
+        "--max-restarts 9 --rdzv-b=c10d --rdzv-e localhost --nproc_per 2 --max-r=3 -r3 -- t",
     ] {
         assert_eq!(run(line), full, "{line}");
     }
@@ -315,7 +351,7 @@ fn the_rest_of_the_flags_arrive() {
     );
     assert_eq!(options.prefix.as_deref(), Some("/my/jobs"));
     assert_eq!((options.node_name.as_deref(), options.local_addr.as_deref()), (Some("n1"), Some("::1")));
-    assert_eq!((options.peer_port, options.restart_policy), (7000, RestartPolicy::All));
+    assert_eq!((options.peers.port, options.restart_policy), (7000, RestartPolicy::All));
     assert_eq!((options.on_store_loss, options.json_logs), (OnStoreLoss::Fence, true));
     assert_eq!((options.program.kind, options.log_level), (ProgramKind::Executable, Level::TRACE));
     let spec = options.spec();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;
-use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer};
+use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer, Options};
 use elastic_coordinator::etcd_v2::EtcdV2;
 use elastic_coordinator::job::Endpoint;
 use elastic_coordinator::node::torchelastic::met_on_v2;
@@ -15,6 +15,7 @@ use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser,
 use elastic_coordinator::store::metered::{CallObserver, Metered};
 use elastic_coordinator::store::{Store, StoreError};
 use elastic_coordinator::time::Time;
+use elastic_coordinator::tls::MutualTls;
 use tokio::net::TcpStream;
 
 use crate::machine::address::names_loopback;
@@ -130,11 +131,25 @@ impl Backend {
     }
 }
 
+/// The way to a store that an agent serves, and where it is served.
+#[derive(Debug, Clone, Copy)]
+pub struct Way<'a> {
+    /// Mutual TLS.
+    pub tls: Option<&'a MutualTls>,
+    /// The address to serve it on. None: a loopback address that the endpoint names, else all.
+    pub bind: Option<IpAddr>,
+}
+
 /// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
 ///
 /// # Errors
 /// [`BackendError`] says what is wrong and what to do.
-pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration) -> Result<Backend, BackendError> {
+pub async fn open(
+    rendezvous: &Rendezvous,
+    paths: &JobPaths,
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
     match rendezvous {
         Rendezvous::Standalone => {
             let store = Arc::new(MemoryStore::start(Limits::default()));
@@ -145,14 +160,14 @@ pub async fn open(rendezvous: &Rendezvous, paths: &JobPaths, patience: Duration)
                 name: "a store of this process".into(),
             })
         }
-        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, patience).await,
+        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
         Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
             let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
             let client = EtcdV2::connect(config.clone())?;
             if *v2 {
                 return etcd_v2(client, config, paths, patience).await;
             }
-            let backend = etcd(config, &client, patience).await?;
+            let backend = etcd(config, Some(&client), patience).await?;
             // Most servers do not offer v2, so nobody can meet there.
             match met_on_v2(&client, &paths.paths).await {
                 Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
@@ -220,7 +235,7 @@ fn system_ca() -> Result<std::path::PathBuf, StoreError> {
 }
 
 /// Opens etcd by its v3 API. `v2` is asked only where v3 does not answer.
-async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Backend, BackendError> {
+async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Result<Backend, BackendError> {
     let name = format!("etcd at {}", config.endpoints.join(", "));
     let store = EtcdStore::connect(config)?;
     let probe = async || {
@@ -228,6 +243,7 @@ async fn etcd(config: EtcdConfig, v2: &EtcdV2, patience: Duration) -> Result<Bac
             Ok(probe) => return Ok(Ok(probe)),
             Err(failure) => failure,
         };
+        let Some(v2) = v2 else { return Err(failure) };
         match v2.probe().await {
             // The server is up. Either it has come up only now, or it has no v3 API.
             Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
@@ -271,7 +287,12 @@ async fn until_it_answers<T, E: Into<BackendError>>(
 
 /// Follows torchrun's rule: the agent on the machine that the endpoint names serves the store. Of several agents on
 /// that machine, the first one serves it.
-async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) -> Result<Backend, BackendError> {
+async fn hosted(
+    endpoint: &Endpoint,
+    is_host: Option<bool>,
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
     let begun = Time::now();
     let own = match is_host {
         Some(is_host) => is_host,
@@ -281,7 +302,7 @@ async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) 
         }
     };
     if own {
-        match serve(endpoint, patience).await {
+        match serve(endpoint, way, patience).await {
             Ok(server) => {
                 let (store, address) = (Arc::new(server.store()), server.address());
                 tokio::spawn(async move {
@@ -302,18 +323,29 @@ async fn hosted(endpoint: &Endpoint, is_host: Option<bool>, patience: Duration) 
             Err(error) => return Err(error),
         }
     }
-    let config = EtcdConfig::new([endpoint.to_string()]);
-    let v2 = EtcdV2::connect(config.clone())?;
+    let mut config = EtcdConfig::new([endpoint.to_string()]);
+    config.peers = way.tls.cloned();
+    // What speaks our TLS is no etcd of before v3.
+    let v2 = way.tls.is_none().then(|| EtcdV2::connect(config.clone())).transpose()?;
     let left = patience.saturating_sub(Time::now().since(begun));
-    let backend = etcd(config, &v2, left).await?;
+    let backend = etcd(config, v2.as_ref(), left).await.map_err(|error| match error {
+        BackendError::Store(StoreError::Tls { endpoints, .. }) if way.tls.is_none() => {
+            let cause =
+                "it speaks TLS: give this node --peer-cert, --peer-key and --peer-ca, as the node that serves it has";
+            StoreError::Tls { endpoints, cause: cause.to_owned() }.into()
+        }
+        error => error,
+    })?;
     Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
 }
 
-/// Listens on all interfaces, unless the user wrote a loopback address. The address that a host's name has on the host
+/// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The address that a host's name has on the host
 /// itself, often 127.0.1.1, says nothing about how other hosts reach it.
-async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer, BackendError> {
+async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<EmbeddedServer, BackendError> {
     let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
-    let addresses = if names_loopback(&endpoint.host) {
+    let addresses = if let Some(ip) = way.bind {
+        vec![SocketAddr::new(ip, endpoint.port)]
+    } else if names_loopback(&endpoint.host) {
         until_it_answers(patience, || resolve(endpoint)).await?
     } else {
         everywhere.map(|ip| SocketAddr::new(ip, endpoint.port)).to_vec()
@@ -321,7 +353,8 @@ async fn serve(endpoint: &Endpoint, patience: Duration) -> Result<EmbeddedServer
     let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
     for address in addresses {
         // The address is named as the place to meet, so others must be able to reach it.
-        match EmbeddedServer::bind(address, true).await {
+        let options = Options { allow_remote: true, tls: way.tls.cloned(), ..Options::default() };
+        match EmbeddedServer::bind_with(address, options).await {
             Ok(server) => return Ok(server),
             Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
             // This host has no IPv6.

@@ -76,6 +76,7 @@ struct Serving {
 pub struct Master {
     host: StoreHost,
     address: String,
+    bind: Option<IpAddr>,
     endpoint: watch::Sender<Option<Endpoint>>,
     offered: Option<Offered>,
     serving: Option<Serving>,
@@ -83,10 +84,10 @@ pub struct Master {
 }
 
 impl Master {
-    /// A node that has offered no port yet. Peers reach it at `address`.
-    pub fn new(host: StoreHost, address: String) -> Master {
+    /// A node that has offered no port yet. Peers reach it at `address`. It listens on `bind` alone, where that is given.
+    pub fn new(host: StoreHost, address: String, bind: Option<IpAddr>) -> Master {
         let endpoint = watch::Sender::new(None);
-        Master { host, address, endpoint, offered: None, serving: None, past: VecDeque::new() }
+        Master { host, address, bind, endpoint, offered: None, serving: None, past: VecDeque::new() }
     }
 
     /// Whether the agent serves the store.
@@ -119,7 +120,7 @@ impl Master {
     fn open(&self) -> Result<Offered, ReserveError> {
         // A job on a loopback address runs on this machine alone. Nobody else may talk to it, because the protocol
         // knows no passwords.
-        let own = self.address.parse::<IpAddr>().ok().filter(IpAddr::is_loopback);
+        let own = self.bind.or_else(|| self.address.parse::<IpAddr>().ok().filter(IpAddr::is_loopback));
         let reservation = own.map_or_else(reserve_any_port, reserve_port)?;
         let listener = self.is_agent().then(|| reservation.listen()).transpose()?;
         Ok(Offered { reservation, listener })
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
 
     fn master() -> Master {
-        Master::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into())
+        Master::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into(), None)
     }
 
     fn connect(endpoint: &Endpoint) -> io::Result<TcpStream> {
@@ -272,7 +273,7 @@ mod tests {
 
     #[test]
     fn where_workers_serve_themselves_the_port_is_held_and_free_for_rank_0() {
-        let mut master = Master::new(StoreHost::Workers, "127.0.0.1".into());
+        let mut master = Master::new(StoreHost::Workers, "127.0.0.1".into(), None);
         let endpoint = master.offer().unwrap();
         master.begin(1, true).unwrap();
         assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);

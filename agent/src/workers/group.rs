@@ -7,6 +7,7 @@ mod state;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +66,8 @@ pub struct GroupSetup {
     pub shortage_patience: Duration,
     /// The process that serves the store that workers find each other through.
     pub store_host: StoreHost,
+    /// The address on which that is served. None: a loopback address that peers reach this node at, else all.
+    pub bind: Option<IpAddr>,
     /// Whether each worker sees only its own device.
     pub virtual_local_rank: bool,
     /// The CPUs of each worker. If empty, each worker may use all CPUs of the agent.
@@ -135,7 +138,7 @@ impl Group {
     /// # Errors
     /// The guard cannot be reached.
     pub fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<Group, SupervisorError> {
-        let master = Master::new(setup.store_host, setup.address.clone());
+        let master = Master::new(setup.store_host, setup.address.clone(), setup.bind);
         Ok(Group {
             events: Events::new(setup.events.clone()),
             setup,

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
-use elastic_coordinator::embedded::EmbeddedServer;
+use elastic_coordinator::embedded::{EmbeddedServer, Options};
 use elastic_coordinator::flags::coordinator::Flags as Cli;
 use elastic_coordinator::job::{Endpoint, LeaderRecord, NodeId};
 use elastic_coordinator::listener::{self, listen};
 use elastic_coordinator::operator::Operator;
 use elastic_coordinator::service::http::users::Users;
-use elastic_coordinator::service::http::{self, Shown, Site, tls};
+use elastic_coordinator::service::http::{self, Shown, Site};
 use elastic_coordinator::service::retention::Policy;
 use elastic_coordinator::service::{self, ServiceSetup, Shared};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::store::metered::Metered;
+use elastic_coordinator::tls::{MutualTls, ServerSettings, https};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::EnvFilter;
@@ -67,8 +68,13 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let shared = Arc::<Shared>::default();
     let (leave, leaving) = watch::channel(false);
     let mut serving = None;
+    let tls = cli.peers.tls().map_err(anyhow::Error::msg)?;
     let store: Arc<dyn Store> = if cli.embedded {
-        let server = EmbeddedServer::bind(cli.listen, cli.allow_remote).await?;
+        let server = EmbeddedServer::bind_with(
+            cli.listen,
+            Options { allow_remote: cli.allow_remote, tls: tls.clone(), ..Options::default() },
+        )
+        .await?;
         let store = Arc::new(server.store());
         let mut leaving = leaving.clone();
         serving = Some(tokio::spawn(server.serve(async move { drop(leaving.wait_for(|leave| *leave).await) })));
@@ -86,14 +92,15 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     let observer = Arc::new(move |call, ok, took| observed.metrics.called(call, ok, took));
     let store: Arc<dyn Store> = Arc::new(Metered::new(store, observer));
     if let Some(address) = cli.http {
-        let operator = Operator::new(Arc::clone(&store), &cli.store.prefix);
-        serve_http(&cli, address, Arc::clone(&shared), operator)?;
+        let operator = Operator::new(Arc::clone(&store), &cli.store.prefix).over(tls.clone());
+        serve_http(&cli, address, Arc::clone(&shared), operator, tls.as_ref())?;
     }
     let setup = ServiceSetup {
         store,
         prefix: cli.store.prefix,
         record: LeaderRecord::new(node, peer, true),
         listener,
+        tls,
         lease_ttl: Duration::from_secs(cli.lease_ttl),
         retention: Policy { keep: cli.keep_finished, count: cli.keep_finished_count },
         shared,
@@ -114,10 +121,22 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
 }
 
 /// Begins to serve `--http`.
-fn serve_http(cli: &Cli, address: SocketAddr, shared: Arc<Shared>, operator: Operator) -> anyhow::Result<()> {
+fn serve_http(
+    cli: &Cli,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    operator: Operator,
+    peers: Option<&MutualTls>,
+) -> anyhow::Result<()> {
     let files = cli.http_cert.clone().zip(cli.http_key.clone());
-    let tls = files.map(|(certificate, key)| tls::certificate(certificate, key)).transpose();
-    let tls = tls.map_err(anyhow::Error::msg).context("--http-cert and --http-key")?;
+    let own = files.map(|(certificate, key)| https::certificate(certificate, key)).transpose();
+    let own = own.map_err(anyhow::Error::msg).context("--http-cert and --http-key")?;
+    let peers = peers.filter(|_| !address.ip().is_loopback() && !cli.http_insecure).cloned();
+    let tls: Option<ServerSettings> = match (own, peers) {
+        (Some(own), _) => Some(Box::new(move || own.now())),
+        (None, Some(peers)) => Some(Box::new(move || peers.server())),
+        (None, None) => None,
+    };
     let shown = match &cli.http_users {
         Some(file) => {
             anyhow::ensure!(

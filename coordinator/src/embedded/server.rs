@@ -22,6 +22,7 @@ use super::status::auth_not_enabled;
 use super::watch::WatchService;
 use super::{Hub, MemoryStore};
 use crate::listener::{Port, Share, listen};
+use crate::tls::MutualTls;
 
 /// Room for what a message holds besides keys and values; etcd allows the same.
 const MESSAGE_OVERHEAD: usize = 512 << 10;
@@ -36,10 +37,11 @@ const STREAMS: u32 = 512;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmbeddedError {
-    /// The address can be reached from other machines, and nobody said that it may be.
+    /// The address can be reached from other machines, without TLS, and nobody said that it may be.
     #[error(
-        "the embedded store knows neither passwords nor TLS, and at {address} other machines could reach it: \
-         give it a loopback address such as 127.0.0.1, or allow remote clients explicitly where the network is trusted"
+        "whoever reaches {address} could read and write the embedded store, and other machines can: give it certificates \
+         (--peer-cert, --peer-key and --peer-ca), or a loopback address such as 127.0.0.1, or --allow-remote where the \
+         network is trusted"
     )]
     Remote {
         /// The address asked for.
@@ -74,8 +76,10 @@ pub enum EmbeddedError {
 /// How the embedded store is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether an address that other machines can reach is taken.
+    /// Whether an address that other machines can reach is taken without TLS.
     pub allow_remote: bool,
+    /// Serves those alone who show a certificate.
+    pub tls: Option<MutualTls>,
     /// Bounds on what it holds.
     pub limits: Limits,
     /// How often a watch that asked for it is told of the store's progress. etcd's default is ten minutes.
@@ -87,7 +91,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let (progress_every, client_check) = (Duration::from_secs(600), Duration::from_secs(10));
-        Options { allow_remote: false, limits: Limits::default(), progress_every, client_check }
+        Options { allow_remote: false, tls: None, limits: Limits::default(), progress_every, client_check }
     }
 }
 
@@ -116,7 +120,7 @@ impl EmbeddedServer {
     /// # Errors
     /// The same.
     pub async fn bind_with(address: SocketAddr, options: Options) -> Result<EmbeddedServer, EmbeddedError> {
-        if !options.allow_remote && !address.ip().to_canonical().is_loopback() {
+        if !options.allow_remote && options.tls.is_none() && !address.ip().to_canonical().is_loopback() {
             return Err(EmbeddedError::Remote { address });
         }
         let open = || {
@@ -174,7 +178,10 @@ impl EmbeddedServer {
             .http2_keepalive_interval(Some(options.client_check))
             .http2_keepalive_timeout(Some(options.client_check))
             .add_routes(Routes::from(router))
-            .serve_with_incoming_shutdown(Port::new(listener, Share::Store).incoming(), closing.clone().closed());
+            .serve_with_incoming_shutdown(
+                Port::new(listener, Share::Store).incoming(options.tls),
+                closing.clone().closed(),
+            );
         let stop = async {
             shutdown.await;
             drop(close);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use super::{StoreFlags, age};
+use super::{PeerFlags, StoreFlags, age};
 
 /// Lead every elastic job under a prefix.
 ///
@@ -32,6 +32,10 @@ pub struct Flags {
     #[command(flatten)]
     pub store: StoreFlags,
 
+    /// How agents are spoken with.
+    #[command(flatten)]
+    pub peers: PeerFlags,
+
     /// Serve an embedded store, in this process's memory, and lead the jobs in it: for trials, production is etcd
     #[arg(long, conflicts_with = "etcd")]
     pub embedded: bool,
@@ -40,7 +44,7 @@ pub struct Flags {
     #[arg(long, default_value = "127.0.0.1:29400", requires = "embedded", value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
 
-    /// Serve it on an address that other machines can reach: it knows neither passwords nor TLS
+    /// Serve it without TLS (--peer-cert) on an address that other machines can reach: whoever does can change all jobs
     #[arg(long, requires = "embedded")]
     pub allow_remote: bool,
 
@@ -52,7 +56,7 @@ pub struct Flags {
     #[arg(long, value_name = "HOST[:PORT]")]
     pub peer_address: Option<String>,
 
-    /// Serve /live, /ready and /metrics over HTTP
+    /// Serve /live, /ready and /metrics over HTTP; with --peer-cert over mutual TLS, unless it is loopback or has --http-cert
     #[arg(long, value_name = "ADDR:PORT")]
     pub http: Option<SocketAddr>,
 
@@ -66,7 +70,7 @@ pub struct Flags {
     /// Serve them to these users, who may also change jobs: a file with one JSON object a line
     ///
     /// `elasticctl token NAME --role operate` makes a token and its line. The file holds a hash of each token. It is read
-    /// again within a second when it changes; one with a wrong line changes nothing. Needs TLS (--http-cert), unless
+    /// again within a second when it changes; one with a wrong line changes nothing. Needs TLS (--http-cert, --peer-cert), unless
     /// --http is a loopback address or --http-insecure is given.
     #[arg(long, requires = "http", value_name = "FILE")]
     pub http_users: Option<PathBuf>,

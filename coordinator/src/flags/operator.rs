@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use super::certs::CertsFlags;
 use super::logs::LogsFlags;
-use super::{StoreFlags, age};
+use super::{PeerFlags, StoreFlags, age};
 use crate::job::{JobId, Requester};
 use crate::service::http::users::Role;
 
@@ -30,6 +31,8 @@ Examples:
   elasticctl pause train                   stop its workers, and keep its agents, until resume
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
   elasticctl bench                         how fast etcd answers, and which lease_ttl that allows
+  elasticctl certs authority pki           a private authority for TLS among agents and coordinators
+  elasticctl certs node pki gpu1 gpu2      certificates of two nodes
   elasticctl token anna --role operate     let anna change jobs over the coordinator's API
   elasticctl delete train                  forget a job that has ended; checkpoint files stay
   elasticctl delete --finished --older-than 30d --dry-run
@@ -45,6 +48,10 @@ pub struct Flags {
     /// Which store, and where in it.
     #[command(flatten)]
     pub store: StoreFlags,
+
+    /// How agents are spoken with.
+    #[command(flatten)]
+    pub peers: PeerFlags,
 
     /// Who asks, for the job's history [default: the user and the host]
     #[arg(long = "as", value_parser = person, value_name = "NAME", global = true)]
@@ -228,6 +235,10 @@ pub enum Command {
         #[arg(long, value_parser = age, value_name = "TIME")]
         expires: Option<Duration>,
     },
+    /// Make a private authority and certificates, for mutual TLS among agents and coordinators
+    ///
+    /// No store is asked.
+    Certs(CertsFlags),
     /// Measure how fast etcd answers what jobs ask it, and say which lease_ttl that allows
     ///
     /// Reads and writes by one client and by many at once, and the time from a write until a watch tells of it. Keys under
@@ -244,7 +255,7 @@ pub enum Command {
     ///
     /// Each endpoint of etcd is asked by itself: does its name resolve, does its port accept, do TLS and the password
     /// fit, which release is it, how full and how fast is it. Then the cluster: leader, members, alarms. Then until when
-    /// certificates are good (etcd's, ours and the CA's), and how far etcd's clocks are from this machine's. To measure
+    /// certificates are good (etcd's, ours, the CA's, and those of --peer-cert and --peer-ca), and how far etcd's clocks are from this machine's. To measure
     /// a write, keys under PREFIX/v1/doctor/ are written and deleted.
     ///
     /// Each line is ok, a warning (it works, and will cost something some day), failed, or unknown (nobody told). The

@@ -232,6 +232,17 @@ impl Job {
         self.protocol.as_ref()?.refuses(&Release::ours())
     }
 
+    /// Why the job's agents cannot be spoken with by a program that has TLS for that, or has not.
+    pub fn unlike(&self, tls: bool) -> Option<String> {
+        let theirs = self.spec.as_ref()?.peer_tls;
+        let flags = "--peer-cert, --peer-key and --peer-ca";
+        match (theirs, tls) {
+            (true, false) => Some(format!("its agents speak TLS with each other: give this program {flags} too")),
+            (false, true) => Some(format!("its agents do not speak TLS with each other: start them with {flags} too")),
+            _ => None,
+        }
+    }
+
     /// Whether there is anything left for us to lead: we speak the job's protocol and can read what it agreed on, and it
     /// has not ended, or has nodes still to be tidied away.
     pub fn is_live(&self) -> bool {

@@ -117,6 +117,9 @@ pub struct Spec {
     /// What nodes do without the store.
     #[serde(default)]
     pub on_store_loss: OnStoreLoss,
+    /// Whether peers speak mutual TLS with each other.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub peer_tls: bool,
     /// Shared durations.
     #[serde(flatten)]
     pub timings: Timings,
@@ -204,7 +207,9 @@ impl Spec {
         // The record counts in milliseconds: finer differences are none.
         let span = |time: Duration| format!("{:?}", Duration::from_millis(time.as_millis() as u64));
         let (a, b) = (&self.timings, &job.timings);
-        differ("--nnodes", nodes(self), nodes(job))
+        let given = |given: bool| if given { "given" } else { "not given" }.to_owned();
+        differ("--peer-cert", given(self.peer_tls), given(job.peer_tls))
+            .or_else(|| differ("--nnodes", nodes(self), nodes(job)))
             .or_else(|| differ("--max-restarts", self.max_restarts.to_string(), job.max_restarts.to_string()))
             .or_else(|| {
                 let limit = |spec: &Spec| {
@@ -323,6 +328,7 @@ mod tests {
             exclude_after: Some(3),
             restart_policy: RestartPolicy::default(),
             on_store_loss: OnStoreLoss::default(),
+            peer_tls: false,
             timings: Timings::default(),
         }
     }

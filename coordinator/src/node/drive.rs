@@ -227,8 +227,14 @@ impl<'a> Drive<'a> {
                     .trusting(self.secret.clone());
                 let commands = self.commands.clone();
                 let say = Box::new(move |line| drop(commands.send(Command::Say(line))));
-                let mut leader =
-                    LeaderDrive::new(leader, store, self.leader_inbox.clone(), Some(self.member.id()), say);
+                let mut leader = LeaderDrive::new(
+                    leader,
+                    store,
+                    self.leader_inbox.clone(),
+                    Some(self.member.id()),
+                    say,
+                    self.node.tls.clone(),
+                );
                 predecessor.into_iter().for_each(|dead| leader.dead(dead));
                 self.leader = Some(leader);
             }
@@ -259,6 +265,7 @@ impl<'a> Drive<'a> {
             job: self.node.job.to_string(),
             node: self.member.id(),
             secret: self.secret.clone().filter(|_| leader.authenticates),
+            tls: self.node.tls.clone(),
             leader,
             term,
             beat: self.member.spec().timings.beat(),

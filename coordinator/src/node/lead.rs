@@ -19,6 +19,7 @@ use crate::job::{NodeId, Phase};
 use crate::rendezvous::{Demand, Leader, LeaderInput, LeaderOutput, Word};
 use crate::store::{Revision, Store};
 use crate::time::Time;
+use crate::tls::MutualTls;
 
 /// Longest that a leaving leader finishes what it began.
 const TIDY: Duration = Duration::from_secs(2);
@@ -91,6 +92,8 @@ pub(crate) struct LeaderDrive {
     /// The node that leads, where it is a member too: it needs no stream to itself.
     own: Option<NodeId>,
     say: Box<dyn Fn(String) + Send>,
+    /// How suspects are dialled.
+    tls: Option<MutualTls>,
     watches: Vec<AbortOnDrop>,
     streams: BTreeMap<u64, Stream>,
     /// How many of them each node has.
@@ -113,6 +116,7 @@ impl LeaderDrive {
         inbox: LeaderInbox,
         own: Option<NodeId>,
         say: Box<dyn Fn(String) + Send>,
+        tls: Option<MutualTls>,
     ) -> LeaderDrive {
         let (watches, streams, counts, strangers, forged) = Default::default();
         let now = Time::now();
@@ -122,6 +126,7 @@ impl LeaderDrive {
             inbox,
             own,
             say,
+            tls,
             watches,
             streams,
             counts,
@@ -387,8 +392,9 @@ impl LeaderDrive {
             }
             LeaderOutput::Suspect(node, peer) => {
                 let patience = self.leader.view().map_or(FIRST_PATIENCE, |view| view.spec.timings.lease_ttl);
+                let tls = self.tls.clone();
                 tokio::spawn(async move {
-                    if dial::is_dead(&peer, &node, patience).await {
+                    if dial::is_dead(&peer, &node, tls.as_ref(), patience).await {
                         let _ = inbox.send(LeaderNote::Input(term, LeaderInput::Dead(node)));
                     }
                 });

@@ -23,6 +23,7 @@ mod pulse_proof;
 pub(crate) mod pulse_server;
 pub(crate) mod tasks;
 pub mod torchelastic;
+pub mod trust;
 
 use std::io;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Versioned};
 use crate::rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
 use crate::store::Store;
 use crate::time::Time;
+use crate::tls::MutualTls;
 use crate::torchelastic::Membership;
 
 use logs::LogRequest;
@@ -139,6 +141,7 @@ pub struct Node {
     front: Arc<PeerPort>,
     status: watch::Sender<Status>,
     concludes: bool,
+    tls: Option<MutualTls>,
 }
 
 impl Node {
@@ -146,13 +149,19 @@ impl Node {
     ///
     /// Must be called within a tokio runtime; the server ends with it.
     pub fn new(store: Arc<dyn Store>, job: JobId, listener: TcpListener) -> Node {
-        Node::serving(store, job, listener, None)
+        Node::serving(store, job, listener, None, None)
     }
 
     /// The same, for an agent that answers requests for its workers' output: they come out of the other end of `logs`,
-    /// of which there are [`logs::READERS`] at most at once.
-    pub fn with_logs(store: Arc<dyn Store>, job: JobId, listener: TcpListener, logs: mpsc::Sender<LogRequest>) -> Node {
-        Node::serving(store, job, listener, Some(logs))
+    /// of which there are [`logs::READERS`] at most at once. With `tls` it speaks to those alone who show a certificate.
+    pub fn with_logs(
+        store: Arc<dyn Store>,
+        job: JobId,
+        listener: TcpListener,
+        logs: mpsc::Sender<LogRequest>,
+        tls: Option<MutualTls>,
+    ) -> Node {
+        Node::serving(store, job, listener, Some(logs), tls)
     }
 
     fn serving(
@@ -160,10 +169,11 @@ impl Node {
         job: JobId,
         listener: TcpListener,
         logs: Option<mpsc::Sender<LogRequest>>,
+        tls: Option<MutualTls>,
     ) -> Node {
         let front = Arc::<PeerPort>::default();
-        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), logs));
-        Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false }
+        tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), logs, tls.clone()));
+        Node { store, job, front, status: watch::Sender::new(Status::default()), concludes: false, tls }
     }
 
     /// The same, for an agent that wants a word before the node's key goes: see [`Command::Conclude`].

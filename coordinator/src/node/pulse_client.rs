@@ -20,6 +20,7 @@ use crate::job::{JobSecret, LeaderRecord, NodeId};
 use crate::rendezvous::{MemberInput, Word};
 use crate::store::Revision;
 use crate::time::Time;
+use crate::tls::{MutualTls, trouble_in};
 
 /// Pause before a stream is opened again.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -39,6 +40,7 @@ pub(super) struct PulseClient {
     pub(super) patience: Duration,
     /// What both ends prove that they know; none where one of them cannot.
     pub(super) secret: Option<JobSecret>,
+    pub(super) tls: Option<MutualTls>,
     pub(super) inbox: Inbox,
 }
 
@@ -57,7 +59,7 @@ impl PulseClient {
         loop {
             self.stream(&doubted).await;
             // The end of a stream is a hint: the port knows.
-            if dial::is_dead(&self.leader.peer, &self.leader.node, self.patience).await {
+            if dial::is_dead(&self.leader.peer, &self.leader.node, self.tls.as_ref(), self.patience).await {
                 let _ = self.inbox.send(MemberInput::LeaderDead(self.term));
                 return;
             }
@@ -116,7 +118,10 @@ impl PulseClient {
 
     /// Opens a stream, and shows who opens it.
     async fn open(&self, doubted: &Once) -> Option<Opened> {
-        let mut client = dial::connect(&self.leader.peer).await?;
+        let mut client = match dial::connect(&self.leader.peer, self.tls.as_ref()).await {
+            Ok(client) => client,
+            Err(error) => return self.unreached(doubted, &dial::innermost(&error)),
+        };
         let (beats, outgoing) = mpsc::channel(AHEAD);
         let nonce = match &self.secret {
             Some(_) => random_bytes::<NONCE>().ok()?.to_vec(),
@@ -140,6 +145,16 @@ impl PulseClient {
 
     fn is_leaders(&self, nonces: &Nonces, proof: &[u8]) -> bool {
         self.secret.as_ref().is_none_or(|secret| self.meeting(nonces).verify(Side::Leader, secret, proof))
+    }
+
+    /// The leader's port cannot be reached: that passes, unless one of both ends does not trust the other.
+    fn unreached<T>(&self, doubted: &Once, cause: &str) -> Option<T> {
+        if let Some(trouble) = trouble_in(cause) {
+            doubted.call_once(|| {
+                tracing::warn!(leader = %self.leader.node, at = %self.leader.peer, "the leader is not reached: {trouble}");
+            });
+        }
+        None
     }
 
     /// Whoever is there is not listened to, and not for dead either: it may be the leader, and the secret another.
@@ -186,7 +201,7 @@ mod tests {
             let (front, id) = (Arc::new(PeerPort::default()), NodeId::from_text("l:1"));
             let (inbox, notes) = mpsc::unbounded_channel();
             front.open(&id, &"job".parse().unwrap(), inbox);
-            let serving = AbortOnDrop(tokio::spawn(serve(listener, front, None)));
+            let serving = AbortOnDrop(tokio::spawn(serve(listener, front, None, None)));
             let (tell, shown) = mpsc::unbounded_channel();
             let leading = AbortOnDrop(tokio::spawn(answer_all(notes, leader, id.clone(), tell)));
             let (inbox, words) = mpsc::unbounded_channel();
@@ -198,6 +213,7 @@ mod tests {
                 beat: Duration::from_millis(20),
                 patience: Duration::from_secs(1),
                 secret: member,
+                tls: None,
                 inbox,
             };
             Scene { words, shown, _tasks: [serving, leading, AbortOnDrop(tokio::spawn(client.run()))] }

@@ -25,6 +25,7 @@ use super::pulse_proof::{Nonces, Shown};
 use super::{bandwidth, random_bytes};
 use crate::job::{Claim, JobId, JobSecret, NodeId};
 use crate::listener::{Port, Share};
+use crate::tls::MutualTls;
 
 /// Largest message. A hello is the longest: a job's id and a node's, of at most 255 and about 300 bytes.
 const MESSAGE: usize = 1 << 10;
@@ -115,14 +116,20 @@ impl PeerPort {
 
 /// Serves until the runtime ends. An agent's port has `logs`, where requests for workers' output go; only there can
 /// bandwidth be measured.
-pub(crate) async fn serve(listener: TcpListener, front: Arc<PeerPort>, logs: Option<mpsc::Sender<LogRequest>>) {
-    serve_checking(listener, front, logs, CLIENT_CHECK).await;
+pub(crate) async fn serve(
+    listener: TcpListener,
+    front: Arc<PeerPort>,
+    logs: Option<mpsc::Sender<LogRequest>>,
+    tls: Option<MutualTls>,
+) {
+    serve_checking(listener, front, logs, tls, CLIENT_CHECK).await;
 }
 
 async fn serve_checking(
     listener: TcpListener,
     front: Arc<PeerPort>,
     logs: Option<mpsc::Sender<LogRequest>>,
+    tls: Option<MutualTls>,
     check: Duration,
 ) {
     let bandwidth = logs.is_some().then(|| bandwidth::service(Arc::clone(&front)));
@@ -141,7 +148,7 @@ async fn serve_checking(
         .add_service(service)
         .add_optional_service(logs)
         .add_optional_service(bandwidth)
-        .serve_with_incoming(Port::new(listener, Share::Peers).incoming());
+        .serve_with_incoming(Port::new(listener, Share::Peers).incoming(tls));
     if let Err(error) = serving.await {
         tracing::error!(%error, "the peer port failed; other nodes will find this one silent");
     }
@@ -306,7 +313,7 @@ mod tests {
         let front = Arc::new(PeerPort::default());
         let (inbox, notes) = mpsc::unbounded_channel();
         front.open(&NodeId::from_text("a:1"), &"job".parse().unwrap(), inbox);
-        tokio::spawn(serve_checking(listener, front, None, check));
+        tokio::spawn(serve_checking(listener, front, None, None, check));
         (address, notes)
     }
 

@@ -17,6 +17,7 @@ use crate::job::{
 use crate::removal::{RemovalError, Target, check, remove};
 use crate::store::{Guard, Op, Revision, Scope, Store, Txn, Watcher};
 use crate::time::date;
+use crate::tls::MutualTls;
 use error::listing;
 
 pub use error::OperatorError;
@@ -32,6 +33,8 @@ pub struct Operator {
     pub store: Arc<dyn Store>,
     /// Prefix of all jobs' keys.
     pub prefix: String,
+    /// How agents are asked.
+    pub tls: Option<MutualTls>,
 }
 
 /// What came of a wish.
@@ -46,7 +49,13 @@ pub struct Granted {
 impl Operator {
     /// On this store, for jobs under this prefix.
     pub fn new(store: Arc<dyn Store>, prefix: &str) -> Operator {
-        Operator { store, prefix: prefix.to_owned() }
+        Operator { store, prefix: prefix.to_owned(), tls: None }
+    }
+
+    /// Asks agents over this.
+    #[must_use]
+    pub fn over(self, tls: Option<MutualTls>) -> Operator {
+        Operator { tls, ..self }
     }
 
     /// All jobs, and the revision at which they were read.
@@ -163,7 +172,7 @@ impl Operator {
     }
 
     fn target<'a>(&'a self, job: &'a JobId, chosen: Option<Revision>) -> Target<'a> {
-        Target { prefix: &self.prefix, job, chosen, now_ms: date::now_ms() }
+        Target { prefix: &self.prefix, job, chosen, now_ms: date::now_ms(), tls: self.tls.as_ref() }
     }
 }
 

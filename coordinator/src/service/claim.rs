@@ -20,10 +20,11 @@ pub enum Move {
 /// Where nobody leads, it claims at once. Where an agent leads, it lets the agent finish a round that is forming: to
 /// take over then would cost the job a new plan. A paused job forms its round for as long as the pause lasts, so there
 /// it does not wait. Another replica is left alone: there is nothing to gain. A leader that
-/// took pulses where this replica does now is dead: a port has one owner.
-pub fn next(job: &Job, own: &LeaderRecord) -> Move {
+/// took pulses where this replica does now is dead: a port has one owner. A job whose nodes speak TLS where this replica
+/// does not, or the other way round, is left to its agents: they could not reach it.
+pub fn next(job: &Job, own: &LeaderRecord, tls: bool) -> Move {
     let key = job.keys.leader();
-    let wanted = job.is_live();
+    let wanted = job.is_live() && job.unlike(tls).is_none();
     let Some(leader) = &job.leader else {
         return if wanted { Move::Claim(vec![Guard::modified(key, job.vacant)]) } else { Move::Leave };
     };
@@ -86,9 +87,9 @@ mod tests {
     #[test]
     fn a_job_without_a_leader_is_claimed_unless_it_has_ended() {
         let absent = Move::Claim(vec![Guard::modified(job("forming", None).keys.leader(), Revision::NONE)]);
-        assert_eq!(next(&job("forming", None), &own()), absent);
-        assert_eq!(next(&job("running", None), &own()), absent);
-        assert_eq!(next(&job("succeeded", None), &own()), Move::Leave);
+        assert_eq!(next(&job("forming", None), &own(), false), absent);
+        assert_eq!(next(&job("running", None), &own(), false), absent);
+        assert_eq!(next(&job("succeeded", None), &own(), false), Move::Leave);
     }
 
     #[test]
@@ -99,32 +100,43 @@ mod tests {
             Guard::modified(running.keys.leader(), Revision(3)),
             Guard::modified(running.keys.round(), Revision(2)),
         ];
-        assert_eq!(next(&running, &own()), Move::Claim(guards.clone()));
+        assert_eq!(next(&running, &own(), false), Move::Claim(guards.clone()));
         assert_eq!(
-            next(&job("paused", Some(agent.clone())), &own()),
+            next(&job("paused", Some(agent.clone())), &own(), false),
             Move::Claim(guards),
             "for as long as it is paused"
         );
-        assert_eq!(next(&job("forming", Some(agent)), &own()), Move::Leave);
+        assert_eq!(next(&job("forming", Some(agent)), &own(), false), Move::Leave);
     }
 
     #[test]
     fn another_replica_is_left_alone_unless_this_one_has_its_port() {
-        assert_eq!(next(&job("running", Some(record("coordinator:2", 2, true))), &own()), Move::Leave);
+        assert_eq!(next(&job("running", Some(record("coordinator:2", 2, true))), &own(), false), Move::Leave);
         let before = job("forming", Some(record("coordinator:0", 1, true)));
-        assert_eq!(next(&before, &own()), Move::Claim(vec![Guard::modified(before.keys.leader(), Revision(3))]));
+        assert_eq!(next(&before, &own(), false), Move::Claim(vec![Guard::modified(before.keys.leader(), Revision(3))]));
     }
 
     #[test]
     fn a_job_of_another_protocol_version_is_left_alone() {
         let mut job = job("running", None);
         job.protocol.as_mut().unwrap().version += 1;
-        assert_eq!(next(&job, &own()), Move::Leave);
+        assert_eq!(next(&job, &own(), false), Move::Leave);
+    }
+
+    #[test]
+    fn a_job_is_led_only_where_both_speak_tls_or_neither() {
+        for (theirs, ours, led) in
+            [(false, false, true), (true, true, true), (true, false, false), (false, true, false)]
+        {
+            let mut job = job("running", None);
+            job.spec.as_mut().unwrap().peer_tls = theirs;
+            assert_eq!(next(&job, &own(), ours) != Move::Leave, led, "{theirs} {ours}");
+        }
     }
 
     #[test]
     fn an_ended_job_is_let_go() {
-        assert_eq!(next(&job("running", Some(own())), &own()), Move::Leave);
-        assert_eq!(next(&job("failed", Some(own())), &own()), Move::Resign(Revision(3)));
+        assert_eq!(next(&job("running", Some(own())), &own(), false), Move::Leave);
+        assert_eq!(next(&job("failed", Some(own())), &own(), false), Move::Resign(Revision(3)));
     }
 }

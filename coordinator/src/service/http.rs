@@ -6,11 +6,9 @@
 mod access;
 mod api;
 mod changes;
-mod followed;
 mod grpc;
 mod page;
 mod problem;
-pub mod tls;
 pub mod users;
 mod watching;
 
@@ -21,13 +19,13 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use rustls::ServerConfig;
 use tokio::net::TcpListener;
 
 use super::Shared;
+use crate::followed::Followed;
 use crate::listener::{Port, Share};
 use crate::operator::Operator;
-pub use followed::Followed;
+use crate::tls::ServerSettings;
 use users::Users;
 
 /// To whom the port shows what.
@@ -50,8 +48,8 @@ pub struct Site {
     pub shown: Shown,
 }
 
-/// Answers until it is dropped; with a certificate over TLS alone.
-pub async fn serve(listener: TcpListener, site: Site, tls: Option<Followed<ServerConfig>>) {
+/// Answers until it is dropped; with settings for TLS over TLS alone.
+pub async fn serve(listener: TcpListener, site: Site, tls: Option<ServerSettings>) {
     let site = Arc::new(site);
     let monitoring = Router::new()
         .route("/live", get(async || "the process runs\n"))
@@ -69,7 +67,7 @@ pub async fn serve(listener: TcpListener, site: Site, tls: Option<Followed<Serve
     let router = router.with_state(site);
     match tls {
         None => port.serve_http(router).await,
-        Some(tls) => port.serve_https(router, move || tls.now()).await,
+        Some(tls) => port.serve_https(router, tls).await,
     }
 }
 

@@ -39,6 +39,7 @@ use crate::node::tasks::{AbortOnDrop, Alarm};
 use crate::rendezvous::Leader;
 use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
 use crate::time::Time;
+use crate::tls::MutualTls;
 use claim::Move;
 use metrics::Metrics;
 use retention::Policy;
@@ -66,6 +67,8 @@ pub struct ServiceSetup {
     pub record: LeaderRecord,
     /// Its peer port.
     pub listener: TcpListener,
+    /// How it speaks with agents.
+    pub tls: Option<MutualTls>,
     /// How long its `leader` keys outlive a host that falls silent.
     pub lease_ttl: Duration,
     /// How long jobs that have ended are kept.
@@ -136,6 +139,7 @@ struct Service {
     store: Arc<dyn Store>,
     prefix: String,
     record: LeaderRecord,
+    tls: Option<MutualTls>,
     shared: Arc<Shared>,
     front: Arc<PeerPort>,
     leads: BTreeMap<JobId, Led>,
@@ -153,16 +157,16 @@ struct Service {
 /// # Errors
 /// The store's, where no waiting would help: it refuses us, or is another one than before.
 pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<()> {
-    let ServiceSetup { store, prefix, record, listener, lease_ttl, retention, shared } = setup;
+    let ServiceSetup { store, prefix, record, listener, tls, lease_ttl, retention, shared } = setup;
     let front = Arc::<PeerPort>::default();
     front.introduce(&record.node);
-    let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), None)));
+    let _port = AbortOnDrop(tokio::spawn(pulse_server::serve(listener, Arc::clone(&front), None, tls.clone())));
     let (held, mut lease) = watch::channel(None);
     let _keeper = AbortOnDrop(tokio::spawn(lease::keep(Arc::clone(&store), lease_ttl, held)));
     let (answers, mut answered) = mpsc::unbounded_channel();
-    let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention);
+    let (mut sweep, mut swept) = Sweep::new(Arc::clone(&store), &prefix, retention, tls.clone());
     let (leads, asked, away, foreign) = Default::default();
-    let mut service = Service { store, prefix, record, shared, front, leads, asked, away, foreign, answers };
+    let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, answers };
     tokio::pin!(stop);
     let mut watcher = tokio::select! {
         opened = service.open() => opened?,
@@ -307,7 +311,7 @@ impl Service {
             self.away.insert(id.clone(), Time::now() + STAND_BACK);
         }
         let stands_back = self.away.get(id).is_some_and(|until| Time::now() < *until);
-        let txn = match claim::next(job, &self.record) {
+        let txn = match claim::next(job, &self.record, self.tls.is_some()) {
             Move::Resign(term) => Some(self.resign(job, term)),
             _ if gave_up => term.map(|term| self.resign(job, term)),
             Move::Claim(guards) if !stands_back => self.shared.lease().map(|lease| self.put(job, guards, lease)),
@@ -330,7 +334,7 @@ impl Service {
 
     /// Says once of a job that it is left to its agents.
     fn say_foreign(&mut self, id: &JobId, job: &Job) {
-        match job.refusal() {
+        match job.refusal().or_else(|| job.unlike(self.tls.is_some())) {
             Some(refusal) if self.foreign.get(id) == Some(&refusal) => {}
             Some(refusal) => {
                 tracing::warn!(job = %id, "left to its agents: {refusal}");
@@ -369,7 +373,7 @@ impl Service {
         }
         let name = id.clone();
         let say = Box::new(move |line: String| tracing::info!(job = %name, "{line}"));
-        let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say);
+        let drive = LeaderDrive::new(leader, Arc::clone(&self.store), inbox.clone(), None, say, self.tls.clone());
         self.front.open(&self.record.node, id, inbox);
         let (stop, stopping) = watch::channel(false);
         let task = tokio::spawn(lead(drive, notes, stopping, Arc::clone(&self.shared)));

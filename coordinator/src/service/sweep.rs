@@ -13,6 +13,7 @@ use crate::job::overview::Overview;
 use crate::removal::{RemovalError, Target, remove};
 use crate::store::Store;
 use crate::time::{Time, date};
+use crate::tls::MutualTls;
 
 /// How many deletions are under way at most: each may wait some seconds for hosts that do not answer.
 const AT_ONCE: usize = 4;
@@ -38,14 +39,20 @@ pub(super) struct Sweep {
     under_way: BTreeSet<JobId>,
     /// Jobs to be left alone until then.
     later: BTreeMap<JobId, Time>,
+    tls: Option<MutualTls>,
 }
 
 impl Sweep {
     /// And where it says how deletions ended.
-    pub(super) fn new(store: Arc<dyn Store>, prefix: &str, policy: Policy) -> (Sweep, mpsc::UnboundedReceiver<Swept>) {
+    pub(super) fn new(
+        store: Arc<dyn Store>,
+        prefix: &str,
+        policy: Policy,
+        tls: Option<MutualTls>,
+    ) -> (Sweep, mpsc::UnboundedReceiver<Swept>) {
         let (ends, ended) = mpsc::unbounded_channel();
         let (under_way, later) = Default::default();
-        (Sweep { store, prefix: prefix.to_owned(), policy, ends, under_way, later }, ended)
+        (Sweep { store, prefix: prefix.to_owned(), policy, ends, under_way, later, tls }, ended)
     }
 
     /// Begins to delete what is due.
@@ -62,8 +69,9 @@ impl Sweep {
             }
             let chosen = overview.jobs[&job].round.as_ref().map(|round| round.modified);
             let (store, prefix, ends) = (Arc::clone(&self.store), self.prefix.clone(), self.ends.clone());
+            let tls = self.tls.clone();
             tokio::spawn(async move {
-                let target = Target { prefix: &prefix, job: &job, chosen, now_ms };
+                let target = Target { prefix: &prefix, job: &job, chosen, now_ms, tls: tls.as_ref() };
                 let result = remove(&*store, &target).await;
                 let _ = ends.send(Swept { job, result });
             });

@@ -61,6 +61,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         exclude_after: Some(0),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
+        peer_tls: false,
         timings,
     };
     ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "job"), identical: false, seed }

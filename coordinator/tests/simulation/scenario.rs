@@ -300,6 +300,7 @@ impl Scenario {
             exclude_after: Some(0),
             restart_policy: if dice.chance(0.1) { RestartPolicy::All } else { RestartPolicy::Failures },
             on_store_loss: if dice.chance(0.3) { OnStoreLoss::Fence } else { OnStoreLoss::Wait },
+            peer_tls: false,
             timings,
         };
         let share = dice.between(0, 10) as f64 / 10.0;

@@ -59,7 +59,7 @@ const ALL: LogQuery = LogQuery { rank: None, round: None, lines: u32::MAX, follo
 
 async fn reader(node: &NodeId, peer: &Endpoint, secret: &JobSecret) -> LogStream {
     let job: JobId = "job".parse().unwrap();
-    open((&job, node), peer, secret, "a test", ALL).await.unwrap()
+    open((&job, node), peer, secret, "a test", ALL, None).await.unwrap()
 }
 
 /// The first message, which may be a refusal.

@@ -20,6 +20,7 @@ mod nccl;
 mod networks;
 mod outcome;
 mod pausing;
+mod peer_tls;
 mod preemption;
 mod preflight;
 mod progress;

@@ -10,6 +10,7 @@ use elastic_tests::agents::{Agent, Job, LIMIT, exits};
 use elastic_tests::requirement::skip;
 use tempfile::TempDir;
 
+use crate::agents::peer_tls::Pki;
 use crate::agents::python::{noted, python};
 
 /// Two hosts, each booted by itself and on two networks; the default route leads into the first, the store is in the second. Each has an
@@ -139,7 +140,7 @@ fn job(flags: &[&str], env: &[(&str, &str)]) -> Job {
 
 /// A job whose store is served by the first host, at `address`, when it has ended well. The flags are each agent's.
 async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, &str)]) -> Job {
-    let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={address}:29400")], env);
+    let job = job(&["--rdzv-backend=c10d", &format!("--rdzv-endpoint={address}:29400"), "--insecure"], env);
     // The first to come gets rank 0.
     let mut first = hosts.start(&job, 0, flags[0]);
     first.says("this agent serves the job's store", LIMIT).await;
@@ -246,7 +247,7 @@ async fn an_address_that_can_be_bound_and_is_anothers_is_not_served() {
 #[tokio::test]
 async fn a_name_that_resolves_only_later_is_waited_for() {
     let Some(hosts) = Hosts::new("later") else { return };
-    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]);
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400", "--insecure"], &[]);
     // Given a pod whose own name is not in DNS yet
     let mut agents = [hosts.start(&job, 0, &[]), hosts.start(&job, 1, &[])];
     for agent in &agents {
@@ -260,6 +261,42 @@ async fn a_name_that_resolves_only_later_is_waited_for() {
     }
     assert_eq!(exits(&mut agents).await, [0, 0]);
     assert!(told(&job).0.starts_with("10.77.2."), "{}", told(&job).0);
+}
+
+#[tokio::test]
+async fn a_store_for_other_hosts_is_served_over_tls_on_the_address_that_is_given() {
+    let Some(hosts) = Hosts::new("tls") else { return };
+    let store = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"];
+    // Without certificates, and without a word that this is meant, nobody begins
+    let refused = job(&store, &[]);
+    let mut open = hosts.start(&refused, 0, &[]);
+    assert_eq!(open.exit(LIMIT).await, 2);
+    let why = "could read and change the job's store; give every node --peer-cert FILE";
+    assert!(open.output().contains(why), "{}", open.output());
+
+    let (pki, job) = (Pki::of(&["a", "b"]).await, job(&store, &[]));
+    let start = |host: usize| {
+        let own = pki.flags(["a", "b"][host]);
+        let bound = format!("--peer-port=10.77.2.{}:7000", host + 1);
+        hosts.start(&job, host, &[own.each_ref().map(String::as_str).as_slice(), &[&bound]].concat())
+    };
+    let mut first = start(0);
+    first.says("this agent serves the job's store", LIMIT).await;
+    let everywhere: Vec<String> = listens(&first).into_iter().filter(|at| !at.starts_with("01024D0A:")).collect();
+    assert!(everywhere.is_empty(), "not on 10.77.2.1: {everywhere:?}");
+    let mut second = start(1);
+    assert_eq!([first.exit(LIMIT).await, second.exit(LIMIT).await], [0, 0]);
+}
+
+/// Where anybody listens in an agent's network, as the kernel writes addresses.
+fn listens(agent: &Agent) -> Vec<String> {
+    let read = |table: &str| std::fs::read_to_string(format!("/proc/{}/net/{table}", agent.pid())).unwrap();
+    let tables = read("tcp") + &read("tcp6");
+    let of = |line: &str| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        (columns.get(3) == Some(&"0A")).then(|| columns[1].to_owned())
+    };
+    tables.lines().filter_map(of).collect()
 }
 
 #[tokio::test]
@@ -279,7 +316,8 @@ async fn node_0_need_not_know_its_own_name_yet() {
 #[tokio::test]
 async fn a_name_that_never_resolves_ends_the_wait_with_its_name() {
     let Some(hosts) = Hosts::new("never") else { return };
-    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400"], &[]).conf("join_timeout", "2s");
+    let job = job(&["--rdzv-backend=c10d", "--rdzv-endpoint=pod-0:29400", "--insecure"], &[]);
+    let job = job.conf("join_timeout", "2s");
     let mut agent = hosts.start(&job, 0, &[]);
     assert_eq!(agent.exit(LIMIT).await, 1);
     let output = agent.output();
@@ -294,7 +332,7 @@ async fn a_host_to_which_too_little_comes_is_kept_out() {
     if let Err(why) = ip(&limited.split(' ').collect::<Vec<_>>()) {
         return skip("TBF", format_args!("no link can be made slow: {why}"));
     }
-    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"], "1:2");
+    let job = Job::met_by(&["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400", "--insecure"], "1:2");
     let mut first = hosts.start(&job, 0, &["--preflight-peer-bandwidth=100Mbit"]);
     first.says("bandwidth to a node of the job: no node of it is on another machine yet", LIMIT).await;
     job.runs(1, 1).await;

@@ -104,7 +104,7 @@ async fn stored(store: &dyn Store, prefix: &str) -> usize {
 async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     let job: JobId = "old".parse().unwrap();
     let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-    let target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms() };
+    let target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms(), tls: None };
 
     // Given a job of more keys than a transaction has operations, and neighbours whose ids begin or end alike,
     let records = ended("old", 200, 120);
@@ -181,7 +181,7 @@ async fn a_port_that_still_answers_keeps_the_job() {
     let mut record: serde_json::Value = serde_json::from_slice(&kv.value).unwrap();
     record["peer"]["port"] = listener.local_addr().unwrap().port().into();
     store.put(vec![], Op::put(&rank, record.to_string())).await.unwrap();
-    let mut target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms() };
+    let mut target = Target { prefix: Keys::DEFAULT_PREFIX, job: &job, chosen: None, now_ms: now_ms(), tls: None };
     let error = remove(&*store, &target).await.unwrap_err();
     assert!(matches!(error, RemovalError::Unconfirmed { .. }) && error.to_string().contains("n0:1"), "{error}");
     target.now_ms += 2 * 3_600_000;

@@ -41,7 +41,16 @@ fn every_mistake_is_one_line_with_what_why_and_what_to_do() {
         ("--nnodes=2 --master-port=0 t", "--master-port=0: other nodes cannot know which port 0 becomes"),
         ("--nnodes=2 --master-addr=a:1 t", "--master-addr=a:1: it is not a host"),
         ("--nnodes=2 --rdzv-endpoint=a,b t", "--rdzv-endpoint=a,b: it names several hosts"),
-        ("--nnodes=2 --rdzv-conf protocol=https t", "knows neither TLS nor users"),
+        (
+            "--nnodes=2 --rdzv-conf protocol=https t",
+            "that is for etcd, and the store here is an agent's own; give --peer-cert",
+        ),
+        ("--peer-cert=c --peer-ca=a t", "--peer-cert and --peer-ca: it comes without --peer-key; give all three"),
+        ("--peer-port=host:1 t", "--peer-port=host:1: it is no address with a port"),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=a t",
+            "port 29400 of a could read and change the job's store; give every node --peer-cert FILE --peer-key FILE --peer-ca FILE",
+        ),
         ("--rdzv-backend=etcd-v2 --rdzv-endpoint=a:0 t", "a:0 has port 0; 2379 is etcd's port"),
         ("--rdzv-backend=zeus t", "--rdzv-backend=zeus: no such backend; one of a Python package cannot be"),
         ("--rdzv-backend=c10d --rdzv-endpoint=a,b t", "it names 2 hosts"),
@@ -155,7 +164,7 @@ fn rendezvous_details_are_known_and_checked() {
     }
     for conf in ["protocol=https", "cacert=a", "user=u,password_file=f"] {
         let text = mistake_with(&format!("--rdzv-backend=c10d --rdzv-conf {conf} t"), &[]);
-        assert!(text.contains("knows neither TLS nor users; use --rdzv-backend=etcd"), "{text}");
+        assert!(text.contains("that is for etcd"), "{text}");
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use elastic_coordinator::job::{JobId, JobSecret, Keys, NodeRecord, Versioned};
 use elastic_coordinator::node::{bandwidth, random_bytes};
 use elastic_coordinator::store::Store;
+use elastic_coordinator::tls::MutualTls;
 use tokio::time::timeout;
 
 use super::judge::Reading;
@@ -23,6 +24,8 @@ pub struct Joining<'a> {
     pub node: String,
     /// The boot of this machine.
     pub boot: &'a str,
+    /// How nodes are spoken with.
+    pub tls: Option<&'a MutualTls>,
 }
 
 impl Joining<'_> {
@@ -69,7 +72,7 @@ impl Joining<'_> {
     }
 
     async fn measure(&self, peer: &Peer, secret: &JobSecret) -> Reading<BitRate> {
-        let poured = bandwidth::measure((self.job, &peer.node), &peer.at, secret, &self.node).await;
+        let poured = bandwidth::measure((self.job, &peer.node), &peer.at, secret, &self.node, self.tls).await;
         let poured = poured.map_err(|error| error.to_string())?;
         Ok(BitRate((poured.bytes as f64 * 8.0 / poured.within.as_secs_f64()) as u64))
     }
@@ -91,7 +94,7 @@ mod tests {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::start(Limits::default()));
         let job: JobId = "job".parse().unwrap();
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
-        let joining = Joining { store: &store, job: &job, keys: &keys, node: "b:1".into(), boot: "own" };
+        let joining = Joining { store: &store, job: &job, keys: &keys, node: "b:1".into(), boot: "own", tls: None };
         let find = async |limit| {
             let tried = joining.try_peers(NEEDED, limit).await;
             let found = peers::verdict(&tried, NEEDED);

@@ -14,6 +14,7 @@ use elastic_coordinator::job::{Endpoint, JobId, JobSecret, NodeId, RankRecord, R
 use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_coordinator::operator::Operator;
 use elastic_coordinator::store::{Scope, WatchUpdate, Watcher};
+use elastic_coordinator::tls::MutualTls;
 use elastic_proto::logs::{LogChunk, LogsReply};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -48,11 +49,13 @@ struct Asking {
     secret: JobSecret,
     client: String,
     query: LogQuery,
+    tls: Option<MutualTls>,
 }
 
 impl Asking {
     async fn open(&self, target: &Target, query: LogQuery) -> anyhow::Result<LogStream> {
-        let opened = open((&self.job, &target.node), &target.peer, &self.secret, &self.client, query).await;
+        let (at, tls) = ((&self.job, &target.node), self.tls.as_ref());
+        let opened = open(at, &target.peer, &self.secret, &self.client, query, tls).await;
         opened.with_context(|| target.name())
     }
 }
@@ -68,13 +71,16 @@ pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> a
     if targets.is_empty() && (!flags.follow || round.state.is_final()) {
         bail!("{}", nobody(&id, &job, &round, flags));
     }
+    if let Some(unlike) = job.unlike(operator.tls.is_some()) {
+        bail!("the agents of job {id} cannot be asked: {unlike}");
+    }
     let Some(kv) = operator.store.get(&job.keys.secret()).await? else {
         bail!("job {id} was begun by agents of an earlier version, which tell no logs");
     };
     let secret = Versioned::<JobSecret>::parse(&kv).map_err(anyhow::Error::msg)?.value;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let query = LogQuery { rank: flags.rank, round: flags.round, lines: flags.lines, follow: flags.follow };
-    let asking = Asking { job: id, secret, client: format!("elasticctl on {host}"), query };
+    let asking = Asking { job: id, secret, client: format!("elasticctl on {host}"), query, tls: operator.tls.clone() };
     let printer = Printer { prefixed: flags.rank.is_none(), json, terminal: std::io::stdout().is_terminal() };
     if flags.follow {
         // Events from here on tell of nodes that come.

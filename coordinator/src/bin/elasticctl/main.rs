@@ -1,6 +1,7 @@
 //! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
 mod bench;
+mod certs;
 mod delete;
 mod doctor;
 mod logs;
@@ -56,11 +57,12 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         // A plain call fails as fast, but a probe says what is wrong.
         etcd.probe().await.context("no jobs can be seen")?;
         let store: Arc<dyn Store> = Arc::new(etcd);
-        Ok(Operator::new(store, &cli.store.prefix))
+        let tls = cli.peers.tls().map_err(anyhow::Error::msg)?;
+        Ok(Operator::new(store, &cli.store.prefix).over(tls))
     };
     match cli.command {
         Command::Doctor { job } => {
-            let findings = doctor::examine(&cli.store, job.as_deref()).await;
+            let findings = doctor::examine(&cli.store, &cli.peers, job.as_deref()).await;
             if json {
                 print_json(&doctor::finding::json(&findings))?;
             } else {
@@ -76,6 +78,7 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             let (id, job, _) = connect().await?.job(&job).await?;
             if json { print_json(&json::job(&id, &job)) } else { print(&show::describe(&id, &job)) }
         }
+        Command::Certs(flags) => certs::make(flags.what, json),
         Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
         Command::Bench { seconds, clients } => {
             let operator = connect().await?;

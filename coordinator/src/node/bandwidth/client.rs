@@ -13,6 +13,7 @@ use crate::job::{Endpoint, JobId, JobSecret, NodeId};
 use crate::node::dial;
 use crate::node::proven::{self, Unanswered};
 use crate::time::Time;
+use crate::tls::MutualTls;
 
 /// Bytes that may be under way: 10 Gbit/s for 12 ms there and back. HTTP/2's own default carries a tenth of that.
 const WINDOW: u32 = 16 << 20;
@@ -58,9 +59,10 @@ pub async fn measure(
     peer: &Endpoint,
     secret: &JobSecret,
     client: &str,
+    tls: Option<&MutualTls>,
 ) -> Result<Poured, BandwidthError> {
     let unreached = BandwidthError::Unreached;
-    let channel = dial::wide_channel(peer, WINDOW).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let channel = dial::wide_channel(peer, tls, WINDOW).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
     let request = MeasureRequest { job, node, client, proof: Vec::new() };
     let pour = async |requests| BandwidthClient::new(channel).measure(requests).await;

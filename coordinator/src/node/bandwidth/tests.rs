@@ -29,12 +29,12 @@ impl Scene {
         let (inbox, _) = mpsc::unbounded_channel();
         front.open(&scene.node, &scene.job, inbox);
         front.trust(Some(scene.secret.clone()));
-        tokio::spawn(serve(listener, front, agent.then(|| mpsc::channel(1).0)));
+        tokio::spawn(serve(listener, front, agent.then(|| mpsc::channel(1).0), None));
         scene
     }
 
     async fn measure(&self) -> Result<Poured, BandwidthError> {
-        measure((&self.job, &self.node), &self.peer, &self.secret, "a test").await
+        measure((&self.job, &self.node), &self.peer, &self.secret, "a test", None).await
     }
 }
 

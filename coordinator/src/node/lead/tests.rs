@@ -44,7 +44,7 @@ async fn elected_with(secret: Option<&JobSecret>, authenticates: bool) -> (Leade
     let term = store.txn(Txn::of(begun)).await.unwrap().revision;
     let leader = Leader::new(NodeId::from_text("coordinator:1"), keys, term, Time::now(), 0);
     let (inbox, notes) = mpsc::unbounded_channel();
-    (LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop)), notes)
+    (LeaderDrive::new(leader, Arc::new(store), inbox, None, Box::new(drop), None), notes)
 }
 
 /// Lets the leader read the job.

@@ -10,6 +10,7 @@ use super::LogQuery;
 use crate::job::{Endpoint, JobId, JobSecret, NodeId};
 use crate::node::dial;
 use crate::node::proven::{self, Unanswered};
+use crate::tls::MutualTls;
 
 /// Why a node's logs cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -76,9 +77,10 @@ pub async fn open(
     secret: &JobSecret,
     client: &str,
     query: LogQuery,
+    tls: Option<&MutualTls>,
 ) -> Result<LogStream, LogsError> {
     let unreached = |cause: String| LogsError::Unreached { peer: peer.clone(), cause };
-    let channel = dial::channel(peer).await.map_err(|error| unreached(dial::innermost(&error)))?;
+    let channel = dial::channel(peer, tls).await.map_err(|error| unreached(dial::innermost(&error)))?;
     let LogQuery { rank, round, lines, follow } = query;
     let (job, node, client) = (job.to_string(), node.to_string(), client.to_owned());
     let request = LogsRequest { job, node, client, rank, round, lines, follow, proof: Vec::new() };

@@ -81,8 +81,9 @@ impl Member {
             if deserted {
                 return self.wait_for_deserted(now, &round, &differs.to_string(), out);
             }
-            // What it says concerns only the leader, which warns of a record that nobody can read.
-            if value(2).is_none() {
+            // What it says concerns only the leader, which warns of a record that nobody can read. A node that speaks TLS
+            // and one that does not are of no use to each other, whatever an operator has changed.
+            if value(2).is_none() || self.setup.spec.peer_tls != spec.value.peer_tls {
                 let why = format!("{differs}: start every agent of a job with the same flags");
                 return self.end(End::Refused(why), out);
             }

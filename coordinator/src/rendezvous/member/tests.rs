@@ -130,6 +130,28 @@ fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
 }
 
 #[test]
+fn a_newcomer_that_cannot_be_heard_is_refused_whatever_an_operator_has_changed() {
+    for (theirs, ours) in [(false, true), (true, false), (true, true)] {
+        let mut setup = setup();
+        setup.spec.peer_tls = ours;
+        let mut member = Member::new(setup);
+        let _asks = member.step(NOW, MemberInput::Tick);
+        let mut job = spec();
+        job["peer_tls"] = theirs.into();
+        let read = [
+            kv(keys().spec(), &job.to_string(), 2, 2, None),
+            round(3, 3, forming()),
+            kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None),
+        ];
+        let out = member.step(NOW, answer(Call::Join, true, 10, read.map(Some).to_vec()));
+        let refused = out
+            .iter()
+            .any(|output| matches!(output, MemberOutput::End(End::Refused(why)) if why.starts_with("--peer-cert is ")));
+        assert_eq!(refused, theirs != ours, "{theirs} {ours}: {out:?}");
+    }
+}
+
+#[test]
 fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
     let ours = Release { version: "0.1.0".into(), protocols: Protocols { oldest: 1, newest: 2 } };
     let joins = |protocol: u32, state: &str, nodes: i64| {

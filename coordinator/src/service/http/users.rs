@@ -12,7 +12,7 @@ use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
-use super::followed::Followed;
+use crate::followed::Followed;
 use crate::job::{JobId, Requester};
 
 /// What a user may do.

@@ -2,13 +2,13 @@
 //! this in.
 
 use std::fmt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use etcd_client::{Certificate, Identity, TlsOptions};
 
 use crate::store::{Result, StoreError};
+use crate::tls::{MutualTls, warn_if_everybody_reads};
 
 /// etcd's client port.
 const DEFAULT_PORT: u16 = 2379;
@@ -21,6 +21,8 @@ pub struct EtcdConfig {
     pub endpoints: Vec<String>,
     /// TLS, where the cluster uses it.
     pub tls: Option<EtcdTls>,
+    /// TLS of the peers' network, where one of our programs serves the store: in the place of `tls`.
+    pub peers: Option<MutualTls>,
     /// Credentials, where the cluster wants them.
     pub user: Option<EtcdUser>,
     /// The longest that any call takes, all its attempts together.
@@ -37,6 +39,7 @@ impl EtcdConfig {
         EtcdConfig {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
             tls: None,
+            peers: None,
             user: None,
             call_timeout: Duration::from_secs(3),
             connect_timeout: Duration::from_secs(1),
@@ -126,9 +129,6 @@ pub struct EtcdUser {
     pub password: Secret,
 }
 
-/// In a file's mode: others than its owner and group may read it.
-const OTHERS_READ: u32 = 0o004;
-
 /// A password. It comes from a file or the environment, since a command line is for all to read, and is never printed.
 #[derive(Clone)]
 pub struct Secret {
@@ -144,12 +144,7 @@ impl Secret {
     /// # Errors
     /// [`StoreError::Invalid`] names the file that cannot be read or is empty.
     pub fn from_file(path: &Path) -> Result<Secret> {
-        if std::fs::metadata(path).is_ok_and(|file| file.mode() & OTHERS_READ != 0) {
-            tracing::warn!(
-                "everybody on this host can read the password in {}: take that from them with chmod 600",
-                path.display()
-            );
-        }
+        warn_if_everybody_reads("the password", path);
         Ok(Secret { first: password_in(path)?, file: Some(path.to_owned()) })
     }
 

@@ -162,7 +162,11 @@ impl MemberConnection {
     /// Connects and authenticates. Nothing that a caller asked for is sent here, so every failure proves that.
     async fn dial(&self, uri: &str) -> Result<Client, Fault> {
         let endpoint = self.endpoint(uri).map_err(Fault::Refused)?;
-        let channel = endpoint.connect().await.map_err(|error| Fault::NotSent(format!("{uri}: {}", chain(&error))))?;
+        let connected = match &self.config.peers {
+            Some(peers) => endpoint.connect_with_connector(peers.connector()).await,
+            None => endpoint.connect().await,
+        };
+        let channel = connected.map_err(|error| Fault::NotSent(format!("{uri}: {}", chain(&error))))?;
         let channel = Channel::Tonic(channel);
         // A member that has lost its leader says so at once, and ends its watches, which would fall silent otherwise.
         let options = ConnectOptions::new().with_require_leader(true);

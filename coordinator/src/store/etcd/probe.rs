@@ -8,6 +8,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::store::StoreError;
+use crate::tls::trouble_in;
 
 /// How long an endpoint is questioned.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -40,6 +41,9 @@ pub(super) async fn explain(uri: &str, failure: StoreError) -> StoreError {
     };
     let Some((scheme, address)) = uri.split_once("://") else { return failure };
     let endpoints = uri.to_owned();
+    if let Some(trouble) = trouble_in(&cause) {
+        return StoreError::Tls { endpoints, cause: trouble.to_owned() };
+    }
     let tls = |cause: String| StoreError::Tls { endpoints: uri.to_owned(), cause };
     let found = look(address).await;
     match (scheme, found) {

@@ -55,6 +55,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         exclude_after: Some(0),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,
+        peer_tls: false,
         timings: Timings { last_call: Duration::from_secs(2), ..Timings::default() },
     };
     let setup = ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "J"), identical: false, seed: 1 };
@@ -455,7 +456,6 @@ fn a_leave_makes_room_and_ends_in_time_without_etcd() {
     desk.pass(Duration::from_millis(1_100));
     assert_eq!(desk.end(), Some(&End::Drained));
     assert!(!desk.has("v_1/rank_0"));
-
     let mut desk = mixed();
     desk.silent = true;
     desk.tell(Input::Drain);

@@ -21,6 +21,9 @@ pub(super) enum Whose {
     /// The client's, which is this program and whoever has the same file.
     Ours,
     Cas,
+    /// With which agents and coordinators speak with each other.
+    Peers,
+    PeersAuthority,
 }
 
 /// Certificates that belong together.
@@ -66,7 +69,7 @@ pub(super) fn judge(shown: &Shown, now_ms: u64) -> Vec<Finding> {
     let now = now_ms / 1000;
     let good = |parsed: &Result<Certificate, _>| parsed.as_ref().is_ok_and(|one| one.from <= now && now < one.until);
     // Where a CA follows another, both are in the file.
-    let spare = shown.whose == Whose::Cas && parsed.iter().any(good);
+    let spare = matches!(shown.whose, Whose::Cas | Whose::PeersAuthority) && parsed.iter().any(good);
     let line = |parsed: &Result<Certificate, String>| match parsed {
         Ok(certificate) => one(shown, certificate, spare, now),
         Err(why) => Finding::new(State::Unknown, "certificate", &shown.of, format!("cannot be read: {why}")),
@@ -97,7 +100,7 @@ fn one(shown: &Shown, certificate: &Certificate, spare: bool, now: u64) -> Findi
     if until - now < SOON { say(State::Warning, seen).advise(renew(shown, name)) } else { say(State::Ok, seen) }
 }
 
-/// What to type, where `deploy/etcd/certificates.sh` has made it.
+/// What to type, where `deploy/etcd/certificates.sh` or `elasticctl certs` has made it.
 fn renew(shown: &Shown, name: &str) -> String {
     let of = &shown.of;
     match shown.whose {
@@ -113,6 +116,14 @@ fn renew(shown: &Shown, name: &str) -> String {
                  here and wherever it is used: it is read for the next connection"
             )
         }
+        Whose::Peers => format!(
+            "have it signed anew; by elasticctl certs node FOLDER {name} --renew, if that made it. Copy it to {of}: it is \
+             read within a second"
+        ),
+        Whose::PeersAuthority => format!(
+            "make one that follows it (elasticctl certs authority NEWFOLDER), and add its ca.pem to {of} on every host; \
+             only then make the nodes' certificates by it"
+        ),
         Whose::Cas => format!(
             "make a CA that follows it (etcd/certificates.sh new DIRECTORY), and add its ca.pem to {of} and to etcd's \
              trusted-ca-file everywhere; only then make the members' and the clients' certificates by it"

@@ -4,11 +4,11 @@
 //! half a minute however broken things are.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use elastic_coordinator::etcd_v2::EtcdV2;
-use elastic_coordinator::flags::StoreFlags;
+use elastic_coordinator::flags::{PeerFlags, StoreFlags};
 use elastic_coordinator::store::etcd::{Alarm, EtcdConfig, EtcdStore, EtcdTls, ListedMember, MemberStatus, tls};
 use elastic_coordinator::store::{Op, Store, StoreError};
 use elastic_coordinator::time::Time;
@@ -82,7 +82,7 @@ impl Endpoint {
 ///
 /// # Errors
 /// [`StoreError::Invalid`] names the flag's value that cannot be used.
-pub(super) async fn look(flags: &StoreFlags) -> Result<Cluster, StoreError> {
+pub(super) async fn look(flags: &StoreFlags, peers: &PeerFlags) -> Result<Cluster, StoreError> {
     let config = flags.config()?;
     let uris = EtcdStore::connect(config.clone())?.endpoints().to_vec();
     let endpoints = uris.iter().map(|uri| {
@@ -91,15 +91,21 @@ pub(super) async fn look(flags: &StoreFlags) -> Result<Cluster, StoreError> {
         look_at(uri, alone, &flags.prefix)
     });
     let endpoints = join_all(endpoints).await.into_iter().collect::<Result<_, _>>()?;
-    Ok(Cluster { endpoints, files: config.tls.as_ref().map(files).transpose()?.unwrap_or_default() })
+    let mut files = config.tls.as_ref().map(files).transpose()?.unwrap_or_default();
+    if let Some(peers) = peers.files() {
+        files.push(shown(Whose::Peers, &peers.certificate)?);
+        files.push(shown(Whose::PeersAuthority, &peers.authority)?);
+    }
+    Ok(Cluster { endpoints, files })
 }
 
 fn files(tls: &EtcdTls) -> Result<Vec<Shown>, StoreError> {
     let client = tls.client.iter().map(|(certificate, _)| (Whose::Ours, certificate));
-    let read = |(whose, file): (Whose, &PathBuf)| {
-        Ok(Shown { whose, of: file.display().to_string(), certificates: tls::certificates(file)? })
-    };
-    client.chain([(Whose::Cas, &tls.ca)]).map(read).collect()
+    client.chain([(Whose::Cas, &tls.ca)]).map(|(whose, file)| shown(whose, file)).collect()
+}
+
+fn shown(whose: Whose, file: &Path) -> Result<Shown, StoreError> {
+    Ok(Shown { whose, of: file.display().to_string(), certificates: tls::certificates(file)? })
 }
 
 async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint, StoreError> {

@@ -23,15 +23,15 @@ mod reach;
 
 use std::time::Duration;
 
-use elastic_coordinator::flags::StoreFlags;
+use elastic_coordinator::flags::{PeerFlags, StoreFlags};
 use elastic_coordinator::time::date::now_ms;
 
 use self::finding::{Finding, State};
 use self::look::{Cluster, Endpoint};
 
 /// Looks at etcd and, where one is named, at a job.
-pub(crate) async fn examine(flags: &StoreFlags, job: Option<&str>) -> Vec<Finding> {
-    let cluster = match look::look(flags).await {
+pub(crate) async fn examine(flags: &StoreFlags, peers: &PeerFlags, job: Option<&str>) -> Vec<Finding> {
+    let cluster = match look::look(flags, peers).await {
         Ok(cluster) => cluster,
         Err(error) => {
             let unusable = Finding::new(State::Failed, "flags", "elasticctl", error.to_string());

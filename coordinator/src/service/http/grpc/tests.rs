@@ -64,6 +64,7 @@ fn spec() -> Spec {
         exclude_after: Some(6),
         restart_policy: RestartPolicy::All,
         on_store_loss: OnStoreLoss::Fence,
+        peer_tls: true,
         timings: Timings {
             lease_ttl: time(1),
             last_call: time(2),

@@ -83,6 +83,7 @@ fn runs() -> Seen {
         exclude_after: Some(0),
         restart_policy: Default::default(),
         on_store_loss: Default::default(),
+        peer_tls: false,
         timings: Timings::default(),
     });
     job.round = Some(versioned(RoundRecord {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How often the files are looked at. They are a few kilobytes.
-const LOOK: Duration = Duration::from_secs(1);
+pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 /// What some files say now. Where what they say cannot be used, what they said before.
 #[derive(Debug)]
