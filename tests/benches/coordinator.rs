@@ -13,9 +13,9 @@ use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
 use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::http::get;
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use elastic_tests::processor::{memory_kb, process};
 
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -28,28 +28,10 @@ const REST: Duration = Duration::from_secs(20);
 /// Clients that wait for the events of one job. The coordinator answers 64 connections at once.
 const WAITING: usize = 50;
 
-/// Kilobytes of its own that a process has in memory, and how long its threads have been on a processor.
+/// Kilobytes that a process has in memory, and how long its threads have been on a processor.
 fn cost(pid: u32) -> Result<(u64, Duration)> {
-    let memory = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let memory = memory.lines().find_map(|line| line.strip_prefix("Pss:")).context("Pss")?;
-    let mut nanos = 0;
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let stat = std::fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-        nanos += stat.split_whitespace().next().and_then(|nanos| nanos.parse().ok()).unwrap_or(0);
-    }
-    Ok((memory.trim().trim_end_matches(" kB").parse()?, Duration::from_nanos(nanos)))
-}
-
-/// The body of an answer.
-async fn get(address: &str, path: &str) -> Result<Vec<u8>> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await?;
-    anyhow::ensure!(answer.starts_with(b"HTTP/1.1 200"), "{path}: {}", String::from_utf8_lossy(&answer));
-    let body = answer.windows(4).position(|window| window == b"\r\n\r\n").context("a body")?;
-    Ok(answer.split_off(body + 4))
+    let pid = pid.to_string();
+    Ok((memory_kb(&pid)?, process(&pid)?))
 }
 
 /// How long a thing took, several times: the median and the extremes, in milliseconds.

@@ -16,8 +16,8 @@ use elastic_coordinator::time::Time;
 use elastic_tests::counting_store::CountingStore;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use elastic_tests::processor::process;
+use elastic_tests::rack::Rack;
 
 const WITHIN: Duration = Duration::from_secs(120);
 
@@ -65,56 +65,7 @@ struct Sample {
     resting: Option<Used>,
 }
 
-/// The thread of the node that leads.
-struct LeaderThread {
-    handle: Handle,
-    thread: i32,
-    stop: Option<oneshot::Sender<()>>,
-}
-
-impl LeaderThread {
-    fn start() -> Result<LeaderThread> {
-        let (tell, told) = std::sync::mpsc::channel();
-        let (stop, stopped) = oneshot::channel::<()>();
-        std::thread::spawn(move || -> Result<()> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            tell.send((runtime.handle().clone(), rustix::thread::gettid().as_raw_nonzero().get()))?;
-            let _ = runtime.block_on(stopped);
-            Ok(())
-        });
-        let (handle, thread) = told.recv()?;
-        Ok(LeaderThread { handle, thread, stop: Some(stop) })
-    }
-
-    fn used(&self) -> Result<Duration> {
-        on_a_processor(&format!("/proc/self/task/{}", self.thread))
-    }
-}
-
-impl Drop for LeaderThread {
-    fn drop(&mut self) {
-        let _ = self.stop.take().map(|stop| stop.send(()));
-    }
-}
-
-/// How long a thread, by its folder in `/proc`, has been on a processor.
-fn on_a_processor(task: &str) -> Result<Duration> {
-    let stat = std::fs::read_to_string(format!("{task}/schedstat"))?;
-    let nanos = stat.split_whitespace().next().context("a number")?.parse()?;
-    Ok(Duration::from_nanos(nanos))
-}
-
-/// The same of all threads of a process.
-fn process(pid: &str) -> Result<Duration> {
-    let mut sum = Duration::ZERO;
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One that has just ended counts no more.
-        sum += on_a_processor(&task?.path().to_string_lossy()).unwrap_or_default();
-    }
-    Ok(sum)
-}
-
-fn used(leader: &LeaderThread, etcd: &EtcdServer) -> Result<Used> {
+fn used(leader: &Rack, etcd: &EtcdServer) -> Result<Used> {
     let pid = etcd.pid().context("etcd runs")?.to_string();
     let leader = leader.used()?;
     Ok(Used { leader, nodes: process("self")?.saturating_sub(leader), etcd: process(&pid)? })
@@ -150,13 +101,13 @@ fn main() -> Result<()> {
 
 async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     let connect = || anyhow::Ok(EtcdStore::connect(EtcdConfig::new([etcd.address()]))?);
-    let leader = LeaderThread::start()?;
+    let leader = Rack::start()?;
     let watcher = connect()?;
     let connections = (0..=size / WAVE).map(|_| Ok(Arc::new(CountingStore::new(Arc::new(connect()?)))));
     let stores = connections.collect::<Result<Vec<_>>>()?;
     let store = |index: u32| Arc::clone(&stores[(index / WAVE) as usize]);
     let leaders_store = {
-        let _entered = leader.handle.enter();
+        let _entered = leader.handle().enter();
         Arc::new(CountingStore::new(Arc::new(connect()?)))
     };
     let calls = || {
@@ -191,7 +142,7 @@ async fn measure(etcd: &EtcdServer, size: u32, run: u32) -> Result<Sample> {
     };
     let mut nodes: Vec<InProcessNode> = Vec::new();
     if size > 1 {
-        nodes.push(leader.handle.spawn(start(1, Arc::clone(&leaders_store))).await??);
+        nodes.push(leader.handle().spawn(start(1, Arc::clone(&leaders_store))).await??);
         come(1).await?;
     }
     for index in 2..size {

@@ -9,11 +9,11 @@ use elastic_coordinator::job::{
     Endpoint, Failure, FailureClass, JobId, JobSecret, Keys, NodeRecord, OnStoreLoss, Phase, Protocols, Release,
     RestartPolicy, Spec, Timings,
 };
+use elastic_coordinator::listener::listen;
 use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
 use elastic_coordinator::rendezvous::{MemberSetup, Outcome, Start};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::time::Time;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -65,7 +65,7 @@ pub async fn start_node(
     spec: Spec,
     name: &str,
 ) -> Result<InProcessNode> {
-    let listener = TcpListener::bind("127.0.0.1:0").await.context("bind the peer port")?;
+    let listener = listen(([127, 0, 0, 1], 0).into()).context("bind the peer port")?;
     let peer = Endpoint { host: "127.0.0.1".into(), port: listener.local_addr()?.port() };
     let node = Node::new(store, job.clone(), listener);
     let status = node.status();

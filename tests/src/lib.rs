@@ -6,13 +6,17 @@
 //! | [`agents`] | built agents as processes, their workers as scripts that tell where they are |
 //! | [`binaries`] | the product's own binaries, as built beside the tests |
 //! | [`contract`] | the promises of `coordinator::store::Store`, as cases to run on any implementation |
+//! | [`cost_model`] | what a node costs its etcd, by the protocol |
 //! | [`counting_store`] | a store that counts what is asked of it |
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
 //! | [`hostile`] | any bytes, played to each parser that faces the world |
+//! | [`http`] | what a server says of itself |
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
 //! | [`previous_release`] | the programs of the release before this one |
+//! | [`processor`] | what processes and threads cost the machine |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
+//! | [`rack`] | hosts that stand and fall together |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
 //! | [`wait`] | waiting for a condition with a deadline |
@@ -23,13 +27,17 @@
 pub mod agents;
 pub mod binaries;
 pub mod contract;
+pub mod cost_model;
 pub mod counting_store;
 pub mod etcd;
 pub mod hostile;
+pub mod http;
 pub mod in_process;
 pub mod launcher;
 pub mod previous_release;
+pub mod processor;
 pub mod proxy;
+pub mod rack;
 pub mod requirement;
 pub mod torch;
 pub mod wait;
