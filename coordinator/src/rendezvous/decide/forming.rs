@@ -36,7 +36,11 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         return (anew(Vec::new(), false), round.reason.clone());
     }
     let (evict, outstanding) = outstanding(now, view, wake);
-    if let Some(first) = evict.first() {
+    // Every node reads each plan, and none is sealed while somebody is waited for. So those that are lost meanwhile, and
+    // can do nothing any more, are evicted by one plan, once nobody else is waited for: not each by its own.
+    let can_wait = |eviction: &Eviction| matches!(eviction.fate, Fate::Dead | Fate::Fenced);
+    let gathers = !outstanding.is_empty() && evict.iter().all(can_wait);
+    if let Some(first) = evict.first().filter(|_| !gathers) {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
         let reason = because(&format!("lost {}: {}", names(&gone), first.reason));
         return (anew(evict, false), reason);

@@ -9,8 +9,15 @@ use crate::job::{LeaderRecord, Versioned, to_json};
 use crate::store::{Guard, KeyValue, Op, Revision, Txn};
 use crate::time::Time;
 
-/// Most that campaigns are spread over after a leader's end.
-const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
+/// Least and most that campaigns are spread over after a leader's end, and how much it is for each member: about one
+/// campaigns each millisecond, whatever their number, until all have heard of the first.
+const LEAST_SPREAD: Duration = Duration::from_millis(50);
+const MOST_SPREAD: Duration = Duration::from_secs(2);
+const SPREAD_FOR_EACH: Duration = Duration::from_millis(1);
+
+fn campaign_spread(members: u32) -> Duration {
+    (SPREAD_FOR_EACH * members).clamp(LEAST_SPREAD, MOST_SPREAD)
+}
 
 /// Who leads, as far as this node knows.
 #[derive(Debug, Clone, Default)]
@@ -114,8 +121,10 @@ impl Member {
     /// Campaigns after a random pause, which keeps the others apart. A node that is about to leave lets those that stay
     /// go first; where all leave, somebody must still bring the round to its end.
     pub(super) fn campaign_soon(&mut self, now: Time) {
-        let polite = if self.leave != Leave::No { CAMPAIGN_SPREAD * 2 } else { Duration::ZERO };
-        let pause = polite + self.jitter(CAMPAIGN_SPREAD);
+        let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
+        let spread = campaign_spread(members);
+        let polite = if self.leave != Leave::No { spread * 2 } else { Duration::ZERO };
+        let pause = polite + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
     }
 

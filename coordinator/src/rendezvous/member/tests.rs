@@ -60,10 +60,15 @@ fn setup() -> MemberSetup {
 
 /// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
 fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
-    let mut member = Member::new(setup());
+    joined_to(setup(), forming(), leader)
+}
+
+/// The same, of this node, where the round was this.
+fn joined_to(setup: MemberSetup, record: Value, leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+    let mut member = Member::new(setup);
     let mut out = member.step(NOW, MemberInput::Tick);
     let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
-    let read = vec![Some(spec), Some(round(3, 3, forming())), None, leader];
+    let read = vec![Some(spec), Some(round(3, 3, record)), None, leader];
     out.extend(member.step(NOW, answer(Call::Join, true, 10, read)));
     out.extend(member.step(NOW, MemberInput::Leased { sent: NOW, result: Ok(LeaseId(7)) }));
     (member, out)
@@ -112,6 +117,32 @@ fn a_leader_record_that_nobody_holds_is_warned_of_and_replaced() {
     // A leader with a lease is left alone.
     let (_, out) = joined(Some(kv(key, &record, 9, 9, Some(LeaseId(9)))));
     assert_eq!(campaign(&out), None);
+}
+
+#[test]
+fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
+    // From the first campaign until its outcome has come to all.
+    let heard = Duration::from_millis(20);
+    for (members, most) in [(3_u32, 3), (100, 40), (1_000, 40), (4_000, 80)] {
+        // Given a round of so many
+        let record = json!({
+            "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 2, "nodes": members },
+            "group_world_size": members, "world_size": members, "reason": "r",
+        });
+        let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+        let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
+        // when its leader dies,
+        let campaigns = |seed: u64, after: Duration| {
+            let (mut member, _) = joined_to(MemberSetup { seed, ..setup() }, record.clone(), Some(leader.clone()));
+            member.step(NOW, MemberInput::LeaderDead(Revision(8)));
+            campaign(&member.step(NOW + after, MemberInput::Tick)).is_some()
+        };
+        // Seeds as nodes have them.
+        let count = |after| (0..members).filter(|node| campaigns(u64::from(32_768 + node) << 8 | 1, after)).count();
+        // then somebody campaigns soon, and few do before they hear of it
+        assert!(count(heard * 5) > 0, "{members}");
+        assert!(count(heard) <= most, "{members}: {}", count(heard));
+    }
 }
 
 #[test]

@@ -115,13 +115,18 @@ fn an_event_costs_the_same_whether_nodes_are_few_or_many() {
     assert_eq!(dearest["a beat"], 1, "{dearest:?}");
 }
 
-/// A job of this many nodes whose first round runs.
+/// A job of this many nodes whose first round runs, and that has none to spare.
 fn running(nodes: usize) -> (Scene, Leader, i64) {
+    running_of(nodes, nodes)
+}
+
+/// The same, of which so many are enough.
+fn running_of(nodes: usize, fewest: usize) -> (Scene, Leader, i64) {
     let mut scene = Scene::new();
     scene.nodes.clear();
     scene.ranks.clear();
     scene.round = json!({ "number": 1, "generation": 1, "state": "forming", "reason": "r" });
-    (scene.fewest, scene.most) = (nodes, nodes);
+    (scene.fewest, scene.most) = (fewest, nodes);
     let (mut leader, _) = scene.leader();
     let mut revision = 10_000;
     settle(&mut leader, NOW, &mut revision);
@@ -164,6 +169,37 @@ fn many_losses_write_the_round_once() {
     }
     assert_eq!((stones, count, written_at), (LOST, 3, vec![2]));
     assert_eq!(leader.view().expect("a view").round.value.number, 2);
+}
+
+#[test]
+fn members_lost_while_others_are_waited_for_are_evicted_by_one_plan() {
+    const MEMBERS: usize = 60;
+    const LOST: usize = 20;
+    // Given a job whose next round forms
+    let (scene, mut leader, mut revision) = running_of(MEMBERS, MEMBERS - LOST);
+    let failed = json!({ "phase": "failed", "round": 1, "failure": { "class": "own", "message": "m" } });
+    revision += 1;
+    leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, failed));
+    settle(&mut leader, NOW, &mut revision);
+    // when some die one by one, while the others stop
+    let waits = json!({ "phase": "waiting", "round": 2, "master": { "host": "h", "port": 2 } });
+    for index in 0..LOST {
+        assert_eq!(txn(&leader.step(NOW, LeaderInput::Dead(id(&name(index))))), None, "of {index}");
+    }
+    for index in LOST..MEMBERS - 1 {
+        revision += 1;
+        assert_eq!(txn(&leader.step(NOW, says(&scene.keys, index, revision, waits.clone()))), None, "after {index}");
+    }
+    // then all of them are evicted by one plan, once the last of the others has stopped,
+    revision += 1;
+    let wants = leader.step(NOW, says(&scene.keys, MEMBERS - 1, revision, waits));
+    let stones = |op: &&Op| matches!(op, Op::Put { key, .. } if key.contains("/evicted/"));
+    assert_eq!(txn(&wants).map(|txn| txn.then.iter().filter(stones).count()), Some(LOST));
+    // and the round is sealed from that
+    settle(&mut leader, NOW, &mut revision);
+    let round = &leader.view().expect("a view").round.value;
+    let size = (MEMBERS - LOST) as u32;
+    assert_eq!((round.number, round.state, round.group_world_size), (2, RoundState::Running, size));
 }
 
 #[test]
