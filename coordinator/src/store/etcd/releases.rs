@@ -12,11 +12,16 @@ pub struct ReleaseFault {
 type Release = (u32, u32, u32);
 
 /// All that are known, newest first.
-pub const FAULTS: [ReleaseFault; 4] = [
+pub const FAULTS: [ReleaseFault; 5] = [
     ReleaseFault { fault: "a linearizable read can be stale after a pause", mended: &[(3, 5, 28), (3, 6, 9)] },
     ReleaseFault { fault: "a renewal can succeed on a revoked lease", mended: &[(3, 5, 23), (3, 6, 5)] },
     ReleaseFault { fault: "a watch opened at a compacted revision can miss a deletion", mended: &[(3, 5, 18)] },
     ReleaseFault { fault: "an etcd leader that is stuck on its disk can revoke every lease", mended: &[(3, 5, 13)] },
+    // Seen on 3.5.1, whose processors were all busy. 3.5.5 mended it, and 3.5.7 another panic that came with that.
+    ReleaseFault {
+        fault: "a read that its client gives up can end the server's process",
+        mended: &[(3, 4, 23), (3, 5, 7)],
+    },
 ];
 
 impl ReleaseFault {
@@ -56,8 +61,11 @@ mod tests {
     #[test]
     fn each_release_has_the_faults_that_were_mended_after_it() {
         for (version, faults) in [
+            ("3.4.22", 5),
             ("3.4.23", 4),
-            ("3.5.0", 4),
+            ("3.5.0", 5),
+            ("3.5.6", 5),
+            ("3.5.7", 4),
             ("3.5.12", 4),
             ("3.5.13", 3),
             ("3.5.17", 3),
