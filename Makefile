@@ -22,11 +22,13 @@ FROM ?= 0
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
 # What packages are for, if not for this machine: make dist ARCH=aarch64, make test-dist ARCH=aarch64.
 ARCH ?=
+# How many nodes make bench-scale simulates, one job after the other.
+SIZES ?=
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-torch bench-torchft chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +111,11 @@ bench: ## Times launch, recovery, rendezvous, the coordinator, the workers' stor
 	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench agents --bench rendezvous --bench coordinator --bench allreduce --bench tcp_store --bench output --bench training_step --bench elasticity --bench overlap --bench checkpoint
+
+bench-scale: ## Times jobs of 100 to 4,000 nodes on one etcd, and what they cost it: twenty minutes; SIZES="100 1000": these
+	@scripts/setup.sh test
+	cargo build --locked --release --workspace --bins
+	cargo bench --locked --package elastic-tests --bench scale -- $(SIZES)
 
 chaos: ## Runs the tests that take minutes: long outages at default timings, training under many kills
 	@$(STEP) setup scripts/setup.sh test

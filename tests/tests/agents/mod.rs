@@ -1,6 +1,7 @@
 //! The built agents, end to end, on real etcd servers.
 
 mod coordinators;
+mod crowd;
 #[allow(dead_code)] // What tests of the trainer need.
 #[path = "../../../trainer/cuda/tests/cuda/double.rs"]
 mod double;

@@ -1,0 +1,223 @@
+//! All nodes of one job: real drivers, each with a connection to etcd of its own, on racks that can be frozen or killed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use elastic_coordinator::job::{EventRecord, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
+use elastic_coordinator::store::{KeyValue, Op, OpResult, Store, Txn};
+use elastic_coordinator::time::Time;
+use elastic_tests::cost_model::Sizes;
+use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::rack::{Frozen, Rack};
+
+/// Racks of a job, besides those of the node that leads first and of those that are to die alone.
+const RACKS: u32 = 25;
+
+/// Nodes that share a thread.
+pub(crate) struct Group {
+    rack: Rack,
+    nodes: Vec<InProcessNode>,
+}
+
+impl Group {
+    /// Their names.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.nodes.iter().map(|node| node.name.clone()).collect()
+    }
+
+    /// How many there are.
+    pub(crate) fn size(&self) -> u32 {
+        self.nodes.len() as u32
+    }
+
+    /// The thread.
+    pub(crate) fn rack(&self) -> &Rack {
+        &self.rack
+    }
+}
+
+/// A job and its nodes.
+pub(crate) struct Fleet {
+    address: String,
+    job: JobId,
+    keys: Keys,
+    spec: Spec,
+    /// Where the bench itself looks.
+    store: EtcdStore,
+    /// The node that leads first.
+    pub(crate) first: Option<Group>,
+    /// Nodes that die alone.
+    pub(crate) singles: Vec<Group>,
+    /// All others.
+    pub(crate) racks: Vec<Group>,
+}
+
+impl Fleet {
+    /// A job for so many nodes, none of which is there yet.
+    pub(crate) fn new(address: &str, size: u32) -> Result<Fleet> {
+        let job: JobId = format!("scale-{size}").parse()?;
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &job);
+        let spec = Spec { timings: Timings::default(), max_restarts: 100, ..quick_spec(size / 2, size) };
+        let store = EtcdStore::connect(EtcdConfig::new([address]))?;
+        let (first, singles, racks) = (None, Vec::new(), Vec::new());
+        Ok(Fleet { address: address.to_owned(), job, keys, spec, store, first, singles, racks })
+    }
+
+    /// Has the node that is to lead come, so that its thread is its own.
+    pub(crate) async fn elect(&mut self, within: Duration) -> Result<()> {
+        self.first = Some(self.come(vec!["first".into()]).await?);
+        self.until_led(within, |_| true).await.map(drop)
+    }
+
+    /// Has all others come at once; `alone` of them are to die alone. Returns when their first calls are under way.
+    pub(crate) async fn fill(&mut self, size: u32, alone: u32) -> Result<()> {
+        let others = size.saturating_sub(1 + alone);
+        let rack = others.div_ceil(RACKS).max(1);
+        let names: Vec<String> = (0..others).map(|node| format!("node-{node:05}")).collect();
+        let racks = names.chunks(rack as usize).map(<[String]>::to_vec);
+        let all = racks.chain((0..alone).map(|node| vec![format!("alone-{node:03}")]));
+        let come = futures::future::try_join_all(all.map(|names| self.come(names))).await?;
+        let (singles, racks) = come.into_iter().partition(|group| group.names()[0].starts_with("alone"));
+        (self.singles, self.racks) = (singles, racks);
+        Ok(())
+    }
+
+    /// Starts nodes of these names, on a rack of their own.
+    pub(crate) async fn come(&self, names: Vec<String>) -> Result<Group> {
+        let rack = Rack::start()?;
+        let (address, keys, job, spec) = (self.address.clone(), self.keys.clone(), self.job.clone(), self.spec.clone());
+        let starting = rack.handle().spawn(async move {
+            let mut nodes = Vec::new();
+            for name in names {
+                let store: Arc<dyn Store> = Arc::new(EtcdStore::connect(EtcdConfig::new([address.clone()]))?);
+                nodes.push(start_node(store, keys.clone(), &job, spec.clone(), &name).await?);
+            }
+            anyhow::Ok(nodes)
+        });
+        Ok(Group { nodes: starting.await??, rack })
+    }
+
+    fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.first.iter().chain(&self.singles).chain(&self.racks)
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &InProcessNode> {
+        self.groups().flat_map(|group| &group.nodes)
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn size(&self) -> u32 {
+        self.groups().map(Group::size).sum()
+    }
+
+    /// How many have workers at work.
+    pub(crate) fn at_work(&self) -> u32 {
+        self.nodes().filter(|node| node.place.borrow().is_some()).count() as u32
+    }
+
+    /// The newest round that a node runs in.
+    pub(crate) fn round(&self) -> u64 {
+        let number = |node: &InProcessNode| node.place.borrow().as_ref().map(|(start, _)| start.round.number);
+        self.nodes().filter_map(number).max().unwrap_or_default()
+    }
+
+    /// Waits until all run in one round, this one or later: how long after `begun` each of them started its workers.
+    pub(crate) async fn all_run(&mut self, at_least: u64, begun: Time, within: Duration) -> Result<Vec<Duration>> {
+        let (size, until) = (self.size(), begun + within);
+        let mut times = Vec::new();
+        let groups = self.first.iter_mut().chain(&mut self.singles).chain(&mut self.racks);
+        for node in groups.flat_map(|group| &mut group.nodes) {
+            node.runs(at_least, size, until.since(Time::now())).await?;
+            let place = node.place.borrow();
+            times.push(place.as_ref().map_or(Duration::ZERO, |(_, at)| at.since(begun)));
+        }
+        times.sort();
+        Ok(times)
+    }
+
+    /// Freezes a rack.
+    pub(crate) fn freeze(&mut self) -> Result<(Group, Frozen)> {
+        let group = self.racks.pop().context("a rack")?;
+        let frozen = group.rack.freeze();
+        Ok((group, frozen))
+    }
+
+    /// Waits for a leader that fits.
+    pub(crate) async fn until_led(
+        &self,
+        within: Duration,
+        fits: impl Fn(&LeaderRecord) -> bool,
+    ) -> Result<LeaderRecord> {
+        let until = Time::now() + within;
+        loop {
+            // Where thousands come, etcd may be late with an answer.
+            if let Ok(Some(kv)) = self.store.get(&self.keys.leader()).await
+                && let Ok(leader) = Versioned::<LeaderRecord>::parse(&kv)
+                && fits(&leader.value)
+            {
+                return Ok(leader.value);
+            }
+            ensure!(Time::now() < until, "no such leader within {within:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What the leaders have written in the job's history, the newest last: when, in milliseconds, and each round's state and reason.
+    pub(crate) async fn history(&self) -> Result<Vec<(u64, String)>> {
+        let (lines, _) = self.store.range(&self.keys.events()).await?;
+        let line = |kv: &KeyValue| {
+            let event = Versioned::<EventRecord>::parse(kv).map_err(anyhow::Error::msg)?.value;
+            Ok((event.at_ms, format!("round {} {}: {}", event.round, event.state, event.reason)))
+        };
+        lines.iter().map(line).collect()
+    }
+
+    /// How long the job's records are, on average.
+    pub(crate) async fn sizes(&self) -> Result<Sizes> {
+        let keys = &self.keys;
+        let read = Txn::of([
+            Op::range(keys.nodes()),
+            Op::range(keys.rounds()),
+            Op::get(keys.round()),
+            Op::get(keys.leader()),
+            Op::get(keys.spec()),
+            Op::get(keys.secret()),
+        ]);
+        let read = self.store.txn(read).await?;
+        let mean = |at: usize, of: fn(&KeyValue) -> usize| {
+            let values = read.results.get(at).map(OpResult::values).unwrap_or_default();
+            values.iter().map(of).sum::<usize>() as f64 / values.len().max(1) as f64
+        };
+        let value = |at| mean(at, |kv| kv.value.len());
+        Ok(Sizes {
+            key: mean(0, |kv| kv.key.len()),
+            node: value(0),
+            rank: value(1),
+            round: value(2),
+            leader: value(3),
+            joined: value(4) + value(5),
+        })
+    }
+
+    /// One worker fails.
+    pub(crate) fn fail_one(&self) -> Result<()> {
+        let node = self.racks.last().and_then(|group| group.nodes.last()).context("a node")?;
+        node.fail(elastic_coordinator::job::FailureClass::Own, "on purpose");
+        Ok(())
+    }
+
+    /// All workers end well: waits until all nodes have ended.
+    pub(crate) async fn finish(self, within: Duration) -> Result<()> {
+        self.nodes().for_each(InProcessNode::finish);
+        let until = Time::now() + within;
+        let groups = self.first.into_iter().chain(self.singles).chain(self.racks);
+        for group in groups {
+            for node in group.nodes {
+                node.parting(until.since(Time::now())).await?;
+            }
+        }
+        Ok(())
+    }
+}
