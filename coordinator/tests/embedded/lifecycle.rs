@@ -17,7 +17,7 @@ async fn an_address_that_others_can_reach_needs_permission() {
     for remote in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         let error = EmbeddedServer::bind(address(remote), false).await.unwrap_err();
         assert!(matches!(error, EmbeddedError::Remote { .. }));
-        assert!(error.to_string().contains("allow remote clients"), "{error}");
+        assert!(error.to_string().contains("--allow-remote"), "{error}");
     }
     let server = EmbeddedServer::bind(address("0.0.0.0:0"), true).await.unwrap();
     assert_ne!(server.address().port(), 0);

@@ -9,8 +9,8 @@ use elastic_trainer::Environment;
 use crate::agent::{Agent, assignment, start_group, start_member};
 use crate::worker::{Worker, environment, free_port, last_step, trace, train, wait_for};
 
-/// Training that takes some seconds.
-const FLAGS: &str = "--epochs 150 --hidden 32";
+/// Training that takes longer than a test needs to strike, also on an idle machine.
+const FLAGS: &str = "--epochs 400 --hidden 32";
 
 /// Time to quiesce, far more than a test needs.
 const AMPLE: Duration = Duration::from_secs(40);
