@@ -92,10 +92,7 @@ pub fn etcd_v2(bytes: &[u8]) {
 }
 
 /// Sends all of it, then reads what comes until the peer ends, or is silent.
-fn hear_out<S: Read + Write>(stream: &mut S, bytes: &[u8], shut: impl Fn(&S) -> std::io::Result<()>)
-where
-    S: Deadlines,
-{
+fn hear_out<S: Read + Write + Deadlines>(stream: &mut S, bytes: &[u8], shut: impl Fn(&S) -> std::io::Result<()>) {
     stream.within(WITHIN);
     // The peer may have ended already.
     let _ = stream.write_all(bytes);
