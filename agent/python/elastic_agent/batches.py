@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import order
+from .shards import Shards
 
 
 class ElasticBatchSampler:
@@ -51,13 +52,13 @@ class ElasticBatchSampler:
             raise ValueError("global_batch, rank_batch and micro_batch count samples: they are 1 or more")
         if rank_batch is not None and drop_last:
             raise ValueError("drop_last needs global_batch: with rank_batch, what a full step is changes with the group")
-        if rank_batch is not None and hasattr(dataset, "order"):
+        if rank_batch is not None and isinstance(dataset, Shards):
             raise ValueError("shards need global_batch: with rank_batch, who reads which shard would change with the group")
         if self.length < (global_batch or 1 if drop_last else 1):
             raise ValueError(f"a dataset of {self.length} samples does not fill a batch of {global_batch}")
         self._fixed, self.rank_batch = global_batch, rank_batch
         self.micro_batch = micro_batch or global_batch or rank_batch or 1
-        self._dataset = dataset
+        self._shards = dataset if isinstance(dataset, Shards) else None
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
@@ -115,8 +116,8 @@ class ElasticBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         samples: Any = range(self.length)
-        if hasattr(self._dataset, "order"):
-            samples = self._dataset.order(self.global_batch, self.seed, self.epoch if self.shuffle else None)
+        if self._shards is not None:
+            samples = self._shards.order(self.global_batch, self.seed, self.epoch if self.shuffle else None)
         elif self.shuffle:
             samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
         for position in range(self.position, self._end(), self.global_batch):

@@ -76,6 +76,9 @@ class Shards:
 
     def _reader(self, shard: int, wanted: int) -> tuple[int, Iterator[Any]]:
         """What can read that sample soonest, and how far it has read."""
+        follows = self._readers.pop((shard, wanted), None)
+        if follows is not None:
+            return wanted, follows
         behind = [read for of, read in self._readers if of == shard and read <= wanted]
         if behind:
             return max(behind), self._readers.pop((shard, max(behind)))

@@ -22,7 +22,7 @@ pub fn checkpoint(bytes: &[u8]) {
     let folder = tempfile::tempdir().expect("a folder");
     let of_step = folder.path().join("step-00000003-r1");
     std::fs::create_dir(&of_step).expect("a folder");
-    let mut data = bytemuck(&STATE);
+    let mut data = bytes_of(&STATE);
     let mut manifest = valid(&data);
     let written = match how % 4 {
         0 => rest.to_vec(),
@@ -47,7 +47,7 @@ pub fn checkpoint(bytes: &[u8]) {
     let _told = (checkpoints.about(&path, Some("crc32c:00000000")), checkpoints.newest());
 }
 
-fn bytemuck(state: &[f32]) -> Vec<u8> {
+fn bytes_of(state: &[f32]) -> Vec<u8> {
     state.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 

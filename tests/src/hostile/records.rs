@@ -1,7 +1,6 @@
 //! A job's records in the store, changed by who may write there: a leader, a node and operators read them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;
@@ -83,9 +82,7 @@ async fn leads(store: &Arc<dyn Store>, keys: &Keys, late: Option<(String, Vec<u8
 }
 
 async fn carry(store: &Arc<dyn Store>, leader: &mut Leader, now: Time, mut wants: Vec<LeaderOutput>) {
-    let mut said = String::new();
     for _ in 0..MOST {
-        said = format!("{wants:?}");
         let Some(txn) =
             wants.into_iter().find_map(|want| if let LeaderOutput::Txn(txn) = want { Some(txn) } else { None })
         else {
@@ -94,7 +91,7 @@ async fn carry(store: &Arc<dyn Store>, leader: &mut Leader, now: Time, mut wants
         let result = store.txn(txn).await;
         wants = leader.step(now, LeaderInput::Answered { sent: now, result });
     }
-    panic!("the leader writes on and on: {said}");
+    panic!("the leader writes on and on: {wants:?}");
 }
 
 async fn takes_part(store: &Arc<dyn Store>, keys: &Keys, late: Option<(String, Vec<u8>)>) {
@@ -126,10 +123,8 @@ async fn takes_part(store: &Arc<dyn Store>, keys: &Keys, late: Option<(String, V
 
 async fn serve(store: &Arc<dyn Store>, member: &mut Member, now: Time, wants: Vec<MemberOutput>) {
     let mut wants: std::collections::VecDeque<_> = wants.into();
-    let mut said = String::new();
     for _ in 0..MOST {
         let Some(want) = wants.pop_front() else { return };
-        said = format!("{want:?}");
         let input = match want {
             MemberOutput::Txn(call, txn) => {
                 MemberInput::Answered { call, sent: now, result: store.txn(without_leases(txn)).await }
@@ -145,7 +140,7 @@ async fn serve(store: &Arc<dyn Store>, member: &mut Member, now: Time, wants: Ve
         };
         wants.extend(member.step(now, input));
     }
-    panic!("the node asks on and on: {said}");
+    panic!("the node asks on and on: {wants:?}");
 }
 
 /// The store's leases run by a clock of its own.
@@ -166,7 +161,6 @@ async fn look(store: &Arc<dyn Store>) {
     if let Ok((_, job, _)) = operator.job("J").await {
         let _told = format!("{job:?}");
     }
-    let _passes = tokio::time::timeout(Duration::ZERO, std::future::pending::<()>()).await;
 }
 
 fn spec() -> Value {

@@ -196,7 +196,10 @@ fn write_new(file: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let beside = file.with_extension("pem.new");
     match std::fs::remove_file(&beside) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context("an interrupted renewal"),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            let left = || format!("cannot remove {}, which an interrupted renewal has left", beside.display());
+            return Err(error).with_context(left);
+        }
         _ => write_new(&beside, text, PUBLIC)?,
     }
     std::fs::rename(&beside, file).with_context(|| format!("write {}", file.display()))

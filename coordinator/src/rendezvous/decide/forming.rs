@@ -133,15 +133,12 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
 /// those need not wait for that. None where each change of membership costs a restart, since there will be one more when
 /// they return.
 fn sit_out<'a>(view: &'a View, out: &BTreeSet<&NodeId>) -> Vec<&'a NodeId> {
-    let roster = &view.roster;
-    let lacking: Vec<_> = roster.lacking().filter(|node| waits(view, node) && !out.contains(node)).collect();
+    let lacking: Vec<_> = view.roster.lacking().filter(|node| waits(view, node) && !out.contains(node)).collect();
     if lacking.is_empty() || view.spec.restart_policy == RestartPolicy::All {
         return Vec::new();
     }
-    let waiting = Some((view.round.value.number, Phase::Waiting));
-    let out_too = out.iter().filter(|node| !view.comes(node)).count();
-    let stay = roster.count_saying(waiting) - lacking.len() - out_too;
-    if stay >= view.min_nodes() { lacking } else { Vec::new() }
+    let others = candidates(view, out.iter().chain(&lacking).copied().collect());
+    if others.kept >= view.min_nodes() { lacking } else { Vec::new() }
 }
 
 /// Who could be in the round that forms.
