@@ -43,6 +43,14 @@ pub enum CommitError {
     Store(#[from] StoreError),
 }
 
+impl CommitError {
+    /// Whether the same checkpoint may be published later: the store is away or full, or the node has lost its place for
+    /// now. Who has lost it for good is stopped, and asks for nothing more.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, CommitError::Store(_) | CommitError::Unsettled(_) | CommitError::Fenced(_))
+    }
+}
+
 /// The highest step that is taken. Readers of JSON round larger numbers, and no later step could ever be published.
 const LAST_STEP: u64 = (1 << 53) - 1;
 

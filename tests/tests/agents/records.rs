@@ -56,3 +56,54 @@ async fn one_bad_record_leaves_no_failure_unhandled() {
     round.exit(0);
     assert_eq!(exits(&mut agents).await, [0, 0]);
 }
+
+#[tokio::test]
+async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_stop_nobody() {
+    for value in [None, Some("rubbish")] {
+        // Given a job at work
+        let etcd = EtcdServer::start(EtcdOptions::default()).await;
+        let job = Job::on(&etcd, "2");
+        let mut agents = job.start_all(["a", "b"]);
+        job.runs(1, 2).await;
+        let store = etcd.store();
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+
+        // when its round is deleted, or written over
+        let op = value.map_or_else(|| Op::delete(keys.round()), |value| Op::put(keys.round(), value));
+        store.txn(Txn::of([op])).await.unwrap();
+
+        // then all agents end, and say which key it was
+        assert_eq!(exits(&mut agents).await, [1, 1]);
+        assert!(agents.iter().all(|agent| agent.output().contains("round")));
+        job.nobody_is_left(LIMIT).await;
+
+        // and when what nobody can read is gone too, then agents of the same id begin anew, though a spec is left
+        store.delete(vec![], &keys.round()).await.unwrap();
+        assert!(job.record(&etcd, "spec").await.is_some());
+        let anew = Job::on(&etcd, "2");
+        let mut agents = anew.start_all(["a", "b"]);
+        anew.runs(1, 2).await.exit(0);
+        assert_eq!(exits(&mut agents).await, [0, 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_lost_spec_is_written_again_before_the_next_node_needs_it() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2");
+    let first = job.start("a");
+    job.runs(1, 1).await;
+    let store = etcd.store();
+    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    for op in [Op::put(keys.spec(), "rubbish"), Op::delete(keys.spec())] {
+        store.txn(Txn::of([op])).await.unwrap();
+        eventually("the leader writes the spec again", AT_ONCE, async || {
+            let (records, _) = store.range(&keys.spec()).await.ok()?;
+            records.first().is_some_and(|record| record.value.starts_with(b"{")).then_some(())
+        })
+        .await;
+    }
+    let second = job.start("b");
+    job.runs(2, 2).await.exit(0);
+    assert_eq!(exits(&mut [first, second]).await, [0, 0]);
+}

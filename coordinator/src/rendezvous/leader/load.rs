@@ -48,6 +48,7 @@ impl Leader {
                     out.push(LeaderOutput::Watch(Scope::Prefix(self.keys.nodes()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.round()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.desired()), from));
+                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.spec()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.checkpoint()), from));
                 }
                 for event in std::mem::take(&mut self.meanwhile) {
@@ -290,6 +291,13 @@ impl Leader {
         if event.key() == self.keys.round() {
             // Its own writes come back too. Of another's, only the next generation's first record stands.
             self.round_news = self.round_news.max(event.revision());
+            return Ok(());
+        }
+        if event.key() == self.keys.spec() {
+            // Newcomers need it, so one that is lost is written again at once. What it says stands for a generation.
+            if !matches!(&event, Event::Put(kv) if Versioned::parse_spec(kv).is_ok()) {
+                self.reload(false);
+            }
             return Ok(());
         }
         let Some(view) = &mut self.view else { return Ok(()) };

@@ -67,8 +67,9 @@ impl Member {
             Ok(read) => read,
             Err(problem) => return self.end(End::Refused(problem), out),
         };
+        let as_read = spec.as_ref().map_or(Revision::NONE, |spec| spec.modified);
         let Some((spec, round)) = spec.zip(round) else {
-            return self.begin_job(out);
+            return self.begin_job(as_read, out);
         };
         match round.value.state {
             RoundState::Succeeded => return self.end(End::Succeeded, out),
@@ -170,7 +171,9 @@ impl Member {
         }
     }
 
-    fn begin_job(&mut self, out: &mut Out) {
+    /// The first round of an id. `spec` is what somebody left of an earlier job, as it was read: without a round it says
+    /// nothing.
+    fn begin_job(&mut self, spec: Revision, out: &mut Out) {
         let keys = &self.setup.keys;
         let round = first_round(1, 1);
         let txn = Txn::of([
@@ -178,7 +181,7 @@ impl Member {
             Op::put(keys.secret(), to_json(&self.setup.secret)),
             Op::put(keys.round(), to_json(&round)),
         ])
-        .guarded([Guard::absent(keys.spec()), Guard::absent(keys.round())]);
+        .guarded([Guard::modified(keys.spec(), spec), Guard::absent(keys.round())]);
         self.call(Call::Begin, txn, out);
     }
 

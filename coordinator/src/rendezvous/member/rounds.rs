@@ -20,7 +20,8 @@ impl Member {
     pub(super) fn round_read(&mut self, now: Time, round: Result<Versioned<RoundRecord>, String>, out: &mut Out) {
         let round = match round {
             Ok(round) => round,
-            Err(problem) => return self.say_once(problem, out),
+            // As good as deleted: nobody can form or end a round any more.
+            Err(problem) => return self.end(End::StoreLost(problem), out),
         };
         if self.round.as_ref().is_some_and(|known| known.modified >= round.modified) {
             return;
