@@ -224,6 +224,9 @@ pub enum ToWorker {
         id: Option<u64>,
         /// What happened and what to do.
         message: String,
+        /// Whether the same request may succeed later, as where the store is away.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        again: bool,
     },
 }
 

@@ -105,7 +105,9 @@ fn serve(worker: &UnixStream) -> Result<()> {
                 restart_count: 0,
                 checkpoint: None,
             }),
-            FromWorker::Memory { id, .. } => ToWorker::Error { id: Some(id), message: "none to spare".to_owned() },
+            FromWorker::Memory { id, .. } => {
+                ToWorker::Error { id: Some(id), message: "none to spare".to_owned(), again: false }
+            }
             _ => continue,
         };
         let mut worker = worker;

@@ -154,7 +154,7 @@ impl Agent {
                     return Ok(file.ok_or_else(|| "no descriptor came with it".to_owned()));
                 }
                 // An agent that does not know this request cannot read its number.
-                ToWorker::Error { id, message } if id.is_none_or(|id| id == asked) => return Ok(Err(message)),
+                ToWorker::Error { id, message, .. } if id.is_none_or(|id| id == asked) => return Ok(Err(message)),
                 other => self.aside.push_back(other),
             }
         }

@@ -177,7 +177,7 @@ impl SocketState {
         let place = self.places.get(local_rank as usize).cloned();
         if place.is_none() && !self.ahead {
             let message = format!("no worker of this node has local rank {local_rank} just now");
-            return vec![ToWorker::Error { id: None, message }];
+            return vec![ToWorker::Error { id: None, message, again: false }];
         }
         let welcomed = place.is_some();
         if let Some(connection) = self.connections.get_mut(&id) {

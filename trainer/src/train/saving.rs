@@ -27,8 +27,13 @@ use crate::checkpoint::{CheckpointError, Checkpoints};
 /// Unanswered commits after which saving pauses: while the store is away, checkpoints must not fill the disk.
 const MOST_PENDING: usize = 4;
 
-/// Attempts to save the last state. The second one helps if the disk has room again, or the store is back.
-const LAST_ATTEMPTS: u32 = 2;
+/// Pause after the first try to save the last state: the disk may have room again, or the store be back. The next are
+/// twice as long each, up to the longest.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+
+/// Tries to write it, which take 7.5 s with their pauses. A commit is tried for as long as there is time.
+const LAST_WRITES: u32 = 5;
 
 /// How long a checkpoint's folder may take to show that it can be written.
 const PREPARE_TIME: Duration = Duration::from_secs(10);
@@ -42,6 +47,8 @@ pub struct Saving {
     writer: Writer,
     /// Durable, and not yet answered by the agent.
     pending: VecDeque<(u64, Checkpoint)>,
+    /// The last that is durable, where the agent could not commit it.
+    uncommitted: Option<Checkpoint>,
     /// Newest step on disk, and newest step that is committed.
     saved: u64,
     committed: u64,
@@ -60,8 +67,16 @@ impl Saving {
         step: u64,
     ) -> Result<Saving, CheckpointError> {
         let writer = Writer::start(checkpoints, retention, slots, PREPARE_TIME)?;
-        let (pending, last_failure) = (VecDeque::new(), String::new());
-        Ok(Saving { writer, pending, saved: step, committed: step, failures: 0, overtaken: 0, last_failure })
+        Ok(Saving {
+            writer,
+            pending: VecDeque::new(),
+            uncommitted: None,
+            saved: step,
+            committed: step,
+            failures: 0,
+            overtaken: 0,
+            last_failure: String::new(),
+        })
     }
 
     /// A slot to copy a snapshot of `step` to, which is to be saved, or only to be in memory;
@@ -155,10 +170,11 @@ impl Saving {
                 self.pending.retain(|(_, other)| other.step > checkpoint.step);
                 (checkpoint.step > self.committed).then(|| self.settle(checkpoint))
             }
-            ToWorker::Error { id: Some(id), message } => {
+            ToWorker::Error { id: Some(id), message, again } => {
                 let place = self.pending.iter().position(|(pending, _)| pending == id)?;
                 let (_, checkpoint) = self.pending.remove(place)?;
                 self.failed(format!("the commit of step {} failed: {message}", checkpoint.step));
+                self.uncommitted = again.then_some(checkpoint);
                 None
             }
             _ => None,
@@ -166,7 +182,7 @@ impl Saving {
     }
 
     /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`
-    /// and no longer than to a stop. Says why if it is not committed.
+    /// and no longer than to a stop. What fails is tried again: this is the last chance. Says why if it is not committed.
     pub fn finish(
         &mut self,
         header: &SnapshotHeader,
@@ -178,20 +194,24 @@ impl Saving {
     ) -> Result<(), String> {
         // What several write is older than this.
         self.writer.decide(WriteMode::Cancel);
-        let deadline = Instant::now() + time;
-        let mut attempts = LAST_ATTEMPTS;
+        let (mut next_try, mut pause, mut writes) = (Instant::now(), TRY_AGAIN, LAST_WRITES);
+        let deadline = next_try + time;
         loop {
             let committed = self.follow(agent.as_deref_mut()).map_err(|error| error.to_string())?;
             committed.iter().for_each(&mut on_commit);
             let safe = self.committed >= header.step;
-            if !safe && self.newest() < header.step && self.has_room() && attempts > 0 && self.save(header, state) {
-                attempts -= 1;
+            let now = Instant::now();
+            let uncommitted = self.uncommitted.as_ref().is_some_and(|durable| durable.step == header.step);
+            let unwritten = self.newest() < header.step && writes > 0;
+            let tries = !safe && (uncommitted || unwritten) && now >= next_try;
+            if tries && self.try_last(header, state, agent.as_deref_mut()).map_err(|error| error.to_string())? {
+                (next_try, pause) = (now + pause, (pause * 2).min(LONGEST_PAUSE));
+                writes -= u32::from(unwritten);
             }
-            if self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0 {
-                return if safe { Ok(()) } else { Err(self.last_failure.clone()) };
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if stop.is_raised() || left.is_zero() {
+            let at_rest = self.writer.is_idle() && self.pending.is_empty() && self.writer.under_way() == 0;
+            let left = deadline.saturating_duration_since(now);
+            let over = stop.is_raised() || left.is_zero();
+            if over || (at_rest && (safe || !(uncommitted || unwritten))) {
                 return if safe { Ok(()) } else { Err(self.overdue(time)) };
             }
             let glance = left.min(GLANCE);
@@ -214,9 +234,26 @@ impl Saving {
         }
     }
 
+    /// Saves the last state, where there is room for it; commits it, where it is durable already. Returns whether
+    /// either was begun.
+    fn try_last(
+        &mut self,
+        header: &SnapshotHeader,
+        state: &[f32],
+        agent: Option<&mut Agent>,
+    ) -> Result<bool, AgentError> {
+        let durable = self.uncommitted.take_if(|durable| durable.step == header.step);
+        if let (Some(checkpoint), Some(agent)) = (durable, agent) {
+            self.pending.push_back((agent.commit(&checkpoint)?, checkpoint));
+            return Ok(true);
+        }
+        Ok(self.newest() < header.step && self.has_room() && self.save(header, state))
+    }
+
     fn overdue(&self, time: Duration) -> String {
         match self.writer.writing() {
             Some(writing) => self.unwritten(writing.step, writing.since.elapsed()),
+            None if !self.last_failure.is_empty() => self.last_failure.clone(),
             None => format!("the agent did not commit it within {} s", time.as_secs()),
         }
     }

@@ -16,6 +16,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::worker::{Worker, environment, free_port, wait_for};
 
+/// How often this step was to be committed.
+fn tries_of(heard: &[FromWorker], step: u64) -> usize {
+    let of = |word: &&FromWorker| matches!(word, FromWorker::Commit { checkpoint, .. } if checkpoint.step == step);
+    heard.iter().filter(of).count()
+}
+
 /// What an agent says to a commit.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Commits {
@@ -23,6 +29,8 @@ pub(crate) enum Commits {
     Refused,
     /// No answer, as while the store cannot be reached.
     Unanswered,
+    /// Each is refused for now, twice.
+    AtTheThirdTry,
 }
 
 /// An agent that answers as agents do, and records what it is told.
@@ -69,10 +77,17 @@ impl Agent {
                         assert!(Path::new(&checkpoint.path).exists(), "durable before it is committed");
                         match commits {
                             Commits::Granted => Some(ToWorker::Committed { id: *id, step: checkpoint.step }),
-                            Commits::Refused => {
-                                Some(ToWorker::Error { id: Some(*id), message: "a later round began".to_owned() })
-                            }
+                            Commits::Refused => Some(ToWorker::Error {
+                                id: Some(*id),
+                                message: "a later round began".to_owned(),
+                                again: false,
+                            }),
                             Commits::Unanswered => None,
+                            Commits::AtTheThirdTry if tries_of(&heard.lock().unwrap(), checkpoint.step) < 2 => {
+                                let message = "the store is away".to_owned();
+                                Some(ToWorker::Error { id: Some(*id), message, again: true })
+                            }
+                            Commits::AtTheThirdTry => Some(ToWorker::Committed { id: *id, step: checkpoint.step }),
                         }
                     }
                     FromWorker::Memory { id, bytes, .. } => match &memory {
@@ -81,7 +96,11 @@ impl Agent {
                             send_with(&stream, &ToWorker::Memory { id: *id, bytes: *bytes }, memory);
                             None
                         }
-                        None => Some(ToWorker::Error { id: Some(*id), message: "there is no memory to spare".into() }),
+                        None => Some(ToWorker::Error {
+                            id: Some(*id),
+                            message: "there is no memory to spare".into(),
+                            again: false,
+                        }),
                     },
                     _ => None,
                 };

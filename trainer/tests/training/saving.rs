@@ -146,6 +146,26 @@ fn what_is_not_committed_is_no_success_and_prunes_nothing() {
 }
 
 #[test]
+fn the_last_commit_is_asked_for_again_while_the_store_is_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let (agent, worker) = start_ungranted(folder.path(), Commits::AtTheThirdTry);
+    let (status, _, logged) = worker.end();
+    assert!(status.success() && logged.contains("the store is away"), "{logged}");
+    let steps: Vec<u64> = agent
+        .heard
+        .lock()
+        .unwrap()
+        .iter()
+        .filter_map(|word| match word {
+            FromWorker::Commit { checkpoint, .. } => Some(checkpoint.step),
+            _ => None,
+        })
+        .collect();
+    assert!(steps.ends_with(&[2300; 3]), "{steps:?}");
+    assert_eq!(last_step(&folder.path().join("trace"), "committed"), Some(2300));
+}
+
+#[test]
 fn while_commits_are_unanswered_training_goes_on_and_the_disk_does_not_fill() {
     let folder = tempfile::tempdir().unwrap();
     let (agent, worker) = start_ungranted(folder.path(), Commits::Unanswered);

@@ -97,7 +97,7 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, s
             Ok(0) | Err(_) => return,
             Ok(read) if read > MAX_LINE => {
                 let message = format!("a line of over {MAX_LINE} bytes; the connection is closed");
-                let _ = line.send(ToWorker::Error { id: None, message }.into()).await;
+                let _ = line.send(ToWorker::Error { id: None, message, again: false }.into()).await;
                 return;
             }
             Ok(_) => {}
@@ -110,7 +110,7 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, s
             }
             Err(error) => {
                 let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
-                let _ = line.send(ToWorker::Error { id: id_of(&buffer), message }.into()).await;
+                let _ = line.send(ToWorker::Error { id: id_of(&buffer), message, again: false }.into()).await;
             }
         }
     }

@@ -84,7 +84,7 @@ pub(super) async fn answer(
     line: &mpsc::Sender<Outgoing>,
     shared: &Arc<Shared>,
 ) -> Option<Request> {
-    let refuse = |id, message: String| ToWorker::Error { id, message };
+    let refuse = |id, message: String| ToWorker::Error { id, message, again: false };
     let local_rank = || {
         let registered = shared.state().connections.get(&connection).and_then(|connection| connection.registered);
         registered.map(|registered| registered.local_rank)
@@ -120,7 +120,7 @@ pub(super) async fn answer(
                 };
                 let reply = match met {
                     Ok(()) => ToWorker::BarrierPassed { id },
-                    Err(error) => ToWorker::Error { id: Some(id), message: error.to_string() },
+                    Err(error) => refuse(Some(id), error.to_string()),
                 };
                 let _ = line.send(reply.into()).await;
             }));
@@ -138,10 +138,7 @@ pub(super) async fn answer(
             }
             let (shared, line) = (Arc::clone(shared), line.clone());
             return Some(Box::pin(async move {
-                let reply = match commit(&*store, &shared, checkpoint, pid).await {
-                    Ok(step) => ToWorker::Committed { id, step },
-                    Err(message) => refuse(Some(id), message),
-                };
+                let reply = commit(&*store, &shared, id, checkpoint, pid).await;
                 let _ = line.send(reply.into()).await;
             }));
         }
@@ -187,15 +184,18 @@ pub(super) async fn answer(
     None
 }
 
-/// Publishes a checkpoint that exists, and returns its step.
-async fn commit(store: &dyn Store, shared: &Shared, checkpoint: Checkpoint, pid: Option<i32>) -> Result<u64, String> {
+/// Publishes a checkpoint that exists: the answer to request `id`.
+async fn commit(store: &dyn Store, shared: &Shared, id: u64, checkpoint: Checkpoint, pid: Option<i32>) -> ToWorker {
     let (step, path) = (checkpoint.step, checkpoint.path.clone());
+    let refuse = |message, again| ToWorker::Error { id: Some(id), message, again };
     // The file system may be slow.
     if tokio::task::spawn_blocking(move || is_missing(&path, pid)).await.unwrap_or(false) {
-        return Err(format!("step {step} is not published: there is nothing at {}", checkpoint.path));
+        return refuse(format!("step {step} is not published: there is nothing at {}", checkpoint.path), false);
     }
-    let committed = checkpoint::commit(store, &shared.paths.keys, &shared.status, checkpoint).await;
-    committed.map(|()| step).map_err(|error| error.to_string())
+    match checkpoint::commit(store, &shared.paths.keys, &shared.status, checkpoint).await {
+        Ok(()) => ToWorker::Committed { id, step },
+        Err(error) => refuse(error.to_string(), error.may_pass()),
+    }
 }
 
 /// Whether a file is known to be missing. It must be missing both here and for the process that named it, which may run

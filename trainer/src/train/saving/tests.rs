@@ -125,18 +125,18 @@ fn a_folder_that_does_not_answer_is_an_error_in_time() {
 }
 
 #[test]
-fn the_last_state_gets_a_second_attempt_but_no_third() {
+fn the_last_state_is_tried_again_until_the_disk_has_room() {
     // The trial takes four calls: a list is none.
     for (fault, works) in [(Fault::Error, true), (Fault::ReadOnly, false)] {
         let mut disk = FaultyDisk::default();
         Disk::create_folder(&mut disk, Path::new("/ckpt")).unwrap();
         disk.fail_after(8, fault);
         let mut saving = start(disk, Path::new("/ckpt"));
-        match finish(&mut saving, 7, LONG) {
+        match finish(&mut saving, 7, if works { LONG } else { TRY_AGAIN * 3 }) {
             Ok(committed) => assert!(works && committed == [7], "{fault:?}: {committed:?}"),
             Err(cause) => assert!(!works && cause.contains("step 7") && cause.contains("read-only"), "{cause}"),
         }
-        assert_eq!(saving.failures, if works { 0 } else { LAST_ATTEMPTS });
+        assert!(if works { saving.failures == 0 } else { saving.failures > 1 }, "{}", saving.failures);
     }
 }
 
