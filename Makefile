@@ -22,13 +22,16 @@ FROM ?= 0
 WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::with_torch)::/)
 # What packages are for, if not for this machine: make dist ARCH=aarch64, make test-dist ARCH=aarch64.
 ARCH ?=
+# Where and in which order make campaign strikes, and where it writes what came of it.
+SEED ?= 0
+RESULTS ?= target/campaign-$(SEED).json
 # How many nodes make bench-scale simulates, one job after the other.
 SIZES ?=
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft campaign chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +124,12 @@ chaos: ## Runs the tests that take minutes: long outages at default timings, tra
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(frameworks|launchers|packaging|pytorch::matrix)::/)'
+
+campaign: ## Strikes jobs with each fault in each moment of their life: more than an hour, as root; SEED=1: elsewhere in each
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) build cargo build --locked --workspace --bins
+	@$(STEP) campaign $(TARGET)/debug/elastic-campaign --seed $(SEED) --out $(RESULTS)
+	$(TARGET)/debug/elastic-campaign --report --out $(RESULTS)
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test

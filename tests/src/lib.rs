@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`agents`] | built agents as processes, their workers as scripts that tell where they are |
 //! | [`binaries`] | the product's own binaries, as built beside the tests |
+//! | [`campaign`] | jobs of the built programs on hosts of their own, struck by faults and judged |
 //! | [`contract`] | the promises of `coordinator::store::Store`, as cases to run on any implementation |
 //! | [`cost_model`] | what a node costs its etcd, by the protocol |
 //! | [`counting_store`] | a store that counts what is asked of it |
@@ -26,6 +27,7 @@
 
 pub mod agents;
 pub mod binaries;
+pub mod campaign;
 pub mod contract;
 pub mod cost_model;
 pub mod counting_store;

@@ -1,0 +1,322 @@
+//! Three members of etcd, each on a host of its own.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use etcd_client::{
+    AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, GetOptions,
+    PutOptions,
+};
+use rustix::process::Signal;
+
+use super::hosts::{Host, send};
+
+const READY: Duration = Duration::from_secs(20);
+
+/// One member.
+#[derive(Debug)]
+pub struct Member {
+    /// Where it runs.
+    pub host: Host,
+    child: Option<Child>,
+    data: PathBuf,
+    program: PathBuf,
+    /// Whether it comes to a cluster that is there already.
+    joins: bool,
+}
+
+/// All three.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The members.
+    pub members: Vec<Member>,
+    folder: PathBuf,
+}
+
+impl Cluster {
+    /// Starts three members and waits until they have a leader.
+    ///
+    /// # Errors
+    /// etcd is not installed, or does not come up.
+    pub async fn start(hosts: &[Host], folder: &Path, program: &Path) -> Result<Cluster> {
+        std::fs::create_dir_all(folder)?;
+        let member = |host: &Host| Member {
+            host: host.clone(),
+            child: None,
+            data: folder.join(&host.name),
+            program: program.to_owned(),
+            joins: false,
+        };
+        let mut cluster = Cluster { members: hosts.iter().map(member).collect(), folder: folder.to_owned() };
+        for at in 0..cluster.members.len() {
+            cluster.spawn(at)?;
+        }
+        cluster.leader().await?;
+        Ok(cluster)
+    }
+
+    /// What agents are told: names, which the campaign's name server knows.
+    pub fn endpoints(&self) -> String {
+        let names: Vec<String> = self.members.iter().map(|member| format!("{}:2379", member.host.name)).collect();
+        names.join(",")
+    }
+
+    /// What the campaign itself uses.
+    pub fn addresses(&self) -> Vec<String> {
+        self.members.iter().map(|member| format!("{}:2379", member.host.address())).collect()
+    }
+
+    fn spawn(&mut self, at: usize) -> Result<()> {
+        let peers: Vec<String> = self
+            .members
+            .iter()
+            .map(|member| format!("{}=http://{}:2380", member.host.name, member.host.address()))
+            .collect();
+        let member = &mut self.members[at];
+        let address = member.host.address();
+        let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
+        let mut command = member.host.command();
+        command.arg(&member.program).arg("--name").arg(&member.host.name).arg("--data-dir").arg(&member.data);
+        command.args([
+            "--listen-client-urls",
+            &format!("http://{address}:2379"),
+            "--advertise-client-urls",
+            &format!("http://{address}:2379"),
+            "--listen-peer-urls",
+            &format!("http://{address}:2380"),
+            "--initial-advertise-peer-urls",
+            &format!("http://{address}:2380"),
+            "--initial-cluster",
+            &peers.join(","),
+            "--initial-cluster-state",
+            if member.joins { "existing" } else { "new" },
+            "--heartbeat-interval=50",
+            "--election-timeout=500",
+            "--log-level=warn",
+            "--logger=zap",
+        ]);
+        command.stdout(log.try_clone()?).stderr(log).process_group(0);
+        member.child = Some(command.spawn().context("start etcd")?);
+        Ok(())
+    }
+
+    /// SIGKILL for a member.
+    pub fn kill(&mut self, at: usize) {
+        if let Some(mut child) = self.members[at].child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts the members that do not run.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub fn revive(&mut self) -> Result<()> {
+        for at in 0..self.members.len() {
+            let gone = self.members[at].child.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)));
+            if gone {
+                self.spawn(at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The process of a member, while it runs.
+    pub fn pid(&self, at: usize) -> Option<u32> {
+        self.members[at].child.as_ref().map(Child::id)
+    }
+
+    /// Freezes a member, or lets it go on.
+    pub fn freeze(&self, at: usize, yes: bool) {
+        if let Some(pid) = self.pid(at) {
+            send(pid, if yes { Signal::STOP } else { Signal::CONT });
+        }
+    }
+
+    /// Loses a member with all that it has, and puts a new one in its place.
+    ///
+    /// # Errors
+    /// The cluster refuses it.
+    pub async fn replace(&mut self, at: usize) -> Result<()> {
+        self.kill(at);
+        std::fs::remove_dir_all(&self.members[at].data)?;
+        let mut client = self.client().await?;
+        let members = client.member_list().await?;
+        let name = &self.members[at].host.name;
+        let lost = members.members().iter().find(|member| member.name() == name).context("the lost member")?.id();
+        client.member_remove(lost).await?;
+        let peer = format!("http://{}:2380", self.members[at].host.address());
+        // A cluster that has just lost a member may still be busy with that.
+        for left in (0..20).rev() {
+            match client.member_add([peer.clone()], None).await {
+                Ok(_) => break,
+                Err(error) if left == 0 => return Err(error.into()),
+                Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
+            }
+        }
+        self.members[at].joins = true;
+        self.spawn(at)
+    }
+
+    /// Starts a member anew with another program: a newer release.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn upgrade(&mut self, at: usize, program: &Path) -> Result<()> {
+        self.kill(at);
+        self.members[at].program = program.to_owned();
+        self.spawn(at)
+    }
+
+    /// A client of whichever member answers.
+    ///
+    /// # Errors
+    /// None does.
+    pub async fn client(&self) -> Result<Client> {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < READY {
+            for address in self.addresses() {
+                let options = ConnectOptions::new()
+                    .with_connect_timeout(Duration::from_millis(500))
+                    .with_timeout(Duration::from_secs(5));
+                let Ok(mut client) = Client::connect([address], Some(options)).await else { continue };
+                if client.get("/", None).await.is_ok() {
+                    return Ok(client);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        bail!("no member of etcd answers; its log is {}", self.folder.join("log").display())
+    }
+
+    /// The index of the member that leads.
+    ///
+    /// # Errors
+    /// None does within a time.
+    pub async fn leader(&self) -> Result<usize> {
+        let mut client = self.client().await?;
+        let leader = client.status().await?.leader();
+        let members = client.member_list().await?;
+        let led = members.members().iter().find(|member| member.id() == leader).context("the leading member")?;
+        let is_led = |member: &Member| format!("http://{}:2380", member.host.address());
+        let at = self.members.iter().position(|member| led.peer_urls().contains(&is_led(member)));
+        at.context("the leading member is one of ours")
+    }
+
+    /// Puts a value under a key as somebody outside of the job: the revision of that.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn put(&self, key: &str, value: &str) -> Result<i64> {
+        let keeps = PutOptions::new().with_ignore_lease();
+        let mut client = self.client().await?;
+        let put = match client.put(key, value, Some(keeps)).await {
+            Ok(put) => put,
+            Err(_) => client.put(key, value, None).await?,
+        };
+        Ok(put.header().map_or(0, |header| header.revision()))
+    }
+
+    /// Deletes all keys that begin like this: the revision of that.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn delete(&self, prefix: &str) -> Result<i64> {
+        let deleted = self.client().await?.delete(prefix, Some(DeleteOptions::new().with_prefix())).await?;
+        Ok(deleted.header().map_or(0, |header| header.revision()))
+    }
+
+    /// Forgets all history.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn compact(&self) -> Result<()> {
+        let mut client = self.client().await?;
+        let now = client.get("/", None).await?.header().map_or(0, |header| header.revision());
+        client.compact(now, Some(CompactionOptions::new().with_physical())).await?;
+        Ok(())
+    }
+
+    /// Raises the alarm that etcd raises when its quota is used up, or ends it: no write is taken meanwhile.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn no_space(&self, yes: bool) -> Result<()> {
+        let action = if yes { AlarmAction::Activate } else { AlarmAction::Deactivate };
+        let mut client = self.client().await?;
+        for member in client.member_list().await?.members() {
+            let mut options = AlarmOptions::new();
+            options.with_member(member.id());
+            client.alarm(action, AlarmType::Nospace, Some(options)).await?;
+        }
+        Ok(())
+    }
+
+    /// Revokes every lease that there is.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn revoke_leases(&self) -> Result<()> {
+        let mut client = self.client().await?;
+        for lease in client.leases().await?.leases() {
+            // It may have ended by itself.
+            let _ = client.lease_revoke(lease.id()).await;
+        }
+        Ok(())
+    }
+
+    /// Has another member lead.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn move_leader(&self) -> Result<()> {
+        let at = self.leader().await?;
+        let mut client = Client::connect([&self.addresses()[at]], None).await?;
+        let members = client.member_list().await?;
+        let leader = client.status().await?.leader();
+        let other = members.members().iter().find(|member| member.id() != leader).context("another member")?;
+        client.move_leader(other.id()).await?;
+        Ok(())
+    }
+
+    /// Has each member tidy its file, during which it answers nobody.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn defragment(&self) -> Result<()> {
+        for address in self.addresses() {
+            Client::connect([address], None).await?.defragment().await?;
+        }
+        Ok(())
+    }
+
+    /// The keys that begin like this.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let options = GetOptions::new().with_prefix().with_keys_only();
+        let found = self.client().await?.get(prefix, Some(options)).await?;
+        Ok(found.kvs().iter().map(|pair| String::from_utf8_lossy(pair.key()).into_owned()).collect())
+    }
+
+    /// The last lines of what members have written.
+    pub fn log_tail(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for at in 0..self.members.len() {
+            self.freeze(at, false);
+            self.kill(at);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What happened in a job, in the order in which it happened: each change of each of its keys, as an observer at the
+//! router sees them, and each line of its workers' trace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use elastic_coordinator::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
+use etcd_client::{Client, ConnectOptions, EventType, GetOptions, WatchOptions};
+use serde_json::Value;
+use tokio::task::JoinHandle;
+
+/// A key that was written or deleted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// When the observer was told, since the job began.
+    pub at: Duration,
+    /// The store's revision.
+    pub revision: i64,
+    /// The key, below the job's.
+    pub key: String,
+    /// What it holds; none: it was deleted.
+    pub value: Option<String>,
+}
+
+/// A line of the trace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Line {
+    /// When the observer read it, since the job began.
+    pub at: Duration,
+    /// What it says.
+    pub event: Value,
+}
+
+/// All that was seen.
+#[derive(Debug, Clone, Default)]
+pub struct Events {
+    /// The store's changes, by revision.
+    pub changes: Vec<Change>,
+    /// Revisions that the campaign itself wrote, as an operator or a disk might.
+    pub ours: BTreeSet<i64>,
+    /// Whether the store has forgotten changes before they were seen.
+    pub gaps: bool,
+    /// What each key holds now.
+    now: BTreeMap<String, String>,
+}
+
+impl Events {
+    /// What a key of the job holds now.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.now.get(key).map(String::as_str)
+    }
+
+    /// The round as it is now.
+    pub fn round(&self) -> Option<RoundRecord> {
+        serde_json::from_str(self.get("round")?).ok()
+    }
+
+    /// Whether the job has come to its end.
+    pub fn is_over(&self) -> bool {
+        self.round()
+            .is_some_and(|round| matches!(round.state, RoundState::Succeeded | RoundState::Failed | RoundState::Closed))
+    }
+
+    /// The nodes as they are now.
+    pub fn nodes(&self) -> Vec<NodeRecord> {
+        let nodes = self.now.iter().filter(|(key, _)| key.starts_with("nodes/"));
+        nodes.filter_map(|(_, value)| serde_json::from_str(value).ok()).collect()
+    }
+
+    /// How many nodes are in this phase.
+    pub fn nodes_in(&self, phase: Phase) -> usize {
+        self.nodes().iter().filter(|node| node.phase == phase).count()
+    }
+
+    /// The name of the node that leads.
+    pub fn leader(&self) -> Option<String> {
+        let record: Value = serde_json::from_str(self.get("leader")?).ok()?;
+        Some(record["node"].as_str()?.split(':').next()?.to_owned())
+    }
+
+    /// Takes a change down. What was seen already is passed over: the observer may have had to ask again.
+    fn note(&mut self, change: Change) {
+        let seen = |old: &Change| old.revision == change.revision && old.key == change.key;
+        if self.changes.iter().rev().take_while(|old| old.revision >= change.revision).any(seen) {
+            return;
+        }
+        match &change.value {
+            Some(value) => self.now.insert(change.key.clone(), value.clone()),
+            None => self.now.remove(&change.key),
+        };
+        self.changes.push(change);
+    }
+}
+
+/// Watches a job.
+#[derive(Debug)]
+pub struct Observer {
+    began: Instant,
+    events: Arc<Mutex<Events>>,
+    watching: JoinHandle<()>,
+    trace: PathBuf,
+    lines: Vec<Line>,
+    /// Bytes of the trace that were read.
+    read: usize,
+}
+
+impl Observer {
+    /// Watches the keys of `job` through these members of etcd, and the trace that its workers write.
+    pub fn new(endpoints: Vec<String>, job: &Keys, trace: &Path) -> Observer {
+        let began = Instant::now();
+        let events = Arc::new(Mutex::new(Events::default()));
+        let watching = tokio::spawn(watch(endpoints, job.root().to_owned(), Arc::clone(&events), began));
+        Observer { began, events, watching, trace: trace.to_owned(), lines: Vec::new(), read: 0 }
+    }
+
+    /// What was seen in the store until now.
+    pub fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time since the job began.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Reads what the trace has got meanwhile, and returns all of it.
+    pub fn lines(&mut self) -> &[Line] {
+        let bytes = std::fs::read(&self.trace).unwrap_or_default();
+        let new = bytes.get(self.read..).unwrap_or_default();
+        if let Some(end) = new.iter().rposition(|&byte| byte == b'\n') {
+            let at = self.elapsed();
+            // A worker that is killed may leave a part of a line.
+            let whole = new[..end].split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+            self.lines.extend(whole.map(|event| Line { at, event }));
+            self.read += end + 1;
+        }
+        &self.lines
+    }
+
+    /// The furthest step that the trace tells of.
+    pub fn step(&mut self) -> u64 {
+        let steps = self.lines().iter().rev().filter(|line| line.event["event"] == "step").take(1);
+        steps.filter_map(|line| line.event["step"].as_u64()).next().unwrap_or(0)
+    }
+}
+
+impl Drop for Observer {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+/// How long the observer waits before it asks again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+async fn watch(endpoints: Vec<String>, root: String, events: Arc<Mutex<Events>>, began: Instant) {
+    let mut next = 1;
+    loop {
+        let _ = watch_once(&endpoints, &root, &events, began, &mut next).await;
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn watch_once(
+    endpoints: &[String],
+    root: &str,
+    events: &Mutex<Events>,
+    began: Instant,
+    next: &mut i64,
+) -> Result<(), etcd_client::Error> {
+    let lock = || events.lock().unwrap_or_else(PoisonError::into_inner);
+    for endpoint in endpoints {
+        let options = ConnectOptions::new()
+            .with_connect_timeout(Duration::from_millis(300))
+            .with_keep_alive(Duration::from_millis(500), Duration::from_millis(1000));
+        let Ok(mut client) = Client::connect([endpoint], Some(options)).await else { continue };
+        // A member that cannot answer a linearizable read tells nothing new.
+        let asked = tokio::time::timeout(Duration::from_secs(1), client.get(root, None)).await;
+        if !matches!(asked, Ok(Ok(_))) {
+            continue;
+        }
+        let from = WatchOptions::new().with_prefix().with_start_revision(*next).with_progress_notify();
+        let mut stream = client.watch(root, Some(from)).await?;
+        while let Some(response) = stream.message().await? {
+            if response.canceled() {
+                // It was compacted away: what is there now is all that can be had.
+                let all = client.get(root, Some(GetOptions::new().with_prefix())).await?;
+                let mut events = lock();
+                events.gaps = true;
+                for pair in all.kvs() {
+                    let value = Some(String::from_utf8_lossy(pair.value()).into_owned());
+                    let key = below(pair.key(), root);
+                    events.note(Change { at: began.elapsed(), revision: pair.mod_revision(), key, value });
+                }
+                *next = all.header().map_or(*next, |header| header.revision() + 1);
+                break;
+            }
+            let mut events = lock();
+            for event in response.events() {
+                let Some(pair) = event.kv() else { continue };
+                let value =
+                    (event.event_type() == EventType::Put).then(|| String::from_utf8_lossy(pair.value()).into_owned());
+                let key = below(pair.key(), root);
+                events.note(Change { at: began.elapsed(), revision: pair.mod_revision(), key, value });
+                *next = pair.mod_revision() + 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn below(key: &[u8], root: &str) -> String {
+    let key = String::from_utf8_lossy(key);
+    key.strip_prefix(root).unwrap_or(&key).to_owned()
+}

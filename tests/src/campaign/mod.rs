@@ -1,0 +1,199 @@
+//! The fault campaign: jobs of the built programs on hosts of their own, each struck by one fault in one moment of its
+//! life, and judged by what an observer saw.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`fault`] | the faults, as data |
+//! | [`scene`] | a job, and the moments of its life |
+//! | [`strike`] | doing what a fault says, and undoing it |
+//! | [`hosts`], [`names`], [`disk`] | network namespaces, a name server, disks |
+//! | [`cluster`], [`nodes`] | members of etcd, and agents that are started again as by systemd |
+//! | [`history`] | what the observer sees |
+//! | [`checker`] | the promises, decided from that alone |
+//! | [`report`] | the table |
+
+pub mod checker;
+pub mod cluster;
+pub mod disk;
+pub mod fault;
+pub mod history;
+pub mod hosts;
+pub mod names;
+pub mod nodes;
+pub mod report;
+pub mod scene;
+pub mod strike;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use self::checker::{Broken, Losses};
+use self::fault::{Action, Fault};
+use self::history::Observer;
+use self::hosts::Host;
+use self::names::Names;
+use self::scene::{Phase, Scene, TRAINING};
+use crate::binaries::binary;
+
+/// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
+pub struct Stage {
+    nodes: Vec<Host>,
+    store: Vec<Host>,
+    names: Names,
+    clock: Option<PathBuf>,
+    newer_etcd: Option<PathBuf>,
+    losses: Losses,
+    folder: PathBuf,
+}
+
+/// What came of one fault in one moment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The fault's name.
+    pub fault: String,
+    /// The moment's.
+    pub phase: String,
+    /// What moved it within the moment.
+    pub seed: u64,
+    /// Promises that were broken.
+    pub broken: Vec<String>,
+    /// Seconds without a step, at most, from the fault on.
+    pub pause_s: f64,
+    /// Seconds from the fault's end to the job's.
+    pub after_s: f64,
+    /// Restarts that the job was charged.
+    pub restarts: u32,
+    /// Rounds that it needed.
+    pub rounds: u64,
+    /// How it ended.
+    pub result: String,
+}
+
+impl Stage {
+    /// Prepares the hosts, in this process's own network namespace, and trains once undisturbed.
+    ///
+    /// # Errors
+    /// This machine lacks something, or this process may not.
+    pub async fn new(folder: &Path) -> Result<Stage> {
+        hosts::become_router()?;
+        let host = |name: &str, number: u8| Host::new(name, number, &folder.join("hosts"));
+        let nodes: Result<Vec<Host>> = (0..3).map(|at| host(&format!("node{at}"), 1 + at)).collect();
+        let store: Result<Vec<Host>> = (0..3).map(|at| host(&format!("etcd{at}"), 11 + at)).collect();
+        let (nodes, store) = (nodes?, store?);
+        let mut known = BTreeMap::new();
+        for host in nodes.iter().chain(&store) {
+            known.insert(host.name.clone(), host.address().parse().context("an address")?);
+        }
+        let newer = binary("elastic-agent").ancestors().nth(2).map(|target| target.join("etcd-3.5/etcd"));
+        Ok(Stage {
+            nodes,
+            store,
+            names: Names::serve(known)?,
+            clock: clock(folder)?,
+            newer_etcd: newer.filter(|etcd| etcd.is_file()),
+            losses: undisturbed(folder).await?,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Runs a job that this fault strikes in this moment.
+    ///
+    /// # Errors
+    /// The job does not get that far, or the fault cannot be done.
+    pub async fn run(&self, fault: &Fault, phase: Phase, seed: u64) -> Result<Outcome> {
+        let folder = self.folder.join("job");
+        let _ = std::fs::remove_dir_all(&folder);
+        let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
+        let mut scene = Scene::new(self, &folder, phase, wall_clock).await?;
+        let outcome = self.play(&mut scene, fault, phase, seed).await;
+        let keep = outcome.as_ref().map_or(true, |outcome| !outcome.broken.is_empty());
+        if keep {
+            self.keep(&mut scene, fault, phase)?;
+        }
+        hosts::mend_all()?;
+        for at in &scene.lost {
+            scene.nodes[*at].host.link(true)?;
+        }
+        outcome
+    }
+
+    async fn play(&self, scene: &mut Scene, fault: &Fault, phase: Phase, seed: u64) -> Result<Outcome> {
+        scene.reach(phase, seed).await?;
+        let (struck, mended) = scene.suffer(fault).await?;
+        let ended = scene.end(struck, mended).await;
+        let lines = scene.observer.lines().to_vec();
+        let events = scene.observer.events().clone();
+        let mut wrong = checker::judge(fault, &events, &lines, &ended, &self.losses);
+        wrong.extend(readable(scene.checkpoints.path()));
+        let round = events.round();
+        Ok(Outcome {
+            fault: fault.name.into(),
+            phase: phase.name().into(),
+            seed,
+            broken: wrong.into_iter().map(|Broken(text)| text).collect(),
+            pause_s: ended.pause.as_secs_f64(),
+            after_s: ended.after.as_secs_f64(),
+            restarts: round.as_ref().map_or(0, |round| round.restarts),
+            rounds: round.as_ref().map_or(0, |round| round.number),
+            result: round.map_or("none".into(), |round| format!("{:?}", round.state).to_lowercase()),
+        })
+    }
+
+    /// Keeps what a job that went wrong has written.
+    fn keep(&self, scene: &mut Scene, fault: &Fault, phase: Phase) -> Result<()> {
+        let to = self.folder.join("wrong").join(format!("{} while {}", fault.name, phase.name()));
+        std::fs::create_dir_all(&to)?;
+        for node in &scene.nodes {
+            std::fs::write(to.join(format!("agent-{}.log", node.host.name)), node.log())?;
+        }
+        let _ = std::fs::copy(scene.folder.join("trace"), to.join("trace"));
+        let _ = std::fs::copy(scene.folder.join("etcd/log"), to.join("etcd.log"));
+        let events = scene.observer.events();
+        let lines: Vec<String> = events.changes.iter().map(|change| format!("{change:?}")).collect();
+        std::fs::write(to.join("changes"), lines.join("\n"))?;
+        Ok(())
+    }
+}
+
+/// What the training shows when nothing disturbs it.
+async fn undisturbed(folder: &Path) -> Result<Losses> {
+    let trace = folder.join("undisturbed");
+    let status = tokio::process::Command::new(binary("elastic-trainer"))
+        .args(TRAINING)
+        .arg(format!("--trace={}", trace.display()))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .await?;
+    if !status.success() {
+        bail!("the undisturbed training ends with {status}");
+    }
+    let nowhere = elastic_coordinator::job::Keys::new("/nowhere", &"none".parse().context("a job's id")?);
+    let mut observer = Observer::new(Vec::new(), &nowhere, &trace);
+    checker::losses(observer.lines()).map_err(|Broken(text)| anyhow::anyhow!(text))
+}
+
+/// Each checkpoint that is there is whole. One whose save was cut short counts as none.
+fn readable(folder: &Path) -> Option<Broken> {
+    let output = Command::new(binary("elastic-trainer")).args(["checkpoint", "verify"]).arg(folder).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let spoilt = said.lines().find(|line| line.contains(" bad: ") && !line.contains("cut short"))?;
+    Some(Broken(spoilt.to_owned()))
+}
+
+/// Builds the library that sets wall clocks, where there is a C compiler.
+fn clock(folder: &Path) -> Result<Option<PathBuf>> {
+    let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
+    std::fs::write(&source, include_str!("clock.c"))?;
+    let mut compiler = Command::new("cc");
+    let built = compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).arg("-ldl").output();
+    Ok(built.is_ok_and(|output| output.status.success()).then_some(library))
+}
+
+/// The longest that one job may take, whatever happens.
+pub const JOB: Duration = Duration::from_secs(240);

@@ -1,0 +1,190 @@
+//! Nodes: an agent on each host, started again as systemd would, and its processes.
+
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::process::Signal;
+
+use super::disk::Disk;
+use super::hosts::{Host, send};
+use crate::binaries::{binary, remove_settings};
+
+/// Exit codes after which the agent is not started again, as its unit says (`deploy/systemd`): left as planned, closed,
+/// failed for good.
+const FINAL: [i32; 4] = [0, 3, 4, 5];
+
+/// How long the service manager waits before it starts an agent again.
+const RESTART_AFTER: Duration = Duration::from_millis(500);
+
+/// How often it does so.
+const RESTARTS: u32 = 5;
+
+/// A process of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Process {
+    /// The agent itself.
+    Agent,
+    /// What ends the workers with the agent.
+    Guard,
+    /// Its worker.
+    Worker,
+}
+
+/// A node of the job, with a disk for its logs and runtime files.
+#[derive(Debug)]
+pub struct Node {
+    /// Its host; its name is the node's too.
+    pub host: Host,
+    /// Where logs and runtime files lie.
+    pub disk: Disk,
+    /// Words after `elastic-agent`.
+    words: Vec<String>,
+    clock: Option<(PathBuf, PathBuf)>,
+    log: PathBuf,
+    child: Option<Child>,
+    ended: Option<(i32, Instant)>,
+    starts: u32,
+    /// Whether it is to be started when its agent fails.
+    wanted: bool,
+}
+
+impl Node {
+    /// A node that is not started yet. `clock` is the library that sets the wall clock of what runs there.
+    ///
+    /// # Errors
+    /// There is no disk to be had.
+    pub fn new(host: Host, folder: &Path, words: Vec<String>, clock: Option<&Path>) -> Result<Node> {
+        let disk = Disk::new(&folder.join(format!("disk-{}", host.name)), 24)?;
+        for name in ["run", "logs", "tmp"] {
+            std::fs::create_dir_all(disk.path().join(name))?;
+        }
+        let log = folder.join(format!("agent-{}.log", host.name));
+        let clock = clock.map(|library| (library.to_owned(), folder.join(format!("clock-{}", host.name))));
+        if let Some((_, offset)) = &clock {
+            std::fs::write(offset, 0_i64.to_ne_bytes())?;
+        }
+        Ok(Node { host, disk, words, clock, log, child: None, ended: None, starts: 0, wanted: false })
+    }
+
+    /// Starts its agent, and from now on again when it fails.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(&mut self) -> Result<()> {
+        self.wanted = true;
+        self.starts += 1;
+        self.ended = None;
+        let mut command = self.host.command();
+        self.environment(&mut command);
+        let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
+        command.arg(binary("elastic-agent"));
+        command.arg(format!("--node-name={}", self.host.name));
+        command.arg(format!("--log-dir={}", self.disk.path().join("logs").display()));
+        command.args(&self.words).stdout(log.try_clone()?).stderr(log);
+        self.child = Some(command.spawn().context("start an agent")?);
+        Ok(())
+    }
+
+    fn environment(&self, command: &mut Command) {
+        remove_settings(command);
+        command.env("XDG_RUNTIME_DIR", self.disk.path().join("run")).env("TMPDIR", self.disk.path().join("tmp"));
+        command.env("OMP_NUM_THREADS", "1").env_remove("LOGLEVEL");
+        if let Some((library, offset)) = &self.clock {
+            command.env("LD_PRELOAD", library).env("CAMPAIGN_CLOCK", offset);
+        }
+    }
+
+    /// Sets the wall clock of all that runs here so many seconds ahead.
+    ///
+    /// # Errors
+    /// The host has no clock of its own.
+    pub fn set_clock(&self, ahead: i64) -> Result<()> {
+        let (_, offset) = self.clock.as_ref().context("a clock of its own")?;
+        let file = std::fs::File::options().write(true).open(offset)?;
+        Ok(file.write_all_at(&ahead.to_ne_bytes(), 0)?)
+    }
+
+    /// Does what a service manager does: sees that the agent has ended, and starts it again, but not for ever.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn tend(&mut self) -> Result<()> {
+        use std::os::unix::process::ExitStatusExt;
+        if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()? {
+            let code = status.code().unwrap_or_else(|| -status.signal().unwrap_or_default());
+            (self.child, self.ended) = (None, Some((code, Instant::now())));
+        }
+        match self.ended {
+            Some((code, at)) if self.wanted && !FINAL.contains(&code) && at.elapsed() >= RESTART_AFTER => {
+                self.wanted = self.starts <= RESTARTS;
+                if self.wanted { self.start() } else { Ok(()) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// From now on it is not started again.
+    pub fn forget(&mut self) {
+        self.wanted = false;
+    }
+
+    /// The exit code of its agent, if that has ended for good.
+    pub fn end(&self) -> Option<i32> {
+        let (code, _) = self.ended?;
+        (!self.wanted || FINAL.contains(&code)).then_some(code)
+    }
+
+    /// Whether it has ever been started.
+    pub fn has_started(&self) -> bool {
+        self.starts > 0
+    }
+
+    /// Whether its agent runs.
+    pub fn is_up(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Ids of the node's processes of this kind.
+    pub fn processes(&self, which: Process) -> Vec<u32> {
+        let agent: Vec<u32> = self.child.iter().map(Child::id).collect();
+        let below = |pids: Vec<u32>| pids.into_iter().flat_map(children).collect();
+        match which {
+            Process::Agent => agent,
+            Process::Guard => below(agent),
+            Process::Worker => below(below(agent)),
+        }
+    }
+
+    /// Sends a signal to these processes.
+    pub fn signal(&self, which: Process, signal: Signal) {
+        self.processes(which).into_iter().for_each(|pid| send(pid, signal));
+    }
+
+    /// All that its agent has written.
+    pub fn log(&self) -> String {
+        let bytes = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.wanted = false;
+        self.host.signal(Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let text = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        found.extend(text.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    found
+}

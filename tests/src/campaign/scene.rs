@@ -1,0 +1,352 @@
+//! One job on three hosts, with etcd on three others, and the moments of its life at which faults strike.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use elastic_coordinator::job::{Keys, Phase as Says, RoundState};
+
+use super::cluster::Cluster;
+use super::disk::Disk;
+use super::fault::{Fault, LEASE};
+use super::history::Observer;
+use super::names::Names;
+use super::nodes::Node;
+use super::strike::Struck;
+use crate::binaries::binary;
+
+/// A moment of a job's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Two of three nodes wait for a place; the third comes while the fault lasts.
+    Joining,
+    /// The first round is being formed.
+    Sealing,
+    /// It is sealed: workers start.
+    Starting,
+    /// Workers train.
+    Running,
+    /// A third node comes, and the workers of the others come to rest.
+    Quiescing,
+    /// A snapshot goes to the agent's memory.
+    Snapshot,
+    /// A checkpoint is written.
+    Checkpoint,
+    /// The first node is done.
+    Finishing,
+}
+
+impl Phase {
+    /// All, in order.
+    pub const ALL: [Phase; 8] = [
+        Phase::Joining,
+        Phase::Sealing,
+        Phase::Starting,
+        Phase::Running,
+        Phase::Quiescing,
+        Phase::Snapshot,
+        Phase::Checkpoint,
+        Phase::Finishing,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Phase::Joining => "joining",
+            Phase::Sealing => "sealing",
+            Phase::Starting => "starting",
+            Phase::Running => "running",
+            Phase::Quiescing => "quiescing",
+            Phase::Snapshot => "snapshot",
+            Phase::Checkpoint => "checkpoint",
+            Phase::Finishing => "finishing",
+        }
+    }
+}
+
+/// Restarts that the job has.
+const MAX_RESTARTS: u32 = 5;
+
+/// What the trainer is told, apart from where to write.
+pub const TRAINING: [&str; 7] = [
+    "digits",
+    "--epochs=5",
+    "--hidden=1024,256",
+    "--snapshot-every=1",
+    "--checkpoint-every=25",
+    "--peer-timeout=6",
+    "--device=cpu",
+];
+
+/// The longest that a job may take to reach a moment.
+const REACHED: Duration = Duration::from_secs(60);
+
+/// The longest that nothing may happen when a fault has ended.
+pub const STUCK: Duration = Duration::from_secs(30);
+
+/// The longest that a job may take to end.
+const OVER: Duration = Duration::from_secs(150);
+
+/// How often conditions are looked at.
+const PERIOD: Duration = Duration::from_millis(2);
+
+/// A job with all that it needs.
+pub struct Scene {
+    /// Its nodes.
+    pub nodes: Vec<Node>,
+    /// Its etcd.
+    pub cluster: Cluster,
+    /// The disk with its checkpoints, which all nodes share.
+    pub checkpoints: Disk,
+    /// The name server of all hosts.
+    pub names: Names,
+    /// Sees what happens.
+    pub observer: Observer,
+    /// Its keys.
+    pub keys: Keys,
+    /// Hosts that never come back.
+    pub lost: Vec<usize>,
+    /// Nodes to start again as soon as they have left.
+    pub again: Vec<usize>,
+    /// The next release of etcd, where there is one.
+    pub newer_etcd: Option<PathBuf>,
+    /// Steps of its training.
+    pub steps: u64,
+    /// Everything that it writes.
+    pub folder: PathBuf,
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit codes of the agents, by node; none: it was lost.
+    pub codes: Vec<Option<i32>>,
+    /// Processes that are left.
+    pub left: Vec<u32>,
+    /// What went wrong on the way.
+    pub trouble: Option<String>,
+    /// The longest time without a step, after the fault struck.
+    pub pause: Duration,
+    /// The time from the fault's end to the job's.
+    pub after: Duration,
+}
+
+impl Scene {
+    /// Prepares a job: etcd runs, no agent does.
+    ///
+    /// # Errors
+    /// The machine lacks something.
+    pub async fn new(stage: &super::Stage, folder: &Path, phase: Phase, wall_clock: bool) -> Result<Scene> {
+        std::fs::create_dir_all(folder)?;
+        let cluster = Cluster::start(&stage.store, &folder.join("etcd"), Path::new("etcd")).await?;
+        let checkpoints = Disk::new(&folder.join("checkpoints"), 160)?;
+        let trace = folder.join("trace");
+        let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
+        let observer = Observer::new(cluster.addresses(), &keys, &trace);
+        let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
+        let lease = LEASE.as_secs();
+        let mut words = vec![
+            "--rdzv-backend=etcd".to_owned(),
+            format!("--rdzv-endpoint={}", cluster.endpoints()),
+            "--rdzv-id=job".into(),
+            "--nnodes=2:3".into(),
+            format!("--max-restarts={MAX_RESTARTS}"),
+            "--shutdown-timeout=3".into(),
+            format!(
+                "--rdzv-conf=lease_ttl={lease},last_call_timeout={last_call},min_round_time=200ms,\
+                 join_timeout=60s,takeover_delay=12s"
+            ),
+            "--no-python".into(),
+            binary("elastic-trainer").display().to_string(),
+        ];
+        words.extend(TRAINING.map(str::to_owned));
+        words.push(format!("--checkpoint-dir={}", checkpoints.path().display()));
+        words.push(format!("--trace={}", trace.display()));
+        let clock = stage.clock.as_deref().filter(|_| wall_clock);
+        let nodes: Result<Vec<Node>> =
+            stage.nodes.iter().map(|host| Node::new(host.clone(), folder, words.clone(), clock)).collect();
+        Ok(Scene {
+            nodes: nodes?,
+            cluster,
+            checkpoints,
+            names: stage.names.clone(),
+            observer,
+            keys,
+            lost: Vec::new(),
+            again: Vec::new(),
+            newer_etcd: stage.newer_etcd.clone(),
+            steps: stage.losses.keys().max().copied().unwrap_or(0),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Starts what has to be there, and waits for the moment. `chance` moves those moments that last.
+    ///
+    /// # Errors
+    /// The moment does not come.
+    pub async fn reach(&mut self, phase: Phase, chance: u64) -> Result<()> {
+        let begins = match phase {
+            Phase::Joining | Phase::Quiescing => 2,
+            _ => 3,
+        };
+        for node in &mut self.nodes[..begins] {
+            node.start()?;
+        }
+        let state = |scene: &Scene| scene.observer.events().round().map(|round| (round.number, round.state));
+        let written = |scene: &Scene| std::fs::read_dir(scene.checkpoints.path()).map_or(0, Iterator::count);
+        match phase {
+            Phase::Joining => {
+                self.until("two nodes wait", |scene| scene.observer.events().nodes_in(Says::Waiting) == 2).await
+            }
+            Phase::Sealing => self.until("a round forms", |scene| state(scene).is_some()).await,
+            Phase::Starting => {
+                let runs = Some((1, RoundState::Running));
+                self.until("a round runs", |scene| state(scene) == runs).await
+            }
+            Phase::Running | Phase::Snapshot => {
+                let step = 20 + chance % 40;
+                self.until("workers train", |scene| scene.observer.step() >= step).await
+            }
+            Phase::Quiescing => {
+                self.until("workers train", |scene| scene.observer.step() >= 15).await?;
+                self.nodes[2].start()?;
+                self.until("the next round forms", |scene| state(scene).is_some_and(|(number, _)| number > 1)).await
+            }
+            Phase::Checkpoint => {
+                self.until("workers train", |scene| scene.observer.step() >= 20).await?;
+                let before = written(self);
+                self.until("a checkpoint is begun", |scene| written(scene) > before).await
+            }
+            Phase::Finishing => {
+                let steps = self.steps;
+                self.until("training is done", |scene| scene.observer.step() >= steps).await
+            }
+        }
+    }
+
+    /// The fault strikes, lasts, and ends. Returns when it struck and when it ended, since the job began.
+    ///
+    /// # Errors
+    /// It cannot be done or undone.
+    pub async fn suffer(&mut self, fault: &Fault) -> Result<(Duration, Duration)> {
+        let mut struck = Struck::default();
+        let began = self.observer.elapsed();
+        for action in &fault.actions {
+            self.strike(action, &mut struck).await.with_context(|| format!("do {action:?}"))?;
+        }
+        let struck_at = Instant::now();
+        // Nodes that were not there yet come while it lasts.
+        for node in &mut self.nodes {
+            if !node.has_started() {
+                node.start()?;
+            }
+        }
+        while struck_at.elapsed() < fault.lasts {
+            self.tend()?;
+            self.observer.lines();
+            tokio::time::sleep(PERIOD).await;
+        }
+        self.mend(struck).await.context("undo it")?;
+        Ok((began, self.observer.elapsed()))
+    }
+
+    /// Waits for the end of the job, and of all agents.
+    pub async fn end(&mut self, struck: Duration, mended: Duration) -> Ended {
+        let trouble = self.over(mended).await.err().map(|error| format!("{error:#}"));
+        let end = self.observer.elapsed();
+        let codes = self.nodes.iter().map(super::nodes::Node::end).collect();
+        // Who watches over the workers may take a moment longer than the agent.
+        let left_over = |scene: &Scene| -> Vec<u32> {
+            let hosts = scene.nodes.iter().enumerate().filter(|(at, _)| !scene.lost.contains(at));
+            hosts.flat_map(|(_, node)| node.host.processes()).collect()
+        };
+        let begun = Instant::now();
+        while trouble.is_none() && begun.elapsed() < Duration::from_secs(10) && !left_over(self).is_empty() {
+            tokio::time::sleep(PERIOD).await;
+        }
+        let steps: Vec<Duration> =
+            self.observer.lines().iter().filter(|line| line.event["event"] == "step").map(|line| line.at).collect();
+        Ended { codes, left: left_over(self), trouble, pause: pause(&steps, struck), after: end.saturating_sub(mended) }
+    }
+
+    async fn over(&mut self, mended: Duration) -> Result<()> {
+        let mut newest = (0, 0);
+        let mut since = mended;
+        let all_over = |scene: &Scene| {
+            (0..scene.nodes.len()).all(|at| scene.lost.contains(&at) || scene.nodes[at].end().is_some())
+        };
+        while !all_over(self) || !self.again.is_empty() {
+            self.tend()?;
+            let now = self.observer.elapsed();
+            let seen = (self.observer.lines().len(), self.observer.events().changes.len());
+            if seen != newest {
+                (newest, since) = (seen, now);
+            }
+            if now - since > STUCK {
+                bail!("nothing has happened for {STUCK:?}");
+            }
+            if now - mended > OVER {
+                bail!("the job does not end within {OVER:?}");
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+        Ok(())
+    }
+
+    /// Does what operators and service managers do beside the job.
+    fn tend(&mut self) -> Result<()> {
+        for node in &mut self.nodes {
+            node.tend()?;
+        }
+        let over = self.observer.events().is_over();
+        let nodes = &mut self.nodes;
+        let mut failed = None;
+        self.again.retain(|&at| {
+            if nodes[at].is_up() {
+                return true;
+            }
+            // A job that is over needs nobody any more.
+            failed = if over { None } else { nodes[at].start().err() };
+            false
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Scene) -> bool) -> Result<()> {
+        let begun = Instant::now();
+        while !holds(self) {
+            self.tend()?;
+            if begun.elapsed() > REACHED {
+                bail!("not within {REACHED:?}: {what}; etcd's log ends with\n{}", self.cluster.log_tail());
+            }
+            tokio::time::sleep(PERIOD).await;
+        }
+        Ok(())
+    }
+}
+
+/// The longest time between two steps, from the one before the fault on.
+fn pause(steps: &[Duration], struck: Duration) -> Duration {
+    let after = steps.iter().copied().filter(|&at| at > struck);
+    let mut before = struck;
+    let mut longest = Duration::ZERO;
+    for at in after {
+        longest = longest.max(at - before);
+        before = at;
+    }
+    longest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_begins_with_the_fault() {
+        let at = |times: &[u64]| times.iter().map(|&ms| Duration::from_millis(ms)).collect::<Vec<_>>();
+        let struck = Duration::from_millis(100);
+        assert_eq!(pause(&at(&[10, 90, 140, 150, 400, 410]), struck), Duration::from_millis(250));
+        assert_eq!(pause(&at(&[10, 90, 600]), struck), Duration::from_millis(500));
+        assert_eq!(pause(&at(&[10, 20]), struck), Duration::ZERO);
+    }
+}

@@ -1,0 +1,418 @@
+//! Doing what a fault says, and undoing it.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+
+use super::fault::{Action, Direction, Place, Side, Which, Who};
+use super::hosts::{self, Cut, send};
+use super::names::Answers;
+use super::nodes::Process;
+use super::scene::Scene;
+
+/// What has to be undone when the fault ends.
+#[derive(Default)]
+pub struct Struck {
+    stopped: Vec<u32>,
+    stopped_members: Vec<usize>,
+    killed_members: bool,
+    drained: Vec<usize>,
+    unplugged: Vec<usize>,
+    clocks: Vec<usize>,
+    cut: bool,
+    names: bool,
+    no_space: bool,
+    disks: Vec<usize>,
+    checkpoints: bool,
+    injected: Vec<Child>,
+    limits: Vec<(Pid, Resource, Rlimit)>,
+    repeated: Vec<Repeated>,
+}
+
+/// Something that is done again and again by a thread.
+struct Repeated {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Repeated {
+    fn new(mut turn: impl FnMut() + Send + 'static) -> Repeated {
+        let over = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&over);
+        let thread = std::thread::spawn(move || {
+            while !seen.load(Ordering::Relaxed) {
+                turn();
+            }
+        });
+        Repeated { over, thread: Some(thread) }
+    }
+}
+
+impl Drop for Repeated {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Scene {
+    /// Does this.
+    ///
+    /// # Errors
+    /// It cannot be done.
+    pub async fn strike(&mut self, action: &Action, struck: &mut Struck) -> Result<()> {
+        match *action {
+            Action::Kill(process, who) => self.each(who, |node| node.signal(process, Signal::KILL)),
+            Action::Freeze(process, who) => {
+                for at in self.struck(who) {
+                    self.nodes[at].signal(process, Signal::STOP);
+                    struck.stopped.extend(self.nodes[at].processes(process));
+                }
+            }
+            Action::Starve(process, who) => {
+                let pids: Vec<u32> =
+                    self.struck(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect();
+                struck.stopped.extend(&pids);
+                struck.repeated.push(Repeated::new(move || {
+                    pids.iter().for_each(|&pid| send(pid, Signal::STOP));
+                    std::thread::sleep(Duration::from_millis(95));
+                    pids.iter().for_each(|&pid| send(pid, Signal::CONT));
+                    std::thread::sleep(Duration::from_millis(5));
+                }));
+            }
+            Action::Reset(who) => {
+                for at in self.struck(who) {
+                    self.nodes[at].host.reboot()?;
+                    self.nodes[at].host.signal(Signal::KILL);
+                }
+            }
+            Action::Lose(who) => {
+                for at in self.struck(who) {
+                    self.nodes[at].forget();
+                    self.nodes[at].host.link(false)?;
+                    self.nodes[at].host.signal(Signal::STOP);
+                    self.lost.push(at);
+                }
+            }
+            Action::Drain(who) => {
+                for at in self.struck(who) {
+                    self.nodes[at].forget();
+                    self.nodes[at].signal(Process::Agent, Signal::TERM);
+                    struck.drained.push(at);
+                }
+            }
+            Action::Inject(process, who, what) => {
+                for at in self.struck(who) {
+                    for pid in self.nodes[at].processes(process) {
+                        struck.injected.push(inject(pid, what)?);
+                    }
+                }
+            }
+            Action::Exhaust(process, who, resource) => {
+                for at in self.struck(who) {
+                    for pid in self.nodes[at].processes(process) {
+                        struck.limits.extend(exhaust(pid, resource));
+                    }
+                }
+            }
+            Action::Cut(who, side, direction, cut) => {
+                struck.cut = true;
+                for at in self.struck(who) {
+                    self.cut(at, side, direction, cut)?;
+                }
+            }
+            Action::Flap(who, side) => {
+                struck.cut = true;
+                let ways: Vec<_> = self.struck(who).into_iter().flat_map(|at| self.ways(at, side)).collect();
+                struck.repeated.push(Repeated::new(move || {
+                    for (from, to) in &ways {
+                        let _ = from.cut_to(to, Cut::Silent);
+                        let _ = to.cut_to(from, Cut::Silent);
+                    }
+                    std::thread::sleep(Duration::from_millis(100));
+                    let _ = hosts::mend_all();
+                    std::thread::sleep(Duration::from_millis(100));
+                }));
+            }
+            Action::Unplug(who) => {
+                for at in self.struck(who) {
+                    self.nodes[at].host.link(false)?;
+                    struck.unplugged.push(at);
+                }
+            }
+            Action::Fill(place) => self.disks(place, struck, |disk| disk.fill())?,
+            Action::ReadOnly(place) => self.disks(place, struck, |disk| disk.read_only(true))?,
+            Action::Stall(place) => self.disks(place, struck, super::disk::Disk::freeze)?,
+            Action::Names(answers) => {
+                struck.names = true;
+                self.names.answer(answers);
+            }
+            Action::Clock(who, ahead) => {
+                for at in self.struck(who) {
+                    self.nodes[at].set_clock(ahead)?;
+                    struck.clocks.push(at);
+                }
+            }
+            Action::Strobe(who) => {
+                for at in self.struck(who) {
+                    struck.clocks.push(at);
+                    for ahead in [3600, -3600, 3600] {
+                        self.nodes[at].set_clock(ahead)?;
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+            Action::Wait(time) => tokio::time::sleep(time).await,
+            _ => return self.strike_store(action, struck).await,
+        }
+        Ok(())
+    }
+
+    async fn strike_store(&mut self, action: &Action, struck: &mut Struck) -> Result<()> {
+        match *action {
+            Action::KillStore(which) => {
+                struck.killed_members = true;
+                for at in self.members(which).await? {
+                    self.cluster.kill(at);
+                }
+            }
+            Action::FreezeStore(which) => {
+                for at in self.members(which).await? {
+                    self.cluster.freeze(at, true);
+                    struck.stopped_members.push(at);
+                }
+            }
+            Action::InjectStore(which, what) => {
+                for at in self.members(which).await? {
+                    struck.injected.extend(self.cluster.pid(at).map(|pid| inject(pid, what)).transpose()?);
+                }
+            }
+            Action::CutMember(which) => {
+                struck.cut = true;
+                for at in self.members(which).await? {
+                    let member = &self.cluster.members[at].host;
+                    for other in self.cluster.members.iter().filter(|other| other.host.name != member.name) {
+                        member.cut_to(&other.host, Cut::Silent)?;
+                        other.host.cut_to(member, Cut::Silent)?;
+                    }
+                }
+            }
+            Action::ReplaceMember(which) => {
+                for at in self.members(which).await? {
+                    self.cluster.replace(at).await?;
+                }
+            }
+            Action::Upgrade => {
+                let newer = self.newer_etcd.clone().context("an etcd 3.5 (scripts/setup.sh fetches it)")?;
+                for at in 0..self.cluster.members.len() {
+                    self.cluster.upgrade(at, &newer)?;
+                    self.cluster.client().await?;
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+            Action::Compact => self.cluster.compact().await?,
+            Action::NoSpace => {
+                struck.no_space = true;
+                self.cluster.no_space(true).await?;
+            }
+            Action::MoveLeader => self.cluster.move_leader().await?,
+            Action::Defragment => self.cluster.defragment().await?,
+            Action::RevokeLeases => self.cluster.revoke_leases().await?,
+            Action::Delete(key) => self.delete(&format!("{}{key}", self.keys.root())).await?,
+            Action::DeleteNode => {
+                let key = self.node_key();
+                if let Some(key) = key {
+                    self.delete(&key).await?;
+                }
+            }
+            Action::Overwrite(key, value) => self.put(&format!("{}{key}", self.keys.root()), value).await?,
+            Action::OverwriteNode(value) => {
+                if let Some(key) = self.node_key() {
+                    self.put(&key, value).await?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        let revision = self.cluster.delete(key).await?;
+        self.observer.events().ours.insert(revision);
+        Ok(())
+    }
+
+    async fn put(&self, key: &str, value: &str) -> Result<()> {
+        let revision = self.cluster.put(key, value).await?;
+        self.observer.events().ours.insert(revision);
+        Ok(())
+    }
+
+    /// The key of a follower's record.
+    fn node_key(&self) -> Option<String> {
+        let name = self.struck(Who::Follower).first().map(|&at| self.nodes[at].host.name.clone())?;
+        let events = self.observer.events();
+        let node = events.nodes().into_iter().find(|node| node.name == name)?;
+        Some(self.keys.node(&node.id()))
+    }
+
+    /// Undoes what can be undone.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub async fn mend(&mut self, mut struck: Struck) -> Result<()> {
+        struck.repeated.clear();
+        struck.stopped.iter().for_each(|&pid| send(pid, Signal::CONT));
+        for tracer in &mut struck.injected {
+            // Asked to end, it lets go of whom it traces; killed, it might not.
+            send(tracer.id(), Signal::INT);
+            let _ = tracer.wait();
+        }
+        for (pid, resource, limit) in struck.limits {
+            // It may have ended.
+            let _ = prlimit(Some(pid), resource, limit);
+        }
+        if struck.names {
+            self.names.answer(Answers::Right);
+        }
+        for at in struck.unplugged {
+            self.nodes[at].host.link(true)?;
+        }
+        if struck.cut {
+            hosts::mend_all()?;
+        }
+        for at in struck.disks {
+            self.nodes[at].disk.mend()?;
+        }
+        if struck.checkpoints {
+            self.checkpoints.mend()?;
+        }
+        for at in struck.clocks {
+            self.nodes[at].set_clock(0)?;
+        }
+        for at in struck.stopped_members {
+            self.cluster.freeze(at, false);
+        }
+        if struck.killed_members {
+            self.cluster.revive()?;
+        }
+        if struck.no_space {
+            self.cluster.no_space(false).await?;
+        }
+        for at in struck.drained {
+            self.again.push(at);
+        }
+        Ok(())
+    }
+
+    fn each(&self, who: Who, strike: impl Fn(&super::nodes::Node)) {
+        self.struck(who).into_iter().for_each(|at| strike(&self.nodes[at]));
+    }
+
+    /// The nodes that are meant, of those that run.
+    fn struck(&self, who: Who) -> Vec<usize> {
+        let up: Vec<usize> = (0..self.nodes.len()).filter(|&at| self.nodes[at].is_up()).collect();
+        let leader = self.observer.events().leader();
+        let leads = |at: &usize| leader.as_ref().is_some_and(|leader| *leader == self.nodes[*at].host.name);
+        let leading: Vec<usize> = up.iter().copied().filter(leads).collect();
+        // Where nobody leads, the first is as good as any.
+        let leading = if leading.is_empty() { up.iter().copied().take(1).collect() } else { leading };
+        let following: Vec<usize> = up.iter().copied().filter(|at| !leading.contains(at)).take(1).collect();
+        match who {
+            Who::Leader => leading,
+            Who::Follower => following,
+            Who::LeaderAndFollower => [leading, following].concat(),
+            Who::All => up,
+        }
+    }
+
+    async fn members(&self, which: Which) -> Result<Vec<usize>> {
+        let all: Vec<usize> = (0..self.cluster.members.len()).collect();
+        if which == Which::All {
+            return Ok(all);
+        }
+        let leader = self.cluster.leader().await?;
+        let following: Vec<usize> = all.into_iter().filter(|&at| at != leader).collect();
+        Ok(match which {
+            Which::Leader => vec![leader],
+            Which::Follower => following[..1].to_vec(),
+            _ => vec![leader, following[0]],
+        })
+    }
+
+    fn ways(&self, at: usize, side: Side) -> Vec<(hosts::Host, hosts::Host)> {
+        let own = &self.nodes[at].host;
+        let store = self.cluster.members.iter().map(|member| &member.host);
+        let peers = self.nodes.iter().map(|node| &node.host).filter(|host| host.name != own.name);
+        let others: Vec<&hosts::Host> = match side {
+            Side::Store => store.collect(),
+            Side::Peers => peers.collect(),
+            Side::World => store.chain(peers).collect(),
+        };
+        others.into_iter().map(|other| (own.clone(), other.clone())).collect()
+    }
+
+    fn cut(&self, at: usize, side: Side, direction: Direction, cut: Cut) -> Result<()> {
+        for (own, other) in self.ways(at, side) {
+            if direction != Direction::Received {
+                own.cut_to(&other, cut)?;
+            }
+            if direction != Direction::Sent {
+                other.cut_to(&own, cut)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn disks(
+        &mut self,
+        place: Place,
+        struck: &mut Struck,
+        mut strike: impl FnMut(&mut super::disk::Disk) -> Result<()>,
+    ) -> Result<()> {
+        match place {
+            Place::Checkpoints => {
+                struck.checkpoints = true;
+                strike(&mut self.checkpoints)
+            }
+            Place::Own(who) => {
+                for at in self.struck(who) {
+                    struck.disks.push(at);
+                    strike(&mut self.nodes[at].disk)?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Has system calls of a process and its threads fail or be slow.
+fn inject(pid: u32, what: &str) -> Result<Child> {
+    let calls = what.split(':').next().unwrap_or_default();
+    let mut command = Command::new("strace");
+    command.args(["-q", "-q", "-f", "-p", &pid.to_string(), "-o", "/dev/null"]);
+    command.arg("-e").arg(format!("trace={calls}")).arg("-e").arg(format!("inject={what}"));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().context("start strace; install it")
+}
+
+/// Lets a process have no more of this than it has now.
+fn exhaust(pid: u32, resource: Resource) -> Option<(Pid, Resource, Rlimit)> {
+    let used = match resource {
+        Resource::Nofile => std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
+        _ => {
+            let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+            pages.split(' ').next()?.parse::<u64>().ok()? * rustix::param::page_size() as u64
+        }
+    };
+    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
+    let old = prlimit(Some(pid), resource, Rlimit { current: Some(used), maximum: Some(1 << 40) }).ok()?;
+    Some((pid, resource, old))
+}
