@@ -11,7 +11,7 @@ from kernel_times import find_ncu, tool
 
 HERE = Path(__file__).resolve().parent
 # Tests of the kernels, as `make gpu` runs them, without those that only measure.
-KERNELS = ["kernels::", "models::"]
+KERNELS = ["kernels::", "bf16::", "models::"]
 TIMED = "timed"
 
 

@@ -1,7 +1,7 @@
-// Causal attention of several heads by tensor cores, forward and backward: the algorithm of `attention.cu`, with
-// operands of products rounded to bf16. Scores, weights, maxima and all sums are f32.
+// Causal attention of several heads by tensor cores, forward and backward: the algorithm of `attention.cu`, with inputs,
+// outputs and operands of products in bf16. Scores, weights, maxima and all sums are f32.
 //
-// `attention_round` first writes the queries, keys and values of each head in bf16, head by head: for each head of each
+// `attention_by_heads` first writes the queries, keys and values of each head, head by head: for each head of each
 // sequence all its queries, then its keys, then its values, in rows of DEPTH numbers that end with zeros where a head is
 // narrower. So each row can be copied 16 bytes at a time.
 //
@@ -10,205 +10,6 @@
 // layout in which tensor cores leave them, are the left operand of the next. The rows of the other side come through
 // shared memory, a tile at a time, while the tile before is computed with. No other block writes the block's rows, so
 // there are no atomics, and a row's bits depend only on the rows that it attends to.
-
-#define THREADS 128
-#define WARP 32
-#define WARPS (THREADS / WARP)
-// Numbers that are copied at once, and by which a row in shared memory is longer than it must be: so eight rows, which
-// are read together, lie in different banks.
-#define AT_ONCE 8
-
-// Two neighbouring numbers, which a thread writes at once.
-struct __align__(8) Two {
-    float first, second;
-};
-
-// A thread's lane, and its place in each matrix, as in `tensor_cores.cu`.
-static __device__ int lane() { return threadIdx.x % WARP; }
-static __device__ int group() { return lane() / 4; }
-static __device__ int pair() { return lane() % 4 * 2; }
-
-// Begins to fill a tile with rows. Only `left` of them exist; the others become zeros.
-template <int ROWS, int DEPTH>
-static __device__ void begin_tile(Bf16 (*tile)[DEPTH + AT_ONCE], const Bf16 *from, int left)
-{
-    // Neighbouring threads have the parts of one row, and all threads as many parts.
-    constexpr int PARTS = DEPTH / AT_ONCE, ROWS_AT_ONCE = THREADS / PARTS;
-    static_assert(ROWS % ROWS_AT_ONCE == 0, "whole rounds of all threads");
-    const int column = threadIdx.x % PARTS * AT_ONCE;
-#pragma unroll
-    for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
-        const int row = threadIdx.x / PARTS + i * ROWS_AT_ONCE;
-        const bool there = row < left;
-        begin_copy<16>(&tile[row][column], from + (there ? row * DEPTH : 0) + column, there);
-    }
-}
-
-// Begins to fill a tile with one number for each row.
-template <int ROWS> static __device__ void begin_numbers(float *tile, const float *from, int left)
-{
-    static_assert(ROWS <= THREADS, "a thread for each");
-    const int row = threadIdx.x;
-    if (row < ROWS)
-        begin_copy<4>(&tile[row], from + (row < left ? row : 0), row < left);
-}
-
-// Reads the warp's rows as left operands: those from `first` on, of which only `left` exist.
-template <int EACH, int DEPTH>
-static __device__ void read_rows(unsigned (&out)[EACH][DEPTH / 16][4], const Bf16 *from, int first, int left)
-{
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-            const int row = 16 * i + group() + part % 2 * 8;
-            const Bf16 *const numbers = from + (long long)(first + row) * DEPTH + pair() + part / 2 * 8;
-#pragma unroll
-            for (int d = 0; d < DEPTH / 16; d++)
-                out[i][d][part] = row < left ? *(const unsigned *)(numbers + 16 * d) : 0;
-        }
-}
-
-// Reads a number for each of the thread's rows, zero for rows that do not exist.
-template <int EACH>
-static __device__ void read_numbers(float (&out)[EACH][2], const float *from, int first, int left)
-{
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = 16 * i + group() + 8 * half;
-            out[i][half] = row < left ? from[first + row] : 0.0f;
-        }
-}
-
-template <int EACH, int PARTS> static __device__ void clear(float (&sums)[EACH][PARTS][4])
-{
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                sums[i][part][c] = 0.0f;
-}
-
-// Writes the dot products of the warp's rows of `left` with the rows of `right`.
-template <int EACH, int COLUMNS, int DEPTH>
-static __device__ void dot_products(float (&out)[EACH][COLUMNS / 8][4], const unsigned (&left)[EACH][DEPTH / 16][4],
-                                    const Bf16 (*right)[DEPTH + AT_ONCE])
-{
-    clear(out);
-    // Rows of `right` are columns of the right operand, so its matrices are read as they lie: two of 8 rows for one step
-    // of 16 numbers, and two of the next 8 rows.
-    const int row = lane() / 16 * 8 + lane() % 8, column = lane() / 8 % 2 * 8;
-#pragma unroll
-    for (int d = 0; d < DEPTH / 16; d++)
-#pragma unroll
-        for (int j = 0; j < COLUMNS / 16; j++) {
-            unsigned rights[4];
-            load_matrices(rights, &right[16 * j + row][16 * d + column]);
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                multiply_add(out[i][2 * j], left[i][d], rights[0], rights[1]);
-                multiply_add(out[i][2 * j + 1], left[i][d], rights[2], rights[3]);
-            }
-        }
-}
-
-// Makes the scores UNSEEN of which the query does not see the key. Rows and columns of the scores are those from
-// `first_row` and `first_column` on; KEYS says that the rows are keys, else they are queries.
-template <bool KEYS, int EACH, int PARTS>
-static __device__ void hide_unseen(float (&scores)[EACH][PARTS][4], int first_row, int first_column)
-{
-    const int last_row = first_row + 16 * EACH - 1, last_column = first_column + 8 * PARTS - 1;
-    if (KEYS ? last_row <= first_column : last_column <= first_row)
-        return;
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int j = 0; j < PARTS; j++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int row = first_row + 16 * i + group() + c / 2 * 8, column = first_column + 8 * j + pair() + c % 2;
-                if (KEYS ? row > column : column > row)
-                    scores[i][j][c] = UNSEEN;
-            }
-}
-
-// Adds to the warp's rows the rows of `right`, each times its weight, which is rounded to bf16.
-template <int EACH, int COLUMNS, int DEPTH>
-static __device__ void add_weighted_rows(float (&sums)[EACH][DEPTH / 8][4],
-                                         const float (&weights)[EACH][COLUMNS / 8][4],
-                                         const Bf16 (*right)[DEPTH + AT_ONCE])
-{
-    const int row = lane() % 16, column = lane() / 16 * 8;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 16; j++) {
-        // Two neighbouring parts of sums lie as one left operand does.
-        unsigned left[EACH][4];
-#pragma unroll
-        for (int i = 0; i < EACH; i++)
-#pragma unroll
-            for (int part = 0; part < 4; part++) {
-                const float *const two = &weights[i][2 * j + part / 2][part % 2 * 2];
-                left[i][part] = rounded_pair(two[0], two[1]);
-            }
-#pragma unroll
-        for (int d = 0; d < DEPTH / 16; d++) {
-            unsigned rights[4];
-            load_transposed(rights, &right[16 * j + row][16 * d + column]);
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                multiply_add(sums[i][2 * d], left[i], rights[0], rights[1]);
-                multiply_add(sums[i][2 * d + 1], left[i], rights[2], rights[3]);
-            }
-        }
-    }
-}
-
-// Writes the warp's rows, each times its factor. Only `left` of them exist.
-template <int EACH, int DEPTH>
-static __device__ void write_rows(float *to, int stride, int left, int columns,
-                                  const float (&sums)[EACH][DEPTH / 8][4], const float (&factors)[EACH][2])
-{
-    const bool in_pairs = columns % 2 == 0 && stride % 2 == 0 && (unsigned long long)to % 8 == 0;
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = 16 * i + group() + 8 * half;
-            if (row >= left)
-                continue;
-            float *const line = to + (long long)row * stride;
-#pragma unroll
-            for (int d = 0; d < DEPTH / 8; d++) {
-                const int column = 8 * d + pair();
-                const Two two = {sums[i][d][2 * half] * factors[i][half], sums[i][d][2 * half + 1] * factors[i][half]};
-                if (in_pairs && column < columns) {
-                    *(Two *)(line + column) = two;
-                    continue;
-                }
-                if (column < columns)
-                    line[column] = two.first;
-                if (column + 1 < columns)
-                    line[column + 1] = two.second;
-            }
-        }
-}
-
-// The largest value, and the sum of the values, of the four threads that share a row.
-static __device__ float largest_of_row(float value)
-{
-    value = fmaxf(value, __shfl_xor_sync(0xffffffff, value, 1));
-    return fmaxf(value, __shfl_xor_sync(0xffffffff, value, 2));
-}
-
-static __device__ float sum_of_row(float value)
-{
-    value += __shfl_xor_sync(0xffffffff, value, 1);
-    return value + __shfl_xor_sync(0xffffffff, value, 2);
-}
 
 // The rounded rows of the block's head: its queries, after them its keys, after them its values.
 template <int DEPTH> static __device__ const Bf16 *of_head(const Bf16 *rounded, Shape shape, int parts)
@@ -244,7 +45,7 @@ template <int EACH> static __device__ Queries own_queries(Shape shape)
 
 // The outputs for 16 · EACH queries of each warp, COLUMNS keys at a time.
 template <int DEPTH, int EACH, int COLUMNS>
-static __device__ void attend_in_bf16(float *__restrict__ outputs, float *__restrict__ logs,
+static __device__ void attend_in_bf16(Bf16 *__restrict__ outputs, float *__restrict__ logs,
                                       const Bf16 *__restrict__ rounded, Shape shape)
 {
     __shared__ __align__(16) Bf16 keys[2][COLUMNS][DEPTH + AT_ONCE];
@@ -322,7 +123,7 @@ static __device__ void attend_in_bf16(float *__restrict__ outputs, float *__rest
 // The derivative by 16 · EACH queries of each warp, COLUMNS keys at a time. `above` is the derivative by the outputs,
 // rounded, and `means` has, for each row, its dot product with the outputs: both by `attention_means`.
 template <int DEPTH, int EACH, int COLUMNS>
-static __device__ void attend_queries_in_bf16(float *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+static __device__ void attend_queries_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ rounded,
                                               const Bf16 *__restrict__ above, const float *__restrict__ logs,
                                               const float *__restrict__ means, Shape shape)
 {
@@ -374,7 +175,7 @@ static __device__ void attend_queries_in_bf16(float *__restrict__ slopes, const 
 // The derivatives by 16 keys of each warp and by their values, COLUMNS queries at a time. Queries that do not exist are
 // zeros, and so are their `above`, logarithms and means: they add zeros.
 template <int DEPTH, int COLUMNS>
-static __device__ void attend_keys_in_bf16(float *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+static __device__ void attend_keys_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ rounded,
                                            const Bf16 *__restrict__ above, const float *__restrict__ logs,
                                            const float *__restrict__ means, Shape shape)
 {
@@ -432,19 +233,9 @@ static __device__ void attend_keys_in_bf16(float *__restrict__ slopes, const Bf1
     write_rows<1, DEPTH>(slopes + shape.width(), stride, left, shape.columns, value_sums, ones);
 }
 
-// Four numbers, rounded, at once.
-struct __align__(8) RoundedFour {
-    unsigned at[2];
-};
-
-static __device__ RoundedFour rounded(const Four &numbers)
-{
-    return {rounded_pair(numbers.at[0], numbers.at[1]), rounded_pair(numbers.at[2], numbers.at[3])};
-}
-
-// Writes the triples in bf16, head by head, in rows of `depth` numbers. A block for each row of the batch.
+// Writes the triples head by head, in rows of `depth` numbers. A block for each row of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_round(Bf16 *__restrict__ to, const float *__restrict__ triples, int time, int heads, int columns, int depth)
+attention_by_heads(Bf16 *__restrict__ to, const Bf16 *__restrict__ triples, int time, int heads, int columns, int depth)
 {
     const bool whole = aligned(triples, columns);
     const int fours = depth / 4, row = blockIdx.x % time, sequence = blockIdx.x / time;
@@ -453,16 +244,16 @@ attention_round(Bf16 *__restrict__ to, const float *__restrict__ triples, int ti
         const int column = place % fours * 4, part = place / fours / heads, head = place / fours % heads;
         const Four numbers = four(triples + (part * heads + head) * columns, column, columns, whole);
         const long long line = (((long long)sequence * heads + head) * 3 + part) * time + row;
-        *(RoundedFour *)(to + line * depth + column) = rounded(numbers);
+        put(to + line * depth, column, depth, true, numbers);
     }
 }
 
-// Writes the derivative by the outputs in bf16, as `attention_round` does, and for each row of each head its dot product
-// with the outputs: the mean, by the softmax's weights, of the derivative by the weights. A block for each row of the
-// batch, a warp for each of its heads.
+// Writes the derivative by the outputs as `attention_by_heads` does, and for each row of each head its dot product with
+// the outputs: the mean, by the softmax's weights, of the derivative by the weights. A block for each row of the batch, a
+// warp for each of its heads.
 extern "C" __global__ void __launch_bounds__(THREADS)
-attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const float *__restrict__ output_slopes,
-                const float *__restrict__ outputs, int time, int heads, int columns, int depth)
+attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const Bf16 *__restrict__ output_slopes,
+                const Bf16 *__restrict__ outputs, int time, int heads, int columns, int depth)
 {
     const bool whole = aligned(output_slopes, columns) && aligned(outputs, columns);
     const int row = blockIdx.x % time, sequence = blockIdx.x / time, column = lane() * 4;
@@ -471,16 +262,15 @@ attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const float *_
         const long long line = ((long long)sequence * heads + head) * time + row;
         const Four slope = four(output_slopes + from, column, columns, whole);
         const Four output = four(outputs + from, column, columns, whole);
-        const RoundedFour pairs = rounded(slope);
         float mean = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            mean += output.at[i] * half_of(pairs.at[i / 2], i % 2);
+            mean += output.at[i] * slope.at[i];
 #pragma unroll
         for (int flips = WARP / 2; flips > 0; flips /= 2)
             mean += __shfl_xor_sync(0xffffffff, mean, flips);
         if (column < depth)
-            *(RoundedFour *)(to + line * depth + column) = pairs;
+            put(to + line * depth, column, depth, true, slope);
         if (lane() == 0)
             means[line] = mean;
     }
@@ -490,19 +280,19 @@ attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const float *_
 // (`attention_bf16.rs`); a block of `attention_keys_bf16` has 64. Then follow the rows of a tile of each kernel.
 #define KERNELS(DEPTH, EACH, COLUMNS, QUERIES_EACH, QUERIES_COLUMNS, KEYS_COLUMNS) \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_##DEPTH(float *outputs, float *logs, const Bf16 *rounded, int time, int heads, int columns) \
+    attention_bf16_##DEPTH(Bf16 *outputs, float *logs, const Bf16 *rounded, int time, int heads, int columns) \
     { \
         attend_in_bf16<DEPTH, EACH, COLUMNS>(outputs, logs, rounded, {time, heads, columns}); \
     } \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_queries_##DEPTH(float *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
+    attention_bf16_queries_##DEPTH(Bf16 *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
                                    const float *means, int time, int heads, int columns) \
     { \
         attend_queries_in_bf16<DEPTH, QUERIES_EACH, QUERIES_COLUMNS>(slopes, rounded, above, logs, means, \
                                                                      {time, heads, columns}); \
     } \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_keys_##DEPTH(float *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
+    attention_bf16_keys_##DEPTH(Bf16 *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
                                 const float *means, int time, int heads, int columns) \
     { \
         attend_keys_in_bf16<DEPTH, KEYS_COLUMNS>(slopes, rounded, above, logs, means, {time, heads, columns}); \

@@ -6,9 +6,9 @@ struct __align__(16) Four {
 };
 
 // Whether rows of this width, the first of which begins at `first`, can be read four numbers at a time.
-static __device__ bool aligned(const float *first, long long width)
+template <class Number> static __device__ bool aligned(const Number *first, long long width)
 {
-    return width % 4 == 0 && (unsigned long long)first % sizeof(Four) == 0;
+    return width % 4 == 0 && (unsigned long long)first % (4 * sizeof(Number)) == 0;
 }
 
 // Four numbers of a row of `width` numbers, from `place` on; zeros beyond its end. `whole` says that it is aligned.

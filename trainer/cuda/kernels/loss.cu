@@ -2,28 +2,21 @@
 
 #define THREADS 256
 
-// Turns each row of scores into the derivative of its loss, and writes the loss. There is a block for each row, so that
-// a row may be wide; `labels` are columns. The largest score so far is subtracted before the powers are summed, and the
-// sum is scaled down when a larger one comes (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-// 2018). So a row is read only twice.
-extern "C" __global__ void __launch_bounds__(THREADS)
-cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
+// The largest score so far is subtracted before the powers are summed, and the sum is scaled down when a larger one comes
+// (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). So a row is read only twice.
+static __device__ void take(float score, float &top, float &sum)
+{
+    if (score > top) {
+        sum *= expf(top - score);
+        top = score;
+    }
+    sum += expf(score - top);
+}
+
+// What all threads of the block have taken.
+static __device__ void gather(float &top, float &sum)
 {
     __shared__ float tops[THREADS], sums[THREADS];
-    float *row = scores + (long long)blockIdx.x * classes;
-    const unsigned label = labels[blockIdx.x];
-    const float right = row[label];
-
-    float top = row[0], sum = 0.0f;
-#pragma unroll 4
-    for (int place = threadIdx.x; place < classes; place += THREADS) {
-        const float score = row[place];
-        if (score > top) {
-            sum *= expf(top - score);
-            top = score;
-        }
-        sum += expf(score - top);
-    }
     tops[threadIdx.x] = top;
     sums[threadIdx.x] = sum;
     for (unsigned half = THREADS / 2; half > 0; half /= 2) {
@@ -40,10 +33,58 @@ cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
     __syncthreads();
     top = tops[0];
     sum = sums[0];
+}
+
+// Turns each row of scores into the derivative of its loss, and writes the loss. There is a block for each row, so that
+// a row may be wide; `labels` are columns.
+extern "C" __global__ void __launch_bounds__(THREADS)
+cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
+{
+    float *row = scores + (long long)blockIdx.x * classes;
+    const unsigned label = labels[blockIdx.x];
+    const float right = row[label];
+
+    float top = row[0], sum = 0.0f;
+#pragma unroll 4
+    for (int place = threadIdx.x; place < classes; place += THREADS)
+        take(row[place], top, sum);
+    gather(top, sum);
 
 #pragma unroll 4
     for (int place = threadIdx.x; place < classes; place += THREADS)
         row[place] = expf(row[place] - top) / sum - (place == (int)label ? 1.0f : 0.0f);
+    if (threadIdx.x == 0)
+        losses[blockIdx.x] = logf(sum) - (right - top);
+}
+
+// The same of scores in bf16, in rows of `padded` numbers, a multiple of four. What is behind the classes is no class:
+// it counts for nothing, whatever it is, and becomes zero.
+extern "C" __global__ void __launch_bounds__(THREADS)
+cross_entropy_bf16(Bf16 *scores, const unsigned *labels, float *losses, int classes, int padded)
+{
+    Bf16 *row = scores + (long long)blockIdx.x * padded;
+    const int label = (int)labels[blockIdx.x];
+    const float right = widened(row[label]);
+
+    float top = widened(row[0]), sum = 0.0f;
+#pragma unroll 2
+    for (int place = threadIdx.x * 4; place < classes; place += 4 * THREADS) {
+        const Four here = four(row, place, padded, true);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (place + i < classes)
+                take(here.at[i], top, sum);
+    }
+    gather(top, sum);
+
+#pragma unroll 2
+    for (int place = threadIdx.x * 4; place < padded; place += 4 * THREADS) {
+        Four here = four(row, place, padded, true);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            here.at[i] = place + i < classes ? expf(here.at[i] - top) / sum - (place + i == label ? 1.0f : 0.0f) : 0.0f;
+        put(row, place, padded, true, here);
+    }
     if (threadIdx.x == 0)
         losses[blockIdx.x] = logf(sum) - (right - top);
 }

@@ -1,6 +1,6 @@
-// Products of matrices, with what follows a layer's product (bias, ReLU, mask). The operands are f32, or f32 rounded to
-// bf16; sums are f32. For products by cuBLASLt: the rounding before them, and what follows them. Tensor cores are not
-// used.
+// Products of matrices, with what follows a layer's product (bias, ReLU, mask). The operands are f32, f32 rounded to bf16,
+// or bf16; sums are f32. For products of f32 by cuBLASLt: the rounding before them, and what follows them. Tensor cores
+// are not used.
 //
 // Each number of the product is summed by one thread, in the order of the inner dimension. So equal shapes and contents
 // give equal bits, and a row's bits do not depend on the number of rows.
@@ -17,32 +17,14 @@
 #define BIAS_RELU 2
 #define WHERE_POSITIVE 3
 
-union Bits {
-    float value;
-    unsigned bits;
-};
-
-// The nearest bf16, as the upper half of an f32's bits. Of two that are equally near it is the one whose last bit is 0,
-// as IEEE 754 rounds. What is too large becomes infinite; NaN stays NaN. It uses integers alone, so that every compiler
-// gives the same result.
-static __device__ unsigned short nearest_bf16(float value)
-{
-    Bits of;
-    of.value = value;
-    if ((of.bits & 0x7fffffffu) > 0x7f800000u)
-        return (unsigned short)(of.bits >> 16 | 0x40u);
-    return (unsigned short)((of.bits + 0x7fffu + (of.bits >> 16 & 1u)) >> 16);
-}
-
 // The number as a product's operand: rounded to bf16, if it `rounds`.
 static __device__ float operand(float value, int rounds)
 {
-    if (!rounds)
-        return value;
-    Bits of;
-    of.bits = (unsigned)nearest_bf16(value) << 16;
-    return of.value;
+    return rounds ? widened(nearest_bf16(value)) : value;
 }
+
+// One that is in bf16 already.
+static __device__ float operand(Bf16 value, int) { return widened(value); }
 
 // The product's number at this place and column, after the bias, ReLU or mask.
 static __device__ float followed(float value, const float *more, long long place, int column, int after)
@@ -58,12 +40,12 @@ static __device__ float followed(float value, const float *more, long long place
 
 // Writes left · right into `out`: `rows` by `columns`, row by row, summed over `inner`. Each operand has a stride
 // between rows and one between columns. `more` is a bias for each column, or a mask of the product's shape: where it is
-// not above zero, the product becomes zero. With `rounds`, operands are rounded to bf16. A block computes TILE rows and
-// columns, a thread EACH by EACH of them.
-extern "C" __global__ void __launch_bounds__(THREADS)
-product(float *out, const float *left, long long left_row, long long left_column, const float *right,
-        long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after,
-        int rounds)
+// not above zero, the product becomes zero. With `rounds`, operands are rounded to bf16. If it `adds`, what is in `out` is
+// added. A block computes TILE rows and columns, a thread EACH by EACH of them.
+template <class Out, class Operand>
+static __device__ void multiply(Out *out, const Operand *left, long long left_row, long long left_column,
+                                const Operand *right, long long right_row, long long right_column, const float *more,
+                                int rows, int columns, int inner, int after, int rounds, int adds)
 {
     __shared__ float left_tile[DEPTH][TILE + 1];
     __shared__ float right_tile[DEPTH][TILE + 1];
@@ -110,9 +92,36 @@ product(float *out, const float *left, long long left_row, long long left_column
             if (r >= rows || c >= columns)
                 continue;
             const long long place = (long long)r * columns + c;
-            out[place] = followed(sums[i][j], more, place, c, after);
+            const float value = followed(sums[i][j], more, place, c, after);
+            write(out + place, adds ? value + widened(out[place]) : value);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+product(float *out, const float *left, long long left_row, long long left_column, const float *right,
+        long long right_row, long long right_column, const float *more, int rows, int columns, int inner, int after,
+        int rounds)
+{
+    multiply(out, left, left_row, left_column, right, right_row, right_column, more, rows, columns, inner, after,
+             rounds, 0);
+}
+
+// Of operands in bf16: into bf16, or into f32.
+extern "C" __global__ void __launch_bounds__(THREADS)
+product_bf16(Bf16 *out, const Bf16 *left, long long left_row, long long left_column, const Bf16 *right,
+             long long right_row, long long right_column, int rows, int columns, int inner, int adds)
+{
+    multiply(out, left, left_row, left_column, right, right_row, right_column, nullptr, rows, columns, inner, PLAIN, 0,
+             adds);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+product_bf16_to_f32(float *out, const Bf16 *left, long long left_row, long long left_column, const Bf16 *right,
+                    long long right_row, long long right_column, int rows, int columns, int inner, int adds)
+{
+    multiply(out, left, left_row, left_column, right, right_row, right_column, nullptr, rows, columns, inner, PLAIN, 0,
+             adds);
 }
 
 // Applies what follows a product to its numbers, `columns` in a row, as `product` does. A block for each row.

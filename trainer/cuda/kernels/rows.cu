@@ -27,25 +27,28 @@ static __device__ float sum_of_warp(float value)
     return value;
 }
 
-// Normalises each row of `stream` to mean 0 and variance 1, scales it by `weight` and adds `bias`. If it `adds`, `more`
-// is first added to the stream. `stats` keeps each row's mean and 1 / deviation. A warp for each row.
-extern "C" __global__ void __launch_bounds__(THREADS)
-layer_norm(float *__restrict__ out, float *__restrict__ stats, float *__restrict__ stream,
-           const float *__restrict__ more, const float *__restrict__ weight, const float *__restrict__ bias, int rows,
-           int width, int adds)
+// Normalises each row of `from` to mean 0 and variance 1, scales it by `weight` and adds `bias`. If it `adds`, `more` is
+// first added to the row, and the sum written to `stream`, which may be `from`. `stats` keeps each row's mean and
+// 1 / deviation. A warp for each row.
+template <class Number>
+static __device__ void norm(Number *__restrict__ out, float *__restrict__ stats, float *stream, const float *from,
+                            const Number *__restrict__ more, const float *__restrict__ weight,
+                            const float *__restrict__ bias, int rows, int width, int adds)
 {
     const int row = blockIdx.x * WARPS + threadIdx.x / WARP, first = threadIdx.x % WARP * 4;
     if (row >= rows)
         return;
-    const bool whole = aligned(out, width) && aligned(stream, width) && (!adds || aligned(more, width));
+    const bool whole = aligned(out, width) && aligned(stream, width) && aligned(from, width) &&
+                       (!adds || aligned(more, width));
     const bool whole_pair = aligned(weight, width) && aligned(bias, width);
     out += (long long)row * width;
     stream += (long long)row * width;
+    from += (long long)row * width;
     more += (long long)row * width;
 
     float sum = 0.0f;
     for (int place = first; place < width; place += 4 * WARP) {
-        Four x = four(stream, place, width, whole);
+        Four x = four(from, place, width, whole);
         if (adds) {
             const Four y = four(more, place, width, whole);
             for (int i = 0; i < 4; i++)
@@ -56,10 +59,12 @@ layer_norm(float *__restrict__ out, float *__restrict__ stats, float *__restrict
             sum += x.at[i];
     }
     const float mean = sum_of_warp(sum) / width;
+    // A thread reads again only what it has written itself.
+    const float *const sums = adds ? stream : from;
 
     float squares = 0.0f;
     for (int place = first; place < width; place += 4 * WARP) {
-        const Four x = four(stream, place, width, whole);
+        const Four x = four(sums, place, width, whole);
         for (int i = 0; i < 4; i++) {
             const float off = place + i < width ? x.at[i] - mean : 0.0f;
             squares += off * off;
@@ -72,7 +77,7 @@ layer_norm(float *__restrict__ out, float *__restrict__ stats, float *__restrict
         stats[2 * (long long)row + 1] = scale;
     }
     for (int place = first; place < width; place += 4 * WARP) {
-        Four x = four(stream, place, width, whole);
+        Four x = four(sums, place, width, whole);
         const Four w = four(weight, place, width, whole_pair), b = four(bias, place, width, whole_pair);
         for (int i = 0; i < 4; i++)
             x.at[i] = (x.at[i] - mean) * scale * w.at[i] + b.at[i];
@@ -80,11 +85,28 @@ layer_norm(float *__restrict__ out, float *__restrict__ stats, float *__restrict
     }
 }
 
-// The derivative of `layer_norm` by its inputs, from `slope_out`, that by its outputs: written, or added if it `adds`.
-// A warp for each row.
+// Outputs, and what is added, in f32 or in bf16.
 extern "C" __global__ void __launch_bounds__(THREADS)
-layer_norm_slope(float *__restrict__ slope_in, const float *__restrict__ inputs, const float *__restrict__ weight,
-                 const float *__restrict__ stats, const float *__restrict__ slope_out, int rows, int width, int adds)
+layer_norm(float *out, float *stats, float *stream, const float *from, const float *more, const float *weight,
+           const float *bias, int rows, int width, int adds)
+{
+    norm(out, stats, stream, from, more, weight, bias, rows, width, adds);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+layer_norm_bf16(Bf16 *out, float *stats, float *stream, const float *from, const Bf16 *more, const float *weight,
+                const float *bias, int rows, int width, int adds)
+{
+    norm(out, stats, stream, from, more, weight, bias, rows, width, adds);
+}
+
+// The derivative of `layer_norm` by its inputs, from `slope_out`, that by its outputs: written, or added if it `adds`. In
+// bf16 a `rounded` copy of the result is written, too. A warp for each row.
+template <class Number>
+static __device__ void norm_slope(float *__restrict__ slope_in, Bf16 *__restrict__ rounded,
+                                  const float *__restrict__ inputs, const float *__restrict__ weight,
+                                  const float *__restrict__ stats, const Number *__restrict__ slope_out, int rows,
+                                  int width, int adds)
 {
     const int row = blockIdx.x * WARPS + threadIdx.x / WARP, first = threadIdx.x % WARP * 4;
     if (row >= rows)
@@ -119,7 +141,23 @@ layer_norm_slope(float *__restrict__ slope_in, const float *__restrict__ inputs,
         for (int i = 0; i < 4; i++)
             into.at[i] += (slope.at[i] * w.at[i] - level - (x.at[i] - mean) * scale * along) * scale;
         put(slope_in, place, width, whole, into);
+        if constexpr (sizeof(Number) == sizeof(Bf16))
+            put(rounded + (long long)row * width, place, width, whole && aligned(rounded, width), into);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+layer_norm_slope(float *slope_in, const float *inputs, const float *weight, const float *stats, const float *slope_out,
+                 int rows, int width, int adds)
+{
+    norm_slope(slope_in, nullptr, inputs, weight, stats, slope_out, rows, width, adds);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+layer_norm_slope_bf16(float *slope_in, Bf16 *rounded, const float *inputs, const float *weight, const float *stats,
+                      const Bf16 *slope_out, int rows, int width, int adds)
+{
+    norm_slope(slope_in, rounded, inputs, weight, stats, slope_out, rows, width, adds);
 }
 
 // The sum of the values of a column's threads, from top to bottom. The first of these threads gets it.
@@ -136,24 +174,38 @@ static __device__ float sum_of_column(float value, float (*shared)[ACROSS + 1])
 }
 
 // Writes the sums of CHUNK rows each: a row of `sums` for each chunk.
-extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
-sum_chunks(float *__restrict__ sums, const float *__restrict__ numbers, int rows, int columns)
+template <class Number>
+static __device__ void sum_by_chunks(float *__restrict__ sums, const Number *__restrict__ numbers, int rows,
+                                     int columns)
 {
     __shared__ float shared[DOWN][ACROSS + 1];
     const int column = blockIdx.x * ACROSS + threadIdx.x % ACROSS, end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
     float sum = 0.0f;
     if (column < columns)
         for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN)
-            sum += numbers[(long long)row * columns + column];
+            sum += widened(numbers[(long long)row * columns + column]);
     sum = sum_of_column(sum, shared);
     if (column < columns && threadIdx.x < ACROSS)
         sums[(long long)blockIdx.y * columns + column] = sum;
 }
 
-// As `sum_chunks`, for the derivatives of `layer_norm` by its weight and by its bias, to which each row adds its share.
 extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
-layer_norm_chunks(float *__restrict__ weights, float *__restrict__ biases, const float *__restrict__ inputs,
-                  const float *__restrict__ stats, const float *__restrict__ slope_out, int rows, int columns)
+sum_chunks(float *sums, const float *numbers, int rows, int columns)
+{
+    sum_by_chunks(sums, numbers, rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
+sum_chunks_bf16(float *sums, const Bf16 *numbers, int rows, int columns)
+{
+    sum_by_chunks(sums, numbers, rows, columns);
+}
+
+// As `sum_chunks`, for the derivatives of `layer_norm` by its weight and by its bias, to which each row adds its share.
+template <class Number>
+static __device__ void sum_norms(float *__restrict__ weights, float *__restrict__ biases,
+                                 const float *__restrict__ inputs, const float *__restrict__ stats,
+                                 const Number *__restrict__ slope_out, int rows, int columns)
 {
     __shared__ float shared[DOWN][ACROSS + 1];
     const int column = blockIdx.x * ACROSS + threadIdx.x % ACROSS, end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
@@ -161,7 +213,7 @@ layer_norm_chunks(float *__restrict__ weights, float *__restrict__ biases, const
     if (column < columns)
         for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN) {
             const float mean = stats[2 * (long long)row], scale = stats[2 * (long long)row + 1];
-            const float slope = slope_out[(long long)row * columns + column];
+            const float slope = widened(slope_out[(long long)row * columns + column]);
             weight += slope * ((inputs[(long long)row * columns + column] - mean) * scale);
             bias += slope;
         }
@@ -171,6 +223,20 @@ layer_norm_chunks(float *__restrict__ weights, float *__restrict__ biases, const
         weights[(long long)blockIdx.y * columns + column] = weight;
         biases[(long long)blockIdx.y * columns + column] = bias;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
+layer_norm_chunks(float *weights, float *biases, const float *inputs, const float *stats, const float *slope_out,
+                  int rows, int columns)
+{
+    sum_norms(weights, biases, inputs, stats, slope_out, rows, columns);
+}
+
+extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
+layer_norm_chunks_bf16(float *weights, float *biases, const float *inputs, const float *stats, const Bf16 *slope_out,
+                       int rows, int columns)
+{
+    sum_norms(weights, biases, inputs, stats, slope_out, rows, columns);
 }
 
 // The factor by which GELU multiplies its input, by the tanh approximation, as in GPT-2.
@@ -208,6 +274,50 @@ gelu_slope(float *__restrict__ slope, const float *__restrict__ inputs, long lon
         into.at[i] *= share + x * share * (1.0f - share) * 2.0f * GELU * (1.0f + 3.0f * CUBE * x * x);
     }
     put(slope, place, count, whole, into);
+}
+
+// What follows a product in bf16 where cuBLASLt does not do that itself; the same list as the host's `Epilogue`.
+#define BIAS_BF16 1
+#define GELU_BF16 2
+#define GELU_SLOPE_BF16 3
+
+// Adds a bias; adds it, keeps the sums as `inputs` and takes their GELU; or turns a derivative by GELU's outputs into that
+// by its `inputs`. A block for each row of `columns` numbers.
+extern "C" __global__ void __launch_bounds__(THREADS)
+follow_bf16(Bf16 *out, Bf16 *inputs, const Bf16 *bias, int columns, int after)
+{
+    for (int column = threadIdx.x; column < columns; column += THREADS) {
+        const long long place = (long long)blockIdx.x * columns + column;
+        float value = widened(out[place]);
+        if (after == GELU_SLOPE_BF16) {
+            const float x = widened(inputs[place]), share = gate(x);
+            value *= share + x * share * (1.0f - share) * 2.0f * GELU * (1.0f + 3.0f * CUBE * x * x);
+        } else {
+            value += widened(bias[column]);
+        }
+        if (after == GELU_BF16) {
+            write(inputs + place, value);
+            value *= gate(value);
+        }
+        write(out + place, value);
+    }
+}
+
+// Writes the parameters in bf16: `before` numbers, then `gap` zeros, then the others. There are `count` in all, with the
+// zeros.
+extern "C" __global__ void __launch_bounds__(THREADS)
+round_parameters(Bf16 *__restrict__ to, const float *__restrict__ from, long long count, long long before,
+                 long long gap)
+{
+    const long long first = 4 * ((long long)blockIdx.x * THREADS + threadIdx.x);
+    Four numbers;
+    for (int i = 0; i < 4; i++) {
+        const long long place = first + i;
+        const bool there = place < count && (place < before || place >= before + gap);
+        numbers.at[i] = there ? from[place < before ? place : place - gap] : 0.0f;
+    }
+    if (first < count)
+        put(to, first, count, first + 4 <= count, numbers);
 }
 
 // Writes, for each token of `numbers`, the sum of the token's row and its position's row. A block for each token.

@@ -1,5 +1,5 @@
 // What tensor cores take and give, and how numbers come to them: one function for each instruction of PTX. The host puts
-// this file before `attention_bf16.cu`. On CPUs the driver's double has functions of these names instead.
+// this file, after `bf16.cu`, before `attention_bf16.cu`. On CPUs the driver's double has functions of these names instead.
 //
 // A warp multiplies together. Each of its threads, `lane`, holds a part of each matrix: with group = lane / 4 and
 // pair = lane % 4 * 2,
@@ -11,8 +11,6 @@
 //
 // where each of left and right is two neighbours of a row (of a column for right), the first in the lower half (PTX ISA
 // 8.7, 9.7.14.5.8, "Matrix Fragments for mma.m16n8k16 with floating point type"). All threads of a warp must come here.
-
-typedef unsigned short Bf16;
 
 // GPUs before this one have no tensor cores for bf16, and the host does not start these kernels there.
 #if __CUDA_ARCH__ >= 800
@@ -78,12 +76,6 @@ static __device__ unsigned rounded_pair(float first, float second)
     return pair;
 }
 
-// The first or second number of a pair.
-static __device__ float half_of(unsigned pair, int second)
-{
-    return __uint_as_float(second ? pair & 0xffff0000u : pair << 16);
-}
-
 // 2 to this power; zero instead of subnormal numbers.
 static __device__ float power_of_two(float exponent)
 {
@@ -100,7 +92,6 @@ static __device__ void load_transposed(unsigned (&)[4], const Bf16 *) { __trap()
 template <int BYTES> static __device__ void begin_copy(void *, const void *, bool) { __trap(); }
 static __device__ void wait_for_copies() { __trap(); }
 static __device__ unsigned rounded_pair(float, float) { return __trap(), 0; }
-static __device__ float half_of(unsigned, int) { return __trap(), 0.0f; }
 static __device__ float power_of_two(float) { return __trap(), 0.0f; }
 
 #endif

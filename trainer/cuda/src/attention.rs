@@ -1,4 +1,4 @@
-//! Attention as functions, which check shapes: by the kernels of `attention.cu`, in f32, or by those of `attention_bf16`.
+//! Attention in f32 as functions, which check shapes, and the shapes, which attention in bf16 shares.
 #![allow(unsafe_code)]
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
@@ -30,11 +30,11 @@ pub struct Attention {
 
 /// The inputs and results of attention, which the backward pass needs.
 #[derive(Debug)]
-pub struct Attended<'a> {
+pub struct Attended<'a, T = f32> {
     /// The inputs: in each row the queries of all heads, then their keys, then their values.
-    pub triples: CudaView<'a, f32>,
+    pub triples: CudaView<'a, T>,
     /// The outputs: in each row those of all heads.
-    pub outputs: CudaView<'a, f32>,
+    pub outputs: CudaView<'a, T>,
     /// A number for each head and row: the logarithm to base 2 of what the softmax divides by.
     pub logs: CudaView<'a, f32>,
 }
@@ -84,8 +84,7 @@ impl Attention {
 
 impl Gpu {
     /// Writes the outputs for `triples`, and the logarithms that the backward pass needs: both as in [`Attended`]. A
-    /// row's bits depend only on that row and the rows before it. With [`Precision::Bf16`](super::Precision::Bf16) the
-    /// triples and the softmax's weights are rounded to bf16; all sums are `f32`.
+    /// row's bits depend only on that row and the rows before it.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.
@@ -97,9 +96,6 @@ impl Gpu {
         logs: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
-        if self.attends_in_bf16() {
-            return self.attention_in_bf16(shape, triples, outputs, logs);
-        }
         let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
         let mut launch = self.stream().launch_builder(&kernels.forward);
         launch.arg(outputs).arg(logs).arg(triples).arg(&time).arg(&heads).arg(&columns);
@@ -108,8 +104,7 @@ impl Gpu {
     }
 
     /// Writes the derivative by the triples into `slope`, from `output_slope`, the derivative by the outputs. `means`
-    /// is room for as many numbers as there are logarithms. In bf16 it rounds as [`attention`](Self::attention) does,
-    /// and `output_slope` and the derivative by the scores too.
+    /// is room for as many numbers as there are logarithms.
     ///
     /// # Panics
     /// When the lengths are not those of `shape`, or there are no kernels for it.
@@ -125,9 +120,6 @@ impl Gpu {
         let count = shape.outputs();
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * count, count, shape.logs()));
         assert_eq!((output_slope.len(), means.len(), slope.len()), (count, shape.logs(), 3 * count));
-        if self.attends_in_bf16() {
-            return self.attention_slope_in_bf16(shape, attended, output_slope, means, slope);
-        }
         let ((kernels, size), [time, heads, columns]) = (shape.kernels(self), shape.sizes());
         let mut launch = self.stream().launch_builder(&kernels.queries);
         launch.arg(&mut *slope).arg(&mut *means).arg(triples).arg(outputs).arg(output_slope).arg(logs);

@@ -1,20 +1,19 @@
-//! The kernels of `attention_bf16.cu` as functions: attention by tensor cores. Shapes are checked in `attention`, which
-//! also has attention in f32.
+//! The kernels of `attention_bf16.cu` as functions: attention of numbers in bf16, by tensor cores.
 #![allow(unsafe_code)]
 
 use std::sync::PoisonError;
 
 use cudarc::driver::{CudaFunction, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
-use super::CudaError;
 use super::attention::{Attended, Attention, DEPTHS, MOST_TILES, THREADS};
 use super::gpu::{AttentionKernels, Buffer, Gpu};
 use super::launch::{grid, whole};
+use super::{Bf16, CudaError};
 
 /// The kernels, by their names.
 #[derive(Debug)]
 pub(super) struct Bf16Kernels {
-    pub(super) round: CudaFunction,
+    pub(super) by_heads: CudaFunction,
     pub(super) means: CudaFunction,
     /// For heads up to each width of `DEPTHS`.
     pub(super) sets: [AttentionKernels; 2],
@@ -52,41 +51,53 @@ impl Attention {
 }
 
 impl Gpu {
-    /// [`Gpu::attention`], by tensor cores.
-    pub(super) fn attention_in_bf16(
+    /// [`Gpu::attention`], by tensor cores. The softmax's weights are rounded to bf16; all sums are `f32`. Only for a GPU
+    /// that [`keeps_bf16`](Gpu::keeps_bf16).
+    ///
+    /// # Panics
+    /// As there.
+    pub fn attention_bf16(
         &self,
         shape: Attention,
-        triples: &CudaView<'_, f32>,
-        outputs: &mut CudaViewMut<'_, f32>,
+        triples: &CudaView<'_, Bf16>,
+        outputs: &mut CudaViewMut<'_, Bf16>,
         logs: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
+        assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
         let (set, [time, heads, columns]) = (shape.set(self), shape.sizes());
         let mut rooms = self.rounded.lock().unwrap_or_else(PoisonError::into_inner);
-        let rounded = self.round_triples(shape, &set, triples, &mut rooms[0])?;
+        let sorted = self.by_heads(shape, &set, triples, &mut rooms[0])?;
         let mut launch = self.stream().launch_builder(&set.kernels.forward);
-        launch.arg(outputs).arg(logs).arg(&rounded).arg(&time).arg(&heads).arg(&columns);
+        launch.arg(outputs).arg(logs).arg(&sorted).arg(&time).arg(&heads).arg(&columns);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
         unsafe { self.run(launch, set.own, "attend") }
     }
 
-    /// [`Gpu::attention_slope`], by tensor cores.
-    pub(super) fn attention_slope_in_bf16(
+    /// [`Gpu::attention_slope`], by tensor cores. It rounds as [`attention_bf16`](Self::attention_bf16) does, and the
+    /// derivative by the scores too.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn attention_slope_bf16(
         &self,
         shape: Attention,
-        attended: &Attended<'_>,
-        output_slope: &CudaView<'_, f32>,
+        attended: &Attended<'_, Bf16>,
+        output_slope: &CudaView<'_, Bf16>,
         means: &mut CudaViewMut<'_, f32>,
-        slope: &mut CudaViewMut<'_, f32>,
+        slope: &mut CudaViewMut<'_, Bf16>,
     ) -> Result<(), CudaError> {
         let Attended { triples, outputs, logs } = attended;
+        let count = shape.outputs();
+        assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * count, count, shape.logs()));
+        assert_eq!((output_slope.len(), means.len(), slope.len()), (count, shape.logs(), 3 * count));
         let (set, [time, heads, columns]) = (shape.set(self), shape.sizes());
         let mut rooms = self.rounded.lock().unwrap_or_else(PoisonError::into_inner);
         let [room, above] = &mut *rooms;
-        let rounded = self.round_triples(shape, &set, triples, room)?;
+        let sorted = self.by_heads(shape, &set, triples, room)?;
 
-        let (mut rounded_slope, depth) = (above.fit(self, shape.logs() * set.depth)?, whole(set.depth));
+        let (mut sorted_slope, depth) = (above.fit(self, shape.logs() * set.depth)?, whole(set.depth));
         let mut launch = self.stream().launch_builder(&self.kernels.attention_bf16.means);
-        launch.arg(&mut rounded_slope).arg(&mut *means).arg(output_slope).arg(outputs);
+        launch.arg(&mut sorted_slope).arg(&mut *means).arg(output_slope).arg(outputs);
         launch.arg(&time).arg(&heads).arg(&columns).arg(&depth);
         // SAFETY: the arguments are the kernel's, the lengths those of the shape, and there is room for `depth` numbers
         // for each row of each head.
@@ -95,7 +106,7 @@ impl Gpu {
         let (above, means) = (above.view(), means.as_view());
         for (kernel, size) in [(&set.kernels.queries, set.own), (&set.kernels.keys, set.keys)] {
             let mut launch = self.stream().launch_builder(kernel);
-            launch.arg(&mut *slope).arg(&rounded).arg(&above).arg(logs).arg(&means);
+            launch.arg(&mut *slope).arg(&sorted).arg(&above).arg(logs).arg(&means);
             launch.arg(&time).arg(&heads).arg(&columns);
             // SAFETY: both kernels take these arguments, and the lengths are those of the shape.
             unsafe { self.run(launch, size, "attend") }?;
@@ -103,21 +114,21 @@ impl Gpu {
         Ok(())
     }
 
-    /// The triples in bf16, head by head, in rows of `set.depth` numbers.
-    fn round_triples<'a>(
+    /// The triples head by head, in rows of `set.depth` numbers.
+    fn by_heads<'a>(
         &self,
         shape: Attention,
         set: &Set<'_>,
-        triples: &CudaView<'_, f32>,
-        room: &'a mut Buffer<u16>,
-    ) -> Result<CudaView<'a, u16>, CudaError> {
+        triples: &CudaView<'_, Bf16>,
+        room: &'a mut Buffer<Bf16>,
+    ) -> Result<CudaView<'a, Bf16>, CudaError> {
         let ([time, heads, columns], depth) = (shape.sizes(), whole(set.depth));
-        let mut rounded = room.fit(self, 3 * shape.logs() * set.depth)?;
-        let mut launch = self.stream().launch_builder(&self.kernels.attention_bf16.round);
-        launch.arg(&mut rounded).arg(triples).arg(&time).arg(&heads).arg(&columns).arg(&depth);
+        let mut sorted = room.fit(self, 3 * shape.logs() * set.depth)?;
+        let mut launch = self.stream().launch_builder(&self.kernels.attention_bf16.by_heads);
+        launch.arg(&mut sorted).arg(triples).arg(&time).arg(&heads).arg(&columns).arg(&depth);
         // SAFETY: the arguments are the kernel's, the lengths those of the shape, and there is room for `depth` numbers
         // for each query, key and value.
-        unsafe { self.run(launch, set.each_row, "round to bf16") }?;
+        unsafe { self.run(launch, set.each_row, "sort by heads") }?;
         Ok(room.view())
     }
 }

@@ -30,6 +30,13 @@ mod constant {
     pub(super) const R_16BF: c_int = 14;
     pub(super) const DESC_TRANSA: c_int = 3;
     pub(super) const DESC_TRANSB: c_int = 4;
+    pub(super) const DESC_EPILOGUE: c_int = 7;
+    pub(super) const DESC_BIAS_POINTER: c_int = 8;
+    pub(super) const DESC_AUX_POINTER: c_int = 11;
+    pub(super) const DESC_AUX_LD: c_int = 12;
+    pub(super) const EPILOGUE_BIAS: c_int = 4;
+    pub(super) const EPILOGUE_GELU_AUX_BIAS: c_int = 164;
+    pub(super) const EPILOGUE_DGELU: c_int = 192;
     pub(super) const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
     pub(super) const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
     /// Of A, B, C and D.
@@ -154,15 +161,83 @@ pub(super) struct Lines {
     pub(super) transposed: bool,
 }
 
+/// What the library does to a product before it writes it, and the addresses that it needs for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    Nothing,
+    Bias { bias: u64 },
+    Gelu { bias: u64, inputs: u64 },
+    GeluSlope { inputs: u64 },
+}
+
+impl Then {
+    /// The number of this epilogue; 0 for none. Then the addresses of a bias and of an auxiliary matrix, or 0.
+    fn parts(self) -> (c_int, [u64; 2]) {
+        match self {
+            Then::Nothing => (0, [0; 2]),
+            Then::Bias { bias } => (constant::EPILOGUE_BIAS, [bias, 0]),
+            Then::Gelu { bias, inputs } => (constant::EPILOGUE_GELU_AUX_BIAS, [bias, inputs]),
+            Then::GeluSlope { inputs } => (constant::EPILOGUE_DGELU, [0, inputs]),
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Then::Nothing => "",
+            Then::Bias { .. } => " with a bias",
+            Then::Gelu { .. } => " with a bias and GELU",
+            Then::GeluSlope { .. } => " with GELU's derivative",
+        }
+    }
+}
+
+/// A product that is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    /// Whether both operands are bf16, and whether the result is. Else they are f32.
+    pub(super) bf16: bool,
+    pub(super) out_bf16: bool,
+    /// Left, right and out.
+    pub(super) matrices: [Lines; 3],
+    /// Whether it is added to what is there.
+    pub(super) adds: bool,
+    /// Only with a result in bf16, whose type biases and auxiliary matrices share.
+    pub(super) then: Then,
+}
+
+impl Wanted {
+    /// A product into f32, with nothing after it.
+    pub(super) fn plain(matrices: [Lines; 3], bf16: bool) -> Wanted {
+        Wanted { bf16, out_bf16: false, matrices, adds: false, then: Then::Nothing }
+    }
+
+    fn shape(&self) -> Shape {
+        let alignment = |address: u64| 1 << address.trailing_zeros().min(8);
+        let (epilogue, addresses) = self.then.parts();
+        Shape {
+            bf16: self.bf16,
+            out_bf16: self.out_bf16,
+            matrices: self.matrices.map(|lines| Lines { address: 0, ..lines }),
+            alignments: self.matrices.map(|lines| alignment(lines.address)),
+            epilogue,
+            alignments_after: addresses.map(alignment),
+        }
+    }
+}
+
 /// All that a choice of algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     bf16: bool,
+    out_bf16: bool,
     /// Left, right and out, without their addresses.
     matrices: [Lines; 3],
     /// The alignment of each address in bytes, up to 256. Every buffer begins at a multiple of 256 bytes, and the model
     /// fixes where in a buffer a matrix lies: so equal products have equal alignments.
     alignments: [u32; 3],
+    epilogue: c_int,
+    /// Those of the bias and of the auxiliary matrix.
+    alignments_after: [u32; 2],
 }
 
 /// How a product is computed.
@@ -233,31 +308,26 @@ impl CublasLt {
         &self.path
     }
 
-    /// Has the GPU write `left · right` into `out`, whose lines are its rows. Returns false, and does nothing, where
-    /// the library has no algorithm that gives the same bits each time. `left` and `right` are bf16, or all three are
-    /// f32.
+    /// Has the GPU compute the product, whose lines are its rows. Returns false, and does nothing, where the library has
+    /// no algorithm that gives the same bits each time.
     ///
     /// # Safety
     /// The matrices are on this GPU, whose context is current, and their shapes fit.
-    pub(super) unsafe fn product(&self, bf16: bool, matrices: [Lines; 3]) -> Result<bool, CudaError> {
+    pub(super) unsafe fn product(&self, wanted: &Wanted) -> Result<bool, CudaError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let shape = Shape {
-            bf16,
-            matrices: matrices.map(|lines| Lines { address: 0, ..lines }),
-            alignments: matrices.map(|lines| 1 << lines.address.trailing_zeros().min(8)),
-        };
+        let (shape, matrices) = (wanted.shape(), wanted.matrices);
         let plan = match plans.get(&shape) {
             Some(plan) => plan,
             None => {
-                let none_before = plans.values().all(Option::is_some);
-                let plan = self.plan(&shape).map_err(|code| failed(code, self.gpu, "plan a product"))?;
+                let none_before = plans.iter().all(|(other, plan)| plan.is_some() || other.epilogue != shape.epilogue);
+                let plan = self.plan(&shape, wanted.then).map_err(|code| failed(code, self.gpu, "plan a product"))?;
                 if plan.is_none() {
                     let [left, _, out] = shape.matrices;
                     let inner = if left.transposed { left.lines } else { left.length };
-                    let size = format!("{}×{}×{inner}", out.lines, out.length);
+                    let size = format!("{}×{}×{inner}{}", out.lines, out.length, wanted.then.words());
                     match none_before {
                         true => {
-                            warn!("cuBLASLt has no way to a product of {size}; the trainer's own kernel computes it")
+                            warn!("cuBLASLt has no way to a product of {size}; the trainer's own kernels compute it")
                         }
                         false => debug!("cuBLASLt has no way to a product of {size} either"),
                     }
@@ -266,7 +336,9 @@ impl CublasLt {
             }
         };
         let Some(MatmulPlan { desc, layouts: [a, b, d], algorithm, workspace }) = plan else { return Ok(false) };
+        self.name_addresses(desc, wanted.then).map_err(|code| failed(code, self.gpu, "multiply"))?;
         let [left, right, out] = matrices.map(|lines| lines.address as *mut c_void);
+        let beta: f32 = if wanted.adds { 1.0 } else { 0.0 };
         let room = self.workspace.device_ptr(&self.stream).0;
         let stream = self.stream.cu_stream().cast();
         // SAFETY: as cublasLt.h declares it; the plan was made for these shapes and alignments, the workspace is as
@@ -281,7 +353,7 @@ impl CublasLt {
                 a.object,
                 left,
                 b.object,
-                &0.0,
+                &beta,
                 out,
                 d.object,
                 out,
@@ -296,13 +368,42 @@ impl CublasLt {
         Ok(true)
     }
 
+    /// Tells the library where the bias and the auxiliary matrix lie.
+    fn name_addresses(&self, desc: &Owned, then: Then) -> Result<(), c_int> {
+        let attributes = [constant::DESC_BIAS_POINTER, constant::DESC_AUX_POINTER];
+        for (attribute, address) in attributes.into_iter().zip(then.parts().1).filter(|(_, address)| *address != 0) {
+            // SAFETY: as cublasLt.h declares it; the attribute is a pointer.
+            succeeded(unsafe {
+                (self.functions.set_desc)(desc.object, attribute, (&raw const address).cast(), size_of::<u64>())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Asks for an epilogue. An auxiliary matrix has the result's strides. The addresses are named already here, since
+    /// the library takes their alignment from them.
+    fn ask_for(&self, desc: &Owned, shape: &Shape, then: Then) -> Result<(), c_int> {
+        let (epilogue, [_, auxiliary]) = then.parts();
+        let set = |attribute, value: *const c_void, size| {
+            // SAFETY: as cublasLt.h declares it; the value lives as long as the call, and has the attribute's size.
+            succeeded(unsafe { (self.functions.set_desc)(desc.object, attribute, value, size) })
+        };
+        set(constant::DESC_EPILOGUE, (&raw const epilogue).cast(), size_of::<c_int>())?;
+        if auxiliary != 0 {
+            let stride = shape.matrices[2].stride as i64;
+            set(constant::DESC_AUX_LD, (&raw const stride).cast(), size_of::<i64>())?;
+        }
+        self.name_addresses(desc, then)
+    }
+
     /// The library's first suggestion among the algorithms that sum each number in one sequence. It depends only on the
     /// shape, the GPU's kind and the library's version: the library measures no times for it.
-    fn plan(&self, shape: &Shape) -> Result<Option<MatmulPlan>, c_int> {
+    fn plan(&self, shape: &Shape, then: Then) -> Result<Option<MatmulPlan>, c_int> {
         let Functions { create_desc, set_desc, create_layout, create_preference, set_preference, .. } = &self.functions;
         let Functions { destroy_desc, destroy_layout, destroy_preference, .. } = &self.functions;
         let [left, right, out] = shape.matrices;
-        let operands = if shape.bf16 { constant::R_16BF } else { constant::R_32F };
+        let kind = |bf16: bool| if bf16 { constant::R_16BF } else { constant::R_32F };
+        let operands = kind(shape.bf16);
         let mut object = null_mut();
 
         // SAFETY: all calls below are as cublasLt.h declares them, and attributes have the sizes that it names.
@@ -313,6 +414,10 @@ impl CublasLt {
             // SAFETY: as above.
             succeeded(unsafe { set_desc(desc.object, attribute, (&raw const transposed).cast(), size_of::<c_int>()) })?;
         }
+        // A matrix whose rows are no multiple of 16 bytes cannot be one of GELU's, and the library may say so already here.
+        if then != Then::Nothing && self.ask_for(&desc, shape, then).is_err() {
+            return Ok(None);
+        }
         let layout = |kind, lines: Lines| {
             let (rows, columns, stride) = (lines.length as u64, lines.lines as u64, lines.stride as i64);
             let mut object = null_mut();
@@ -320,7 +425,7 @@ impl CublasLt {
             let code = unsafe { create_layout(&mut object, kind, rows, columns, stride) };
             Owned::new(code, object, destroy_layout)
         };
-        let layouts = [layout(operands, right)?, layout(operands, left)?, layout(constant::R_32F, out)?];
+        let layouts = [layout(operands, right)?, layout(operands, left)?, layout(kind(shape.out_bf16), out)?];
         // SAFETY: as above.
         let code = unsafe { create_preference(&mut object) };
         let preference = Owned::new(code, object, destroy_preference)?;

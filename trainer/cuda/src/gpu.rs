@@ -15,7 +15,8 @@ use tracing::warn;
 
 use super::attention_bf16::Bf16Kernels;
 use super::cublaslt::CublasLt;
-use super::{Compiled, Compiler, CudaError, Surroundings, libraries};
+use super::number::OfNumber;
+use super::{Bf16, Compiled, Compiler, CudaError, Surroundings, libraries};
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
@@ -31,8 +32,8 @@ pub struct Gpu {
     takes_bf16: bool,
     /// How many processors the GPU has: cuBLASLt's choice of an algorithm depends on it.
     processors: i32,
-    /// Room for what is rounded to bf16: the operands of a product by cuBLASLt, or of attention.
-    pub(super) rounded: Mutex<[Buffer<u16>; 2]>,
+    /// Room for numbers in bf16: rounded operands of a product by cuBLASLt, or what attention has sorted by heads.
+    pub(super) rounded: Mutex<[Buffer<Bf16>; 2]>,
     stream: Arc<CudaStream>,
     allocations: AtomicU64,
     capturing: AtomicBool,
@@ -47,7 +48,7 @@ pub enum Precision {
     /// `f32`.
     #[default]
     F32,
-    /// Operands are rounded to bf16; sums are `f32`. Within attention only from compute capability 8.0 on.
+    /// Operands are bf16; sums are `f32`. From compute capability 8.0 on a model may keep its activations in bf16.
     Bf16,
 }
 
@@ -55,6 +56,10 @@ pub enum Precision {
 #[derive(Debug)]
 pub(super) struct Kernels {
     pub(super) product: CudaFunction,
+    pub(super) product_bf16: CudaFunction,
+    pub(super) product_bf16_to_f32: CudaFunction,
+    pub(super) follow_bf16: CudaFunction,
+    pub(super) round_parameters: CudaFunction,
     pub(super) follow: CudaFunction,
     pub(super) round_to_bf16: CudaFunction,
     pub(super) add: CudaFunction,
@@ -62,11 +67,12 @@ pub(super) struct Kernels {
     pub(super) sum_all: CudaFunction,
     pub(super) sum_squares: CudaFunction,
     pub(super) cross_entropy: CudaFunction,
+    pub(super) cross_entropy_bf16: CudaFunction,
     pub(super) adamw: CudaFunction,
-    pub(super) layer_norm: CudaFunction,
-    pub(super) layer_norm_slope: CudaFunction,
-    pub(super) layer_norm_chunks: CudaFunction,
-    pub(super) sum_chunks: CudaFunction,
+    pub(super) layer_norm: OfNumber,
+    pub(super) layer_norm_slope: OfNumber,
+    pub(super) layer_norm_chunks: OfNumber,
+    pub(super) sum_chunks: OfNumber,
     pub(super) gelu: CudaFunction,
     pub(super) gelu_slope: CudaFunction,
     pub(super) embed: CudaFunction,
@@ -117,6 +123,8 @@ impl Gpu {
             let module = module.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
             module.and_then(|(module, _)| module.load_function(name)).map_err(failed("load a kernel"))
         };
+        let of_number =
+            |name: &str| Ok(OfNumber { in_f32: function(name)?, in_bf16: function(&format!("{name}_bf16"))? });
         let attention = |name: &str, width: usize| {
             Ok(AttentionKernels {
                 forward: function(&format!("{name}_{width}"))?,
@@ -126,6 +134,10 @@ impl Gpu {
         };
         let kernels = Kernels {
             product: function("product")?,
+            product_bf16: function("product_bf16")?,
+            product_bf16_to_f32: function("product_bf16_to_f32")?,
+            follow_bf16: function("follow_bf16")?,
+            round_parameters: function("round_parameters")?,
             follow: function("follow")?,
             round_to_bf16: function("round_to_bf16")?,
             add: function("add")?,
@@ -133,18 +145,19 @@ impl Gpu {
             sum_all: function("sum_all")?,
             sum_squares: function("sum_squares")?,
             cross_entropy: function("cross_entropy")?,
+            cross_entropy_bf16: function("cross_entropy_bf16")?,
             adamw: function("adamw")?,
-            layer_norm: function("layer_norm")?,
-            layer_norm_slope: function("layer_norm_slope")?,
-            layer_norm_chunks: function("layer_norm_chunks")?,
-            sum_chunks: function("sum_chunks")?,
+            layer_norm: of_number("layer_norm")?,
+            layer_norm_slope: of_number("layer_norm_slope")?,
+            layer_norm_chunks: of_number("layer_norm_chunks")?,
+            sum_chunks: of_number("sum_chunks")?,
             gelu: function("gelu")?,
             gelu_slope: function("gelu_slope")?,
             embed: function("embed")?,
             embed_slope: function("embed_slope")?,
             attention: [attention("attention", 64)?, attention("attention", 128)?],
             attention_bf16: Bf16Kernels {
-                round: function("attention_round")?,
+                by_heads: function("attention_by_heads")?,
                 means: function("attention_means")?,
                 sets: [attention("attention_bf16", 64)?, attention("attention_bf16", 128)?],
             },
@@ -189,8 +202,8 @@ impl Gpu {
         self.precision
     }
 
-    /// Whether attention is computed in bf16, by tensor cores.
-    pub(super) fn attends_in_bf16(&self) -> bool {
+    /// Whether activations are kept in bf16: that is asked for, and attention has kernels for this GPU.
+    pub fn keeps_bf16(&self) -> bool {
         self.precision == Precision::Bf16 && self.takes_bf16
     }
 

@@ -7,8 +7,8 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
 
-use super::CudaError;
 use super::gpu::{Buffer, Gpu};
+use super::{Bf16, CudaError};
 
 /// Threads of a block, as in the kernels of these files and of `product.cu`.
 pub(super) const THREADS: usize = 256;
@@ -108,6 +108,29 @@ impl Gpu {
         launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes);
         let size = grid((whole(rows) as u32, 1, 1), THREADS);
         // SAFETY: the arguments are the kernel's, the shapes fit, and `Labels` are below the number of classes.
+        unsafe { self.run(launch, size, "take losses") }
+    }
+
+    /// The same of scores in bf16. Rows may be longer than there are classes: what is behind these counts for nothing,
+    /// and becomes zero.
+    ///
+    /// # Panics
+    /// When there is not a loss and a row for each label, or a row is no multiple of four numbers.
+    pub fn cross_entropy_bf16(
+        &self,
+        scores: &mut CudaViewMut<'_, Bf16>,
+        labels: &Labelled<'_>,
+        losses: &mut CudaViewMut<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let rows = labels.numbers.len();
+        let padded = scores.len() / rows;
+        assert_eq!((losses.len(), scores.len()), (rows, rows * padded), "a row and a loss for each label");
+        assert!(padded >= labels.classes && padded.is_multiple_of(4), "rows of {padded} for {}", labels.classes);
+        let (classes, padded) = (whole(labels.classes), whole(padded));
+        let mut launch = self.stream().launch_builder(&self.kernels.cross_entropy_bf16);
+        launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes).arg(&padded);
+        let size = grid((whole(rows) as u32, 1, 1), THREADS);
+        // SAFETY: as above, and rows are long enough.
         unsafe { self.run(launch, size, "take losses") }
     }
 

@@ -7,7 +7,7 @@
 //! cublaslt      products by NVIDIA's library                         error        why a GPU cannot be used
 //! gpu           a GPU with the kernels on it, and its memory         host_memory  pinned memory of the host
 //! launch        launches of kernels, with checked shapes             rows, attention, product  launches for these
-//!                                                                    attention_bf16            attention by tensor cores
+//! attention_bf16, product_bf16    the same of numbers in bf16        number       what kernels compute with
 //! graph         launches, captured once and replayed                 state        the training state, and copies of it
 //! nccl          NCCL between the ranks of a round, and its recovery  nccl_stream  a second stream, for NCCL's sums
 //! ```
@@ -28,7 +28,9 @@ mod launch;
 mod libraries;
 pub mod nccl;
 mod nccl_stream;
+mod number;
 mod product;
+mod product_bf16;
 mod rows;
 mod site_packages;
 mod state;
@@ -43,8 +45,10 @@ pub use graph::Graphs;
 pub use host_memory::HostMemory;
 pub use launch::{AdamwStep, Labelled, Labels};
 pub use nccl_stream::{NcclStream, all_reduce, ordered_sum};
+pub use number::{Bf16, Number};
 pub use product::{After, Matrix};
-pub use rows::{Chunks, Norm, Occurrences, Residual};
+pub use product_bf16::Epilogue;
+pub use rows::{Chunks, More, Norm, Occurrences, Residual, SlopeIn};
 pub use state::{GpuState, HostCopy};
 pub use surroundings::Surroundings;
 
@@ -63,26 +67,51 @@ pub struct Source {
 pub const SOURCES: [Source; 7] = [
     Source {
         file: "product.cu",
-        text: include_str!("../kernels/product.cu"),
-        kernels: &["product", "follow", "round_to_bf16"],
+        text: concat!(
+            include_str!("../kernels/fours.cu"),
+            include_str!("../kernels/bf16.cu"),
+            "#line 1\n",
+            include_str!("../kernels/product.cu")
+        ),
+        kernels: &["product", "product_bf16", "product_bf16_to_f32", "follow", "round_to_bf16"],
     },
     Source {
         file: "sums.cu",
         text: include_str!("../kernels/sums.cu"),
         kernels: &["add", "sum_rows", "sum_all", "sum_squares"],
     },
-    Source { file: "loss.cu", text: include_str!("../kernels/loss.cu"), kernels: &["cross_entropy"] },
+    Source {
+        file: "loss.cu",
+        text: concat!(
+            include_str!("../kernels/fours.cu"),
+            include_str!("../kernels/bf16.cu"),
+            "#line 1\n",
+            include_str!("../kernels/loss.cu")
+        ),
+        kernels: &["cross_entropy", "cross_entropy_bf16"],
+    },
     Source { file: "adamw.cu", text: include_str!("../kernels/adamw.cu"), kernels: &["adamw"] },
     Source {
         file: "rows.cu",
-        text: concat!(include_str!("../kernels/fours.cu"), "#line 1\n", include_str!("../kernels/rows.cu")),
+        text: concat!(
+            include_str!("../kernels/fours.cu"),
+            include_str!("../kernels/bf16.cu"),
+            "#line 1\n",
+            include_str!("../kernels/rows.cu")
+        ),
         kernels: &[
             "layer_norm",
+            "layer_norm_bf16",
             "layer_norm_slope",
+            "layer_norm_slope_bf16",
             "layer_norm_chunks",
+            "layer_norm_chunks_bf16",
             "sum_chunks",
+            "sum_chunks_bf16",
             "gelu",
             "gelu_slope",
+            "follow_bf16",
+            "round_parameters",
             "embed",
             "embed_slope",
         ],
@@ -109,12 +138,14 @@ pub const SOURCES: [Source; 7] = [
         text: concat!(
             include_str!("../kernels/fours.cu"),
             include_str!("../kernels/heads.cu"),
+            include_str!("../kernels/bf16.cu"),
             include_str!("../kernels/tensor_cores.cu"),
+            include_str!("../kernels/attention_tiles.cu"),
             "#line 1\n",
             include_str!("../kernels/attention_bf16.cu")
         ),
         kernels: &[
-            "attention_round",
+            "attention_by_heads",
             "attention_means",
             "attention_bf16_64",
             "attention_bf16_queries_64",

@@ -5,44 +5,54 @@ use std::sync::PoisonError;
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, PushKernelArg};
 
-use super::CudaError;
-use super::cublaslt::Lines;
+use super::cublaslt::{Lines, Wanted};
 use super::gpu::{Buffer, Gpu, Precision};
 use super::launch::{THREADS, grid, whole};
+use super::{Bf16, CudaError};
 
 /// Rows and columns of a product that a block computes, as in `product.cu`.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 /// The most that a grid may have in its second dimension.
-const MOST_ROWS: usize = 65_535 * TILE;
+pub(super) const MOST_ROWS: usize = 65_535 * TILE;
 /// Rows of bf16 begin at multiples of so many numbers: 16 bytes, which tensor cores load at once.
 const BF16_STRIDE: usize = 8;
 
 /// A matrix on the GPU, as it lies there or transposed.
 #[derive(Debug)]
-pub struct Matrix<'a> {
-    data: CudaView<'a, f32>,
-    rows: usize,
-    columns: usize,
-    strides: (i64, i64),
+pub struct Matrix<'a, T = f32> {
+    pub(super) data: CudaView<'a, T>,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) strides: (i64, i64),
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, T> Matrix<'a, T> {
     /// The matrix whose rows follow each other in `data`.
     ///
     /// # Panics
     /// When `data` does not hold `rows * columns` numbers.
-    pub fn new(data: CudaView<'a, f32>, rows: usize, columns: usize) -> Matrix<'a> {
+    pub fn new(data: CudaView<'a, T>, rows: usize, columns: usize) -> Matrix<'a, T> {
         assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
         Matrix { data, rows, columns, strides: (columns as i64, 1) }
     }
 
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// How many columns it has.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Its transpose. No numbers are moved.
-    pub fn transposed(self) -> Matrix<'a> {
+    pub fn transposed(self) -> Matrix<'a, T> {
         let (row, column) = self.strides;
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
     }
 
-    fn lines(&self, gpu: &Gpu) -> Lines {
+    pub(super) fn lines(&self, gpu: &Gpu) -> Lines {
         let (address, transposed) = (self.data.device_ptr(gpu.stream()).0, self.strides.1 != 1);
         let (lines, length, stride) = match transposed {
             false => (self.rows, self.columns, self.strides.0),
@@ -134,11 +144,11 @@ impl Gpu {
         self.stream().context().bind_to_thread().map_err(self.failed("multiply"))?;
         // SAFETY: the context is current from the line before on, the matrices are this GPU's, and the caller has found
         // that their shapes fit.
-        unsafe { library.product(bf16, [left_lines, right_lines, out]) }
+        unsafe { library.product(&Wanted::plain([left_lines, right_lines, out], bf16)) }
     }
 
     /// Rounds a matrix, which lies in memory as `lines` says, to bf16.
-    fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Buffer<u16>) -> Result<Lines, CudaError> {
+    fn round(&self, matrix: &Matrix<'_>, lines: Lines, room: &mut Buffer<Bf16>) -> Result<Lines, CudaError> {
         let stride = lines.length.next_multiple_of(BF16_STRIDE);
         let mut rounded = room.fit(self, lines.lines * stride)?;
         let (columns, from_stride, to_stride) = (whole(lines.length), lines.stride as i64, stride as i64);

@@ -3,9 +3,9 @@
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
-use super::CudaError;
 use super::gpu::{Buffer, Gpu};
 use super::launch::{Labelled, grid, whole};
+use super::{Bf16, CudaError, Number};
 
 /// Threads of a block, and its rows if each warp has one, as in `rows.cu`.
 const THREADS: usize = 128;
@@ -28,11 +28,29 @@ pub struct Norm<'a> {
 
 /// A residual stream.
 #[derive(Debug)]
-pub struct Residual<'a> {
+pub struct Residual<'a, T = f32> {
     /// Its rows.
     pub rows: CudaViewMut<'a, f32>,
     /// What is added to them first, of the same length.
-    pub more: Option<CudaView<'a, f32>>,
+    pub more: Option<More<'a, T>>,
+}
+
+/// What is added to a residual stream.
+#[derive(Debug)]
+pub struct More<'a, T = f32> {
+    /// The numbers to add.
+    pub numbers: CudaView<'a, T>,
+    /// The stream before that; if none, it is where the sum will be.
+    pub to: Option<CudaView<'a, f32>>,
+}
+
+/// A derivative that goes on through a norm.
+#[derive(Debug)]
+pub struct SlopeIn<'a> {
+    /// Where it is written, or added.
+    pub rows: CudaViewMut<'a, f32>,
+    /// Whether it is added to what is there.
+    pub adds: bool,
 }
 
 /// Room for sums over chunks of rows.
@@ -74,51 +92,85 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn layer_norm(
+    pub fn layer_norm<T: Number>(
         &self,
         norm: &Norm<'_>,
-        stream: Residual<'_>,
-        out: &mut CudaViewMut<'_, f32>,
+        stream: Residual<'_, T>,
+        out: &mut CudaViewMut<'_, T>,
         stats: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
-        let Residual { rows: mut inputs, more } = stream;
+        let Residual { rows: inputs, more } = stream;
         let (rows, width) = shape(inputs.len(), norm.weight.len());
         assert_eq!((norm.bias.len(), out.len(), stats.len()), (norm.weight.len(), inputs.len(), 2 * rows as usize));
         let (adds, count) = (i32::from(more.is_some()), inputs.len());
-        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm);
-        launch.arg(out).arg(stats).arg(&mut inputs);
+        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm));
+        // Where nothing is added, what would be is not read.
+        let here = inputs.as_view();
+        launch.arg(out).arg(stats).arg(&here);
         match &more {
-            Some(more) => {
-                assert_eq!(more.len(), count, "what is added has the stream's length");
-                launch.arg(more)
+            Some(More { numbers, to }) => {
+                assert_eq!(numbers.len(), count, "what is added has the stream's length");
+                let to = to.as_ref().unwrap_or(&here);
+                assert_eq!(to.len(), count, "and so has the stream that it is added to");
+                launch.arg(to).arg(numbers)
             }
-            // Not read.
-            None => launch.arg(&norm.weight),
+            None => launch.arg(&here).arg(&norm.weight),
         };
         launch.arg(&norm.weight).arg(&norm.bias).arg(&rows).arg(&width).arg(&adds);
         // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
         unsafe { self.run(launch, warps(rows), "norm") }
     }
 
-    /// Writes into `slope_in`, or if it `adds`, adds to it, the derivative of [`Gpu::layer_norm`] by its stream.
-    /// `slope_out` is the derivative by its outputs, and `inputs` the stream that was normalised.
+    /// Writes into `slope_in`, or adds to it, the derivative of [`Gpu::layer_norm`] by its stream. `slope_out` is the
+    /// derivative by its outputs, and `inputs` the stream that was normalised.
     ///
     /// # Panics
     /// When the lengths do not fit.
     pub fn layer_norm_slope(
         &self,
         weight: &CudaView<'_, f32>,
-        (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        made: (&CudaView<'_, f32>, &CudaView<'_, f32>),
         slope_out: &CudaView<'_, f32>,
-        slope_in: &mut CudaViewMut<'_, f32>,
-        adds: bool,
+        slope_in: SlopeIn<'_>,
+    ) -> Result<(), CudaError> {
+        self.norm_slope(weight, made, slope_out, slope_in, None)
+    }
+
+    /// The same in bf16. It writes the result a second time, `rounded`.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn layer_norm_slope_bf16(
+        &self,
+        weight: &CudaView<'_, f32>,
+        made: (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        slope_out: &CudaView<'_, Bf16>,
+        slope_in: SlopeIn<'_>,
+        rounded: &mut CudaViewMut<'_, Bf16>,
+    ) -> Result<(), CudaError> {
+        self.norm_slope(weight, made, slope_out, slope_in, Some(rounded))
+    }
+
+    fn norm_slope<T: Number>(
+        &self,
+        weight: &CudaView<'_, f32>,
+        (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
+        slope_out: &CudaView<'_, T>,
+        SlopeIn { rows: mut slope_in, adds }: SlopeIn<'_>,
+        rounded: Option<&mut CudaViewMut<'_, Bf16>>,
     ) -> Result<(), CudaError> {
         let (rows, width) = shape(inputs.len(), weight.len());
         assert_eq!((slope_out.len(), slope_in.len(), stats.len()), (inputs.len(), inputs.len(), 2 * rows as usize));
         let adds = i32::from(adds);
-        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm_slope);
-        launch.arg(slope_in).arg(inputs).arg(weight).arg(stats).arg(slope_out).arg(&rows).arg(&width).arg(&adds);
-        // SAFETY: the arguments are the kernel's, and the lengths fit so many rows of this width.
+        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm_slope));
+        launch.arg(&mut slope_in);
+        if let Some(rounded) = rounded {
+            assert_eq!(rounded.len(), inputs.len(), "room for what is rounded");
+            launch.arg(rounded);
+        }
+        launch.arg(inputs).arg(weight).arg(stats).arg(slope_out).arg(&rows).arg(&width).arg(&adds);
+        // SAFETY: the arguments are the kernel's, which has one for what is rounded if it is for bf16; and the lengths fit
+        // so many rows of this width.
         unsafe { self.run(launch, warps(rows), "go back through a norm") }
     }
 
@@ -126,10 +178,10 @@ impl Gpu {
     ///
     /// # Panics
     /// When the lengths do not fit.
-    pub fn layer_norm_parameters(
+    pub fn layer_norm_parameters<T: Number>(
         &self,
         (inputs, stats): (&CudaView<'_, f32>, &CudaView<'_, f32>),
-        slope_out: &CudaView<'_, f32>,
+        slope_out: &CudaView<'_, T>,
         (weight, bias): (&mut CudaViewMut<'_, f32>, &mut CudaViewMut<'_, f32>),
         room: &mut Chunks,
     ) -> Result<(), CudaError> {
@@ -137,7 +189,7 @@ impl Gpu {
         assert_eq!((slope_out.len(), stats.len(), bias.len()), (inputs.len(), 2 * rows as usize, weight.len()));
         let mut weights = room.weights.fit(self, chunks * weight.len())?;
         let mut biases = room.biases.fit(self, chunks * weight.len())?;
-        let mut launch = self.stream().launch_builder(&self.kernels.layer_norm_chunks);
+        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm_chunks));
         launch.arg(&mut weights).arg(&mut biases).arg(inputs).arg(stats).arg(slope_out).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
         unsafe { self.run(launch, size, "go back through a norm") }?;
@@ -150,15 +202,15 @@ impl Gpu {
     ///
     /// # Panics
     /// When `numbers` are not whole rows.
-    pub fn sum_many_rows(
+    pub fn sum_many_rows<T: Number>(
         &self,
         sum: &mut CudaViewMut<'_, f32>,
-        numbers: &CudaView<'_, f32>,
+        numbers: &CudaView<'_, T>,
         room: &mut Chunks,
     ) -> Result<(), CudaError> {
         let ((rows, columns), size, chunks) = chunks(numbers.len(), sum.len());
         let mut sums = room.weights.fit(self, chunks * sum.len())?;
-        let mut launch = self.stream().launch_builder(&self.kernels.sum_chunks);
+        let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.sum_chunks));
         launch.arg(&mut sums).arg(numbers).arg(&rows).arg(&columns);
         // SAFETY: the arguments are the kernel's; there is a row of sums for each chunk of so many rows and columns.
         unsafe { self.run(launch, size, "sum rows") }?;
@@ -263,11 +315,11 @@ fn warps(rows: i32) -> LaunchConfig {
 }
 
 /// A thread for every four of `count`.
-fn fours(count: usize) -> LaunchConfig {
+pub(super) fn fours(count: usize) -> LaunchConfig {
     each(count.div_ceil(4 * THREADS).max(1))
 }
 
 /// A block for each of `count`.
-fn each(count: usize) -> LaunchConfig {
+pub(super) fn each(count: usize) -> LaunchConfig {
     grid((whole(count) as u32, 1, 1), THREADS)
 }

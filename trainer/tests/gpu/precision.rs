@@ -1,6 +1,6 @@
 //! Training with products of numbers that are rounded to bf16, on the double of the driver.
 
-use crate::training::{GPT, SHORT, checksum, losses, printed, refused, refused_by_rank_0, together};
+use crate::training::{GPT, SHORT, checksum, losses, printed, refused, refused_by_rank_0, run, together};
 
 #[test]
 fn a_perceptron_learns_in_bf16_and_every_number_of_workers_gives_the_same_bits() {
@@ -30,6 +30,27 @@ fn a_gpt_learns_in_bf16_what_it_learns_in_f32_and_the_same_bits_for_every_number
     let alone = printed(&flags, "");
     assert_eq!(checksum(&together(&flags, 2)), checksum(&alone), "2 workers");
     assert_eq!(checksum(&printed(&flags, "backwards=1")), checksum(&alone), "last threads first");
+}
+
+#[test]
+fn a_library_that_refuses_epilogues_is_followed_by_kernels_and_a_line_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let losses = |how: &str| {
+        let trace = folder.path().join(format!("trace-{how}"));
+        let flags = format!("{GPT} --device cuda:0 --precision bf16 --trace {}", trace.display());
+        let (well, _, logged) = run(&flags, how);
+        assert!(well, "{logged}");
+        (losses(&trace), logged.lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect::<Vec<_>>())
+    };
+    let ((by_library, none), (by_kernels, said)) = (losses(""), losses("epilogues=0"));
+    assert!(none.is_empty(), "{none:?}");
+    assert!(by_kernels != by_library, "{by_kernels:?} {by_library:?}");
+    assert!(by_kernels.iter().zip(&by_library).all(|(one, other)| (one - other).abs() < 0.01 * other));
+    // One line for each epilogue, whatever the shapes.
+    for what in ["with a bias;", "with a bias and GELU;", "with GELU's derivative;"] {
+        assert_eq!(said.iter().filter(|line| line.contains(what)).count(), 1, "{said:?}");
+    }
+    assert_eq!(said.len(), 3, "{said:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Each kernel, compared with its definition. On the double of the driver, or, by `make gpu`, on a real GPU.
 
 mod attention;
-mod rows;
+pub(crate) mod rows;
 mod sizes;
 
 use elastic_cuda::{After, Buffer, Gpu, Labels, Matrix};

@@ -2,34 +2,11 @@
 
 use elastic_cuda::{After, Buffer, Gpu, Matrix, Precision};
 
+use crate::bf16::nearest;
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 
 fn in_bf16() -> Gpu {
     gpu().multiplying_in(Precision::Bf16)
-}
-
-/// The nearest bf16 by its definition: of the two neighbours the nearer one, or the even one if both are equally near.
-pub(crate) fn nearest(value: f32) -> f32 {
-    if value.is_nan() {
-        return value;
-    }
-    // After the largest number the next would be 2^128.
-    let at = |bits: u32| match f32::from_bits(bits) {
-        infinite if infinite.is_infinite() && value.is_finite() => 2f64.powi(128).copysign(infinite.into()),
-        number => number.into(),
-    };
-    let below = value.to_bits() & 0xffff_0000;
-    let above = below.wrapping_add(0x1_0000);
-    let (down, up) = ((f64::from(value) - at(below)).abs(), (f64::from(value) - at(above)).abs());
-    let even = if below & 0x1_0000 == 0 { below } else { above };
-    let bits = if value.is_infinite() || down < up {
-        below
-    } else if up < down {
-        above
-    } else {
-        even
-    };
-    f32::from_bits(bits)
 }
 
 #[test]

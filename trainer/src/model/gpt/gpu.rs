@@ -1,13 +1,16 @@
-//! The GPT's pass on a GPU: the steps of `pass`, by kernels.
+//! The GPT's pass on a GPU: the steps of `pass`, by kernels. This one is in f32; [`bf16`] has the one with `--precision
+//! bf16`.
 //!
 //! What the backward pass needs stays on the GPU, in f32, in memory that is kept from call to call: for each token and
 //! block sixteen times the width, a number for each head and four more; for each token eleven times the width, once;
 //! and the scores of the whole vocabulary for [`SCORED_ROWS`] tokens at most. Nothing is kept for pairs of tokens.
 //! GPT-2 with its context of 1024 takes 640 MB for a sample, and 410 MB for the scores.
 
+mod bf16;
+
 use elastic_cuda::{
-    After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, Norm,
-    Occurrences, Residual,
+    After, Attended, Attention, Buffer, Chunks, CudaError, CudaSlice, Done, Gpu, Labelled, Labels, Matrix, More, Norm,
+    Occurrences, Residual, SlopeIn,
 };
 
 use super::{Affine, Block, Gpt, Places, Tokens};
@@ -26,6 +29,7 @@ pub(super) struct Pass<'a> {
     occurrences: Occurrences,
     kept: Kept,
     slopes: Slopes,
+    in_bf16: bf16::Memory,
     chunks: Chunks,
 }
 
@@ -88,7 +92,8 @@ impl<'a> Pass<'a> {
         let kept = Kept { layers, ..Kept::default() };
         let [inputs, targets] = [(); 2].map(|()| Labels::new(model.size.vocabulary));
         let (sequences, time, occurrences, slopes, chunks) = Default::default();
-        Pass { model, inputs, targets, sequences, time, occurrences, kept, slopes, chunks }
+        let in_bf16 = bf16::Memory::new(model);
+        Pass { model, inputs, targets, sequences, time, occurrences, kept, slopes, in_bf16, chunks }
     }
 }
 
@@ -110,22 +115,26 @@ impl elastic_cuda::Pass<Tokens> for Pass<'_> {
         done: &mut Done<'_>,
     ) -> Result<(), CudaError> {
         let &mut Pass { model, ref inputs, ref targets, sequences, time, .. } = self;
-        let Pass { occurrences, kept, slopes, chunks, .. } = self;
+        let Pass { occurrences, kept, slopes, in_bf16, chunks, .. } = self;
         let (size, places) = (model.size, &model.places);
         let (heads, columns) = (size.heads, size.width / size.heads);
         let shape = Attention { sequences, time, heads, columns };
         let here = Here { gpu, parameters, places, rows: sequences * time, width: size.width, shape };
         let (inputs, targets) = (inputs.all(), targets.all());
 
-        kept.forward(&here, &inputs)?;
-        slopes.head(&here, &kept.normed, (&targets, size.vocabulary), gradient)?;
-        slopes.backward(&here, kept, (&mut *gradient, done), chunks)?;
-
+        let stream = if gpu.keeps_bf16() {
+            in_bf16.gradient(&here, (&inputs, &targets), (&mut *gradient, done), chunks)?
+        } else {
+            kept.forward(&here, &inputs)?;
+            slopes.head(&here, &kept.normed, (&targets, size.vocabulary), gradient)?;
+            slopes.backward(&here, kept, (&mut *gradient, done), chunks)?;
+            slopes.stream.view()
+        };
         let mut tokens = gradient.slice_mut(places.tokens.clone());
-        gpu.embed_slope(&inputs, occurrences, &slopes.stream.view(), &mut tokens)?;
+        gpu.embed_slope(&inputs, occurrences, &stream, &mut tokens)?;
         // A position's rows are as far apart as the rows of sequences taken as one row each.
         let (used, all) = (places.positions.start + time * size.width, places.positions.end);
-        gpu.sum_rows(&mut gradient.slice_mut(places.positions.start..used), &slopes.stream.view())?;
+        gpu.sum_rows(&mut gradient.slice_mut(places.positions.start..used), &stream)?;
         if used < all {
             gpu.clear(&mut gradient.slice_mut(used..all))?;
         }
@@ -173,6 +182,12 @@ impl Here<'_> {
         self.gpu.sum_many_rows(&mut gradient.slice_mut(linear.bias.clone()), &slope.view(), chunks)
     }
 
+    /// A norm's parameters.
+    fn norms(&self, norm: &Affine) -> Norm<'_> {
+        let [weight, bias] = [&norm.weight, &norm.bias].map(|place| self.parameters.slice(place.clone()));
+        Norm { weight, bias }
+    }
+
     /// Adds `more` to the stream, and normalises the sum.
     fn norm(
         &self,
@@ -181,10 +196,10 @@ impl Here<'_> {
         out: &mut Buffer<f32>,
         stats: &mut Buffer<f32>,
     ) -> Result<(), CudaError> {
-        let (weight, bias) = (self.parameters.slice(norm.weight.clone()), self.parameters.slice(norm.bias.clone()));
-        let stream = Residual { rows: stream.view_mut(), more: more.map(Buffer::view) };
+        let more = more.map(|more| More { numbers: more.view(), to: None });
+        let stream = Residual { rows: stream.view_mut(), more };
         let mut stats = stats.fit(self.gpu, 2 * self.rows)?;
-        self.gpu.layer_norm(&Norm { weight, bias }, stream, &mut out.fit(self.gpu, self.rows * self.width)?, &mut stats)
+        self.gpu.layer_norm(&self.norms(norm), stream, &mut out.fit(self.gpu, self.rows * self.width)?, &mut stats)
     }
 
     /// The backward pass of a norm, from `slopes.single` into `slopes.stream`. The last norm's replaces what is there,
@@ -200,8 +215,8 @@ impl Here<'_> {
         let Slopes { stream: slope_in, single: slope_out, .. } = slopes;
         let (weight, made) = (self.parameters.slice(norm.weight.clone()), (&stream.view(), &stats.view()));
         let last = *norm == self.places.norm;
-        let mut slope_in = slope_in.fit(self.gpu, self.rows * self.width)?;
-        self.gpu.layer_norm_slope(&weight, made, &slope_out.view(), &mut slope_in, !last)?;
+        let rows = slope_in.fit(self.gpu, self.rows * self.width)?;
+        self.gpu.layer_norm_slope(&weight, made, &slope_out.view(), SlopeIn { rows, adds: !last })?;
         let mut pair = gradient.slice_mut(norm.weight.start..norm.bias.end);
         let (mut weight, mut bias) = pair.split_at_mut(norm.weight.len());
         self.gpu.layer_norm_parameters(made, &slope_out.view(), (&mut weight, &mut bias), chunks)

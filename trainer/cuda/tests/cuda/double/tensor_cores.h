@@ -10,8 +10,6 @@
 
 #include "on_cpu.h"
 
-using Bf16 = unsigned short;
-
 namespace on_cpu {
 
 inline float of_bf16(unsigned bits)

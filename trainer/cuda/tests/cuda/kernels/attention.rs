@@ -1,12 +1,13 @@
 //! Attention, compared with its definition in f64.
 
-mod bf16;
+#[path = "attention/bf16.rs"]
+mod in_bf16;
 
 use elastic_cuda::{Attended, Attention, Buffer, Gpu, Precision};
 
+use crate::bf16::{self, nearest};
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
-use crate::products::nearest;
 
 fn attention(sequences: usize, time: usize, heads: usize, columns: usize) -> Attention {
     Attention { sequences, time, heads, columns }
@@ -27,19 +28,36 @@ fn shapes() -> Vec<Attention> {
     shapes.map(|(sequences, time, heads, columns)| attention(sequences, time, heads, columns)).collect()
 }
 
-/// What the GPU computes from these triples.
-fn seen(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>) -> (Buffer<f32>, Buffer<f32>) {
-    let (mut outputs, mut logs) = (Buffer::default(), Buffer::default());
-    let (mut seen, mut kept) = (outputs.fit(gpu, shape.outputs()).unwrap(), logs.fit(gpu, shape.logs()).unwrap());
-    gpu.attention(shape, &triples.view(), &mut seen, &mut kept).unwrap();
-    (outputs, logs)
+/// The outputs and logarithms that the GPU computes from these triples, in bf16 if it keeps activations so.
+fn seen(gpu: &Gpu, shape: Attention, triples: &[f32]) -> [Vec<f32>; 2] {
+    let mut logs = Buffer::default();
+    let mut kept = logs.fit(gpu, shape.logs()).unwrap();
+    let outputs = if gpu.keeps_bf16() {
+        let (triples, mut outputs) = (bf16::on(gpu, triples), Buffer::default());
+        let mut seen = outputs.fit(gpu, shape.outputs()).unwrap();
+        gpu.attention_bf16(shape, &triples.view(), &mut seen, &mut kept).unwrap();
+        bf16::back(gpu, &outputs)
+    } else {
+        let (triples, mut outputs) = (on(gpu, triples), Buffer::default());
+        let mut seen = outputs.fit(gpu, shape.outputs()).unwrap();
+        gpu.attention(shape, &triples.view(), &mut seen, &mut kept).unwrap();
+        back(gpu, &outputs)
+    };
+    [outputs, back(gpu, &logs)]
 }
 
-fn slope(gpu: &Gpu, shape: Attention, triples: &Buffer<f32>, above: &Buffer<f32>) -> Vec<f32> {
-    let (outputs, logs) = seen(gpu, shape, triples);
-    let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
-    let (mut means, mut slope) = (Buffer::default(), on(gpu, &vec![f32::NAN; 3 * shape.outputs()]));
+fn slope(gpu: &Gpu, shape: Attention, triples: &[f32], above: &[f32]) -> Vec<f32> {
+    let [outputs, logs] = seen(gpu, shape, triples);
+    let (logs, mut means, blank) = (on(gpu, &logs), Buffer::default(), vec![f32::NAN; 3 * shape.outputs()]);
     let mut room = means.fit(gpu, shape.logs()).unwrap();
+    if gpu.keeps_bf16() {
+        let [triples, outputs, above, mut slope] = [triples, &outputs, above, &blank].map(|it| bf16::on(gpu, it));
+        let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
+        gpu.attention_slope_bf16(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+        return bf16::back(gpu, &slope);
+    }
+    let [triples, outputs, above, mut slope] = [triples, &outputs, above, &blank].map(|it| on(gpu, it));
+    let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
     gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     back(gpu, &slope)
 }
@@ -80,12 +98,12 @@ fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
             let above = &above[out..][..columns];
             let inner: Vec<f64> = (0..=row).map(|past| dot(above, part(past, 2))).collect();
             let mean: f64 = weights.iter().zip(&inner).map(|(weight, inner)| weight * inner).sum();
-            // The mean is computed from the outputs, so it is off by as much as they are.
+            // The mean is computed from the outputs, so it is off by as much as they are, which are rounded themselves.
             let mean_off: f64 = (0..columns)
                 .map(|i| {
                     let off: f64 = (0..=row).map(|past| weights[past] * f64::from(part(past, 2)[i]).abs()).sum();
                     exact.outputs_off[out + i] = off;
-                    off * f64::from(above[i]).abs()
+                    2.0 * off * f64::from(above[i]).abs()
                 })
                 .sum();
             for past in 0..=row {
@@ -113,11 +131,12 @@ fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
 /// How far the nearest bf16 may be from a number, as a share of it: bf16 has 8 bits.
 const ROUNDING: f64 = 1.0 / 256.0;
 
-/// Each number is as near as it must be when weights are rounded to bf16: `off` is as in [`Exact`], and `more` is added.
+/// Each number is as near as it must be when weights and the result are rounded to bf16: `off` is as in [`Exact`], and
+/// `more` is added.
 fn assert_within(found: &[f32], wanted: &[f64], off: &[f64], more: f64, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     for (place, ((&found, &wanted), &off)) in found.iter().zip(wanted).zip(off).enumerate() {
-        let allowed = ROUNDING * off + more * (1.0 + wanted.abs());
+        let allowed = ROUNDING * (off + wanted.abs()) + more * (1.0 + wanted.abs());
         let is_off = (f64::from(found) - wanted).abs();
         assert!(is_off <= allowed, "{what} at {place}: {found}, not {wanted}, which is off by more than {allowed}");
     }
@@ -131,10 +150,9 @@ fn attention_and_its_slope_match_the_definition() {
         let triples: Vec<f32> = numbers(3 * shape.outputs(), 1).iter().map(|number| 4.0 * number).collect();
         let above = numbers(shape.outputs(), 2);
         let exact = exact(shape, &triples, &above);
-        let (triples, above) = (on(&gpu, &triples), on(&gpu, &above));
-        let (outputs, logs) = seen(&gpu, shape, &triples);
-        assert_near(&back(&gpu, &outputs), &exact.outputs, 1e-5, &format!("outputs of {shape:?}"));
-        assert_near(&back(&gpu, &logs), &exact.logs, 1e-5, &format!("logarithms of {shape:?}"));
+        let [outputs, logs] = seen(&gpu, shape, &triples);
+        assert_near(&outputs, &exact.outputs, 1e-5, &format!("outputs of {shape:?}"));
+        assert_near(&logs, &exact.logs, 1e-5, &format!("logarithms of {shape:?}"));
         let found = slope(&gpu, shape, &triples, &above);
         assert_near(&found, &exact.slope, 3e-5, &format!("slope of {shape:?}"));
         assert_eq!(slope(&gpu, shape, &triples, &above), found, "again, of {shape:?}");
@@ -154,9 +172,8 @@ fn scores_of_any_size_have_finite_weights() {
         let triples: Vec<f32> = numbers(3 * shape.outputs(), 3).iter().map(|number| nearest(500.0 * number)).collect();
         let above: Vec<f32> = numbers(shape.outputs(), 4).into_iter().map(nearest).collect();
         let exact = exact(shape, &triples, &above);
-        let (triples, above) = (on(&gpu, &triples), on(&gpu, &above));
-        let (outputs, _) = seen(&gpu, shape, &triples);
-        assert_within(&back(&gpu, &outputs), &exact.outputs, &exact.outputs_off, 2e-3, "outputs");
+        let [outputs, _] = seen(&gpu, shape, &triples);
+        assert_within(&outputs, &exact.outputs, &exact.outputs_off, 2e-3, "outputs");
         assert!(slope(&gpu, shape, &triples, &above).iter().all(|slope| slope.is_finite()));
     }
 }
@@ -175,17 +192,15 @@ fn assert_bits_depend_on_what_a_row_sees(gpu: &Gpu, many: Attention) {
     let Attention { sequences, time, heads, columns } = many;
     let width = heads * columns;
     let (triples, above) = (numbers(3 * many.outputs(), 5), numbers(many.outputs(), 6));
-    let (all, all_above) = (on(gpu, &triples), on(gpu, &above));
-    let (outputs, slopes) = (back(gpu, &seen(gpu, many, &all).0), slope(gpu, many, &all, &all_above));
+    let ([outputs, _], slopes) = (seen(gpu, many, &triples), slope(gpu, many, &triples, &above));
     let one = attention(1, time, heads, columns);
     let last_above = (sequences - 1) * time * width;
-    let last = 3 * last_above;
-    let (alone, alone_above) = (on(gpu, &triples[last..]), on(gpu, &above[last_above..]));
-    assert_eq!(back(gpu, &seen(gpu, one, &alone).0), outputs[last_above..]);
-    assert_eq!(slope(gpu, one, &alone, &alone_above), slopes[last..]);
+    let (alone, alone_above) = (&triples[3 * last_above..], &above[last_above..]);
+    assert_eq!(seen(gpu, one, alone)[0], outputs[last_above..]);
+    assert_eq!(slope(gpu, one, alone, alone_above), slopes[3 * last_above..]);
     let shorter = attention(1, 33, heads, columns);
-    let beginning = on(gpu, &triples[last..][..3 * shorter.outputs()]);
-    assert_eq!(back(gpu, &seen(gpu, shorter, &beginning).0), outputs[last_above..][..shorter.outputs()]);
+    let beginning = &alone[..3 * shorter.outputs()];
+    assert_eq!(seen(gpu, shorter, beginning)[0], outputs[last_above..][..shorter.outputs()]);
 }
 
 #[test]

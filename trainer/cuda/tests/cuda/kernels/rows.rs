@@ -1,12 +1,12 @@
 //! Layer norm, GELU, embeddings and sums over many rows, compared with their definitions in f64.
 
-use elastic_cuda::{Buffer, Chunks, Gpu, Labels, Norm, Occurrences, Residual};
+use elastic_cuda::{Buffer, Chunks, Gpu, Labels, More, Norm, Occurrences, Residual, SlopeIn};
 
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::and_on_a_gpu;
 
 /// Numbers of rows and widths: some fill warps, blocks and groups of four, and some do not.
-const SHAPES: [(usize, usize); 6] = [(1, 1), (5, 3), (4, 128), (9, 130), (3, 260), (300, 36)];
+pub(crate) const SHAPES: [(usize, usize); 6] = [(1, 1), (5, 3), (4, 128), (9, 130), (3, 260), (300, 36)];
 
 fn wide(numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|&number| f64::from(number)).collect()
@@ -15,6 +15,10 @@ fn wide(numbers: &[f32]) -> Vec<f64> {
 /// A buffer for so many numbers, filled with NaN.
 fn blank(gpu: &Gpu, count: usize) -> Buffer<f32> {
     on(gpu, &vec![f32::NAN; count])
+}
+
+fn written(into: &mut Buffer<f32>, adds: bool) -> SlopeIn<'_> {
+    SlopeIn { rows: into.view_mut(), adds }
 }
 
 /// Rows to normalise, and what is added to them before.
@@ -66,7 +70,8 @@ impl Given {
         let norm = Norm { weight: weight.view().slice(off..), bias: bias.view().slice(off..) };
         let (mut stream, more) = (on(gpu, &self.stream), on(gpu, &self.more));
         let (mut out, mut stats) = (blank(gpu, self.stream.len()), blank(gpu, 2 * self.rows));
-        let given = Residual { rows: stream.view_mut(), more: Some(more.view()) };
+        let more = More { numbers: more.view(), to: None };
+        let given = Residual { rows: stream.view_mut(), more: Some(more) };
         gpu.layer_norm(&norm, given, &mut out.view_mut(), &mut stats.view_mut()).unwrap();
         [back(gpu, &out), back(gpu, &stats), back(gpu, &stream)]
     }
@@ -145,9 +150,9 @@ fn layer_norms_slopes_match_the_definition() {
         let (weight, above) = (on(&gpu, &given.weight), on(&gpu, &given.slope));
         let made = (&inputs.view(), &stats.view());
         let mut into = blank(&gpu, count);
-        gpu.layer_norm_slope(&weight.view(), made, &above.view(), &mut into.view_mut(), false).unwrap();
+        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, false)).unwrap();
         assert_near(&back(&gpu, &into), &wanted, 1e-4, &format!("written, {shape:?}"));
-        gpu.layer_norm_slope(&weight.view(), made, &above.view(), &mut into.view_mut(), true).unwrap();
+        gpu.layer_norm_slope(&weight.view(), made, &above.view(), written(&mut into, true)).unwrap();
         let twice: Vec<f64> = wanted.iter().map(|slope| 2.0 * slope).collect();
         assert_near(&back(&gpu, &into), &twice, 1e-4, &format!("added, {shape:?}"));
 

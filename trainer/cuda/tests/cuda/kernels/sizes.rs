@@ -3,9 +3,9 @@
 
 use std::time::Instant;
 
-use elastic_cuda::Precision;
-use elastic_cuda::{After, Attended, Attention, Buffer, Gpu, Matrix};
+use elastic_cuda::{After, Attended, Attention, Buffer, Epilogue, Gpu, Matrix};
 
+use crate::bf16;
 use crate::buffers::{assert_near, back, gpu, numbers, on};
 use crate::double::is_whole;
 
@@ -65,42 +65,75 @@ fn kernels_are_timed_if_this_is_a_gpu() {
     if !is_whole() {
         return eprintln!("kernels: not measured, this is no GPU");
     }
-    for precision in [Precision::F32, Precision::Bf16] {
-        let gpu = gpu().multiplying_in(precision);
-        for (rows, columns, inner) in PRODUCTS {
-            let (left, right) = (on(&gpu, &numbers(rows * inner, 43)), on(&gpu, &numbers(inner * columns, 44)));
-            let mut out = Buffer::default();
-            let took = timed(&gpu, || {
-                let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
-                gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
-            });
-            let rate = 2e-9 * (rows * columns * inner) as f64 / took;
-            println!("product {rows}×{columns}×{inner} in {precision:?}: {took:.3} ms, {rate:.0} TFLOP/s");
-        }
+    let gpu = gpu();
+    for (rows, columns, inner) in PRODUCTS {
+        let (left, right) = (on(&gpu, &numbers(rows * inner, 43)), on(&gpu, &numbers(inner * columns, 44)));
+        let mut out = Buffer::default();
+        let took = timed(&gpu, || {
+            let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), inner, columns));
+            gpu.product(&mut out.fit(&gpu, rows * columns).unwrap(), &left, &right, &After::Plain).unwrap();
+        });
+        print_rate("f32", (rows, columns, inner), took);
+        // As a pass multiplies: by a weight with a row for each output, the vocabulary's with zeros.
+        let columns = columns.next_multiple_of(128);
+        let left = bf16::on(&gpu, &numbers(rows * inner, 43));
+        let right = bf16::on(&gpu, &numbers(inner * columns, 44));
+        let (bias, mut out) = (bf16::on(&gpu, &numbers(columns, 47)), Buffer::default());
+        let took = timed(&gpu, || {
+            let (left, right) = (Matrix::new(left.view(), rows, inner), Matrix::new(right.view(), columns, inner));
+            let mut out = out.fit(&gpu, rows * columns).unwrap();
+            gpu.product_bf16(&mut out, &left, &right.transposed(), Epilogue::Bias(bias.view())).unwrap();
+        });
+        print_rate("bf16, with a bias", (rows, columns, inner), took);
     }
-    for precision in [Precision::F32, Precision::Bf16] {
-        time_attention(precision);
-    }
+    time_attention(&gpu);
+    time_attention_in_bf16(&gpu);
 }
 
-/// Prints how long attention takes, and its slope, with GPT-2's heads.
 #[allow(clippy::print_stdout)] // A part of the test that calls it.
-fn time_attention(precision: Precision) {
-    let shape = Attention { sequences: 32, time: 1024, heads: 12, columns: 64 };
-    let gpu = gpu().multiplying_in(precision);
-    let triples = on(&gpu, &numbers(3 * shape.outputs(), 45));
-    let above = on(&gpu, &numbers(shape.outputs(), 46));
+fn print_rate(what: &str, (rows, columns, inner): (usize, usize, usize), took: f64) {
+    let rate = 2e-9 * (rows * columns * inner) as f64 / took;
+    println!("product {rows}×{columns}×{inner} in {what}: {took:.3} ms, {rate:.0} TFLOP/s");
+}
+
+/// GPT-2's heads.
+const HEADS: Attention = Attention { sequences: 32, time: 1024, heads: 12, columns: 64 };
+
+/// Prints how long attention takes, and its slope.
+#[allow(clippy::print_stdout)] // A part of the test that calls it.
+fn time_attention(gpu: &Gpu) {
+    let (triples, above) = (on(gpu, &numbers(3 * HEADS.outputs(), 45)), on(gpu, &numbers(HEADS.outputs(), 46)));
     let (mut outputs, mut logs, mut means) = (Buffer::default(), Buffer::default(), Buffer::default());
-    let mut slope = on(&gpu, &vec![0.0; 3 * shape.outputs()]);
-    let took = timed(&gpu, || {
-        let mut outputs = outputs.fit(&gpu, shape.outputs()).unwrap();
-        gpu.attention(shape, &triples.view(), &mut outputs, &mut logs.fit(&gpu, shape.logs()).unwrap()).unwrap();
+    let mut slope = on(gpu, &vec![0.0; 3 * HEADS.outputs()]);
+    let took = timed(gpu, || {
+        let mut outputs = outputs.fit(gpu, HEADS.outputs()).unwrap();
+        gpu.attention(HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
     });
-    println!("attention of 32 windows in {precision:?}: {took:.3} ms");
-    let took = timed(&gpu, || {
+    println!("attention of 32 windows in f32: {took:.3} ms");
+    let took = timed(gpu, || {
         let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
-        let mut room = means.fit(&gpu, shape.logs()).unwrap();
-        gpu.attention_slope(shape, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+        let mut room = means.fit(gpu, HEADS.logs()).unwrap();
+        gpu.attention_slope(HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
     });
-    println!("its slope in {precision:?}: {took:.3} ms");
+    println!("its slope in f32: {took:.3} ms");
+}
+
+/// The same in bf16.
+#[allow(clippy::print_stdout)] // A part of the test that calls it.
+fn time_attention_in_bf16(gpu: &Gpu) {
+    let triples = bf16::on(gpu, &numbers(3 * HEADS.outputs(), 45));
+    let above = bf16::on(gpu, &numbers(HEADS.outputs(), 46));
+    let (mut outputs, mut logs, mut means) = (Buffer::default(), Buffer::default(), Buffer::default());
+    let mut slope = bf16::on(gpu, &vec![0.0; 3 * HEADS.outputs()]);
+    let took = timed(gpu, || {
+        let mut outputs = outputs.fit(gpu, HEADS.outputs()).unwrap();
+        gpu.attention_bf16(HEADS, &triples.view(), &mut outputs, &mut logs.fit(gpu, HEADS.logs()).unwrap()).unwrap();
+    });
+    println!("attention of 32 windows in bf16: {took:.3} ms");
+    let took = timed(gpu, || {
+        let attended = Attended { triples: triples.view(), outputs: outputs.view(), logs: logs.view() };
+        let mut room = means.fit(gpu, HEADS.logs()).unwrap();
+        gpu.attention_slope_bf16(HEADS, &attended, &above.view(), &mut room, &mut slope.view_mut()).unwrap();
+    });
+    println!("its slope in bf16: {took:.3} ms");
 }

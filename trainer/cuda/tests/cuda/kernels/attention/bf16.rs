@@ -3,9 +3,9 @@
 use elastic_cuda::{Attention, Precision};
 
 use super::{assert_within, attention, exact, seen, slope};
-use crate::buffers::{back, gpu, numbers, on};
+use crate::bf16::nearest;
+use crate::buffers::{assert_near, gpu, numbers};
 use crate::double::and_on_a_gpu;
-use crate::products::nearest;
 
 /// What sums in f32 may add to what rounding does.
 const IN_F32: f64 = 3e-5;
@@ -37,21 +37,20 @@ fn attention_in_bf16_and_its_slope_match_the_definition() {
         // Far enough apart that the largest score changes from tile to tile.
         let triples: Vec<f32> = numbers(3 * shape.outputs(), 11).iter().map(|number| 4.0 * number).collect();
         let above = numbers(shape.outputs(), 12);
-        // The GPU rounds both by itself.
-        let [rounded, rounded_above] =
+        let [triples, above] =
             [&triples, &above].map(|numbers| numbers.iter().map(|&number| nearest(number)).collect::<Vec<f32>>());
-        let exact = exact(shape, &rounded, &rounded_above);
-        let (triples, above) = (on(&gpu, &triples), on(&gpu, &above));
-        let (outputs, logs) = seen(&gpu, shape, &triples);
-        let (outputs, logs) = (back(&gpu, &outputs), back(&gpu, &logs));
+        let exact = exact(shape, &triples, &above);
+        let [outputs, logs] = seen(&gpu, shape, &triples);
         assert_within(&outputs, &exact.outputs, &exact.outputs_off, IN_F32, &format!("outputs of {shape:?}"));
-        assert_within(&logs, &exact.logs, &vec![0.0; logs.len()], IN_F32, &format!("logarithms of {shape:?}"));
+        assert_near(&logs, &exact.logs, IN_F32, &format!("logarithms of {shape:?}"));
         let found = slope(&gpu, shape, &triples, &above);
         assert_within(&found, &exact.slope, &exact.slope_off, IN_F32, &format!("slope of {shape:?}"));
         assert_eq!(slope(&gpu, shape, &triples, &above), found, "again, of {shape:?}");
-        // It is another computation than in f32.
-        let (triples, above) = (on(&plain, &back(&gpu, &triples)), on(&plain, &back(&gpu, &above)));
-        assert_ne!(back(&plain, &seen(&plain, shape, &triples).0), outputs, "in f32, of {shape:?}");
+        // It is another computation than in f32, but for a row that sees only itself.
+        if shape.time == 1 {
+            continue;
+        }
+        assert_ne!(seen(&plain, shape, &triples)[0], outputs, "in f32, of {shape:?}");
         assert_ne!(slope(&plain, shape, &triples, &above), found, "in f32, of {shape:?}");
     }
 }
