@@ -1,4 +1,4 @@
-//! The kernels of `sums.cu`, `loss.cu` and `adamw.cu` as functions. They check shapes, since a kernel checks nothing.
+//! The kernels of `sums.cu` and `loss.cu` as functions. They check shapes, since a kernel checks nothing.
 //!
 //! A launch returns before its work is done. If a kernel fails, a later call returns the error.
 #![allow(unsafe_code)]
@@ -133,53 +133,6 @@ impl Gpu {
         // SAFETY: as above, and rows are long enough.
         unsafe { self.run(launch, size, "take losses") }
     }
-
-    /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and
-    /// squares; the gradient may go on after them. `tensors` are pieces of them, each with what decay leaves of its
-    /// parameters.
-    ///
-    /// # Panics
-    /// When the buffers are shorter than `tensors` describe.
-    pub fn adamw(
-        &self,
-        step: &AdamwStep,
-        tensors: impl Iterator<Item = (Range<usize>, f32)>,
-        state: &mut [CudaSlice<f32>; 3],
-        gradient: &CudaSlice<f32>,
-        scale: f32,
-    ) -> Result<(), CudaError> {
-        let [parameters, mean, square] = state;
-        let AdamwStep { beta1, beta2, epsilon, rate, root } = step;
-        for (range, keep) in tensors {
-            let count = range.len() as i64;
-            if count == 0 {
-                continue;
-            }
-            let (mut parameters, gradient) = (parameters.slice_mut(range.clone()), gradient.slice(range.clone()));
-            let (mut mean, mut square) = (mean.slice_mut(range.clone()), square.slice_mut(range));
-            let mut launch = self.stream().launch_builder(&self.kernels.adamw);
-            launch.arg(&mut parameters).arg(&mut mean).arg(&mut square).arg(&gradient).arg(&count);
-            launch.arg(&scale).arg(beta1).arg(beta2).arg(rate).arg(&keep).arg(root).arg(epsilon);
-            // SAFETY: the arguments are the kernel's, and the four slices have `count` numbers.
-            unsafe { self.run(launch, for_each(count as usize), "step") }?;
-        }
-        Ok(())
-    }
-}
-
-/// The numbers of one step of AdamW that are the same for all parameters.
-#[derive(Debug, Clone, Copy)]
-pub struct AdamwStep {
-    /// How slowly the mean of the gradient forgets.
-    pub beta1: f32,
-    /// How slowly the mean of its square forgets.
-    pub beta2: f32,
-    /// Keeps the division finite.
-    pub epsilon: f32,
-    /// What the mean is multiplied by: the rate, corrected for a mean that began at zero.
-    pub rate: f32,
-    /// What the square's root is divided by, for the same reason.
-    pub root: f32,
 }
 
 /// Classes on the GPU, each below their number.

@@ -6,7 +6,7 @@
 //! compiler      compiles kernels for one kind of GPU, by NVRTC       cache        compiled kernels on disk
 //! cublaslt      products by NVIDIA's library                         error        why a GPU cannot be used
 //! gpu           a GPU with the kernels on it, and its memory         host_memory  pinned memory of the host
-//! launch        launches of kernels, with checked shapes             rows, attention, product  launches for these
+//! launch        launches of kernels, with checked shapes             rows, attention, product, adamw  launches for these
 //! attention_bf16, product_bf16    the same of numbers in bf16        number       what kernels compute with
 //! graph         launches, captured once and replayed                 state        the training state, and copies of it
 //! nccl          NCCL between the ranks of a round, and its recovery  nccl_stream  a second stream, for NCCL's sums
@@ -15,6 +15,7 @@
 //! Nothing of CUDA is needed to build. All computation goes to one stream, in the order of the calls; a call that reads
 //! a result waits for it. Every kernel adds in a fixed order, so equal work gives equal bits on GPUs of one kind.
 
+mod adamw;
 mod attention;
 mod attention_bf16;
 mod cache;
@@ -36,6 +37,7 @@ mod site_packages;
 mod state;
 mod surroundings;
 
+pub use adamw::{AdamwStep, Decays};
 pub use attention::{Attended, Attention};
 pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
@@ -43,7 +45,7 @@ pub use error::CudaError;
 pub use gpu::{Buffer, Gpu, Mark, Precision};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
-pub use launch::{AdamwStep, Labelled, Labels};
+pub use launch::{Labelled, Labels};
 pub use nccl_stream::{NcclStream, all_reduce, ordered_sum};
 pub use number::{Bf16, Number};
 pub use product::{After, Matrix};
@@ -90,7 +92,11 @@ pub const SOURCES: [Source; 7] = [
         ),
         kernels: &["cross_entropy", "cross_entropy_bf16"],
     },
-    Source { file: "adamw.cu", text: include_str!("../kernels/adamw.cu"), kernels: &["adamw"] },
+    Source {
+        file: "adamw.cu",
+        text: concat!(include_str!("../kernels/fours.cu"), "#line 1\n", include_str!("../kernels/adamw.cu")),
+        kernels: &["adamw"],
+    },
     Source {
         file: "rows.cu",
         text: concat!(

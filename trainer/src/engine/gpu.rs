@@ -5,7 +5,7 @@ mod overlap;
 
 use elastic_collective::tree::Node;
 use elastic_collective::{Group, SumOrder};
-use elastic_cuda::{Buffer, CudaError, CudaSlice, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass};
+use elastic_cuda::{Buffer, CudaError, CudaSlice, Decays, Done, Gpu, GpuState, Graphs, HostCopy, HostMemory, Pass};
 use tracing::info;
 
 use super::gradient::GradientTask;
@@ -34,7 +34,7 @@ pub(super) fn open<'a, M: Model>(
     let gpu = Gpu::open(&environment.cuda, number)?.multiplying_in(precision);
     info!("computes on GPU {number}, {}: {}", gpu.name(), gpu.versions());
     let nccl = Nccl::load(&gpu, settings, environment);
-    Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, model.parameters())?))
+    Ok(Box::new(OnGpu::new(gpu, pass, nccl, settings, model)?))
 }
 
 /// It works on its own copy of the state.
@@ -44,6 +44,7 @@ struct OnGpu<'a, M: Model> {
     gpu: Gpu,
     passes: Passes<'a, M>,
     state: GpuState,
+    decays: Decays,
     /// Whether the loop's numbers are older.
     ahead: bool,
     samples: Vec<u64>,
@@ -73,8 +74,10 @@ impl<'a, M: Model> OnGpu<'a, M> {
         pass: Box<dyn Pass<M::Batch> + 'a>,
         nccl: Nccl,
         settings: &Settings,
-        count: usize,
+        model: &M,
     ) -> Result<OnGpu<'a, M>, CudaError> {
+        let count = model.parameters();
+        let decays = Decays::new(&gpu, model.tensors().iter().map(|tensor| (tensor.range.clone(), tensor.decays)))?;
         let state = GpuState::new(&gpu, count)?;
         let sum = gpu.zeros(count + 1)?;
         let buckets = match nccl.usable() {
@@ -84,7 +87,22 @@ impl<'a, M: Model> OnGpu<'a, M> {
         let (graphs, batch, order) = (Graphs::default(), M::Batch::default(), settings.sum_order);
         let (samples, spare, sums, partials, norm) = Default::default();
         let passes = Passes { pass, graphs, batch };
-        Ok(OnGpu { nccl, gpu, passes, state, ahead: false, samples, spare, sums, sum, buckets, partials, order, norm })
+        Ok(OnGpu {
+            nccl,
+            gpu,
+            passes,
+            state,
+            decays,
+            ahead: false,
+            samples,
+            spare,
+            sums,
+            sum,
+            buckets,
+            partials,
+            order,
+            norm,
+        })
     }
 
     /// Sums over ranks on hosts.
@@ -233,7 +251,7 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     }
 
     fn advance(&mut self, state: &mut State, step: &Step<'_>) -> Result<(), EngineError> {
-        let &Step { ref rule, tensors, scale, clip } = step;
+        let &Step { ref rule, scale, clip, .. } = step;
         let scale = match clip {
             None => scale,
             Some(most) => {
@@ -243,7 +261,8 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
         };
         self.ahead = true;
         state.step += 1;
-        Ok(rule.step_on_gpu(&self.gpu, state.step, tensors, self.state.parts_mut(&self.gpu)?, &self.sum, scale)?)
+        let moved = self.state.parts_mut(&self.gpu)?;
+        Ok(rule.step_on_gpu(&self.gpu, state.step, &self.decays, moved, &self.sum, scale)?)
     }
 
     fn give(&mut self, state: &mut State) -> Result<(), EngineError> {

@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019).
 
 #[cfg(feature = "cuda")]
-use elastic_cuda::{AdamwStep, CudaError, CudaSlice, Gpu};
+use elastic_cuda::{AdamwStep, CudaError, CudaSlice, Decays, Gpu};
 use pulp::Arch;
 
 use super::Tensor;
@@ -56,7 +56,7 @@ impl AdamW {
             if start >= end {
                 continue;
             }
-            let (range, keep) = (start - first..end - first, self.kept(tensor));
+            let (range, keep) = (start - first..end - first, self.kept(tensor.decays));
             let (mean, square) = (&mut mean[range.clone()], &mut square[range.clone()]);
             let moved = parameters[range.clone()].iter_mut().zip(&gradient[range]).zip(mean.iter_mut().zip(square));
             Arch::new().dispatch(|| {
@@ -77,15 +77,14 @@ impl AdamW {
         &self,
         gpu: &Gpu,
         step: u64,
-        tensors: &[Tensor],
+        decays: &Decays,
         state: &mut [CudaSlice<f32>; 3],
         gradient: &CudaSlice<f32>,
         scale: f32,
     ) -> Result<(), CudaError> {
         let &AdamW { beta1, beta2, epsilon, .. } = self;
-        let (rate, root) = self.corrected(step);
-        let tensors = tensors.iter().map(|tensor| (tensor.range.clone(), self.kept(tensor)));
-        gpu.adamw(&AdamwStep { beta1, beta2, epsilon, rate, root }, tensors, state, gradient, scale)
+        let ((rate, root), keep) = (self.corrected(step), self.kept(true));
+        gpu.adamw(&AdamwStep { beta1, beta2, epsilon, rate, root, keep }, decays, state, gradient, scale)
     }
 
     /// What the mean is multiplied by in step number `step`, and what the square's root is divided by: both begin at
@@ -95,9 +94,9 @@ impl AdamW {
         ((f64::from(self.rate) / power(self.beta1)) as f32, power(self.beta2).sqrt() as f32)
     }
 
-    /// The factor that weight decay multiplies a tensor by.
-    fn kept(&self, tensor: &Tensor) -> f32 {
-        if tensor.decays { 1.0 - self.rate * self.decay } else { 1.0 }
+    /// The factor that weight decay multiplies a tensor by, if it decays.
+    fn kept(&self, decays: bool) -> f32 {
+        if decays { 1.0 - self.rate * self.decay } else { 1.0 }
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod gpt;
 
+use elastic_cuda::Decays;
 use elastic_trainer::model::{AdamW, Mlp, Model, Moved, Tensor, Workspace};
 
 use crate::buffers::{assert_near, gpu, numbers};
@@ -10,8 +11,13 @@ use crate::buffers::{assert_near, gpu, numbers};
 #[test]
 fn adamw_is_the_hosts() {
     let gpu = gpu();
-    let tensors = Tensor::sequence([("w", vec![30, 20]), ("b", vec![30])]);
-    let (count, rule) = (630, AdamW::new(0.01, 0.1));
+    // One that does not decay at both ends, two that do beside each other, and borders that are no multiple of four.
+    let pieces =
+        [("a", vec![3]), ("w", vec![30, 20]), ("v", vec![2, 3]), ("b", vec![30]), ("u", vec![1, 5]), ("c", vec![2])];
+    let tensors = Tensor::sequence(pieces);
+    let (count, rule) = (646, AdamW::new(0.01, 0.1));
+    let decays = tensors.iter().map(|tensor| (tensor.range.clone(), tensor.decays));
+    let decays = Decays::new(&gpu, decays).unwrap();
     let mut host = [numbers(count, 9), vec![0.0; count], vec![0.0; count]];
     let mut device = [&host[0], &host[1], &host[2]].map(|numbers| {
         let mut buffer = gpu.zeros::<f32>(count).unwrap();
@@ -23,7 +29,7 @@ fn adamw_is_the_hosts() {
         let gradient = numbers(count + 1, 10 + step);
         let mut room = gpu.zeros::<f32>(count + 1).unwrap();
         gpu.upload(&gradient, &mut room.as_view_mut()).unwrap();
-        rule.step_on_gpu(&gpu, step, &tensors, &mut device, &room, 0.5).unwrap();
+        rule.step_on_gpu(&gpu, step, &decays, &mut device, &room, 0.5).unwrap();
         let [parameters, mean, square] = &mut host;
         let gradient = &gradient[..count];
         rule.step(step, &tensors, Moved { first: 0, parameters, mean, square, gradient }, 0.5);

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
-use elastic_cuda::{CudaSlice, Done, Gpu, GpuState, Graphs, Pass};
+use elastic_cuda::{CudaSlice, Decays, Done, Gpu, GpuState, Graphs, Pass};
 use elastic_trainer::model::gpt::{Size, Tokens};
 use elastic_trainer::model::{AdamW, Gpt, Model};
 
@@ -13,7 +13,7 @@ use crate::double::is_real;
 /// A training of a GPT, one batch again and again.
 struct Training<'a> {
     gpu: &'a Gpu,
-    gpt: &'a Gpt,
+    decays: Decays,
     pass: Box<dyn Pass<Tokens> + 'a>,
     graphs: Graphs,
     state: GpuState,
@@ -27,7 +27,7 @@ struct Training<'a> {
 impl Training<'_> {
     /// Milliseconds of a step, with a snapshot of the state before it or without.
     fn step(&mut self, with_snapshot: bool) -> f64 {
-        let Training { gpu, gpt, pass, graphs, state, gradient, batch, frame, steps } = self;
+        let Training { gpu, decays, pass, graphs, state, gradient, batch, frame, steps } = self;
         *steps += 1;
         thread::scope(|scope| {
             let begun = Instant::now();
@@ -40,7 +40,7 @@ impl Training<'_> {
             let launches = |gradient: &mut _, done: &mut Done<'_>| pass.gradient(gpu, parameters, gradient, done);
             graphs.run(gpu, shape, gradient, launches, None).unwrap();
             let rule = AdamW::new(1e-4, 0.1);
-            rule.step_on_gpu(gpu, *steps, gpt.tensors(), state.parts_mut(gpu).unwrap(), gradient, 1e-4).unwrap();
+            rule.step_on_gpu(gpu, *steps, decays, state.parts_mut(gpu).unwrap(), gradient, 1e-4).unwrap();
             gpu.wait().unwrap();
             // The copying thread may take longer.
             begun.elapsed().as_secs_f64() * 1e3
@@ -68,7 +68,7 @@ fn snapshots_are_timed_if_this_is_a_gpu() {
     let tokens = || (0..(windows * size.context) as u32).map(|place| place % size.vocabulary as u32).collect();
     let mut training = Training {
         gpu: &gpu,
-        gpt: &gpt,
+        decays: Decays::new(&gpu, gpt.tensors().iter().map(|tensor| (tensor.range.clone(), tensor.decays))).unwrap(),
         pass: gpt.on_gpu().unwrap(),
         graphs: Graphs::default(),
         state,
