@@ -279,13 +279,14 @@ impl<'a, M: Model> Trainer<'a, M> {
             let mut copying = self.begin_copy()?;
             let sharing = self.share_vote();
             let compare = if self.is_to_compare(total) { COMPARE } else { 0 };
-            let batch = self.schedule.batch_after(self.state.step);
+            let (batch, after) = (self.schedule.batch_after(self.state.step), self.state.step + 1);
             let task = GradientTask {
                 model: self.model,
                 parameters: self.state.parameters(),
                 data: self.data,
                 order: &self.order,
                 batch,
+                next: (after < total).then(|| self.schedule.batch_after(after)),
                 shards,
                 micro_batch: self.settings.micro_batch,
             };

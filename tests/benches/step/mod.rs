@@ -103,6 +103,7 @@ impl<M: Model> Run<M> {
             data: &self.data,
             order: &Order::new(0, self.data.samples()),
             batch: StepSamples { epoch: 0, first: 0, end: u64::from(shards) },
+            next: None,
             shards,
             micro_batch: None,
         };

@@ -166,6 +166,12 @@ pub const SOURCES: [Source; 7] = [
 /// A model's pass on a GPU, in two parts: the copies from the host, and the launches. So the launches can be captured
 /// once and replayed.
 pub trait Pass<B> {
+    /// Does what it can for the next batch to load, on the host alone. It is called while the GPU computes the one before,
+    /// or not at all.
+    fn prepare(&mut self, batch: &B) {
+        let _ = batch;
+    }
+
     /// Copies the batch to where [`gradient`](Pass::gradient) reads it, and returns its shape as one number: batches
     /// with equal numbers need the same launches. There is at least one sample.
     fn load(&mut self, gpu: &Gpu, batch: &B) -> Result<u64, CudaError>;

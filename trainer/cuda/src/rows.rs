@@ -63,24 +63,39 @@ pub struct Chunks {
 /// The places of each token in a batch.
 #[derive(Debug, Default)]
 pub struct Occurrences {
-    order: Vec<u32>,
-    ends: Vec<u32>,
+    sorted: Sorted,
     on_gpu: [Buffer<u32>; 2],
 }
 
+/// The rows of a batch sorted by token, those of one token in their order; and where each token's end.
+#[derive(Debug, Default)]
+struct Sorted {
+    tokens: Vec<u32>,
+    order: Vec<u32>,
+    ends: Vec<u32>,
+}
+
 impl Occurrences {
-    /// The places of `tokens`, in the order in which their rows are added.
-    pub fn upload(&mut self, gpu: &Gpu, tokens: &[u32]) -> Result<(), CudaError> {
-        let Occurrences { order, ends, on_gpu: [order_room, ends_room] } = self;
+    /// Sorts `tokens`, which are to be uploaded next.
+    pub fn sort(&mut self, tokens: &[u32]) {
+        let Sorted { tokens: sorted, order, ends } = &mut self.sorted;
+        tokens.clone_into(sorted);
         order.clear();
         order.extend(0..whole(tokens.len()) as u32);
-        // Rows of one token stay in their order.
         order.sort_by_key(|&row| tokens[row as usize]);
         ends.clear();
         for same in order.chunk_by(|&one, &next| tokens[one as usize] == tokens[next as usize]) {
             ends.push((ends.len() + same.len()) as u32);
             ends.extend(same.iter().skip(1).map(|_| 0));
         }
+    }
+
+    /// The places of `tokens`, in the order in which their rows are added.
+    pub fn upload(&mut self, gpu: &Gpu, tokens: &[u32]) -> Result<(), CudaError> {
+        if self.sorted.tokens != tokens {
+            self.sort(tokens);
+        }
+        let Occurrences { sorted: Sorted { order, ends, .. }, on_gpu: [order_room, ends_room] } = self;
         gpu.upload(order, &mut order_room.fit(gpu, order.len())?)?;
         gpu.upload(ends, &mut ends_room.fit(gpu, ends.len())?)
     }
@@ -280,11 +295,11 @@ impl Gpu {
         gradient: &mut CudaViewMut<'_, f32>,
     ) -> Result<(), CudaError> {
         let rows = numbers.numbers.len();
-        assert_eq!(occurrences.order.len(), rows, "a place for each token");
         assert!(rows > 0 && slopes.len().is_multiple_of(rows), "a row for each token");
         assert_eq!(gradient.len(), numbers.classes * (slopes.len() / rows), "a row for each of the vocabulary");
         let width = whole(slopes.len() / rows);
         let [order, ends] = occurrences.on_gpu.each_ref().map(Buffer::view);
+        assert_eq!((order.len(), ends.len()), (rows, rows), "a place for each token");
         let mut launch = self.stream().launch_builder(&self.kernels.embed_slope);
         launch.arg(gradient).arg(slopes).arg(&numbers.numbers).arg(&order).arg(&ends).arg(&width);
         // SAFETY: the arguments are the kernel's; places are those of rows, and `Labels` are below the number of rows.

@@ -1,6 +1,7 @@
 //! Steps on a GPU: parameters, the optimizer's state and the gradients of shards stay there, and so do sums over ranks
 //! where these have NCCL. Else a rank's partial sums come to the host for the sum over TCP.
 
+mod batches;
 mod overlap;
 
 use elastic_collective::tree::Node;
@@ -16,6 +17,7 @@ use crate::model::Model;
 use crate::model::clip::bounded;
 use crate::settings::device::Precision;
 use crate::settings::{Environment, Settings};
+use batches::Batches;
 use overlap::Bucket;
 
 /// The engine on the GPU that the settings ask for.
@@ -65,7 +67,7 @@ struct OnGpu<'a, M: Model> {
 struct Passes<'a, M: Model> {
     pass: Box<dyn Pass<M::Batch> + 'a>,
     graphs: Graphs,
-    batch: M::Batch,
+    batches: Batches<M::Batch>,
 }
 
 impl<'a, M: Model> OnGpu<'a, M> {
@@ -84,9 +86,9 @@ impl<'a, M: Model> OnGpu<'a, M> {
             Ok(()) => overlap::cut(&gpu, sum.len(), settings.bucket())?,
             Err(_) => Vec::new(),
         };
-        let (graphs, batch, order) = (Graphs::default(), M::Batch::default(), settings.sum_order);
+        let (graphs, batches, order) = (Graphs::default(), Batches::default(), settings.sum_order);
         let (samples, spare, sums, partials, norm) = Default::default();
-        let passes = Passes { pass, graphs, batch };
+        let passes = Passes { pass, graphs, batches };
         Ok(OnGpu {
             nccl,
             gpu,
@@ -193,9 +195,8 @@ impl<M: Model> Passes<'_, M> {
         gradient: &mut CudaSlice<f32>,
         told: Option<(usize, &mut Done<'_>)>,
     ) -> Result<(), CudaError> {
-        let Passes { pass, graphs, batch } = self;
-        task.data.read(samples, batch);
-        let shape = pass.load(gpu, batch)?;
+        let Passes { pass, graphs, batches } = self;
+        let shape = pass.load(gpu, batches.take(task.data, samples))?;
         let (bucket, done) = told.map_or((usize::MAX, None), |(bucket, done)| (bucket, Some(done)));
         let launches = |gradient: &mut CudaSlice<f32>, done: &mut Done<'_>| {
             let mut full = 0;
@@ -204,7 +205,12 @@ impl<M: Model> Passes<'_, M> {
                 if std::mem::replace(&mut full, now) == now { Ok(()) } else { done(end) }
             })
         };
-        graphs.run(gpu, shape, gradient, launches, done)
+        graphs.run(gpu, shape, gradient, launches, done)?;
+        // The GPU is at it now.
+        if let Some(next) = batches.read_after(task.data, samples) {
+            pass.prepare(next);
+        }
+        Ok(())
     }
 }
 
@@ -240,6 +246,9 @@ impl<M: Model> Engine<M> for OnGpu<'_, M> {
     }
 
     fn reduce(&mut self, task: &GradientTask<'_, M>, ranks: Ranks<'_>) -> Result<Reduced, EngineError> {
+        let alone = [Node::root(task.shards)];
+        let is_alone = ranks.group.world_size() == 1;
+        self.passes.batches.expect(task, if is_alone { &alone } else { ranks.nodes });
         let votes = match ranks.group.world_size() {
             1 => self.sum_alone(task, ranks)?,
             _ if self.nccl.is_joined() => self.sum_over_nccl(task, ranks)?,

@@ -22,6 +22,8 @@ pub struct GradientTask<'a, M: Model> {
     pub order: &'a Order,
     /// The step's samples.
     pub batch: StepSamples,
+    /// Those of the step after it, if there is one.
+    pub next: Option<StepSamples>,
     /// Logical shards in the step.
     pub shards: u32,
     /// Samples that the model sees at once, at most; all of a shard's if there is no bound.
@@ -94,9 +96,13 @@ impl<M: Model> GradientTask<'_, M> {
 
     /// Writes the numbers of a shard's samples, in order.
     pub(crate) fn samples_of(&self, shard: u32, samples: &mut Vec<u64>) {
+        self.samples_at(self.batch, shard, samples);
+    }
+
+    /// As [`samples_of`](Self::samples_of), in a step that has this batch.
+    pub(crate) fn samples_at(&self, batch: StepSamples, shard: u32, samples: &mut Vec<u64>) {
         samples.clear();
-        let places = self.batch.shard(shard, self.shards);
-        samples.extend(places.map(|place| self.order.sample(self.batch.epoch, place)));
+        samples.extend(batch.shard(shard, self.shards).map(|place| self.order.sample(batch.epoch, place)));
     }
 
     /// Samples that are computed at once, at most.
@@ -315,6 +321,7 @@ mod tests {
                 data: &Samples,
                 order: &order,
                 batch: StepSamples { epoch: 2, first: 0, end: 39 },
+                next: None,
                 shards: 3,
                 micro_batch: micro.and_then(NonZeroUsize::new),
             };

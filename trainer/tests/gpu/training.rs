@@ -291,3 +291,13 @@ fn a_gpu_that_fails_ends_the_run_with_one_message() {
         assert!(error.contains("GPU 0 failed to") && error.contains("an illegal memory access"), "{error}");
     }
 }
+
+#[test]
+fn a_batch_is_read_while_the_gpu_is_at_the_one_before() {
+    // Pieces of shards, over the border of an epoch
+    let flags = format!("{GPT} --device cuda:0");
+    let (well, _, logged) = ended(command(&flags, "").env("RUST_LOG", "debug").output().unwrap());
+    assert!(well, "{logged}");
+    let late = logged.lines().filter(|line| line.contains("was not read before it was needed")).count();
+    assert_eq!(late, 1, "the first of all: {logged}");
+}

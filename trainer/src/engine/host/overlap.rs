@@ -245,7 +245,8 @@ mod tests {
         let step = |step: u64| {
             let batch = StepSamples { epoch: 0, first: step * samples, end: (step + 1) * samples };
             let (micro_batch, data) = (NonZeroUsize::new(micro_batch), &Numbers);
-            let task = GradientTask { model, parameters: &[], data, order: &order, batch, shards, micro_batch };
+            let next = None;
+            let task = GradientTask { model, parameters: &[], data, order: &order, batch, next, shards, micro_batch };
             let vote = 1 << group.rank();
             let Reduced { votes, .. } = engine.reduce(&task, Ranks { group, nodes: &nodes, vote: &mut || vote })?;
             Ok((engine.sum.iter().map(|number| number.to_bits()).collect(), votes))

@@ -98,6 +98,10 @@ impl<'a> Pass<'a> {
 }
 
 impl elastic_cuda::Pass<Tokens> for Pass<'_> {
+    fn prepare(&mut self, batch: &Tokens) {
+        self.occurrences.sort(&batch.inputs);
+    }
+
     fn load(&mut self, gpu: &Gpu, batch: &Tokens) -> Result<u64, CudaError> {
         self.model.check_batch(batch);
         (self.sequences, self.time) = (batch.sequences(), batch.time);

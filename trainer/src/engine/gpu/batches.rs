@@ -1,0 +1,142 @@
+//! Batches, each of which is read while the GPU is at the one before: the next piece of a step, and behind its last one
+//! the first of the next step. Whoever reads only when the GPU is done has it wait.
+
+use std::collections::VecDeque;
+
+use elastic_collective::tree::Node;
+use tracing::debug;
+
+use crate::data::{Data, StepSamples};
+use crate::engine::gradient::GradientTask;
+use crate::model::Model;
+
+/// The batch that is computed, and the one after it.
+#[derive(Debug, Default)]
+pub(super) struct Batches<B> {
+    now: B,
+    next: B,
+    /// The samples of `next`, if it is read.
+    read: Option<Vec<u64>>,
+    /// What this rank computes from now on, piece by piece.
+    upcoming: VecDeque<Vec<u64>>,
+}
+
+impl<B> Batches<B> {
+    /// A step begins, in which this rank computes these nodes. What is expected is what the next step begins with if this
+    /// rank has the same nodes then. It may have others, or the step may have to be done again.
+    pub(super) fn expect<M: Model<Batch = B>>(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) {
+        self.upcoming.clear();
+        let shards = || nodes.iter().flat_map(|node| node.first..node.end);
+        let mut samples = Vec::new();
+        let mut pieces_of = |batch: StepSamples, shard| {
+            task.samples_at(batch, shard, &mut samples);
+            samples.chunks(task.largest_piece()).map(<[u64]>::to_vec).collect::<Vec<_>>()
+        };
+        self.upcoming.extend(shards().flat_map(|shard| pieces_of(task.batch, shard)));
+        let first = task.next.and_then(|next| shards().find_map(|shard| pieces_of(next, shard).into_iter().next()));
+        self.upcoming.extend(first);
+    }
+
+    /// The batch of these samples. It is read now if it was not before.
+    pub(super) fn take(&mut self, data: &dyn Data<Batch = B>, samples: &[u64]) -> &B {
+        if self.read.take().is_some_and(|read| read == samples) {
+            std::mem::swap(&mut self.now, &mut self.next);
+        } else {
+            debug!("a batch of {} samples was not read before it was needed", samples.len());
+            data.read(samples, &mut self.now);
+        }
+        &self.now
+    }
+
+    /// Reads what comes after these samples, if that is known.
+    pub(super) fn read_after(&mut self, data: &dyn Data<Batch = B>, samples: &[u64]) -> Option<&B> {
+        while self.upcoming.pop_front().is_some_and(|piece| piece != samples) {}
+        let next = self.upcoming.front()?;
+        data.read(next, &mut self.next);
+        self.read = Some(next.clone());
+        Some(&self.next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::data::Order;
+    use crate::model::Tensor;
+
+    /// A batch is its samples, and each read of one is written down.
+    #[derive(Default)]
+    struct Samples(Mutex<Vec<Vec<u64>>>);
+
+    impl Data for Samples {
+        type Batch = Vec<u64>;
+
+        fn samples(&self) -> u64 {
+            40
+        }
+
+        fn read(&self, samples: &[u64], batch: &mut Vec<u64>) {
+            self.0.lock().unwrap().push(samples.to_vec());
+            samples.clone_into(batch);
+        }
+    }
+
+    struct Nothing;
+
+    impl Model for Nothing {
+        type Batch = Vec<u64>;
+
+        fn tensors(&self) -> &[Tensor] {
+            &[]
+        }
+
+        fn init(&self, _seed: u64) -> Vec<f32> {
+            Vec::new()
+        }
+
+        fn gradient(&self, _: &[f32], _: &mut Vec<u64>, _: &mut [f32]) -> f32 {
+            0.0
+        }
+    }
+
+    #[test]
+    fn each_batch_is_read_once_and_while_the_one_before_is_computed() {
+        let (order, data) = (Order::new(1, 40), Samples::default());
+        let mut batches = Batches::default();
+        let step = |number: u64| StepSamples { epoch: 0, first: 10 * number, end: 10 * number + 10 };
+        // Shards 1 to 3 of four; then, after a change of ranks, the first alone.
+        let nodes = [vec![Node { first: 1, end: 2 }, Node { first: 2, end: 4 }], vec![Node { first: 0, end: 1 }]];
+        let (mut computed, mut unread) = (Vec::new(), 0);
+        for (number, nodes) in [(0, &nodes[0]), (1, &nodes[0]), (2, &nodes[1]), (3, &nodes[1])] {
+            let task = GradientTask {
+                model: &Nothing,
+                parameters: &[],
+                data: &data,
+                order: &order,
+                batch: step(number),
+                next: (number < 3).then(|| step(number + 1)),
+                shards: 4,
+                micro_batch: NonZeroUsize::new(2),
+            };
+            batches.expect(&task, nodes);
+            for shard in nodes.iter().flat_map(|node| node.first..node.end) {
+                let mut samples = Vec::new();
+                task.samples_at(task.batch, shard, &mut samples);
+                for piece in samples.chunks(2) {
+                    let before = data.0.lock().unwrap().len();
+                    assert_eq!(batches.take(&data, piece), piece);
+                    unread += data.0.lock().unwrap().len() - before;
+                    computed.push(piece.to_vec());
+                    batches.read_after(&data, piece);
+                }
+            }
+        }
+        assert_eq!(unread, 2, "the first of all, and the first after the change");
+        let read = data.0.into_inner().unwrap();
+        assert_eq!(read.len(), computed.len() + 1, "what the change made useless was read in vain");
+        assert!(computed.iter().all(|piece| read.iter().filter(|read| *read == piece).count() == 1));
+    }
+}
