@@ -1,9 +1,9 @@
 // Causal attention of several heads by tensor cores, forward and backward: the algorithm of `attention.cu`, with inputs,
 // outputs and operands of products in bf16. Scores, weights, maxima and all sums are f32.
 //
-// `attention_by_heads` first writes the queries, keys and values of each head, head by head: for each head of each
-// sequence all its queries, then its keys, then its values, in rows of DEPTH numbers that end with zeros where a head is
-// narrower. So each row can be copied 16 bytes at a time.
+// Heads of 64 columns are read where they lie. Others `attention_by_heads` first writes head by head: for each
+// head of each sequence all its queries, then its keys, then its values, in rows of DEPTH numbers that end with zeros. So
+// each row can be copied 16 bytes at a time.
 //
 // A block has one head of one sequence and a tile of its rows, and each warp has 16 or 32 of these rows to itself. The
 // warp keeps them in registers, as left operands, and all that is computed for them too: the sums of one product, in the
@@ -11,20 +11,40 @@
 // shared memory, a tile at a time, while the tile before is computed with. No other block writes the block's rows, so
 // there are no atomics, and a row's bits depend only on the rows that it attends to.
 
-// The rounded rows of the block's head: its queries, after them its keys, after them its values.
-template <int DEPTH> static __device__ const Bf16 *of_head(const Bf16 *rounded, Shape shape, int parts)
+// The widest heads that are read where they lie; for wider ones the registers do not suffice. As on the host.
+#define IN_PLACE 64
+
+// The rows of the block's head: where the first begins, and how far apart they are.
+struct Rows {
+    const Bf16 *first;
+    int stride;
+
+    __device__ const Bf16 *from(int row) const { return first + (long long)row * stride; }
+};
+
+// Queries (`part` 0), keys (1) or values (2), from `triples` as they are or `sorted` by heads.
+template <int DEPTH> static __device__ Rows of_head(const Bf16 *triples, Shape shape, int sorted, int part)
 {
-    return rounded + (long long)blockIdx.x * parts * shape.time * DEPTH;
+    if (DEPTH > IN_PLACE || sorted)
+        return {triples + ((long long)blockIdx.x * 3 + part) * shape.time * DEPTH, DEPTH};
+    return {triples + shape.triple() + part * shape.width(), 3 * shape.width()};
+}
+
+// The derivative by the outputs, in the same way.
+template <int DEPTH> static __device__ Rows above_head(const Bf16 *above, Shape shape, int sorted)
+{
+    if (DEPTH > IN_PLACE || sorted)
+        return {above + (long long)blockIdx.x * shape.time * DEPTH, DEPTH};
+    return {above + shape.single(), shape.width()};
 }
 
 // Begins to fill a tile with keys and one with values: those of rows from `first` on.
 template <int ROWS, int DEPTH>
 static __device__ void begin_keys_and_values(Bf16 (*keys)[DEPTH + AT_ONCE], Bf16 (*values)[DEPTH + AT_ONCE],
-                                             const Bf16 *rounded, int first, Shape shape)
+                                             Rows all_keys, Rows all_values, int first, Shape shape)
 {
-    const Bf16 *const here = rounded + ((long long)shape.time + first) * DEPTH;
-    begin_tile<ROWS, DEPTH>(keys, here, shape.time - first);
-    begin_tile<ROWS, DEPTH>(values, here + (long long)shape.time * DEPTH, shape.time - first);
+    begin_tile<ROWS, DEPTH>(keys, all_keys.from(first), all_keys.stride, shape.time - first);
+    begin_tile<ROWS, DEPTH>(values, all_values.from(first), all_values.stride, shape.time - first);
 }
 
 // A warp's queries.
@@ -46,16 +66,17 @@ template <int EACH> static __device__ Queries own_queries(Shape shape)
 // The outputs for 16 · EACH queries of each warp, COLUMNS keys at a time.
 template <int DEPTH, int EACH, int COLUMNS>
 static __device__ void attend_in_bf16(Bf16 *__restrict__ outputs, float *__restrict__ logs,
-                                      const Bf16 *__restrict__ rounded, Shape shape)
+                                      const Bf16 *__restrict__ triples, Shape shape, int sorted)
 {
     __shared__ __align__(16) Bf16 keys[2][COLUMNS][DEPTH + AT_ONCE];
     __shared__ __align__(16) Bf16 values[2][COLUMNS][DEPTH + AT_ONCE];
     const auto [first, left, seen, block_seen] = own_queries<EACH>(shape);
     const float factor = LOG2_E / sqrtf((float)shape.columns);
-    rounded = of_head<DEPTH>(rounded, shape, 3);
-    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], rounded, 0, shape);
+    const Rows all_keys = of_head<DEPTH>(triples, shape, sorted, 1), all_values = of_head<DEPTH>(triples, shape, sorted, 2);
+    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], all_keys, all_values, 0, shape);
     unsigned queries[EACH][DEPTH / 16][4];
-    read_rows<EACH, DEPTH>(queries, rounded, first, left);
+    const Rows own = of_head<DEPTH>(triples, shape, sorted, 0);
+    read_rows<EACH, DEPTH>(queries, own.first, own.stride, first, left);
 
     float tops[EACH][2], totals[EACH][2], sums[EACH][DEPTH / 8][4];
     clear(sums);
@@ -71,7 +92,8 @@ static __device__ void attend_in_bf16(Bf16 *__restrict__ outputs, float *__restr
         // The tile is there for all warps, and none of them still reads the one before.
         __syncthreads();
         if (key + COLUMNS < block_seen)
-            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], rounded, key + COLUMNS, shape);
+            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], all_keys, all_values, key + COLUMNS,
+                                                  shape);
         if (key >= seen)
             continue;
         float scores[EACH][COLUMNS / 8][4];
@@ -121,22 +143,23 @@ static __device__ void attend_in_bf16(Bf16 *__restrict__ outputs, float *__restr
 }
 
 // The derivative by 16 · EACH queries of each warp, COLUMNS keys at a time. `above` is the derivative by the outputs,
-// rounded, and `means` has, for each row, its dot product with the outputs: both by `attention_means`.
+// and `means` has, for each row, its dot product with the outputs, by `attention_means`.
 template <int DEPTH, int EACH, int COLUMNS>
-static __device__ void attend_queries_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+static __device__ void attend_queries_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ triples,
                                               const Bf16 *__restrict__ above, const float *__restrict__ logs,
-                                              const float *__restrict__ means, Shape shape)
+                                              const float *__restrict__ means, Shape shape, int sorted)
 {
     __shared__ __align__(16) Bf16 keys[2][COLUMNS][DEPTH + AT_ONCE];
     __shared__ __align__(16) Bf16 values[2][COLUMNS][DEPTH + AT_ONCE];
     const auto [first, left, seen, block_seen] = own_queries<EACH>(shape);
     const int stride = 3 * shape.width();
     const float scale = 1.0f / sqrtf((float)shape.columns), factor = LOG2_E / sqrtf((float)shape.columns);
-    rounded = of_head<DEPTH>(rounded, shape, 3);
-    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], rounded, 0, shape);
+    const Rows all_keys = of_head<DEPTH>(triples, shape, sorted, 1), all_values = of_head<DEPTH>(triples, shape, sorted, 2);
+    begin_keys_and_values<COLUMNS, DEPTH>(keys[0], values[0], all_keys, all_values, 0, shape);
     unsigned queries[EACH][DEPTH / 16][4], own_above[EACH][DEPTH / 16][4];
-    read_rows<EACH, DEPTH>(queries, rounded, first, left);
-    read_rows<EACH, DEPTH>(own_above, of_head<DEPTH>(above, shape, 1), first, left);
+    const Rows own = of_head<DEPTH>(triples, shape, sorted, 0), aboves = above_head<DEPTH>(above, shape, sorted);
+    read_rows<EACH, DEPTH>(queries, own.first, own.stride, first, left);
+    read_rows<EACH, DEPTH>(own_above, aboves.first, aboves.stride, first, left);
     float own_logs[EACH][2], own_means[EACH][2], scales[EACH][2];
     read_numbers<EACH>(own_logs, logs + shape.log(), first, left);
     read_numbers<EACH>(own_means, means + shape.log(), first, left);
@@ -147,7 +170,8 @@ static __device__ void attend_queries_in_bf16(Bf16 *__restrict__ slopes, const B
         wait_for_copies();
         __syncthreads();
         if (key + COLUMNS < block_seen)
-            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], rounded, key + COLUMNS, shape);
+            begin_keys_and_values<COLUMNS, DEPTH>(keys[stage ^ 1], values[stage ^ 1], all_keys, all_values, key + COLUMNS,
+                                                  shape);
         if (key >= seen)
             continue;
         float scores[EACH][COLUMNS / 8][4], inner[EACH][COLUMNS / 8][4];
@@ -175,9 +199,9 @@ static __device__ void attend_queries_in_bf16(Bf16 *__restrict__ slopes, const B
 // The derivatives by 16 keys of each warp and by their values, COLUMNS queries at a time. Queries that do not exist are
 // zeros, and so are their `above`, logarithms and means: they add zeros.
 template <int DEPTH, int COLUMNS>
-static __device__ void attend_keys_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ rounded,
+static __device__ void attend_keys_in_bf16(Bf16 *__restrict__ slopes, const Bf16 *__restrict__ triples,
                                            const Bf16 *__restrict__ above, const float *__restrict__ logs,
-                                           const float *__restrict__ means, Shape shape)
+                                           const float *__restrict__ means, Shape shape, int sorted)
 {
     __shared__ __align__(16) Bf16 queries[2][COLUMNS][DEPTH + AT_ONCE];
     __shared__ __align__(16) Bf16 aboves[2][COLUMNS][DEPTH + AT_ONCE];
@@ -185,20 +209,20 @@ static __device__ void attend_keys_in_bf16(Bf16 *__restrict__ slopes, const Bf16
     const int block = blockIdx.y * 16 * WARPS, first = block + threadIdx.x / WARP * 16, left = shape.time - first;
     const int stride = 3 * shape.width();
     const float scale = 1.0f / sqrtf((float)shape.columns), factor = LOG2_E / sqrtf((float)shape.columns);
-    rounded = of_head<DEPTH>(rounded, shape, 3);
-    above = of_head<DEPTH>(above, shape, 1);
+    const Rows all_queries = of_head<DEPTH>(triples, shape, sorted, 0), all_above = above_head<DEPTH>(above, shape, sorted);
     logs += shape.log();
     means += shape.log();
     const auto begin = [&](int stage, int query) {
-        begin_tile<COLUMNS, DEPTH>(queries[stage], rounded + (long long)query * DEPTH, shape.time - query);
-        begin_tile<COLUMNS, DEPTH>(aboves[stage], above + (long long)query * DEPTH, shape.time - query);
+        begin_tile<COLUMNS, DEPTH>(queries[stage], all_queries.from(query), all_queries.stride, shape.time - query);
+        begin_tile<COLUMNS, DEPTH>(aboves[stage], all_above.from(query), all_above.stride, shape.time - query);
         begin_numbers<COLUMNS>(tile_logs[stage], logs + query, shape.time - query);
         begin_numbers<COLUMNS>(tile_means[stage], means + query, shape.time - query);
     };
     begin(0, block);
     unsigned keys[1][DEPTH / 16][4], values[1][DEPTH / 16][4];
-    read_rows<1, DEPTH>(keys, rounded + (long long)shape.time * DEPTH, first, left);
-    read_rows<1, DEPTH>(values, rounded + 2 * (long long)shape.time * DEPTH, first, left);
+    const Rows own_keys = of_head<DEPTH>(triples, shape, sorted, 1), own_values = of_head<DEPTH>(triples, shape, sorted, 2);
+    read_rows<1, DEPTH>(keys, own_keys.first, own_keys.stride, first, left);
+    read_rows<1, DEPTH>(values, own_values.first, own_values.stride, first, left);
 
     float key_sums[1][DEPTH / 8][4], value_sums[1][DEPTH / 8][4];
     clear(key_sums);
@@ -248,9 +272,9 @@ attention_by_heads(Bf16 *__restrict__ to, const Bf16 *__restrict__ triples, int 
     }
 }
 
-// Writes the derivative by the outputs as `attention_by_heads` does, and for each row of each head its dot product with
-// the outputs: the mean, by the softmax's weights, of the derivative by the weights. A block for each row of the batch, a
-// warp for each of its heads.
+// Writes for each row of each head the dot product of the derivative by the outputs with these: the mean, by the softmax's
+// weights, of the derivative by the weights. And, as `attention_by_heads` does, that derivative; with a `depth` of 0 that
+// is left out. A block for each row of the batch, a warp for each of its heads.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const Bf16 *__restrict__ output_slopes,
                 const Bf16 *__restrict__ outputs, int time, int heads, int columns, int depth)
@@ -280,22 +304,22 @@ attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const Bf16 *__
 // (`attention_bf16.rs`); a block of `attention_keys_bf16` has 64. Then follow the rows of a tile of each kernel.
 #define KERNELS(DEPTH, EACH, COLUMNS, QUERIES_EACH, QUERIES_COLUMNS, KEYS_COLUMNS) \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_##DEPTH(Bf16 *outputs, float *logs, const Bf16 *rounded, int time, int heads, int columns) \
+    attention_bf16_##DEPTH(Bf16 *outputs, float *logs, const Bf16 *triples, int time, int heads, int columns, int sorted) \
     { \
-        attend_in_bf16<DEPTH, EACH, COLUMNS>(outputs, logs, rounded, {time, heads, columns}); \
+        attend_in_bf16<DEPTH, EACH, COLUMNS>(outputs, logs, triples, {time, heads, columns}, sorted); \
     } \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_queries_##DEPTH(Bf16 *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
-                                   const float *means, int time, int heads, int columns) \
+    attention_bf16_queries_##DEPTH(Bf16 *slopes, const Bf16 *triples, const Bf16 *above, const float *logs, \
+                                   const float *means, int time, int heads, int columns, int sorted) \
     { \
-        attend_queries_in_bf16<DEPTH, QUERIES_EACH, QUERIES_COLUMNS>(slopes, rounded, above, logs, means, \
-                                                                     {time, heads, columns}); \
+        attend_queries_in_bf16<DEPTH, QUERIES_EACH, QUERIES_COLUMNS>(slopes, triples, above, logs, means, \
+                                                                     {time, heads, columns}, sorted); \
     } \
     extern "C" __global__ void __launch_bounds__(THREADS, 2) \
-    attention_bf16_keys_##DEPTH(Bf16 *slopes, const Bf16 *rounded, const Bf16 *above, const float *logs, \
-                                const float *means, int time, int heads, int columns) \
+    attention_bf16_keys_##DEPTH(Bf16 *slopes, const Bf16 *triples, const Bf16 *above, const float *logs, \
+                                const float *means, int time, int heads, int columns, int sorted) \
     { \
-        attend_keys_in_bf16<DEPTH, KEYS_COLUMNS>(slopes, rounded, above, logs, means, {time, heads, columns}); \
+        attend_keys_in_bf16<DEPTH, KEYS_COLUMNS>(slopes, triples, above, logs, means, {time, heads, columns}, sorted); \
     }
 
 KERNELS(64, 2, 64, 2, 32, 64)

@@ -12,9 +12,9 @@ static __device__ int lane() { return threadIdx.x % WARP; }
 static __device__ int group() { return lane() / 4; }
 static __device__ int pair() { return lane() % 4 * 2; }
 
-// Begins to fill a tile with rows. Only `left` of them exist; the others become zeros.
+// Begins to fill a tile with rows, which begin `stride` apart. Only `left` of them exist; the others become zeros.
 template <int ROWS, int DEPTH>
-static __device__ void begin_tile(Bf16 (*tile)[DEPTH + AT_ONCE], const Bf16 *from, int left)
+static __device__ void begin_tile(Bf16 (*tile)[DEPTH + AT_ONCE], const Bf16 *from, int stride, int left)
 {
     // Neighbouring threads have the parts of one row, and all threads as many parts.
     constexpr int PARTS = DEPTH / AT_ONCE, ROWS_AT_ONCE = THREADS / PARTS;
@@ -24,7 +24,7 @@ static __device__ void begin_tile(Bf16 (*tile)[DEPTH + AT_ONCE], const Bf16 *fro
     for (int i = 0; i < ROWS / ROWS_AT_ONCE; i++) {
         const int row = threadIdx.x / PARTS + i * ROWS_AT_ONCE;
         const bool there = row < left;
-        begin_copy<16>(&tile[row][column], from + (there ? row * DEPTH : 0) + column, there);
+        begin_copy<16>(&tile[row][column], from + (there ? row * stride : 0) + column, there);
     }
 }
 
@@ -37,16 +37,17 @@ template <int ROWS> static __device__ void begin_numbers(float *tile, const floa
         begin_copy<4>(&tile[row], from + (row < left ? row : 0), row < left);
 }
 
-// Reads the warp's rows as left operands: those from `first` on, of which only `left` exist.
+// Reads the warp's rows, which begin `stride` apart, as left operands: those from `first` on, of which only `left` exist.
 template <int EACH, int DEPTH>
-static __device__ void read_rows(unsigned (&out)[EACH][DEPTH / 16][4], const Bf16 *from, int first, int left)
+static __device__ void read_rows(unsigned (&out)[EACH][DEPTH / 16][4], const Bf16 *from, int stride, int first,
+                                 int left)
 {
 #pragma unroll
     for (int i = 0; i < EACH; i++)
 #pragma unroll
         for (int part = 0; part < 4; part++) {
             const int row = 16 * i + group() + part % 2 * 8;
-            const Bf16 *const numbers = from + (long long)(first + row) * DEPTH + pair() + part / 2 * 8;
+            const Bf16 *const numbers = from + (long long)(first + row) * stride + pair() + part / 2 * 8;
 #pragma unroll
             for (int d = 0; d < DEPTH / 16; d++)
                 out[i][d][part] = row < left ? *(const unsigned *)(numbers + 16 * d) : 0;

@@ -24,6 +24,9 @@ const ROWS: [usize; 2] = [128, 64];
 /// The rows of a block of the kernel `keys`.
 const KEY_ROWS: usize = 64;
 
+/// The widest heads that are read where they lie, as in the kernels.
+const IN_PLACE: usize = 64;
+
 /// Kernels for a shape, and how to start them.
 struct Set<'a> {
     kernels: &'a AttentionKernels,
@@ -50,9 +53,17 @@ impl Attention {
     }
 }
 
+impl Set<'_> {
+    /// Whether rows must first be sorted by heads, and made wider. Else they are read where they lie, 16 bytes at a time:
+    /// heads that are as wide as the kernels begin at such multiples.
+    fn sorts(&self, shape: Attention) -> bool {
+        shape.columns != self.depth || self.depth > IN_PLACE
+    }
+}
+
 impl Gpu {
     /// [`Gpu::attention`], by tensor cores. The softmax's weights are rounded to bf16; all sums are `f32`. Only for a GPU
-    /// that [`keeps_bf16`](Gpu::keeps_bf16).
+    /// that [`keeps_bf16`](Gpu::keeps_bf16), and for triples that are whole buffers.
     ///
     /// # Panics
     /// As there.
@@ -65,10 +76,10 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         assert_eq!((triples.len(), outputs.len(), logs.len()), (3 * shape.outputs(), shape.outputs(), shape.logs()));
         let (set, [time, heads, columns]) = (shape.set(self), shape.sizes());
-        let mut rooms = self.rounded.lock().unwrap_or_else(PoisonError::into_inner);
-        let sorted = self.by_heads(shape, &set, triples, &mut rooms[0])?;
-        let mut launch = self.stream().launch_builder(&set.kernels.forward);
-        launch.arg(outputs).arg(logs).arg(&sorted).arg(&time).arg(&heads).arg(&columns);
+        let (sorts, mut rooms) = (set.sorts(shape), self.rounded.lock().unwrap_or_else(PoisonError::into_inner));
+        let ready = if sorts { self.by_heads(shape, &set, triples, &mut rooms[0])? } else { triples.slice(..) };
+        let (sorted, mut launch) = (i32::from(sorts), self.stream().launch_builder(&set.kernels.forward));
+        launch.arg(outputs).arg(logs).arg(&ready).arg(&time).arg(&heads).arg(&columns).arg(&sorted);
         // SAFETY: the arguments are the kernel's, and the lengths those of the shape.
         unsafe { self.run(launch, set.own, "attend") }
     }
@@ -93,9 +104,12 @@ impl Gpu {
         let (set, [time, heads, columns]) = (shape.set(self), shape.sizes());
         let mut rooms = self.rounded.lock().unwrap_or_else(PoisonError::into_inner);
         let [room, above] = &mut *rooms;
-        let sorted = self.by_heads(shape, &set, triples, room)?;
+        let sorts = set.sorts(shape);
+        let ready = if sorts { self.by_heads(shape, &set, triples, room)? } else { triples.slice(..) };
 
-        let (mut sorted_slope, depth) = (above.fit(self, shape.logs() * set.depth)?, whole(set.depth));
+        let depth = if sorts { set.depth } else { 0 };
+        // There is room for one number at least.
+        let (mut sorted_slope, depth) = (above.fit(self, (shape.logs() * depth).max(1))?, whole(depth));
         let mut launch = self.stream().launch_builder(&self.kernels.attention_bf16.means);
         launch.arg(&mut sorted_slope).arg(&mut *means).arg(output_slope).arg(outputs);
         launch.arg(&time).arg(&heads).arg(&columns).arg(&depth);
@@ -103,11 +117,12 @@ impl Gpu {
         // for each row of each head.
         unsafe { self.run(launch, set.each_row, "attend") }?;
 
-        let (above, means) = (above.view(), means.as_view());
+        let above = if sorts { above.view() } else { output_slope.slice(..) };
+        let (means, sorted) = (means.as_view(), i32::from(sorts));
         for (kernel, size) in [(&set.kernels.queries, set.own), (&set.kernels.keys, set.keys)] {
             let mut launch = self.stream().launch_builder(kernel);
-            launch.arg(&mut *slope).arg(&sorted).arg(&above).arg(logs).arg(&means);
-            launch.arg(&time).arg(&heads).arg(&columns);
+            launch.arg(&mut *slope).arg(&ready).arg(&above).arg(logs).arg(&means);
+            launch.arg(&time).arg(&heads).arg(&columns).arg(&sorted);
             // SAFETY: both kernels take these arguments, and the lengths are those of the shape.
             unsafe { self.run(launch, size, "attend") }?;
         }
