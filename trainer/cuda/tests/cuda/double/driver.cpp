@@ -16,31 +16,7 @@
 
 #include "device.h"
 
-#include "../../../kernels/fours.cu"
-#include "../../../kernels/bf16.cu"
-#include "../../../kernels/product.cu"
-#undef THREADS
-#include "../../../kernels/sums.cu"
-#undef THREADS
-#include "../../../kernels/loss.cu"
-#undef THREADS
-#include "../../../kernels/adamw.cu"
-#undef THREADS
-#undef ACROSS
-#include "../../../kernels/rows.cu"
-#undef THREADS
-#undef WARP
-#undef EACH
-#undef DEPTH
-#include "../../../kernels/heads.cu"
-#include "../../../kernels/attention.cu"
-#undef THREADS
-#undef KERNELS
-#include "tensor_cores.h"
-#include "../../../kernels/attention_tiles.cu"
-#include "../../../kernels/attention_bf16.cu"
-#undef THREADS
-#undef KERNELS
+#include "kernels.h"
 
 #include <atomic>
 #include <cstdint>
@@ -59,31 +35,6 @@ namespace {
 enum Result { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
               INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700,
               NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, NOT_CAPTURING = 905 };
-
-using Call = std::function<Work(void **)>;
-
-// Copies the arguments that a launch points to. Returns a call of the kernel with them.
-template <class... A, size_t... I> Call caller(void (*kernel)(A...), std::index_sequence<I...>)
-{
-    return [kernel](void **given) -> Work {
-        std::tuple<std::decay_t<A>...> copies(*static_cast<std::decay_t<A> *>(given[I])...);
-        return [kernel, copies] { std::apply(kernel, copies); };
-    };
-}
-template <class... A> Call caller(void (*kernel)(A...)) { return caller(kernel, std::index_sequence_for<A...>()); }
-
-#define KERNEL(name) {#name, caller(name)}
-const std::map<std::string, Call> kernels = {
-    KERNEL(product), KERNEL(product_bf16), KERNEL(product_bf16_to_f32), KERNEL(follow), KERNEL(round_to_bf16),
-    KERNEL(add), KERNEL(sum_rows), KERNEL(sum_all), KERNEL(sum_squares), KERNEL(cross_entropy),
-    KERNEL(cross_entropy_bf16), KERNEL(adamw), KERNEL(layer_norm), KERNEL(layer_norm_bf16), KERNEL(layer_norm_slope),
-    KERNEL(layer_norm_slope_bf16), KERNEL(layer_norm_chunks), KERNEL(layer_norm_chunks_bf16), KERNEL(sum_chunks),
-    KERNEL(sum_chunks_bf16), KERNEL(gelu), KERNEL(gelu_slope), KERNEL(follow_bf16), KERNEL(round_parameters),
-    KERNEL(embed), KERNEL(embed_slope), KERNEL(attention_64), KERNEL(attention_queries_64), KERNEL(attention_keys_64),
-    KERNEL(attention_128), KERNEL(attention_queries_128), KERNEL(attention_keys_128), KERNEL(attention_by_heads),
-    KERNEL(attention_means), KERNEL(attention_bf16_64), KERNEL(attention_bf16_queries_64),
-    KERNEL(attention_bf16_keys_64), KERNEL(attention_bf16_128), KERNEL(attention_bf16_queries_128),
-    KERNEL(attention_bf16_keys_128)};
 
 bool initialized;
 thread_local void *current;
