@@ -10,6 +10,9 @@ use super::product::{MOST_ROWS, Matrix, TILE};
 use super::rows::{each, fours};
 use super::{Bf16, CudaError};
 
+/// The numbers by which the kernel `follow_bf16` knows a bias, GELU and GELU's slope, as in `rows.cu`.
+const FOLLOWS: [i32; 3] = [1, 2, 3];
+
 /// What is done to a product before it is rounded and written.
 #[derive(Debug)]
 pub enum Epilogue<'a> {
@@ -75,14 +78,14 @@ impl Gpu {
             unsafe { self.run(launch, grid(grid_dim, THREADS), "multiply") }?;
         }
         let mut launch = self.stream().launch_builder(&self.kernels.follow_bf16);
-        let columns = whole(columns);
+        let (columns, [bias_alone, gelu, gelu_slope]) = (whole(columns), FOLLOWS);
         launch.arg(out);
         // An argument that the kernel does not read is any other of its kind.
         match &mut epilogue {
             Epilogue::Plain => return Ok(()),
-            Epilogue::Bias(bias) => launch.arg(&*bias).arg(&*bias).arg(&columns).arg(&1i32),
-            Epilogue::Gelu { bias, inputs } => launch.arg(inputs).arg(&*bias).arg(&columns).arg(&2i32),
-            Epilogue::GeluSlope(inputs) => launch.arg(&*inputs).arg(&*inputs).arg(&columns).arg(&3i32),
+            Epilogue::Bias(bias) => launch.arg(&*bias).arg(&*bias).arg(&columns).arg(&bias_alone),
+            Epilogue::Gelu { bias, inputs } => launch.arg(inputs).arg(&*bias).arg(&columns).arg(&gelu),
+            Epilogue::GeluSlope(inputs) => launch.arg(&*inputs).arg(&*inputs).arg(&columns).arg(&gelu_slope),
         };
         // SAFETY: the arguments are the kernel's, and the lengths were compared with the shape.
         unsafe { self.run(launch, each(rows), "follow a product") }

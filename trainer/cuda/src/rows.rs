@@ -119,7 +119,7 @@ impl Gpu {
         assert_eq!((norm.bias.len(), out.len(), stats.len()), (norm.weight.len(), inputs.len(), 2 * rows as usize));
         let (adds, count) = (i32::from(more.is_some()), inputs.len());
         let mut launch = self.stream().launch_builder(T::kernel(&self.kernels.layer_norm));
-        // Where nothing is added, what would be is not read.
+        // The kernel writes to `inputs` where something is added. Where nothing is, it does not read what would be.
         let here = inputs.as_view();
         launch.arg(out).arg(stats).arg(&here);
         match &more {

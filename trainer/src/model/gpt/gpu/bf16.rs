@@ -5,9 +5,9 @@
 //! each token of the vocabulary and zeros up to a multiple of [`TOKENS`], as tensor cores like it. Of the scores that
 //! these make nothing is used.
 //!
-//! For each token and block there are two streams in f32, fifteen widths in bf16, a number for each head and four more;
+//! For each token and block there are two streams in f32, fourteen widths in bf16, a number for each head and four more;
 //! and the scores of the whole vocabulary, in bf16, for [`SCORED_ROWS`] tokens at most. GPT-2 with its context of 1024
-//! takes 480 MB for a sample, and beside that 610 MB for parameters and scores in bf16 and the padded derivative.
+//! takes 365 MB for a sample, and beside that 610 MB for parameters and scores in bf16 and the padded derivative.
 
 use elastic_cuda::{
     Attended, Bf16, Buffer, Chunks, CudaError, CudaSlice, CudaView, Done, Epilogue, Gpu, Labelled, Matrix, More,
