@@ -1,7 +1,8 @@
 """Trains a small network in a Session, and tells which samples each step used. It ends with the epoch that the test names,
 and writes checkpoints if the test has made a folder for them. With the word `stateful` it reads by torchdata's
 StatefulDataLoader, where that is installed, in processes that read ahead; with `shards`, from shards that it can only read
-from their beginnings. With `rank-batch` steps have a size for each rank."""
+from their beginnings. With `rank-batch` steps have a size for each rank. With `sharded` each node's
+workers hold one replica together."""
 
 import os
 import sys
@@ -20,7 +21,12 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.L
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 # Under --warm-up the others wait only for what follows.
-elastic_agent.ready()
+if "sharded" in sys.argv[1:]:
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = elastic.node_mesh()
+else:
+    elastic_agent.ready()
 
 import harness  # noqa: E402
 
@@ -28,10 +34,14 @@ harness.report_start()
 
 SAMPLES = 240
 # Ranks begin with different parameters, and must get rank 0's.
-torch.manual_seed(harness.RANK)
+torch.manual_seed(int(os.environ["GROUP_RANK"]))
 model[0].reset_parameters()
 model[2].reset_parameters()
 pixels, labels = harness.digits(SAMPLES)
+if "sharded" in sys.argv[1:]:
+    for part in (model[0], model[2], model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 dataset = TensorDataset(pixels.double(), labels, torch.arange(SAMPLES))
 if "shards" in sys.argv[1:]:
     first = [0, 70, 80, 135]
@@ -64,6 +74,10 @@ def epochs():
     return int((harness.DIR / "epochs").read_text()) if harness.is_set("epochs") else 1_000_000
 
 
+def whole(parameter):
+    return parameter.detach().full_tensor() if "sharded" in sys.argv[1:] else parameter.detach()
+
+
 def follow_the_group(session):
     """The learning rate by the size of a step."""
     if "rank-batch" in sys.argv[1:]:
@@ -94,5 +108,5 @@ with session:
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
             time.sleep(0.005)
-    tell("end", session.step_number, sum=sum(float(one.detach().abs().sum()) for one in model.parameters()))
+    tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))
 harness.exit_now()

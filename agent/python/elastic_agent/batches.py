@@ -62,6 +62,8 @@ class ElasticBatchSampler:
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
+        # Whether each rank has as many batches of a step as the others: `Session` sets it, where ranks compute together.
+        self.alike = False
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
@@ -88,7 +90,8 @@ class ElasticBatchSampler:
         return min(self.global_batch, self._end() - self.position)
 
     def micro_batches(self) -> list[int]:
-        """The sizes of this rank's batches of the step at the position. None at all, if other ranks have all samples."""
+        """The sizes of this rank's batches of the step at the position. None at all, if other ranks have all samples. If
+        ranks are to have as many batches, then 0 for one that only keeps step with theirs: what it yields does not count."""
         return [len(batch) for batch in self._share(self.position)]
 
     def advance(self) -> None:
@@ -122,7 +125,7 @@ class ElasticBatchSampler:
             samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
         for position in range(self.position, self._end(), self.global_batch):
             for places in self._share(position):
-                yield [samples[place] for place in places]
+                yield [samples[place] for place in places or [position]]
 
     def __len__(self) -> int:
         """The number of batches that are left for this rank in the epoch."""
@@ -138,4 +141,8 @@ class ElasticBatchSampler:
         size = min(self.global_batch, self._end() - position)
         first = position + size * self.rank // self.world_size
         end = position + size * (self.rank + 1) // self.world_size
-        return [range(at, min(at + self.micro_batch, end)) for at in range(first, end, self.micro_batch)]
+        if not self.alike:
+            return [range(at, min(at + self.micro_batch, end)) for at in range(first, end, self.micro_batch)]
+        count = -(-size // (self.world_size * self.micro_batch))
+        cuts = [first + (end - first) * number // count for number in range(count + 1)]
+        return [range(at, until) for at, until in zip(cuts, cuts[1:])]

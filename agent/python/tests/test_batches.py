@@ -28,14 +28,23 @@ class Histories(unittest.TestCase):
                 # A group of some size does some steps, then another one goes on.
                 size = choose.randint(1, 6)
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
+                alike = choose.random() < 0.5
+                for sampler in samplers:
+                    sampler.alike = alike
                 readers = [iter(sampler) for sampler in samplers]
                 for _ in range(choose.randint(1, 3)):
                     if samplers[0].epoch:
                         break
                     of_step = []
+                    if alike:
+                        self.assertEqual(len({len(sampler.micro_batches()) for sampler in samplers}), 1, f"seed {seed}")
                     for sampler, reader in zip(samplers, readers):
                         for expected in sampler.micro_batches():
                             places = next(reader)
+                            if alike and expected == 0:
+                                # It only keeps step with the other ranks.
+                                self.assertEqual(len(places), 1)
+                                continue
                             self.assertEqual(len(places), expected)
                             self.assertLessEqual(len(places), micro)
                             of_step += places

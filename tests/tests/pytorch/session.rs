@@ -2,6 +2,7 @@
 
 mod deaths;
 mod promises;
+mod replicas;
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -168,12 +169,17 @@ async fn a_session_whose_connections_break_meets_anew_in_its_processes() {
 #[test]
 fn many_groups_leave_nothing_behind() {
     let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "forms_groups.py", &["60"]);
+}
+
+/// Runs a script whose ranks meet at an agent's store, without an agent.
+fn meet_without_agents(torch: &Torch, name: &str, args: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
     let _store = TcpStore::serve(listener, WorkersStoreLimits::default()).unwrap();
     let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
-    let mut ranks = torch.run(&script("forms_groups.py"));
-    let ended = ranks.args([&port, "60"]).env("PYTHONPATH", package).output().unwrap();
+    let mut ranks = torch.run(&script(name));
+    let ended = ranks.arg(port).args(args).env("PYTHONPATH", package).output().unwrap();
     let (said, complaint) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
     assert!(ended.status.success(), "{said}\n{complaint}");
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .boxes import is_sharded
 from .group import Group
 
 # As PyTorch's DistributedDataParallel has them. The first bucket is small, so that sums begin early.
@@ -22,19 +23,21 @@ class _Bucket:
 
     def __init__(self, parameters: list[torch.nn.Parameter], extra: int) -> None:
         self.parameters = parameters
-        like = parameters[0] if parameters else torch.empty(0)
-        size = sum(parameter.numel() for parameter in parameters)
+        parts = [_part(parameter) for parameter in parameters]
+        like = parts[0] if parts else torch.empty(0)
+        size = sum(part.numel() for part in parts)
         self.flat = torch.zeros(size + extra, dtype=like.dtype, device=like.device)
         self.votes = self.flat[size:]
         self.views, at = [], 0
-        for parameter in parameters:
-            self.views.append(self.flat[at : at + parameter.numel()].view_as(parameter))
-            at += parameter.numel()
+        for part in parts:
+            self.views.append(self.flat[at : at + part.numel()].view_as(part))
+            at += part.numel()
         self.missing = 0
 
 
 class Gradients:
-    """The gradients of a model, and their sum over a group."""
+    """The gradients of a model, and their sum over a group. Of a sharded one they are those of this rank's part, and are
+    summed when the backward pass is over: a sum that fails must not end a pass that the node's other ranks wait for."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], bucket_bytes: int = _BUCKET) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -54,7 +57,9 @@ class Gradients:
             for at, parameter in enumerate(bucket.parameters)
         }
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._accumulated) for parameter in self._place
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+            for parameter in self._place
+            if not is_sharded(parameter)
         ]
         self._group: Group | None = None
         self._votes = (False, False)
@@ -84,7 +89,11 @@ class Gradients:
         for parameter, (number, at) in self._place.items():
             if parameter not in self._filled:
                 view = self._buckets[number].views[at]
-                parameter.grad = view.zero_()
+                if is_sharded(parameter) and parameter.grad is not None:
+                    view.copy_(_part(parameter.grad))
+                else:
+                    view.zero_()
+                parameter.grad = _gradient_of(parameter, view)
         while len(self._works) < len(self._buckets):
             self._start(self._buckets[len(self._works)])
         group, works = self._group, self._works
@@ -122,12 +131,27 @@ class Gradients:
         self._works.append(self._group.start_sum(bucket.flat))
 
 
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor
+
+
+def _gradient_of(parameter: torch.nn.Parameter, view: torch.Tensor) -> torch.Tensor:
+    """The gradient of a parameter, with the memory of `view`."""
+    if not is_sharded(parameter):
+        return view
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements, shape, stride = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+    return DTensor.from_local(view, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
 def _cut(parameters: list[torch.nn.Parameter], most: int) -> list[list[torch.nn.Parameter]]:
     """Parameters of one type and device each, of `most` bytes at most unless a single one has more."""
     parts: list[list[torch.nn.Parameter]] = []
     size = 0
     for parameter in parameters:
-        bytes_ = parameter.numel() * parameter.element_size()
+        bytes_ = _part(parameter).numel() * parameter.element_size()
         limit = min(_FIRST_BUCKET, most) if len(parts) == 1 else most
         fits = parts and size + bytes_ <= limit
         if not (fits and (parts[-1][0].dtype, parts[-1][0].device) == (parameter.dtype, parameter.device)):

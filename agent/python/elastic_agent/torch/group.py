@@ -35,9 +35,10 @@ class Group:
     """
 
     def __init__(self, place: dict[str, Any]) -> None:
-        """The ranks of the round of `place`, which is what `elastic_agent.assignment` returns. `join` meets them."""
+        """The ranks of the round of `place`, which is what `elastic_agent.assignment` returns; or, if it has a name in
+        `among`, some of them. `join` meets them."""
         self.rank, self.size, self.round = place["rank"], place["world_size"], place["round"]
-        self._address = (place.get("master_addr"), place.get("master_port"))
+        self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
         self._lost = self._closed = False
@@ -53,17 +54,8 @@ class Group:
             self._others = set(_sockets())
             # The agent serves the store, unless it was told to leave that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
-            address, port = self._address
-            store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
-            store = dist.PrefixStore(f"elastic_agent.torch/{self.round}", store)
             # gloo waits for others in its own code, which nothing can interrupt. So it begins when all are there.
-            pause = _LOOK
-            store.add("here", 1)
-            while store.add("here", 0) < self.size:
-                if outdated():
-                    raise GroupLost("the next round is forming")
-                time.sleep(pause)
-                pause = min(1.1 * pause, _LAZY_LOOK)
+            store = meet(self._place, self.size, serves=serves, outdated=outdated)
             self._connect(store, datetime.timedelta(seconds=timeout), outdated)
         except RuntimeError as error:
             self.cut()
@@ -157,6 +149,23 @@ class Group:
         except RuntimeError as error:
             self.cut()
             raise GroupLost(str(error).splitlines()[0]) from error
+
+
+def meet(place: dict[str, Any], size: int, *, serves: bool, outdated: Callable[[], bool]) -> Any:
+    """Waits until all `size` ranks are there that call this with the same round, and the same name in `among`, if any.
+    Returns a store of their own. Raises GroupLost when `outdated` says that the next round is forming."""
+    address, port = place.get("master_addr"), place.get("master_port")
+    store = dist.TCPStore(address, port, is_master=serves, timeout=_MEETING, wait_for_workers=False)
+    name = "/".join(filter(None, ["elastic_agent.torch", str(place["round"]), place.get("among")]))
+    store = dist.PrefixStore(name, store)
+    pause = _LOOK
+    store.add("here", 1)
+    while store.add("here", 0) < size:
+        if outdated():
+            raise GroupLost("the next round is forming")
+        time.sleep(pause)
+        pause = min(1.1 * pause, _LAZY_LOOK)
+    return store
 
 
 def _sockets() -> dict[int, int]:

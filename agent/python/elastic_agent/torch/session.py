@@ -27,7 +27,7 @@ from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import Folder, Keeper, local_rank, say
-from .boxes import is_sharded
+from .replica import Replica
 from .snapshots import fingerprint
 
 # What a shell sees of a process that SIGTERM ended. The agent knows that it asked for that.
@@ -63,6 +63,9 @@ class Session:
 
     The model's buffers (such as BatchNorm's statistics) are each rank's own; a newcomer gets those of a rank that sends
     them. Under no agent it trains alone.
+
+    A model that `fully_shard` divides over `elastic_agent.torch.node_mesh()` has a replica on each node. What is said of a
+    rank is then true of a node: its workers live and die as one.
     """
 
     def __init__(
@@ -99,12 +102,14 @@ class Session:
         """
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
-        sharded = next((name for name, one in model.named_parameters() if is_sharded(one)), None)
-        if sharded is not None:
-            raise ValueError(
-                f"the parameter {sharded!r} is sharded (FSDP2), and a session trains models that every rank holds as a whole: "
-                "train this one in a loop of its own with elastic_agent.torch.Snapshots, which no lost step costs either"
-            )
+        self._replica = Replica(model)
+        if self._replica.mesh is not None:
+            if checkpoint_dir is not None:
+                raise ValueError(
+                    "checkpoint_dir is for models that every rank holds as a whole: a sharded one is kept in the agents' "
+                    "memory, by snapshot_every"
+                )
+            sampler.alike = True
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._on_group = on_group
@@ -176,6 +181,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, RuntimeError):
+            self._replica.end_with_the_others(error)
         try:
             if kind is None:
                 self._finish_together()
@@ -220,16 +227,15 @@ class Session:
         gradient in the parameters, where it can be clipped."""
         if self._lost or self._done >= len(self._batches):
             raise RuntimeError("session.backward is for a batch of session.steps, once for each")
-        try:
-            if self._done == len(self._batches) - 1:
-                self._gradients.sum_over(self._group, changing=self._knows_of_change(), leaving=self._leaving)
-            (loss * (self._batches[self._done] / self.sampler.step_size())).backward()
+        # A sharded model's gradients are means over the ranks of its replica.
+        share = self._batches[self._done] * self._replica.size / self.sampler.step_size()
+        if self._done < len(self._batches) - 1:
+            (loss * share).backward()
+        else:
+            self._sum_up((loss * share).backward)
+        if not self._lost:
             self._loss = loss.detach()
             self._done += 1
-            if self._done == len(self._batches):
-                self._votes = self._gradients.finish()
-        except GroupLost as lost:
-            self._lost = lost
 
     def step(self) -> bool:
         """Applies the step, if this was its last batch. Whether it did: not for an earlier batch, and not if a peer is
@@ -248,13 +254,25 @@ class Session:
 
     def _take_part_without_samples(self) -> None:
         """There are more ranks than samples in this step."""
-        try:
+        self._sum_up(lambda: None)
+        if not self._lost:
+            self._apply()
+
+    def _sum_up(self, backward: Callable[[], None]) -> None:
+        """The last backward pass of a step, and the sums over the group."""
+
+        def summed() -> tuple[int, int]:
             self._gradients.sum_over(self._group, changing=self._knows_of_change(), leaving=self._leaving)
-            self._votes = self._gradients.finish()
+            backward()
+            if self._keeper and self._replica.mesh is not None:
+                # Then all ranks of the replica have the former snapshot, when the next is begun.
+                self._keeper.settle(self._operation_timeout)
+            return self._gradients.finish()
+
+        try:
+            self._votes = self._replica.together(summed)
         except GroupLost as lost:
             self._lost = lost
-            return
-        self._apply()
 
     def _apply(self) -> None:
         self.optimizer.step()
@@ -323,16 +341,21 @@ class Session:
         """Joins the ranks of a round, and comes to one state with them."""
         self._place = place
         self.sampler.set_place(place["rank"], place["world_size"])
-        self._group = Group(place)
-        self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change)
-        self._agree()
+        self._group = Group(self._replica.peers(place))
+        found: list[Any] = []
+        self._replica.together(lambda: found.append(self._meet_and_agree()))
+        (loaded,) = found
+        if loaded is not None:
+            self._load(loaded)
+        self._held = True
         if self._on_group is not None:
             self._on_group(self)
         self._at_rest, self._lost = False, None
 
-    def _agree(self) -> None:
+    def _meet_and_agree(self) -> Any:
         """Gives all ranks the state of the furthest: the newest in memory, else the committed checkpoint, else what rank
-        0 began with."""
+        0 began with. Returns what this rank is to load, None if it has that state."""
+        self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change)
         group, checkpoint = self._group, self._place.get("checkpoint")
         held = group.gather(self.step_number + 1 if self._held else 0)
         newest = max(held) - 1
@@ -345,11 +368,11 @@ class Session:
         elif newest < 0:
             holders = [0]
         receivers = [rank for rank in range(group.size) if rank not in holders]
-        if receivers and group.rank in holders:
+        if group.rank in receivers:
+            return state.receive(group, holders, self._replica.mesh)
+        if receivers:
             state.send(group, self._state(), holders, receivers)
-        elif receivers:
-            self._load(state.receive(group, holders))
-        self._held = True
+        return None
 
     def _hope_for_memory(self, newest: int) -> None:
         """Whoever had a state that is newer than `newest` has died before another had it. With snapshots it is still in its
@@ -374,7 +397,7 @@ class Session:
     def _look_at_memory(self) -> None:
         """Takes up what an earlier worker has left in the agent's memory. It is then a state that this rank holds, as one of
         its own steps: the furthest rank's counts."""
-        if self._snapshot_every is None or local_rank() != 0:
+        if self._snapshot_every is None or (local_rank() != 0 and self._replica.mesh is None):
             return
         folder = None
         if self._checkpoint_dir is not None:
@@ -382,10 +405,14 @@ class Session:
                 self._checkpoint_dir, every=self._checkpoint_every, keep=self._keep, timeout=self._operation_timeout
             )
         facts = {"session": [fingerprint(self.model), self.sampler.facts()]}
-        self._keeper = Keeper(facts, optimizers=[self.optimizer], folder=folder, rescued=True)
-        held = self._keeper.held()
-        if held:
-            self._load(max(held, key=lambda one: one.step).copy())
+        mesh = self._replica.mesh
+        if mesh is not None:
+            facts["part"] = [local_rank(), self._replica.size]
+        self._keeper = Keeper(facts, optimizers=[self.optimizer], folder=folder, rescued=True, sharded=mesh is not None)
+        held = {(one.step, one.round): one for one in self._keeper.held()}
+        newest = self._replica.common(held)
+        if newest is not None:
+            self._load(held[newest].copy(lambda _: mesh))
             self._held = True
 
     def _load(self, loaded: dict[str, Any]) -> None:
@@ -418,11 +445,14 @@ class Session:
         """Waits until every rank has done the last step: one that has not needs the state of another."""
         while True:
             try:
-                self._group.gather(self.step_number)
+                self._replica.together(self._meet_at_the_end)
                 return
             except GroupLost as lost:
                 self._lost = lost
                 self._next_group()
+
+    def _meet_at_the_end(self) -> None:
+        self._group.gather(self.step_number)
 
     def _asked_to_leave(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -50,8 +50,8 @@ def send(group: Group, state: Any, holders: list[int], receivers: list[int]) -> 
         group.finish(work)
 
 
-def receive(group: Group, holders: list[int]) -> Any:
-    """The state that the holders send, each a part of it."""
+def receive(group: Group, holders: list[int], mesh: Any = None) -> Any:
+    """The state that the holders send, each a part of it. `mesh`: what sharded tensors of it lie on."""
     length = torch.zeros(1, dtype=torch.int64)
     group.finish(group.start_receive(length, holders[0], 0))
     text = torch.empty(int(length), dtype=torch.uint8)
@@ -66,7 +66,7 @@ def receive(group: Group, holders: list[int]) -> Any:
             works.append(group.start_receive(flat, sender, number + 2))
     for work in works:
         group.finish(work)
-    return tree.put_together(description, tensors)
+    return tree.put_together(description, tensors, lambda _: mesh)
 
 
 def write(state: Any, path: pathlib.Path) -> None:

@@ -1,0 +1,177 @@
+"""Who holds one replica of a model: a worker alone or, of a sharded model, the workers of a node. Those live and die as one,
+as none of them can compute without the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import worker
+from .boxes import is_sharded, sharded_dimension
+from .group import GroupLost, meet
+from .keeper import local_rank, say
+
+# Seconds to wait for news of a node that served the store, and is gone.
+_NEWS = 15.0
+
+# Seconds in which the agent has noticed the end of a worker.
+_LOOK_AROUND = 1.0
+_LOST = (
+    "another worker of this node is gone, and with it a part of the model. This worker ends, too; all of them are started "
+    "anew, and get the state from another node"
+)
+
+_mesh: Any = None
+
+
+class ReplicaLost(RuntimeError):
+    """Another worker of this node is gone, and with it a part of the model."""
+
+
+def node_mesh(device_type: str = "cpu") -> Any:
+    """The device mesh of this node's workers. A model that `fully_shard` divides over it is one replica, and
+    `elastic_agent.torch.Session` trains as many of them as there are nodes (HSDP).
+
+    This waits for the worker's place, as `elastic_agent.ready` does, and then for the node's other workers: so call it
+    after the slow imports. It makes torch.distributed's default group, which is of this node alone and lasts as long as
+    the process. A worker that dies takes the node's others with it: all of them are started anew.
+    """
+    # Older versions of PyTorch, under which whole models train, do not have it.
+    from torch.distributed.device_mesh import init_device_mesh
+
+    global _mesh
+    if _mesh is None:
+        # None: for each kind of device the one that PyTorch takes by itself.
+        backend = "gloo" if device_type == "cpu" else None
+        if worker.available():
+            store, rank, size = _meet_node(), local_rank(), _local_size()
+        else:
+            store, rank, size = dist.HashStore(), 0, 1
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+        _mesh = init_device_mesh(device_type, (size,))
+    return _mesh
+
+
+class Replica:
+    """One replica of the model, seen from one of its ranks.
+
+    The ranks that hold the same part of the model in all replicas are peers. What passes between them may fail for one
+    rank of a replica and not for another: by `together` they come to one result.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        """Raises ValueError for a model that is divided in a way that no session can train."""
+        self.mesh = _mesh_of(model)
+        self.size = 1 if self.mesh is None else self.mesh.size()
+
+    def peers(self, place: dict[str, Any]) -> dict[str, Any]:
+        """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
+        return place if self.mesh is None else peers_of(place, local_rank(), self.size)
+
+    def together(self, operation: Callable[[], Sequence[int] | None]) -> tuple[int, int]:
+        """Runs what this rank does with its peers, on all ranks of the replica. Returns the sums of the two counts that
+        it returned on each. Raises GroupLost, on all of them, if it did so on one."""
+        if self.mesh is None:
+            return tuple(operation() or (0, 0))
+        told, lost = torch.zeros(3, dtype=torch.int64), ""
+        try:
+            told[1:] = torch.tensor(operation() or (0, 0))
+        except GroupLost as error:
+            # Not the error itself: with its frames it would keep the group's connections.
+            told[0], lost = 1, str(error)
+        self._exchange(lambda: dist.all_reduce(told, group=self.mesh.get_group()))
+        failed, *counts = told.tolist()
+        if failed:
+            raise GroupLost(lost or "another worker of this node has lost a peer")
+        return tuple(counts)
+
+    def end_with_the_others(self, error: RuntimeError) -> None:
+        """Ends this process at once if `error` came of the loss of another rank of the replica: by itself the interpreter
+        takes a second, for which all other nodes would wait. Else it returns."""
+        if self.mesh is None or not worker.available() or not worker.forms_within(_LOOK_AROUND):
+            return
+        traceback.print_exception(error)
+        if not isinstance(error, ReplicaLost):
+            say(_LOST)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    def common(self, held: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+        """The newest snapshot that all ranks of the replica hold, of those `held` here: each a step and a round."""
+        found = [list(held)]
+        if self.mesh is not None:
+            found = [[]] * self.size
+            mine = list(held)
+            self._exchange(lambda: dist.all_gather_object(found, mine, group=self.mesh.get_group()))
+        return newest_of_all(found)
+
+    def _exchange(self, operation: Callable[[], None]) -> None:
+        try:
+            operation()
+        except RuntimeError as error:
+            raise ReplicaLost(f"{_LOST}: {error}") from error
+
+
+def peers_of(place: dict[str, Any], local_rank: int, local_size: int) -> dict[str, Any]:
+    """The place among the ranks that hold the same part: one of each node."""
+    if (place["rank"], place["world_size"]) != (
+        place["group_rank"] * local_size + local_rank,
+        place["group_world_size"] * local_size,
+    ):
+        raise ValueError(
+            f"the nodes have different numbers of workers ({place['world_size']} on {place['group_world_size']} nodes, "
+            f"{local_size} on this one): a sharded model needs the same --nproc-per-node on all, as each holds all of it"
+        )
+    peers = {"rank": place["group_rank"], "world_size": place["group_world_size"], "among": f"part {local_rank}"}
+    return {**place, **peers}
+
+
+def newest_of_all(held: Sequence[Sequence[tuple[int, int]]]) -> tuple[int, int] | None:
+    """The newest of what every rank holds. Each is a step and the round in which it was done."""
+    return max(set.intersection(*(set(map(tuple, one)) for one in held)), default=None)
+
+
+def _mesh_of(model: torch.nn.Module) -> Any:
+    """What the model is divided over. None if every rank holds all of it."""
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    sharded = [(name, one) for name, one in model.named_parameters() if is_sharded(one)]
+    if not sharded:
+        return None
+    for name, one in sharded:
+        if _mesh is None or one.device_mesh != _mesh or sharded_dimension(str(one.placements[0])) is None:
+            raise ValueError(
+                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh(): a session "
+                "trains models of which each node holds a whole replica. Where a replica lies on several nodes, train in a "
+                "loop of its own with elastic_agent.torch.Snapshots, which no lost step costs either"
+            )
+    whole = next((name for name, one in trained if not is_sharded(one)), None)
+    if whole is not None:
+        raise ValueError(f"the parameter {whole!r} is not sharded, and others are: call fully_shard on the whole model, too")
+    return _mesh
+
+
+def _local_size() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _meet_node() -> Any:
+    """A store of this node's workers, when all of them are there."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True":
+        raise ValueError("node_mesh needs the agent's store: leave TORCHELASTIC_USE_AGENT_STORE as the agent sets it")
+    place = worker.ready()
+    while True:
+        try:
+            among = {**place, "among": f"node {place['group_rank']}"}
+            return meet(among, _local_size(), serves=False, outdated=lambda: worker.forming() is not None)
+        except (GroupLost, RuntimeError):
+            # The node whose agent serves the store may be gone, or one of this node's workers.
+            if not worker.forms_within(_NEWS):
+                raise
+            place = worker.quiesce(0)

@@ -1,0 +1,185 @@
+"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. What the agents say is
+played here: a round forms whenever a rank asks for one. A sum is broken on one rank alone, and all ranks must come to one
+decision, or they would never meet again. In the end the parameters are those of a training on one rank, without shards."""
+
+import os
+import sys
+import time
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastic_agent.torch as elastic
+from elastic_agent import worker
+from elastic_agent.torch.group import GroupLost
+from elastic_agent.torch.replica import ReplicaLost, newest_of_all, peers_of
+
+NODES, LOCAL, SAMPLES, BATCH = 2, 2, 43, 10
+
+
+class Agent:
+    """What a rank hears from its agent."""
+
+    def __init__(self, port: int, rank: int) -> None:
+        group = {"group_rank": rank // LOCAL, "group_world_size": NODES}
+        address = {"master_addr": "127.0.0.1", "master_port": port}
+        self.place = {"rank": rank, "world_size": NODES * LOCAL, "round": 1, **group, **address}
+        for name in ("ready", "quiesce", "request_round", "forms_within", "available"):
+            setattr(worker, name, getattr(self, name))
+        worker.forming = lambda: None
+        worker.on_round_change = worker.report_progress = lambda *_, **__: None
+
+    def available(self):
+        return True
+
+    def ready(self):
+        return self.place
+
+    def request_round(self, reason):
+        pass
+
+    def forms_within(self, seconds):
+        return False
+
+    def quiesce(self, step):
+        self.place = {**self.place, "round": self.place["round"] + 1}
+        return self.place
+
+
+def built(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Tanh(), torch.nn.Linear(6, 3)).double()
+
+
+def train(model, broken=lambda session: False):
+    """Two epochs, whose last step has fewer samples than there are ranks. Returns the steps in the order they were begun."""
+    pixels = torch.linspace(-1, 1, SAMPLES * 5, dtype=torch.float64).reshape(SAMPLES, 5).sin()
+    dataset = TensorDataset(pixels, torch.arange(SAMPLES) % 3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    sampler = elastic.ElasticBatchSampler(dataset, global_batch=BATCH, micro_batch=2, seed=3)
+    begun, applied = [], []
+    with elastic.Session(model, optimizer, sampler) as session:
+        for inputs, labels in session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=2):
+            if session._done == 0:
+                begun.append(session.step_number)
+            if broken(session):
+                session._group.cut()
+            session.backward(torch.nn.functional.cross_entropy(model(inputs), labels))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if session.step():
+                applied.append(session.step_number)
+    assert applied == list(range(1, 11)), applied
+    return begun
+
+
+def refused(complaint, call):
+    try:
+        call()
+    except ValueError as error:
+        assert complaint in str(error), error
+    else:
+        raise AssertionError(f"{complaint!r} was not refused")
+
+
+def rank(port, number):
+    os.environ.update(LOCAL_RANK=str(number % LOCAL), LOCAL_WORLD_SIZE=str(LOCAL), RANK=str(number), WORLD_SIZE="4")
+    torch.set_num_threads(1)
+    agent = Agent(port, number)
+    mesh = elastic.node_mesh()
+    alone = init_device_mesh("cpu", (LOCAL, 1), mesh_dim_names=("all", "one"))["one"]
+    other = fully_shard(built(seed=0), mesh=alone)
+    refused("node_mesh()", lambda: elastic.Session(other, None, None))
+    model = built(seed=number // LOCAL)
+    fully_shard(model[0], mesh=mesh)
+    refused("'2.weight' is not sharded", lambda: elastic.Session(model, None, None))
+    fully_shard(model, mesh=mesh)
+    refused("checkpoint_dir", lambda: elastic.Session(model, None, None, checkpoint_dir="."))
+
+    # When one rank's sum is broken in step 4, then no rank has applied it, and all do it again
+    broken = []
+
+    def breaks(session):
+        if number == 1 and session.step_number == 4 and not broken:
+            broken.append(True)
+            return True
+        return False
+
+    begun = train(model, breaks)
+    assert [begun.count(step) for step in (3, 4, 5)] == [1, 2, 1], begun
+    assert agent.place["round"] == 2, agent.place
+    parameters = [one.detach().full_tensor() for one in model.parameters()]
+
+    # When one rank has lost a peer, then all of its replica have, and the other replica is told the sums
+    replica = elastic.session.Replica(model)
+
+    def exchange():
+        if number == 2:
+            raise GroupLost("a peer is gone")
+        return number, 1
+
+    try:
+        assert replica.together(exchange) == (1, 2) and number < LOCAL
+    except GroupLost as lost:
+        assert number >= LOCAL and ("a peer is gone" in str(lost)) == (number == 2), lost
+
+    assert replica.common([(3, 1), (4, 1), (5, number)]) == (4, 1)
+    if number == 3:
+        os._exit(0)
+    if number == 2:
+        try:
+            replica.together(lambda: None)
+        except ReplicaLost as lost:
+            assert "is gone, and with it a part of the model" in str(lost), lost
+        else:
+            raise AssertionError("the other rank of this replica is gone")
+    if number == 0:
+        os.environ["WORLD_SIZE"], worker.available = "1", lambda: False
+        whole = built(seed=0)
+        train(whole)
+        for one, other in zip(parameters, whole.parameters()):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), (one, other)
+    os._exit(0)
+
+
+def decisions():
+    place = {"rank": 2, "world_size": 4, "group_rank": 1, "group_world_size": 2, "round": 3}
+    peers = peers_of(place, 0, 2)
+    assert (peers["rank"], peers["world_size"], peers["among"], peers["round"]) == (1, 2, "part 0", 3)
+    # Three workers on one node, and one on the other
+    refused("different numbers of workers", lambda: peers_of({**place, "rank": 3}, 0, 1))
+    refused("different numbers of workers", lambda: peers_of({**place, "group_rank": 0}, 2, 3))
+    assert newest_of_all([[(7, 1), (8, 1)], [(8, 1), (9, 1)]]) == (8, 1)
+    # The same step of another round is another step
+    assert newest_of_all([[(8, 2), (7, 1)], [(8, 1), (7, 1)]]) == (7, 1)
+    assert newest_of_all([[(8, 1)], []]) is None
+
+
+if __name__ == "__main__":
+    decisions()
+    children = []
+    for number in range(NODES * LOCAL):
+        child = os.fork()
+        if child == 0:
+            try:
+                rank(int(sys.argv[1]), number)
+            except BaseException:
+                import traceback
+
+                print(f"rank {number}:", file=sys.stderr)
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    # None may wait for the others for ever.
+    left, failed, until = set(children), 0, time.monotonic() + 40
+    while left and not failed and time.monotonic() < until:
+        for child in list(left):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                left.remove(child)
+                failed += status != 0
+        time.sleep(0.01)
+    for child in left:
+        os.kill(child, 9)
+    sys.exit(f"{failed} failed, {len(left)} did not end" if failed or left else 0)

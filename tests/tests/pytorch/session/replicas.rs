@@ -1,0 +1,116 @@
+//! Replicas of a sharded model, one on each node, whose workers live and die together.
+
+use std::collections::BTreeSet;
+
+use elastic_tests::agents::{Agent, Job, exits_within};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::torch::Torch;
+use rustix::process::Signal;
+
+use super::promises::{each_sample_once_an_epoch, result};
+use super::{SCRIPT, finish, first_step, kill, last_step, meet_without_agents};
+use crate::pytorch::trace::{LIMIT, Line, lines, works};
+
+/// The rest of what must hold of replicas, where a test sees more than from outside of the processes.
+#[test]
+fn the_ranks_of_a_replica_come_to_one_decision() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "forms_replicas.py", &[]);
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").flag("--nproc-per-node=2").flag("--max-restarts=1").flag("--warm-up=120");
+    let job = job.script(&torch, SCRIPT, &["sharded"]);
+    let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 4).await;
+    let (a, b) = (pids(&job, "a", first), pids(&job, "b", first));
+    assert_eq!((a.len(), b.len()), (2, 2));
+
+    // When a worker of a replica is killed, then the other goes on in its processes, without it
+    kill(*b.last().unwrap());
+    let alone = works(&job, "applied", first + 1, 2).await;
+    assert_eq!(pids(&job, "a", alone), a);
+    // And all workers of that replica are others, which get the state, each its part
+    let both = works(&job, "applied", alone + 1, 4).await;
+    assert_eq!(pids(&job, "a", both), a);
+    let anew = pids(&job, "b", both);
+    assert!(anew.len() == 2 && anew.is_disjoint(&b), "{b:?}, then {anew:?}");
+    begins_with_the_state(&lines(&job), "b", both);
+
+    // When an agent is killed, then its replica is gone, and comes back by another agent
+    agents[0].kill();
+    let alone = works(&job, "applied", both + 1, 2).await;
+    assert_eq!(pids(&job, "b", alone), anew);
+    agents[0] = job.start("a");
+    let third = works(&job, "applied", alone + 1, 4).await;
+    assert_eq!(pids(&job, "b", third), anew);
+    begins_with_the_state(&lines(&job), "a", third);
+
+    // When a node leaves as planned, then no step is done again
+    agents[1].signal(Signal::TERM);
+    assert_eq!(agents[1].exit(LIMIT).await, 3);
+    let last = works(&job, "applied", third + 1, 2).await;
+    let told = lines(&job);
+    assert_eq!(last_step(&told, third) + 1, first_step(&told, last), "a leave repeats nothing");
+
+    let epochs = finish(&job);
+    assert_eq!(agents[0].exit(LIMIT).await, 0);
+    let told = lines(&job);
+    each_sample_once_an_epoch(&told, epochs);
+
+    // Then the result is that of a training that nothing disturbed, and that was not sharded
+    let another = EtcdServer::start(EtcdOptions::default()).await;
+    let undisturbed = Job::on(&another, "1").script(&torch, SCRIPT, &[]);
+    std::fs::write(undisturbed.path("epochs"), epochs.to_string()).unwrap();
+    assert_eq!(undisturbed.start("a").exit(LIMIT).await, 0);
+    let (here, there) = (result(&told), result(&lines(&undisturbed)));
+    assert!((here - there).abs() < 1e-9 * there, "{here}, undisturbed {there}");
+}
+
+#[tokio::test]
+#[ignore = "half a minute: `make chaos` runs it"]
+async fn replicas_go_on_from_the_agents_memory_when_all_die() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job =
+        Job::on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=1").script(&torch, SCRIPT, &["sharded"]);
+    std::fs::write(job.path("snapshots"), "").unwrap();
+    let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
+    let first = works(&job, "applied", 1, 4).await;
+    for node in ["a", "b"] {
+        pids(&job, node, first).into_iter().for_each(kill);
+    }
+    let second = works(&job, "applied", first + 1, 4).await;
+    let told = lines(&job);
+    let applied = |line: &&Line| line.is("applied") && line.number("round") == first;
+    let done = told.iter().filter(applied).map(|line| line.number("step")).max().unwrap() + 1;
+    for begin in told.iter().filter(|line| line.is("begin") && line.number("round") == second) {
+        // A step's copy is complete when the next one is done.
+        assert!((done - 2..=done + 1).contains(&begin.number("step")), "{begin:?}, {done} steps were done");
+    }
+    let epochs = finish(&job);
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    each_sample_once_an_epoch(&lines(&job), epochs);
+    result(&lines(&job));
+}
+
+/// The workers of a node that have done a step in a round.
+fn pids(job: &Job, node: &str, round: u64) -> BTreeSet<u64> {
+    let told = lines(job);
+    let of =
+        told.iter().filter(|line| line.is("applied") && line.text("node") == node && line.number("round") == round);
+    of.map(|line| line.number("pid")).collect()
+}
+
+fn begins_with_the_state(told: &[Line], node: &str, round: u64) {
+    let begins: Vec<_> = told
+        .iter()
+        .filter(|line| line.is("begin") && line.text("node") == node && line.number("round") == round)
+        .collect();
+    assert!(begins.len() == 2 && begins.iter().all(|line| line.number("step") > 0), "{begins:?}");
+}
