@@ -322,8 +322,11 @@ fn disks() -> Vec<Fault> {
         Fault::new("the leader's disk is full", SHORT, &[Fill(Own(Leader))]),
         Fault::new("a node's disk does not answer for 7 s", LONG, &[Stall(Own(Follower))]),
         Fault::new("the leader's disk does not answer for 7 s", LONG, &[Stall(Own(Leader))]),
-        Fault::new("the checkpoints' disk is full", SHORT, &[Fill(Checkpoints)]),
-        Fault::new("the checkpoints' folder may not be written to", SHORT, &[ReadOnly(Checkpoints)]),
+        // A job that cannot write its first checkpoint at all fails, and says so.
+        Fault::new("the checkpoints' disk is full", SHORT, &[Fill(Checkpoints)]).charges(5).ends(&[0, 5]),
+        Fault::new("the checkpoints' folder may not be written to", SHORT, &[ReadOnly(Checkpoints)])
+            .charges(5)
+            .ends(&[0, 5]),
         Fault::new("the checkpoints' disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
         Fault::new("fsync takes a second", LONG, &[Inject(Worker, All, "fsync,fdatasync:delay_enter=1000000")]),
         Fault::new("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]),
@@ -446,7 +449,8 @@ fn several() -> Vec<Fault> {
             SHORT,
             &[Fill(Place::Checkpoints), Kill(Worker, Follower)],
         )
-        .charges(1),
+        .charges(5)
+        .ends(&[0, 5]),
     ]
 }
 

@@ -17,21 +17,29 @@ use super::scene::Scene;
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
-pub struct Struck {
-    stopped: Vec<u32>,
-    stopped_members: Vec<usize>,
-    killed_members: bool,
-    drained: Vec<usize>,
-    unplugged: Vec<usize>,
-    clocks: Vec<usize>,
-    cut: bool,
-    names: bool,
-    no_space: bool,
-    disks: Vec<usize>,
-    checkpoints: bool,
-    injected: Vec<Child>,
-    limits: Vec<(Pid, Resource, Rlimit)>,
-    repeated: Vec<Repeated>,
+pub struct Struck(Vec<Undo>);
+
+enum Undo {
+    Continue(u32),
+    LetGo(Child),
+    Limit(Pid, Resource, Rlimit),
+    Repeat(Repeated),
+    Ways,
+    Cable(usize),
+    Disk(usize),
+    Checkpoints,
+    Names,
+    Clock(usize),
+    ContinueMember(usize),
+    Members,
+    Space,
+    Return(usize),
+}
+
+impl Struck {
+    fn then(&mut self, undo: Undo) {
+        self.0.push(undo);
+    }
 }
 
 /// Something that is done again and again by a thread.
@@ -73,19 +81,20 @@ impl Scene {
             Action::Freeze(process, who) => {
                 for at in self.struck(who) {
                     self.nodes[at].signal(process, Signal::STOP);
-                    struck.stopped.extend(self.nodes[at].processes(process));
+                    self.nodes[at].processes(process).into_iter().for_each(|pid| struck.then(Undo::Continue(pid)));
                 }
             }
             Action::Starve(process, who) => {
                 let pids: Vec<u32> =
                     self.struck(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect();
-                struck.stopped.extend(&pids);
-                struck.repeated.push(Repeated::new(move || {
+                let stopped = pids.clone();
+                struck.then(Undo::Repeat(Repeated::new(move || {
                     pids.iter().for_each(|&pid| send(pid, Signal::STOP));
                     std::thread::sleep(Duration::from_millis(95));
                     pids.iter().for_each(|&pid| send(pid, Signal::CONT));
                     std::thread::sleep(Duration::from_millis(5));
-                }));
+                })));
+                stopped.into_iter().for_each(|pid| struck.then(Undo::Continue(pid)));
             }
             Action::Reset(who) => {
                 for at in self.struck(who) {
@@ -105,33 +114,32 @@ impl Scene {
                 for at in self.struck(who) {
                     self.nodes[at].forget();
                     self.nodes[at].signal(Process::Agent, Signal::TERM);
-                    struck.drained.push(at);
+                    struck.then(Undo::Return(at));
                 }
             }
             Action::Inject(process, who, what) => {
                 for at in self.struck(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.injected.push(inject(pid, what)?);
+                        struck.then(Undo::LetGo(inject(pid, what)?));
                     }
                 }
             }
             Action::Exhaust(process, who, resource) => {
                 for at in self.struck(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.limits.extend(exhaust(pid, resource));
+                        exhaust(pid, resource).into_iter().for_each(|undo| struck.then(undo));
                     }
                 }
             }
             Action::Cut(who, side, direction, cut) => {
-                struck.cut = true;
+                struck.then(Undo::Ways);
                 for at in self.struck(who) {
                     self.cut(at, side, direction, cut)?;
                 }
             }
             Action::Flap(who, side) => {
-                struck.cut = true;
                 let ways: Vec<_> = self.struck(who).into_iter().flat_map(|at| self.ways(at, side)).collect();
-                struck.repeated.push(Repeated::new(move || {
+                struck.then(Undo::Repeat(Repeated::new(move || {
                     for (from, to) in &ways {
                         let _ = from.cut_to(to, Cut::Silent);
                         let _ = to.cut_to(from, Cut::Silent);
@@ -139,30 +147,31 @@ impl Scene {
                     std::thread::sleep(Duration::from_millis(100));
                     let _ = hosts::mend_all();
                     std::thread::sleep(Duration::from_millis(100));
-                }));
+                })));
+                struck.then(Undo::Ways);
             }
             Action::Unplug(who) => {
                 for at in self.struck(who) {
                     self.nodes[at].host.link(false)?;
-                    struck.unplugged.push(at);
+                    struck.then(Undo::Cable(at));
                 }
             }
             Action::Fill(place) => self.disks(place, struck, |disk| disk.fill())?,
             Action::ReadOnly(place) => self.disks(place, struck, |disk| disk.read_only(true))?,
             Action::Stall(place) => self.disks(place, struck, super::disk::Disk::freeze)?,
             Action::Names(answers) => {
-                struck.names = true;
+                struck.then(Undo::Names);
                 self.names.answer(answers);
             }
             Action::Clock(who, ahead) => {
                 for at in self.struck(who) {
                     self.nodes[at].set_clock(ahead)?;
-                    struck.clocks.push(at);
+                    struck.then(Undo::Clock(at));
                 }
             }
             Action::Strobe(who) => {
                 for at in self.struck(who) {
-                    struck.clocks.push(at);
+                    struck.then(Undo::Clock(at));
                     for ahead in [3600, -3600, 3600] {
                         self.nodes[at].set_clock(ahead)?;
                         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -178,7 +187,7 @@ impl Scene {
     async fn strike_store(&mut self, action: &Action, struck: &mut Struck) -> Result<()> {
         match *action {
             Action::KillStore(which) => {
-                struck.killed_members = true;
+                struck.then(Undo::Members);
                 for at in self.members(which).await? {
                     self.cluster.kill(at);
                 }
@@ -186,16 +195,18 @@ impl Scene {
             Action::FreezeStore(which) => {
                 for at in self.members(which).await? {
                     self.cluster.freeze(at, true);
-                    struck.stopped_members.push(at);
+                    struck.then(Undo::ContinueMember(at));
                 }
             }
             Action::InjectStore(which, what) => {
                 for at in self.members(which).await? {
-                    struck.injected.extend(self.cluster.pid(at).map(|pid| inject(pid, what)).transpose()?);
+                    if let Some(pid) = self.cluster.pid(at) {
+                        struck.then(Undo::LetGo(inject(pid, what)?));
+                    }
                 }
             }
             Action::CutMember(which) => {
-                struck.cut = true;
+                struck.then(Undo::Ways);
                 for at in self.members(which).await? {
                     let member = &self.cluster.members[at].host;
                     for other in self.cluster.members.iter().filter(|other| other.host.name != member.name) {
@@ -219,7 +230,7 @@ impl Scene {
             }
             Action::Compact => self.cluster.compact().await?,
             Action::NoSpace => {
-                struck.no_space = true;
+                struck.then(Undo::Space);
                 self.cluster.no_space(true).await?;
             }
             Action::MoveLeader => self.cluster.move_leader().await?,
@@ -267,47 +278,31 @@ impl Scene {
     ///
     /// # Errors
     /// It cannot be.
-    pub async fn mend(&mut self, mut struck: Struck) -> Result<()> {
-        struck.repeated.clear();
-        struck.stopped.iter().for_each(|&pid| send(pid, Signal::CONT));
-        for tracer in &mut struck.injected {
-            // Asked to end, it lets go of whom it traces; killed, it might not.
-            send(tracer.id(), Signal::INT);
-            let _ = tracer.wait();
-        }
-        for (pid, resource, limit) in struck.limits {
-            // It may have ended.
-            let _ = prlimit(Some(pid), resource, limit);
-        }
-        if struck.names {
-            self.names.answer(Answers::Right);
-        }
-        for at in struck.unplugged {
-            self.nodes[at].host.link(true)?;
-        }
-        if struck.cut {
-            hosts::mend_all()?;
-        }
-        for at in struck.disks {
-            self.nodes[at].disk.mend()?;
-        }
-        if struck.checkpoints {
-            self.checkpoints.mend()?;
-        }
-        for at in struck.clocks {
-            self.nodes[at].set_clock(0)?;
-        }
-        for at in struck.stopped_members {
-            self.cluster.freeze(at, false);
-        }
-        if struck.killed_members {
-            self.cluster.revive()?;
-        }
-        if struck.no_space {
-            self.cluster.no_space(false).await?;
-        }
-        for at in struck.drained {
-            self.again.push(at);
+    pub async fn mend(&mut self, struck: Struck) -> Result<()> {
+        for undo in struck.0 {
+            match undo {
+                Undo::Continue(pid) => send(pid, Signal::CONT),
+                Undo::LetGo(mut tracer) => {
+                    // Asked to end, it lets go of whom it traces; killed, it might not.
+                    send(tracer.id(), Signal::INT);
+                    let _ = tracer.wait();
+                }
+                Undo::Limit(pid, resource, limit) => {
+                    // It may have ended.
+                    let _ = prlimit(Some(pid), resource, limit);
+                }
+                Undo::Repeat(repeated) => drop(repeated),
+                Undo::Ways => hosts::mend_all()?,
+                Undo::Cable(at) => self.nodes[at].host.link(true)?,
+                Undo::Disk(at) => self.nodes[at].disk.mend()?,
+                Undo::Checkpoints => self.checkpoints.mend()?,
+                Undo::Names => self.names.answer(Answers::Right),
+                Undo::Clock(at) => self.nodes[at].set_clock(0)?,
+                Undo::ContinueMember(at) => self.cluster.freeze(at, false),
+                Undo::Members => self.cluster.revive()?,
+                Undo::Space => self.cluster.no_space(false).await?,
+                Undo::Return(at) => self.again.push(at),
+            }
         }
         Ok(())
     }
@@ -379,12 +374,12 @@ impl Scene {
     ) -> Result<()> {
         match place {
             Place::Checkpoints => {
-                struck.checkpoints = true;
+                struck.then(Undo::Checkpoints);
                 strike(&mut self.checkpoints)
             }
             Place::Own(who) => {
                 for at in self.struck(who) {
-                    struck.disks.push(at);
+                    struck.then(Undo::Disk(at));
                     strike(&mut self.nodes[at].disk)?;
                 }
                 Ok(())
@@ -404,7 +399,7 @@ fn inject(pid: u32, what: &str) -> Result<Child> {
 }
 
 /// Lets a process have no more of this than it has now.
-fn exhaust(pid: u32, resource: Resource) -> Option<(Pid, Resource, Rlimit)> {
+fn exhaust(pid: u32, resource: Resource) -> Option<Undo> {
     let used = match resource {
         Resource::Nofile => std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
         _ => {
@@ -414,5 +409,5 @@ fn exhaust(pid: u32, resource: Resource) -> Option<(Pid, Resource, Rlimit)> {
     };
     let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
     let old = prlimit(Some(pid), resource, Rlimit { current: Some(used), maximum: Some(1 << 40) }).ok()?;
-    Some((pid, resource, old))
+    Some(Undo::Limit(pid, resource, old))
 }
