@@ -1,6 +1,7 @@
 """Trains a small network in a process that is started anew at every change, with a snapshot in the agent's memory after each
-step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes. It writes checkpoints if the test has made a folder for them, and ends
-after the step that the test names."""
+step: by DDP, with the word `sharded` by FSDP2, or with `hsdp` by FSDP2 whose replicas are nodes; the test's file `layout`
+may name another from then on. It writes checkpoints if the test has made a folder for them, and ends after the step that
+the test names."""
 
 import hashlib
 import os
@@ -39,7 +40,8 @@ torch.manual_seed(harness.ROUND)
 model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10)).double()
 nodes, workers = int(os.environ["GROUP_WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
 meshes = {"sharded": (nodes * workers,), "hsdp": (nodes, workers)}
-sharded = meshes.get(" ".join(sys.argv[1:]))
+layout = harness.DIR / "layout"
+sharded = meshes.get(layout.read_text() if layout.exists() else " ".join(sys.argv[1:]))
 if sharded:
     names = ("replicas", "shards")[-len(sharded) :]
     trained = fully_shard(model, mesh=init_device_mesh("cpu", sharded, mesh_dim_names=names))

@@ -178,8 +178,8 @@ async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
 async fn a_replica_of_shards_gives_its_state_to_others() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    for word in ["hsdp", "sharded"] {
-        let job = Job::on(&etcd, "1:2").named(word).flag("--nproc-per-node=2").flag("--max-restarts=1");
+    for (word, other) in [("hsdp", "sharded"), ("sharded", "hsdp")] {
+        let job = Job::on(&etcd, "1:2").named(word).flag("--nproc-per-node=2").flag("--max-restarts=2");
         let job = job.script(&torch, SCRIPT, &[word]);
         let mut agents = job.start_all(["a", "b"]);
         let first = works(&job, "done", 1, 4).await;
@@ -193,6 +193,12 @@ async fn a_replica_of_shards_gives_its_state_to_others() {
         agents[0] = job.start("a");
         let both = works(&job, "done", alone + 1, 4).await;
         goes_on_whole(&lines(&job), both);
+
+        // And the parts of one layout are divided anew for the other
+        std::fs::write(job.path("layout"), other).unwrap();
+        job.runs(both, 4).await.workers[3].kill();
+        let changed = works(&job, "done", both + 1, 4).await;
+        goes_on_whole(&lines(&job), changed);
         std::fs::write(job.path("end"), "1").unwrap();
         let [a, b] = &mut agents;
         assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
