@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use etcd_client::{
-    AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, GetOptions,
-    PutOptions,
+    AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, ConnectOptions, DeleteOptions, PutOptions,
 };
 use rustix::process::Signal;
 
@@ -292,16 +291,6 @@ impl Cluster {
             Client::connect([address], None).await?.defragment().await?;
         }
         Ok(())
-    }
-
-    /// The keys that begin like this.
-    ///
-    /// # Errors
-    /// etcd does not answer.
-    pub async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
-        let options = GetOptions::new().with_prefix().with_keys_only();
-        let found = self.client().await?.get(prefix, Some(options)).await?;
-        Ok(found.kvs().iter().map(|pair| String::from_utf8_lossy(pair.key()).into_owned()).collect())
     }
 
     /// The last lines of what members have written.
