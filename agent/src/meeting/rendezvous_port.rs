@@ -100,19 +100,16 @@ impl Master {
         self.endpoint.subscribe()
     }
 
-    /// Offers a fresh port for the next round. It is bound, and it listens if the agent is to serve it.
+    /// Offers a port for the next round, on which no round was served. It is bound, and it listens if the agent is to
+    /// serve it. Until a round begins it is the same one: others may know it already, and the next round be sealed with
+    /// it.
     pub fn offer(&mut self) -> Option<Endpoint> {
-        let (offered, endpoint) = match self.open() {
-            Ok(offered) => {
-                let endpoint = Endpoint { host: self.address.clone(), port: offered.reservation.port() };
-                (Some(offered), Some(endpoint))
-            }
-            Err(error) => {
-                tracing::error!(%error, "there is no port for rank 0");
-                (None, None)
-            }
-        };
-        self.offered = offered;
+        if self.offered.is_none() {
+            let opened = self.open().inspect_err(|error| tracing::error!(%error, "there is no port for rank 0"));
+            self.offered = opened.ok();
+        }
+        let port = self.offered.as_ref().map(|offered| offered.reservation.port());
+        let endpoint = port.map(|port| Endpoint { host: self.address.clone(), port });
         self.endpoint.send_replace(endpoint.clone());
         endpoint
     }
@@ -210,6 +207,18 @@ mod tests {
         early.write_all(SET).unwrap();
         master.begin(1, true).unwrap();
         assert_eq!(keys(&mut early).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_round_is_served_on_the_port_that_was_told_first() {
+        // Workers come to rest, and die at rest: a round may be sealed with what was offered before they did.
+        let mut master = master();
+        let told = master.offer().unwrap();
+        assert_eq!(master.offer().unwrap(), told);
+        let mut client = connect(&told).unwrap();
+        master.begin(1, true).unwrap();
+        assert_eq!(keys(&mut client).unwrap(), 0);
+        assert_ne!(master.offer().unwrap(), told, "the next round has a port of its own");
     }
 
     #[test]
