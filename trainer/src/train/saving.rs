@@ -174,7 +174,11 @@ impl Saving {
                 let place = self.pending.iter().position(|(pending, _)| pending == id)?;
                 let (_, checkpoint) = self.pending.remove(place)?;
                 self.failed(format!("the commit of step {} failed: {message}", checkpoint.step));
-                self.uncommitted = again.then_some(checkpoint);
+                // Answers may come in any order: the newest is what counts.
+                let newest = self.uncommitted.as_ref().is_none_or(|other| other.step < checkpoint.step);
+                if *again && newest {
+                    self.uncommitted = Some(checkpoint);
+                }
                 None
             }
             _ => None,
