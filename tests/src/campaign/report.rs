@@ -3,27 +3,24 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::Outcome;
 use super::scene::Phase;
+use super::{Outcome, fault};
 
-/// Markdown: a line for each fault, a column for each moment.
+/// Markdown: a line for each fault, in their own order, a column for each moment.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut rows: BTreeMap<&str, BTreeMap<&str, Vec<&Outcome>>> = BTreeMap::new();
-    let mut order = Vec::new();
     for outcome in outcomes {
-        if !rows.contains_key(outcome.fault.as_str()) {
-            order.push(outcome.fault.as_str());
-        }
         rows.entry(&outcome.fault).or_default().entry(&outcome.phase).or_default().push(outcome);
     }
     let mut text = String::from("| fault |");
     text.extend(Phase::ALL.map(|phase| format!(" {} |", phase.name())));
     text.push_str("\n|---|");
     text.extend(Phase::ALL.map(|_| "---|"));
-    for fault in order {
+    for fault in fault::all().iter().map(|fault| fault.name) {
+        let Some(row) = rows.get(fault) else { continue };
         let _ = write!(text, "\n| {fault} |");
         for phase in Phase::ALL {
-            let cell = rows.get(fault).and_then(|row| row.get(phase.name()));
+            let cell = row.get(phase.name());
             text.push_str(&cell.map_or_else(|| " – |".to_owned(), |all| format!(" {} |", summary(all))));
         }
     }
