@@ -342,7 +342,7 @@ class Refusals(unittest.TestCase):
     def test_a_session_refuses_a_sharded_model(self):
         model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
         optimizer = torch.optim.SGD(model.parameters())
-        with self.assertRaisesRegex(ValueError, "'weight' is sharded .*elastic_agent.torch.Snapshots"):
+        with self.assertRaisesRegex(ValueError, "'weight' is sharded, .*elastic_agent.torch.Snapshots"):
             elastic.Session(model, optimizer, elastic.ElasticBatchSampler(8, 4))
         elastic.Snapshots({"model": model, "optimizer": optimizer})
         with self.assertRaisesRegex(ValueError, "torch.distributed.checkpoint"):
