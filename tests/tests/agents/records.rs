@@ -88,7 +88,7 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
 }
 
 #[tokio::test]
-async fn a_lost_spec_is_written_again_before_the_next_node_needs_it() {
+async fn a_lost_spec_is_written_again_for_the_next_node() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2");
     let first = job.start("a");

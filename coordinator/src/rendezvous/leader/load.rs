@@ -48,7 +48,6 @@ impl Leader {
                     out.push(LeaderOutput::Watch(Scope::Prefix(self.keys.nodes()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.round()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.desired()), from));
-                    out.push(LeaderOutput::Watch(Scope::Key(self.keys.spec()), from));
                     out.push(LeaderOutput::Watch(Scope::Key(self.keys.checkpoint()), from));
                 }
                 for event in std::mem::take(&mut self.meanwhile) {
@@ -183,6 +182,14 @@ impl Leader {
         Ok(view)
     }
 
+    /// The spec as the leader saw it when it proved its term. Newcomers need it, so one that is lost is written again.
+    pub(super) fn spec_seen(&mut self, result: &TxnResult) {
+        let lost = |read: &OpResult| !read.value().is_some_and(|kv| Versioned::parse_spec(kv).is_ok());
+        if result.results.first().is_some_and(lost) {
+            self.reload(false);
+        }
+    }
+
     /// What the job agreed on. Where that record is lost, the leader still knows it and writes it again, since
     /// newcomers need it.
     fn spec_of(&mut self, kv: Option<&KeyValue>, strays: &mut Vec<String>) -> Result<Spec, String> {
@@ -291,13 +298,6 @@ impl Leader {
         if event.key() == self.keys.round() {
             // Its own writes come back too. Of another's, only the next generation's first record stands.
             self.round_news = self.round_news.max(event.revision());
-            return Ok(());
-        }
-        if event.key() == self.keys.spec() {
-            // Newcomers need it, so one that is lost is written again at once. What it says stands for a generation.
-            if !matches!(&event, Event::Put(kv) if Versioned::parse_spec(kv).is_ok()) {
-                self.reload(false);
-            }
             return Ok(());
         }
         let Some(view) = &mut self.view else { return Ok(()) };

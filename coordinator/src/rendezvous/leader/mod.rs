@@ -406,7 +406,7 @@ impl Leader {
             Verdict::Wait => match sweep {
                 Some((doing, txn)) => self.start(doing, txn, out),
                 None if proof_due => {
-                    let txn = self.guarded(vec![Op::get(self.keys.round())]);
+                    let txn = self.guarded(vec![Op::get(self.keys.spec())]);
                     self.start(Doing::Prove, txn, out);
                 }
                 None => self.wake = again,

@@ -234,7 +234,8 @@ impl Leader {
             Doing::Prune { rounds } => rounds.iter().for_each(|round| {
                 view.stale_rounds.remove(round);
             }),
-            Doing::Prove | Doing::Mend => {}
+            Doing::Prove => self.spec_seen(result),
+            Doing::Mend => {}
         }
     }
 
