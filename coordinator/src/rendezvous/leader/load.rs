@@ -184,7 +184,7 @@ impl Leader {
 
     /// The spec as the leader saw it when it proved its term. Newcomers need it, so one that is lost is written again.
     pub(super) fn spec_seen(&mut self, result: &TxnResult) {
-        let lost = |read: &OpResult| !read.value().is_some_and(|kv| Versioned::parse_spec(kv).is_ok());
+        let lost = |read: &OpResult| read.value().is_none_or(|kv| Versioned::parse_spec(kv).is_err());
         if result.results.first().is_some_and(lost) {
             self.reload(false);
         }
