@@ -3,9 +3,10 @@
 # Run again, it does nothing.
 #
 #   scripts/setup.sh demo      a C compiler and protoc
-#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest, maturin, NVIDIA's compiler for
-#                            kernels (two versions of it: the newest, and PyTorch's in target/), an etcd 3.5,
-#                            Prometheus and Slurm in target/, PyTorch in .torch/, and chromium
+#   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest,
+#                            maturin, NVIDIA's compiler for kernels (two versions of it: the newest, and
+#                            PyTorch's in target/), an etcd 3.5, Prometheus and Slurm in target/, PyTorch in .torch/,
+#                            and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
 #   scripts/setup.sh dist-test [ARCH]  the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging; for
 #                            machines of another architecture, qemu with their glibc there

@@ -104,23 +104,16 @@ fn run(options: Options) -> Result<ExitCode> {
     }
     if !options.inside {
         // Namespaces that nothing else is in: what is made and started there goes with this process.
-        let own = std::env::current_exe()?;
-        let error = Command::new("unshare")
-            .args([
-                "--net",
-                "--mount",
-                "--propagation=private",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-                "--",
-            ])
-            .arg(own)
-            .args(std::env::args_os().skip(1))
-            .arg("--inside")
-            .exec();
-        bail!("unshare cannot be started: {error}");
+        const APART: [&str; 8] =
+            ["--net", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc", "--"];
+        let trial = Command::new("unshare").args(APART).arg("true").output().context("start unshare")?;
+        if !trial.status.success() {
+            let said = String::from_utf8_lossy(&trial.stderr);
+            bail!("namespaces cannot be made: {}; run it as root", said.trim());
+        }
+        let mut command = Command::new("unshare");
+        command.args(APART).arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).arg("--inside");
+        bail!("unshare cannot be started: {}", command.exec());
     }
     let mut cells: Vec<(&Fault, Phase)> =
         faults.iter().flat_map(|fault| options.phases.iter().map(move |&phase| (fault, phase))).collect();

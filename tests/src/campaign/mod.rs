@@ -81,6 +81,8 @@ impl Stage {
     /// This machine lacks something, or this process may not.
     pub async fn new(folder: &Path) -> Result<Stage> {
         hosts::become_router()?;
+        // Each job needs disks: where none can be made, no job is begun.
+        drop(disk::Disk::new(&folder.join("trial"), 8)?);
         let host = |name: &str, number: u8| Host::new(name, number, &folder.join("hosts"));
         let nodes: Result<Vec<Host>> = (0..3).map(|at| host(&format!("node{at}"), 1 + at)).collect();
         let store: Result<Vec<Host>> = (0..3).map(|at| host(&format!("etcd{at}"), 11 + at)).collect();
