@@ -1,10 +1,8 @@
-"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. What the agents say is
-played here: a round forms whenever a rank asks for one. A sum is broken on one rank alone, and all ranks must come to one
-decision, or they would never meet again. In the end the parameters are those of a training on one rank, without shards."""
+"""Two nodes of two ranks each hold one replica of a small model on each node, and train it in a Session. A
+sum is broken on one rank alone, and all ranks must come to one decision, or they would never meet again. In the end the parameters are those of a training on one rank, without shards."""
 
 import os
 import sys
-import time
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -12,40 +10,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import elastic_agent.torch as elastic
-from elastic_agent import worker
+import ranks
 from elastic_agent.torch.group import GroupLost
 from elastic_agent.torch.replica import ReplicaLost, newest_of_all, peers_of
 
 NODES, LOCAL, SAMPLES, BATCH = 2, 2, 43, 10
-
-
-class Agent:
-    """What a rank hears from its agent."""
-
-    def __init__(self, port: int, rank: int) -> None:
-        group = {"group_rank": rank // LOCAL, "group_world_size": NODES}
-        address = {"master_addr": "127.0.0.1", "master_port": port}
-        self.place = {"rank": rank, "world_size": NODES * LOCAL, "round": 1, **group, **address}
-        for name in ("ready", "quiesce", "request_round", "forms_within", "available"):
-            setattr(worker, name, getattr(self, name))
-        worker.forming = lambda: None
-        worker.on_round_change = worker.report_progress = lambda *_, **__: None
-
-    def available(self):
-        return True
-
-    def ready(self):
-        return self.place
-
-    def request_round(self, reason):
-        pass
-
-    def forms_within(self, seconds):
-        return False
-
-    def quiesce(self, step):
-        self.place = {**self.place, "round": self.place["round"] + 1}
-        return self.place
 
 
 def built(seed):
@@ -86,7 +55,7 @@ def refused(complaint, call):
 def rank(port, number):
     os.environ.update(LOCAL_RANK=str(number % LOCAL), LOCAL_WORLD_SIZE=str(LOCAL), RANK=str(number), WORLD_SIZE="4")
     torch.set_num_threads(1)
-    agent = Agent(port, number)
+    agent = ranks.Agent(port, number, NODES, LOCAL)
     mesh = elastic.node_mesh()
     alone = init_device_mesh("cpu", (LOCAL, 1), mesh_dim_names=("all", "one"))["one"]
     other = fully_shard(built(seed=0), mesh=alone)
@@ -135,7 +104,7 @@ def rank(port, number):
         else:
             raise AssertionError("the other rank of this replica is gone")
     if number == 0:
-        os.environ["WORLD_SIZE"], worker.available = "1", lambda: False
+        ranks.alone()
         whole = built(seed=0)
         train(whole)
         for one, other in zip(parameters, whole.parameters()):
@@ -158,28 +127,4 @@ def decisions():
 
 if __name__ == "__main__":
     decisions()
-    children = []
-    for number in range(NODES * LOCAL):
-        child = os.fork()
-        if child == 0:
-            try:
-                rank(int(sys.argv[1]), number)
-            except BaseException:
-                import traceback
-
-                print(f"rank {number}:", file=sys.stderr)
-                traceback.print_exc()
-                os._exit(1)
-        children.append(child)
-    # None may wait for the others for ever.
-    left, failed, until = set(children), 0, time.monotonic() + 40
-    while left and not failed and time.monotonic() < until:
-        for child in list(left):
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                left.remove(child)
-                failed += status != 0
-        time.sleep(0.01)
-    for child in left:
-        os.kill(child, 9)
-    sys.exit(f"{failed} failed, {len(left)} did not end" if failed or left else 0)
+    ranks.run(NODES * LOCAL, lambda number: rank(int(sys.argv[1]), number))

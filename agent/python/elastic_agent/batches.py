@@ -64,6 +64,8 @@ class ElasticBatchSampler:
         self.drop_last = drop_last
         # Whether each rank has as many batches of a step as the others: `Session` sets it, where ranks compute together.
         self.alike = False
+        # Whether batches are cut from the whole step, not from each rank's part: `Session` sets it for `same_bits`.
+        self.in_pieces = False
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
@@ -90,9 +92,13 @@ class ElasticBatchSampler:
         return min(self.global_batch, self._end() - self.position)
 
     def micro_batches(self) -> list[int]:
-        """The sizes of this rank's batches of the step at the position. None at all, if other ranks have all samples. If
-        ranks are to have as many batches, then 0 for one that only keeps step with theirs: what it yields does not count."""
+        """The sizes of this rank's batches of the step at the position. 0 is one that only keeps step with the other
+        ranks, where they have all samples, or more batches: what it yields does not count."""
         return [len(batch) for batch in self._share(self.position)]
+
+    def first_place(self) -> int:
+        """Where this rank's part of the step at the position begins, among the step's samples."""
+        return self._part(self.step_size())[0]
 
     def advance(self) -> None:
         """The step at the position is done. After the last of an epoch, the next epoch begins."""
@@ -137,12 +143,22 @@ class ElasticBatchSampler:
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
     def _share(self, position: int) -> list[range]:
-        """This rank's places in the step at `position`, cut into micro-batches. Shares differ by one sample at most."""
+        """This rank's places in the step at `position`, cut into micro-batches."""
         size = min(self.global_batch, self._end() - position)
-        first = position + size * self.rank // self.world_size
-        end = position + size * (self.rank + 1) // self.world_size
+        first, end = (position + place for place in self._part(size))
         if not self.alike:
+            # What a loop does between `backward` and `step`, such as to clip gradients, all ranks must do.
+            if first == end:
+                return [range(first, end)]
             return [range(at, min(at + self.micro_batch, end)) for at in range(first, end, self.micro_batch)]
         count = -(-size // (self.world_size * self.micro_batch))
         cuts = [first + (end - first) * number // count for number in range(count + 1)]
         return [range(at, until) for at, until in zip(cuts, cuts[1:])]
+
+    def _part(self, size: int) -> tuple[int, int]:
+        """Where this rank's part of a step of `size` samples begins and ends. Parts differ by one sample at most, or by
+        one micro-batch."""
+        unit = self.micro_batch if self.in_pieces else 1
+        units = -(-size // unit)
+        first, end = (unit * (units * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        return min(first, size), min(end, size)

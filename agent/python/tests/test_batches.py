@@ -28,27 +28,33 @@ class Histories(unittest.TestCase):
                 # A group of some size does some steps, then another one goes on.
                 size = choose.randint(1, 6)
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
-                alike = choose.random() < 0.5
+                alike, in_pieces = choose.choice([(False, False), (True, False), (False, True)])
                 for sampler in samplers:
-                    sampler.alike = alike
+                    sampler.alike, sampler.in_pieces = alike, in_pieces
                 readers = [iter(sampler) for sampler in samplers]
                 for _ in range(choose.randint(1, 3)):
                     if samplers[0].epoch:
                         break
-                    of_step = []
+                    of_step, pieces = [], []
                     if alike:
                         self.assertEqual(len({len(sampler.micro_batches()) for sampler in samplers}), 1, f"seed {seed}")
                     for sampler, reader in zip(samplers, readers):
+                        self.assertEqual(sampler.first_place(), len(of_step), f"seed {seed}")
                         for expected in sampler.micro_batches():
                             places = next(reader)
-                            if alike and expected == 0:
+                            if expected == 0:
                                 # It only keeps step with the other ranks.
                                 self.assertEqual(len(places), 1)
                                 continue
                             self.assertEqual(len(places), expected)
                             self.assertLessEqual(len(places), micro)
                             of_step += places
+                            pieces.append(len(places))
                     self.assertEqual(len(of_step), samplers[0].step_size(), f"seed {seed}")
+                    if in_pieces:
+                        # As one rank would have them.
+                        full, rest = divmod(len(of_step), micro)
+                        self.assertEqual(pieces, [micro] * full + [rest] * (rest > 0), f"seed {seed}")
                     used += of_step
                     sizes.append(len(of_step))
                     for sampler in samplers:
@@ -74,7 +80,7 @@ class Histories(unittest.TestCase):
                     self.assertEqual(of_step, [batch] * size, f"seed {seed}")
                 self.assertEqual(sum(of_step), min(left, batch * size), f"seed {seed}")
                 for sampler in samplers:
-                    if sampler.micro_batches():
+                    if any(sampler.micro_batches()):
                         used += next(iter(sampler))
                     sampler.advance()
                 state = choose.choice(samplers).state_dict()

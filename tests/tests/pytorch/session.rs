@@ -172,6 +172,12 @@ fn many_groups_leave_nothing_behind() {
     meet_without_agents(&torch, "forms_groups.py", &["60"]);
 }
 
+#[test]
+fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "sums_in_order.py", &[]);
+}
+
 /// Runs a script whose ranks meet at an agent's store, without an agent.
 fn meet_without_agents(torch: &Torch, name: &str, args: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -44,7 +44,7 @@ class Gradients:
         if not trained:
             raise ValueError("the model has no parameter that requires a gradient")
         # From the last to the first: about the order in which the backward pass has them.
-        self._buckets = [_Bucket(part, 0) for part in _cut(list(reversed(trained)), bucket_bytes)]
+        self._buckets = [_Bucket(part, 0) for part in cut(list(reversed(trained)), bucket_bytes)]
         last = self._buckets[-1].parameters
         # Half precision cannot count beyond 256.
         if torch.finfo(last[0].dtype).bits >= 32:
@@ -73,6 +73,9 @@ class Gradients:
         for bucket in self._buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
+
+    def keep(self, *, first: bool) -> None:
+        """The backward pass of one batch is over: its gradients have been added to those of the others."""
 
     def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
         """From here on, a gradient that a backward pass has accumulated is complete here, and is summed over `group`.
@@ -146,7 +149,7 @@ def _gradient_of(parameter: torch.nn.Parameter, view: torch.Tensor) -> torch.Ten
     return DTensor.from_local(view, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def _cut(parameters: list[torch.nn.Parameter], most: int) -> list[list[torch.nn.Parameter]]:
+def cut(parameters: list[torch.nn.Parameter], most: int) -> list[list[torch.nn.Parameter]]:
     """Parameters of one type and device each, of `most` bytes at most unless a single one has more."""
     parts: list[list[torch.nn.Parameter]] = []
     size = 0

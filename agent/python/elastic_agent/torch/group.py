@@ -106,6 +106,12 @@ class Group:
         """Begins to fill `tensor` with what `rank` sends with `tag`."""
         return self._try(lambda: self._gloo.recv([tensor], rank, tag))
 
+    def start_broadcast(self, tensor: torch.Tensor, rank: int) -> Any:
+        """Begins to fill `tensor` on all ranks with what `rank` has."""
+        if self.size == 1:
+            return None
+        return self._try(lambda: self._gloo.broadcast(tensor, rank))
+
     def finish(self, work: Any) -> None:
         """Waits until an operation is complete."""
         if work is not None:

@@ -27,6 +27,7 @@ from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import Folder, Keeper, local_rank, say
+from .ordered import OrderedGradients
 from .replica import Replica
 from .snapshots import fingerprint
 
@@ -56,7 +57,7 @@ class Session:
     - Each sample is used once in an epoch: by exactly one step, on exactly one rank.
     - A rank's process and model stay, unless it is that rank that dies.
     - A step's gradient is the mean over the samples of its global batch, whatever the number of ranks. Only the order in
-      which gloo adds changes with it, and so the last bits.
+      which gloo adds changes with it, and so the last bits: `same_bits` adds in one order.
 
     Every step on a rank that later turns out to be the furthest one left counts as done. If all ranks die, training
     resumes from the last committed checkpoint.
@@ -81,6 +82,7 @@ class Session:
         keep_checkpoints: int = 2,
         snapshot_every: int | None = None,
         seed: int | None = None,
+        same_bits: bool = False,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
     ) -> None:
@@ -94,8 +96,12 @@ class Session:
         there are snapshots: then these are written, beside the steps.
         snapshot_every: if given, the state is copied into the agent's memory after this many steps, beside the next one.
         It outlives the workers: when all of them die and an agent lives, training goes on from there.
-        seed: if given, random numbers of each step depend only on it, the step and the rank: dropout does the same when a
-        step is done again.
+        seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
+        samples: dropout does the same when a step is done again. If none is given, rank 0 draws one in the beginning, and
+        it is part of the state.
+        same_bits: the result is the same to the last bit whatever the number of ranks, on machines that compute alike. The
+        sampler's `micro_batch` says what is computed at once, and the gradients of these are added in their order: in a
+        chain through the ranks, after the backward pass. The sampler must have a `global_batch`.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
         loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, nobody has died that
         the agents know of: this worker asks for a round, which costs the job a restart.
@@ -110,14 +116,23 @@ class Session:
                     "memory, by snapshot_every"
                 )
             sampler.alike = True
+        if same_bits:
+            if self._replica.mesh is not None:
+                raise ValueError("same_bits is for models that every rank holds as a whole, not for sharded ones")
+            if sampler.rank_batch is not None or sampler.micro_batch >= sampler.global_batch:
+                raise ValueError(
+                    "same_bits needs a sampler with a global_batch, and a smaller micro_batch: such as global_batch divided by "
+                    "the most ranks there will be"
+                )
+            sampler.in_pieces = True
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._on_group = on_group
         self._checkpoint_dir = None if checkpoint_dir is None else pathlib.Path(checkpoint_dir).absolute()
         self._checkpoint_every, self._keep = checkpoint_every, keep_checkpoints
-        self._seed = seed
+        self._given_seed, self._seed = seed, torch.initial_seed() if seed is None else seed
         self._operation_timeout, self._loss_timeout = operation_timeout, loss_timeout
-        self._gradients = Gradients(model.parameters())
+        self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
         self._group: Group | None = None
         self._place: dict[str, Any] = {}
         # The step of the newest snapshot.
@@ -205,18 +220,21 @@ class Session:
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
         while self.sampler.epoch < epochs:
+            # The loader draws a number from which its processes seed themselves.
+            self._seed_for("loader")
             epoch, batches = self.sampler.epoch, iter(loader)
             while self.sampler.epoch == epoch:
                 began = time.monotonic()
-                for done, _ in enumerate(self._begin_step()):
+                place = self.sampler.first_place()
+                for done, size in enumerate(self._begin_step()):
                     self._stepped = False
+                    self._seed_for(place)
+                    place += size
                     yield next(batches)
                     if not self._stepped or (not self._lost and self._done <= done):
                         raise RuntimeError("call session.backward(loss) and then session.step() for each batch")
                     if self._lost:
                         break
-                if not self._batches:
-                    self._take_part_without_samples()
                 if self._changes():
                     # Batches that were read ahead are another place's.
                     break
@@ -230,9 +248,9 @@ class Session:
         # A sharded model's gradients are means over the ranks of its replica.
         share = self._batches[self._done] * self._replica.size / self.sampler.step_size()
         if self._done < len(self._batches) - 1:
-            (loss * share).backward()
+            self._add(loss * share)
         else:
-            self._sum_up((loss * share).backward)
+            self._sum_up(lambda: self._add(loss * share))
         if not self._lost:
             self._loss = loss.detach()
             self._done += 1
@@ -248,15 +266,14 @@ class Session:
 
     def _begin_step(self) -> list[int]:
         self._batches, self._done, self._lost, self._votes = self.sampler.micro_batches(), 0, None, (0, 0)
-        if self._seed is not None:
-            torch.manual_seed(random.Random(f"{self._seed} {self.step_number} {self.rank}").getrandbits(63))
         return self._batches
 
-    def _take_part_without_samples(self) -> None:
-        """There are more ranks than samples in this step."""
-        self._sum_up(lambda: None)
-        if not self._lost:
-            self._apply()
+    def _seed_for(self, what: int | str) -> None:
+        torch.manual_seed(random.Random(f"{self._seed} {self.step_number} {what}").getrandbits(63))
+
+    def _add(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        self._gradients.keep(first=self.rank == 0)
 
     def _sum_up(self, backward: Callable[[], None]) -> None:
         """The last backward pass of a step, and the sums over the group."""
@@ -392,6 +409,7 @@ class Session:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "sampler": self.sampler.state_dict(),
+            "seed": self._seed,
         }
 
     def _look_at_memory(self) -> None:
@@ -424,6 +442,9 @@ class Session:
         self.optimizer.load_state_dict(loaded["optimizer"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(loaded["scheduler"])
+        if self._given_seed is None:
+            # What an earlier release has kept has none.
+            self._seed = loaded.get("seed", self._seed)
         self.step_number = self._snapshot = loaded["step"]
         if self._keeper:
             self._keeper.began(self.step_number)

@@ -1,0 +1,99 @@
+"""The gradients of a model, added in one order whatever the number of ranks: so the sum has the same bits.
+
+    rank 0: piece 0 + piece 1 ──▶ rank 1: + piece 2 + piece 3 ──▶ … ──▶ the last rank: the sum ──▶ all ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .gradients import cut
+from .group import Group
+
+# What goes from rank to rank at once. While one has it, the rank before it adds up the next.
+_BUCKET = 4 << 20
+
+
+class OrderedGradients:
+    """The gradients of a model, and their sum over a group, piece by piece in the order of the step's samples.
+
+    Addition of floating-point numbers is not associative: what gloo's ring adds depends on the number of ranks. Here rank
+    after rank adds its pieces to what the one before it sends. That costs a way through all ranks for each step, not
+    beside the backward pass, and on every rank but the first the memory of a gradient for each of its pieces. All is added
+    on the CPU: gloo sends nothing else from rank to rank.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self._parameters:
+            raise ValueError("the model has no parameter that requires a gradient")
+        # What the backward pass has last is sent last.
+        self._buckets = cut(list(reversed(self._parameters)), _BUCKET)
+        self._pieces: list[list[torch.Tensor]] = []
+        self._group: Group | None = None
+        self._votes = (False, False)
+
+    def clear(self) -> None:
+        """Forgets all gradients, and sums that were given up. Of these nothing may be under way any more."""
+        self._pieces, self._group = [], None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def keep(self, *, first: bool) -> None:
+        """The backward pass of one piece is over. first: this is the rank that has the first piece of the step, so that
+        what it has is a sum already."""
+        piece = []
+        for bucket in self._buckets:
+            of_parameters = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+            piece.append(torch.cat([one.reshape(-1) for one in of_parameters]).cpu())
+        for parameter in self._parameters:
+            parameter.grad = None
+        if first and self._pieces:
+            for whole, part in zip(self._pieces[0], piece):
+                whole.add_(part)
+        else:
+            self._pieces.append(piece)
+
+    def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
+        """The next piece is this rank's last one of the step. Its votes: it knows that the group changes, and it leaves."""
+        self._group, self._votes = group, (changing, leaving)
+
+    def finish(self) -> tuple[int, int]:
+        """Returns with the group's gradient in the parameters: the number of ranks that know of a change, and of those
+        that leave."""
+        group, pieces = self._group, self._pieces
+        self._group, self._pieces = None, []
+        last = group.size - 1
+        votes = torch.tensor(self._votes, dtype=torch.int64)
+        works: list[Any] = [group.start_sum(votes)]
+        sums = []
+        for number, bucket in enumerate(self._buckets):
+            parts = [piece[number] for piece in pieces]
+            whole = torch.zeros(sum(one.numel() for one in bucket), dtype=bucket[0].dtype)
+            if group.rank > 0:
+                group.finish(group.start_receive(whole, group.rank - 1, number))
+            for part in parts:
+                whole.add_(part)
+            if group.rank < last:
+                works.append(group.start_send(whole, group.rank + 1, number))
+            else:
+                works.append(group.start_broadcast(whole, last))
+            sums.append(whole)
+        if group.rank < last:
+            # What is sent on must have gone before the whole sum takes its place.
+            for work in works[1:]:
+                group.finish(work)
+            works = works[:1] + [group.start_broadcast(whole, last) for whole in sums]
+        for work in works:
+            group.finish(work)
+        for bucket, whole in zip(self._buckets, sums):
+            for parameter, grad in zip(bucket, whole.split([one.numel() for one in bucket])):
+                parameter.grad = grad.view_as(parameter).to(parameter.device)
+        changing, leaving = votes.tolist()
+        return changing, leaving
+
+    def remove(self) -> None:
+        """Nothing is fastened to the parameters."""
