@@ -99,7 +99,12 @@ class _Agent:
             if self._gone:
                 reply.came.set()
         self.send({**message, "id": number})
-        return self._wait(reply, timeout, message["type"])
+        try:
+            return self._wait(reply, timeout, message["type"])
+        finally:
+            # An answer that comes too late is passed over.
+            with self._lock:
+                self._replies.pop(number, None)
 
     def welcome(self, timeout: float | None) -> dict[str, Any]:
         return self._wait(self._welcome, timeout, "register")
@@ -114,9 +119,9 @@ class _Agent:
         with self._lock:
             return self._forming
 
-    def quiesce(self, step: int, timeout: float | None) -> dict[str, Any]:
+    def quiesce(self, step: int, timeout: float) -> dict[str, Any]:
         if not self._forms.wait(timeout):
-            raise AgentError(f"no round was forming within {timeout} s")
+            raise AgentError(f"no round is forming, {timeout} s on: ask for one by request_round")
         with self._lock:
             forming, self._next = self._forming, _Reply()
             reply = self._next
@@ -124,7 +129,7 @@ class _Agent:
                 reply.came.set()
         if forming:
             self.send({"type": "quiesced", "round": forming[0], "step": step})
-        return self._wait(reply, timeout, "quiesced")
+        return self._wait(reply, None, "quiesced")
 
     def forms_within(self, timeout: float) -> bool:
         return self._forms.wait(timeout)
@@ -287,13 +292,14 @@ def quiesce_time() -> float:
     return _connected().quiesce_time
 
 
-def quiesce(step: int, timeout: float | None = None) -> dict[str, Any]:
+def quiesce(step: int, timeout: float = 60) -> dict[str, Any]:
     """Comes to rest after `step` steps, so that the next round can form. Returns this worker's place in that round, as
     `assignment` does. If no round is forming yet, this first waits until one is.
 
     Leave the process group of the old round first, and use nothing of it while this waits. Then join the new process
-    group: the environment holds the new place, as after `ready`. Raises AgentError if the agent refuses or is gone, if
-    no round is forming within `timeout` seconds, or if the place does not come within another `timeout` seconds.
+    group: the environment holds the new place, as after `ready`. Raises AgentError if the agent refuses or is gone, or if
+    no round is forming within `timeout` seconds. For its place it waits as long as its agent waits for other nodes: for
+    `join_timeout`, and while an operator has paused the job.
     """
     return _entered(_place(_connected().quiesce(step, timeout)))
 
@@ -373,13 +379,14 @@ def barrier(name: str, timeout: float | None = None) -> None:
 
 
 def commit_checkpoint(
-    step: int, path: str | os.PathLike[str], *, digest: str | None = None, timeout: float | None = None
+    step: int, path: str | os.PathLike[str], *, digest: str | None = None, timeout: float | None = 600
 ) -> None:
     """Publishes the checkpoint at `path`, which holds `step` steps. The job then resumes from it.
 
     The checkpoint must be complete and durable. `digest` is the digest of its bytes, as `algorithm:hex`. By default it
     is the SHA-256 of the file. Returns when the checkpoint is published. Raises AgentError if it never will be, because
-    this node is no longer a member of the round, or because a later step is committed.
+    this node is no longer a member of the round, or because a later step is committed; and after `timeout` seconds: the
+    store is away, and the agent still tries.
     """
     path = pathlib.Path(path).absolute()
     if digest is None:

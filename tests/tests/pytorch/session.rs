@@ -12,6 +12,7 @@ use elastic_tests::agents::{Agent, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::requirement::skip;
 use elastic_tests::torch::{Torch, script};
+use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::pytorch::trace::{LIMIT, Line, lines, works};
@@ -79,7 +80,7 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() >= Some(20));
-    let committed = elastic_tests::wait::eventually("two checkpoints are committed", LIMIT, committed).await;
+    let committed = eventually("two checkpoints are committed", LIMIT, committed).await;
 
     kill(pid_of(&job, "a", 1));
     kill(pid_of(&job, "b", 1));
@@ -109,6 +110,34 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
     each_sample_once_an_epoch(&lines(&job), epochs);
     result(&lines(&job));
+}
+
+#[tokio::test]
+async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "1:2").script(&torch, SCRIPT, &[]);
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
+    let mut a = job.start("a");
+    let first = works(&job, "applied", 1, 1).await;
+
+    // When a node has its place, and its worker does not yet meet the one that has the state
+    std::fs::write(job.path("late-b"), "").unwrap();
+    let mut b = job.start("b");
+    let place = async || job.workers().into_iter().find(|worker| worker.node == "b");
+    let second = eventually("b has a place", LIMIT, place).await.round;
+    // ... and that one is asked to leave
+    a.signal(Signal::TERM);
+    assert_eq!(a.exit(LIMIT).await, 3);
+
+    // Then it has saved its last step, and the other goes on from there
+    std::fs::remove_file(job.path("late-b")).unwrap();
+    let third = works(&job, "applied", second + 1, 1).await;
+    let told = lines(&job);
+    assert_eq!(first_step(&told, third), last_step(&told, first) + 1);
+    let epochs = finish(&job);
+    assert_eq!(b.exit(LIMIT).await, 0);
+    each_sample_once_an_epoch(&lines(&job), epochs);
 }
 
 #[tokio::test]
@@ -169,7 +198,7 @@ async fn a_session_whose_connections_break_meets_anew_in_its_processes() {
 #[test]
 fn many_groups_leave_nothing_behind() {
     let Some(torch) = Torch::find() else { return };
-    meet_without_agents(&torch, "forms_groups.py", &["60"]);
+    meet_without_agents(&torch, "forms_groups.py", &["200"]);
 }
 
 #[test]

@@ -42,7 +42,8 @@ class Group:
         self._lock = threading.Lock()
         self._gloo: Any = None
         self._lost = self._closed = False
-        self._others: set[int] = set()
+        # The sockets that this process had before gloo's. None yet, while no rank has been met.
+        self._others: set[int] | None = None
         self._joined: dict[int, int] | None = None
 
     def join(self, *, timeout: float, outdated: Callable[[], bool]) -> None:
@@ -51,11 +52,12 @@ class Group:
         if self.size == 1:
             return
         try:
-            self._others = set(_sockets())
             # The agent serves the store, unless it was told to leave that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
             # gloo waits for others in its own code, which nothing can interrupt. So it begins when all are there.
             store = meet(self._place, self.size, serves=serves, outdated=outdated)
+            # What was opened while this waited for the others, by any thread, is not gloo's.
+            self._others = set(_sockets())
             self._connect(store, datetime.timedelta(seconds=timeout), outdated)
         except RuntimeError as error:
             self.cut()
@@ -145,6 +147,8 @@ class Group:
 
     def _own_sockets(self) -> dict[int, int]:
         """What this process has opened since it began to join: gloo does not tell its connections."""
+        if self._others is None:
+            return {}
         return {inode: fd for inode, fd in _sockets().items() if inode not in self._others}
 
     def _try(self, operation: Callable[[], Any]) -> Any:

@@ -144,7 +144,10 @@ class Session:
         self._snapshot_every = snapshot_every
         self._keeper: Keeper | None = None
         self._leaving = False
+        # Whether it waits for the agent, and nothing is lost if it ends at once.
         self._at_rest = False
+        # The newest step of which a checkpoint was written, or tried.
+        self._saved = -1
         self._process = os.getpid()
         self._former_handler: Any = None
         # Of the step under way: this rank's batches, how many are done, and the share that each has in the mean.
@@ -318,12 +321,12 @@ class Session:
         changing, leaving = self._votes
         if not self._lost and leaving == 0 and changing == 0:
             if not self._keeper and self.step_number % self._checkpoint_every == 0:
-                self._save()
+                self._save_by_rank_0()
             return False
         if not self._lost:
             if leaving:
                 # The others may be asked to leave in the next moment, and then nobody has the state.
-                self._save()
+                self._save_by_rank_0()
             if self._leaving:
                 sys.exit(_STOPPED)
         self._next_group()
@@ -337,7 +340,7 @@ class Session:
                 self._group = None
             self._gradients.clear()
             if self._leaving:
-                sys.exit(_STOPPED)
+                self._leave()
             if not worker.available():
                 raise RuntimeError("the group is lost, and there is no agent that forms another") from self._lost
             self._at_rest = True
@@ -346,6 +349,9 @@ class Session:
                     worker.request_round(f"its group is broken: {self._lost or 'a change that did not come'}")
                 # The agent bounds this wait: by join_timeout, and its own end.
                 place = worker.quiesce(self.step_number)
+            except SystemExit:
+                self._leave()
+                raise
             except worker.AgentError as error:
                 raise worker.AgentError(f"{error}; the group was left because: {self._lost or 'it changes'}") from error
             try:
@@ -356,7 +362,7 @@ class Session:
 
     def _enter(self, place: dict[str, Any]) -> None:
         """Joins the ranks of a round, and comes to one state with them."""
-        self._place = place
+        self._at_rest, self._place = False, place
         self.sampler.set_place(place["rank"], place["world_size"])
         self._group = Group(self._replica.peers(place))
         found: list[Any] = []
@@ -367,7 +373,7 @@ class Session:
         self._held = True
         if self._on_group is not None:
             self._on_group(self)
-        self._at_rest, self._lost = False, None
+        self._lost = None
 
     def _meet_and_agree(self) -> Any:
         """Gives all ranks the state of the furthest: the newest in memory, else the committed checkpoint, else what rank
@@ -449,16 +455,30 @@ class Session:
         if self._keeper:
             self._keeper.began(self.step_number)
 
-    def _save(self) -> None:
-        """Writes and commits a checkpoint, by rank 0. Training outlives a disk that is full."""
-        if self.rank != 0 or self._checkpoint_dir is None:
+    def _leave(self) -> None:
+        """Ends this worker, which was asked to leave and is in no group. Perhaps nobody else has its state."""
+        self._at_rest = False
+        if self._held and self._saved < self.step_number:
+            # Others that leave now write theirs.
+            self._save(f"-rank-{self.rank}")
+        sys.exit(_STOPPED)
+
+    def _save_by_rank_0(self) -> None:
+        self._saved = self.step_number
+        if self.rank == 0:
+            self._save()
+
+    def _save(self, note: str = "") -> None:
+        """Writes and commits a checkpoint. Training outlives a disk that is full."""
+        if self._checkpoint_dir is None:
             return
         if self._keeper:
             # What is written beside the steps, and is older, must not be committed after this.
             self._keeper.settle(self._operation_timeout)
         round_, timeout = self._place["round"], self._operation_timeout
         try:
-            state.save(self._state(), self._checkpoint_dir, self.step_number, round_, keep=self._keep, timeout=timeout)
+            kept = {"keep": self._keep, "timeout": timeout, "note": note}
+            state.save(self._state(), self._checkpoint_dir, self.step_number, round_, **kept)
         except (OSError, worker.AgentError) as error:
             print(f"the checkpoint of step {self.step_number} is not saved: {error}", file=sys.stderr, flush=True)
 
@@ -480,9 +500,10 @@ class Session:
             # A DataLoader's worker has inherited this.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif self._at_rest:
-            sys.exit(_STOPPED)
+            return
         self._leaving = True
+        if self._at_rest or not self._held:
+            sys.exit(_STOPPED)
 
     def _round_forms(self, round_: int, reason: str) -> None:
         until = time.monotonic() + min(worker.quiesce_time() / 2, max(1.0, 3 * self._longest))

@@ -85,10 +85,12 @@ def write(state: Any, path: pathlib.Path) -> None:
         os.close(folder)
 
 
-def save(state: Any, folder: pathlib.Path, step: int, round_: int, *, keep: int, timeout: float) -> None:
-    """Writes a checkpoint and has the agent commit it. The newest `keep` stay."""
+def save(
+    state: Any, folder: pathlib.Path, step: int, round_: int, *, keep: int, timeout: float, note: str = ""
+) -> None:
+    """Writes a checkpoint and has the agent commit it. The newest `keep` stay. `note`: where others than rank 0 write."""
     # Its round is in its name: what a rank of an earlier round still writes has another.
-    path = folder / name_of(step, round_)
+    path = folder / name_of(step, round_, note)
     write(state, path)
     if worker.available():
         worker.commit_checkpoint(step, path, timeout=timeout)
