@@ -35,16 +35,22 @@ class ElasticSampler:
     ) -> None:
         """`dataset` is anything with a length, or the length. Rank and world size default to the environment's."""
         self.length = dataset if isinstance(dataset, int) else len(dataset)
-        self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
-        self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
-        if not 0 <= self.rank < self.world_size:
-            raise ValueError(f"rank {self.rank} is not among {self.world_size} ranks, counted from 0")
+        self.set_place(
+            int(os.environ.get("RANK", 0)) if rank is None else rank,
+            int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size,
+        )
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
         self.epoch = 0
         self.position = 0
         self._way = order.COMPUTED
+
+    def set_place(self, rank: int, world_size: int) -> None:
+        """Takes another part of the epoch from here on: after `elastic_agent.quiesce`, in a script that keeps its process."""
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not among {world_size} ranks, counted from 0")
+        self.rank, self.world_size = rank, world_size
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch. If it is the loaded epoch, continues at the position that `load_state_dict` has set."""

@@ -9,8 +9,10 @@ from elastic_agent import ElasticDistributedSampler, ElasticSampler, order
 
 
 def group(length, size, state=None, **options):
-    samplers = [ElasticSampler(length, rank=rank, world_size=size, **options) for rank in range(size)]
-    for sampler in samplers:
+    samplers = [ElasticSampler(length, rank=0, world_size=1, **options) for rank in range(size)]
+    for rank, sampler in enumerate(samplers):
+        # As in a script that keeps its process.
+        sampler.set_place(rank, size)
         if state:
             sampler.load_state_dict(state)
     return samplers

@@ -49,6 +49,52 @@ async fn the_trial_works_as_typed() {
 }
 
 #[tokio::test]
+async fn the_session_keeps_its_process_when_a_worker_is_killed() {
+    let Some(torch) = Torch::find() else { return };
+    let page = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let mut blocks = page.split("```python\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let lines = blocks.find(|block| block.contains("elastic.Session")).expect("README.md has a session");
+    assert!(lines.lines().count() <= 10, "ten lines were promised");
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("ten_lines.py"), lines).unwrap();
+    // Given all that is the reader's own, and rank 1 that is killed in the 13th of 40 steps
+    let train = r#"
+cat > own.py <<'EOF'
+import os, signal, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+dataset = TensorDataset(torch.randn(1024, 16), torch.randint(10, (1024,)))
+model = torch.nn.Linear(16, 10)
+optimizer = torch.optim.AdamW(model.parameters())
+batches = 0
+
+def loss_of(scores, labels):
+    global batches
+    batches += 1
+    if batches == 13 and os.environ["RANK"] == "1" and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.functional.cross_entropy(scores, labels)
+EOF
+cat > train.py <<'EOF'
+import os
+import own
+from own import *
+first = os.environ["TORCHELASTIC_RESTART_COUNT"]
+exec(open("ten_lines.py").read())
+print(f"rank {session.rank}, begun after {first} restarts: {session.step_number} steps, {own.batches} batches", flush=True)
+EOF
+elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train.py"#;
+    let out = typed(&torch, folder.path(), train).await;
+    // Rank 0 did each step, one of them twice; the other began with its state.
+    assert!(out.contains("rank 0, begun after 0 restarts: 40 steps, 41 batches"), "{out}");
+    let other = out.lines().find(|line| line.contains("rank 1, begun after 1 restarts: 40 steps, "));
+    let batches: u64 = other.unwrap_or_else(|| panic!("{out}")).rsplit(' ').nth(1).unwrap().parse().unwrap();
+    assert!((27..=28).contains(&batches), "{out}");
+}
+
+#[tokio::test]
 async fn the_ddp_example_goes_on_from_its_checkpoint() {
     let Some(torch) = Torch::find() else { return };
     let folder = tempfile::tempdir().unwrap();
