@@ -248,7 +248,8 @@ impl EtcdServer {
         self.note_auth();
     }
 
-    fn note_auth(&self) {
+    /// Says that authentication has been switched on by other means than [`EtcdServer::enable_auth`].
+    pub fn note_auth(&self) {
         std::fs::write(self.dir.path().join("auth"), "").expect("note");
     }
 
@@ -256,6 +257,16 @@ impl EtcdServer {
     pub async fn forget_tokens(&self, root: &str, user: &str, password: &str) {
         let mut client = self.try_client(Some(("root", root))).await.expect("root's client");
         client.user_change_password(user, password).await.expect("set the password");
+    }
+
+    /// Adds a role that nobody has. Signed tokens from before are out of date then.
+    pub async fn add_role(&self, root: &str, role: &str) {
+        self.client_of("root", root).await.role_add(role).await.expect("add a role");
+    }
+
+    /// A bare client of this user.
+    pub async fn client_of(&self, user: &str, password: &str) -> Client {
+        within("a bare client logs in", READY, self.try_client(Some((user, password)))).await.expect("a user's client")
     }
 
     /// SIGKILL, and wait until it is dead.
@@ -380,6 +391,14 @@ impl EtcdCluster {
         })
         .await
     }
+}
+
+/// A server whose tokens are signed (JWT) and last so long (`10m`), and the file of the key, which must outlive it.
+pub fn signed_tokens(options: EtcdOptions, ttl: &str) -> (EtcdOptions, tempfile::NamedTempFile) {
+    let key = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(key.path(), "what tokens are signed with").expect("write the key");
+    let tokens = format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={ttl}", key.path().display());
+    (options.args([tokens]), key)
 }
 
 /// An etcd server as a subject of the contract.

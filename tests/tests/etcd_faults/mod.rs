@@ -4,4 +4,5 @@ mod access;
 mod failures;
 mod identity;
 mod refusing_proxy;
+mod tokens;
 mod watches;

@@ -98,10 +98,14 @@ pub(super) fn of_words(words: &str, at: &str) -> Option<Fault> {
         let compacted = StoreError::Compacted { requested: Revision::NONE, oldest: Revision::NONE };
         return Some(Fault::Refused(compacted));
     }
-    if says("invalid auth token") || says("revision of auth store is old") {
+    // A token that etcd does not know any more; one from before a change of users or roles, in the words of 3.4 and of 3.5;
+    // and none, where etcd was told to have users after we connected.
+    let stale =
+        ["invalid auth token", "revision of auth store is old", "revision in header is old", "user name is empty"];
+    if stale.iter().any(|text| says(text)) {
         return Some(Fault::StaleToken(words.to_owned()));
     }
-    if says("user name is empty") || says("authentication failed") || says("permission denied") {
+    if says("authentication failed") || says("permission denied") {
         return Some(Fault::Refused(StoreError::Denied { endpoints, cause: words.to_owned() }));
     }
     // Refused before anything was proposed to the cluster: by a member that is cut off from it, or is still starting...
@@ -264,6 +268,13 @@ mod tests {
             of(Code::InvalidArgument, "etcdserver: duplicate key given in txn request"),
             StoreError::Invalid(_)
         ));
-        assert!(matches!(fault(Code::Unauthenticated, "etcdserver: invalid auth token"), Fault::StaleToken(_)));
+        for (code, message) in [
+            (Code::Unauthenticated, "etcdserver: invalid auth token"),
+            (Code::InvalidArgument, "etcdserver: revision of auth store is old"),
+            (Code::Unknown, "auth: revision in header is old"),
+            (Code::InvalidArgument, "etcdserver: user name is empty"),
+        ] {
+            assert!(matches!(fault(code, message), Fault::StaleToken(_)), "{message}");
+        }
     }
 }

@@ -12,6 +12,7 @@
 //! | `lease` | one keep-alive stream for each lease |
 //! | `probe` | what is wrong with an endpoint |
 //! | `examine` | what a member says of itself, for operators |
+//! | `refusal` | whom etcd refuses, and what for |
 //! | `releases` | which releases of etcd have faults |
 //! | `tls` | the files as rustls takes them, for what is no gRPC |
 //!
@@ -26,6 +27,7 @@ pub(crate) mod fault;
 mod identity;
 mod lease;
 mod probe;
+mod refusal;
 mod releases;
 pub(crate) mod rotation;
 pub mod tls;
@@ -47,6 +49,7 @@ use self::connection::MemberConnection;
 use self::fault::Repeat;
 use self::identity::Identity;
 use self::lease::{KeepAlives, whole_seconds};
+use self::refusal::Rights;
 use self::watch::{UPDATES_AHEAD, Watch};
 use super::{LeaseId, Op, Result, Revision, Scope, Store, StoreError, Txn, TxnResult, Watcher};
 
@@ -146,7 +149,8 @@ impl Inner {
                     let mut client = link.client.kv_client().max_decoding_message_size(MAX_ANSWER);
                     client.txn(request.clone()).await
                 })
-                .await?;
+                .await
+                .map_err(|error| refusal::told(error, self.connection.user(), &Rights::of_txn(&txn)))?;
             self.met(response.header())?;
             let result = convert::result(&txn, response).ok_or_else(|| self.not_v3("its answer does not fit"))?;
             if result.revision >= floor {

@@ -9,8 +9,9 @@ use etcd_client::{Error, WatchOptions, WatchResponse, WatchStream};
 use tokio::sync::mpsc::Sender;
 use tokio::time::{Instant, timeout_at};
 
-use super::connection::Link;
+use super::connection::{Link, NEW_TOKENS};
 use super::fault::{Fault, of_words};
+use super::refusal::{self, Rights};
 use super::{Inner, convert};
 use crate::store::{Op, OpResult, Result, Revision, Scope, StoreError, Txn, TxnResult, WatchUpdate};
 
@@ -171,16 +172,17 @@ impl Watch {
         if response.compact_revision() > 0 {
             return self.list_anew().await.map_or_else(|end| end, |()| End::Again);
         }
+        let connection = &self.store.connection;
         let cause = response.cancel_reason().to_owned();
         let fault = of_words(&cause, &link.uri);
         if let Some(Fault::StaleToken(_) | Fault::Refused(StoreError::Denied { .. })) = fault {
-            // A watch with a token that etcd forgot is refused in the same words as one that is not allowed: the
-            // second refusal, with a new token, means it.
+            // A watch with a token that is out of date is refused in the same words as one that is not allowed, and a
+            // new token can be out of date again: a refusal is believed that outlasts some.
             *refusals += 1;
-            if *refusals > 1 {
-                return End::Broken(StoreError::Denied { endpoints: link.uri.clone(), cause });
+            if *refusals >= NEW_TOKENS {
+                let refused = StoreError::Denied { endpoints: link.uri.clone(), cause };
+                return End::Broken(refusal::told(refused, connection.user(), &Rights::of_watch(&self.scope)));
             }
-            let connection = &self.store.connection;
             if let Err(fault) = connection.renew_token(link, Instant::now() + connection.call_timeout()).await {
                 return fault.into_error(false, &link.uri).into();
             }
