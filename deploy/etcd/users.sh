@@ -6,8 +6,10 @@ export ETCDCTL_API=3
 
 usage() {
     cat <<'TEXT'
-usage: users.sh [--prefix PATH] [--passwords DIRECTORY]               all users below; switches authentication on
+usage: users.sh [--prefix PATH] [--passwords DIRECTORY]               the first three below; switches authentication on
        users.sh [--prefix PATH] [--passwords DIRECTORY] job JOB       a user for the agents of this one job
+       users.sh [--prefix PATH] [--passwords DIRECTORY] operator JOB  a user who asks things of this one job
+       users.sh [--prefix PATH] [--passwords DIRECTORY] reader JOB    a user who looks at this one job
        users.sh [--passwords DIRECTORY] password USER                 another password for a user who is there
 
   user                  for                                may
@@ -15,6 +17,8 @@ usage: users.sh [--prefix PATH] [--passwords DIRECTORY]               all users 
   elastic-operator      elasticctl, elastic-coordinator    read and write all jobs
   elastic-agents        agents of any job                  read and write all jobs
   elastic-agents-JOB    agents of this one job             read and write this job
+  elastic-operator-JOB  elasticctl with this one job       read this job; drain, exclude, evict, set, pause, close it
+  elastic-reader-JOB    elasticctl with this one job       read this job
 
 Where etcd is, ETCDCTL_ENDPOINTS, ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY say. Passwords, root's too, are asked for;
 or each stands in DIRECTORY/USER. They are never arguments of a command, which everybody on a host can read.
@@ -67,12 +71,21 @@ user() {
     printf '%s\n' "$word" | as_root user add "$1" --interactive=false
 }
 
-# role NAME read|readwrite PREFIX: the role, and the user of the same name who has it.
+# role NAME RIGHT PATH [RIGHT PATH]: the role, and the user of the same name who has it. A path that ends in / means all
+# keys below it, another means that key.
 role() {
-    has role "$1" || as_root role add "$1"
-    as_root role grant-permission "$1" --prefix=true "$2" "$3" >/dev/null
-    user "$1"
-    as_root user grant-role "$1" "$1" >/dev/null
+    name=$1
+    shift
+    has role "$name" || as_root role add "$name"
+    while [ $# -gt 0 ]; do
+        case $2 in
+        */) as_root role grant-permission "$name" --prefix=true "$1" "$2" >/dev/null ;;
+        *) as_root role grant-permission "$name" "$1" "$2" >/dev/null ;;
+        esac
+        shift 2
+    done
+    user "$name"
+    as_root user grant-role "$name" "$name" >/dev/null
 }
 
 prefix=/elastic
@@ -89,7 +102,7 @@ while :; do
     esac
 done
 case $#:${1:-} in
-0: | 2:job | 2:password) ;;
+0: | 2:job | 2:operator | 2:reader | 2:password) ;;
 *) usage >&2 && exit 2 ;;
 esac
 case $prefix in
@@ -111,11 +124,19 @@ case ${1:-} in
     as_root user grant-role root root >/dev/null
     as_root auth enable
     ;;
-job)
+job | operator | reader)
     case $2 in
     '' | *[!A-Za-z0-9._@+=-]*) fail "$2: a user of its own is for jobs whose id has letters, digits and ._-@+= alone" ;;
     esac
-    role "elastic-agents-$2" readwrite "$prefix/v1/jobs/$2/"
+    job=$prefix/v1/jobs/$2
+    case $1 in
+    # Agents write every key of their job but desired, and delete that too when they begin it anew.
+    job) role "elastic-agents-$2" readwrite "$job/" ;;
+    # What is wished for, and the line of history that says by whom: not the round, and not the checkpoint, which names
+    # the file that workers load.
+    operator) role "elastic-operator-$2" read "$job/" write "$job/desired" write "$job/events/" ;;
+    reader) role "elastic-reader-$2" read "$job/" ;;
+    esac
     ;;
 password)
     has user "$2" || fail "there is no user $2"

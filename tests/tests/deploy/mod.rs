@@ -4,7 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `recipe` | `deploy/README.md` followed, to a job that trains |
-//! | `scripts` | certificates, settings and users, each alone |
+//! | `scripts` | certificates and settings, each alone |
 //! | `ansible` | the playbook, run on machines |
 //! | `alerts` | what Prometheus is to warn of |
 //! | `prometheus` | what a real Prometheus sees of jobs that fail: alerts and dashboards |
@@ -13,6 +13,7 @@
 //! | `machines` | machines as namespaces, reached by `ssh` and `scp` |
 //! | `slurm` | the example for Slurm, submitted to one |
 //! | `units` | systemd's units, started as systemd would |
+//! | `users` | etcd's users: what each may do, and a job whose programs run as those meant for them |
 
 mod alerts;
 mod ansible;
@@ -24,6 +25,7 @@ mod recipe;
 mod scripts;
 mod slurm;
 mod units;
+mod users;
 
 use std::path::PathBuf;
 

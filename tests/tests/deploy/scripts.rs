@@ -1,18 +1,16 @@
-//! The scripts of `deploy/etcd`, each by itself.
+//! The scripts of `deploy/etcd`, each by itself; `users.sh` has a page of its own.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use elastic_tests::agents::{Job, LIMIT};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use tempfile::TempDir;
 
 use crate::deploy::deploy;
 use crate::deploy::machines::printed;
 
 /// Runs a script of `deploy/etcd` in a folder. Nobody is there to answer its questions.
-fn script(name: &str, folder: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
+pub(super) fn script(name: &str, folder: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(deploy("etcd").join(name));
     command.args(args).current_dir(folder).envs(env.iter().copied()).stdin(Stdio::null());
     command.output().expect("run a script")
@@ -147,116 +145,4 @@ fn settings_differ_in_the_members_own_lines_alone() {
     assert!(of(&["--existing", "etcd0.example.org"]).1.contains("ETCD_INITIAL_CLUSTER_STATE=existing\n"));
     let (done, said) = of(&["etcd9.example.org"]);
     assert!(!done && said.contains("etcd9.example.org is not among the members"), "{said}");
-}
-
-/// An etcd, a folder of passwords, and an etcdctl that notes how it is called.
-struct Users {
-    etcd: EtcdServer,
-    dir: TempDir,
-}
-
-const USERS: [&str; 5] = ["root", "elastic-reader", "elastic-operator", "elastic-agents", "elastic-agents-job"];
-
-impl Users {
-    async fn new() -> Users {
-        let etcd = EtcdServer::start(EtcdOptions::default()).await;
-        let users = Users { etcd, dir: tempfile::tempdir().unwrap() };
-        let dir = users.dir.path();
-        std::fs::create_dir(dir.join("passwords")).unwrap();
-        for user in USERS {
-            std::fs::write(dir.join("passwords").join(user), format!("secret-{user}\n")).unwrap();
-        }
-        let real = std::env::split_paths(&std::env::var_os("PATH").unwrap())
-            .map(|folder| folder.join("etcdctl"))
-            .find(|path| path.is_file())
-            .expect("etcdctl: install etcd-client");
-        let noting = format!("#!/bin/sh\necho \"$*\" >> {}/calls\nexec {} \"$@\"\n", dir.display(), real.display());
-        std::fs::create_dir(dir.join("bin")).unwrap();
-        std::fs::write(dir.join("bin/etcdctl"), noting).unwrap();
-        std::fs::set_permissions(dir.join("bin/etcdctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
-        users
-    }
-
-    fn run(&self, args: &[&str]) -> (bool, String) {
-        let path = format!("{}/bin:{}", self.dir.path().display(), std::env::var("PATH").unwrap());
-        let env = [("ETCDCTL_ENDPOINTS", &*self.etcd.address()), ("PATH", &path)];
-        let output = script("users.sh", self.dir.path(), args, &env);
-        (output.status.success(), printed(&output))
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let (done, text) = self.run(args);
-        assert!(done, "{args:?}: {text}");
-        text
-    }
-
-    /// Whether etcd does this for a user with this password.
-    fn may(&self, user: &str, password: &str, args: &[&str]) -> bool {
-        let mut command = Command::new("etcdctl");
-        command.env("ETCDCTL_API", "3").env("ETCDCTL_USER", format!("{user}:{password}"));
-        command.args(["--endpoints", &self.etcd.address()]).args(args);
-        command.output().expect("etcdctl").status.success()
-    }
-
-    /// The same with the password that was made for the user.
-    fn does(&self, user: &str, args: &[&str]) -> bool {
-        self.may(user, &format!("secret-{user}"), args)
-    }
-}
-
-#[tokio::test]
-async fn each_user_may_do_its_part_and_no_more() {
-    let users = Users::new().await;
-    users.ok(&["--passwords", "passwords"]);
-    users.ok(&["--passwords", "passwords", "job", "job"]);
-    let (own, other) = ("/elastic/v1/jobs/job/round", "/elastic/v1/jobs/job2/round");
-
-    for (user, reads, writes, writes_others) in [
-        ("elastic-reader", true, false, false),
-        ("elastic-operator", true, true, true),
-        ("elastic-agents", true, true, true),
-        ("elastic-agents-job", true, true, false),
-    ] {
-        assert_eq!(users.does(user, &["put", own, "x"]), writes, "{user} writes");
-        assert_eq!(users.does(user, &["put", other, "x"]), writes_others, "{user} writes another's job");
-        assert_eq!(users.does(user, &["get", own]), reads, "{user} reads");
-        assert!(!users.does(user, &["get", "/else"]) && !users.does(user, &["put", "/else", "x"]), "{user} elsewhere");
-        assert!(!users.does(user, &["user", "list"]), "{user} manages users");
-    }
-    assert!(users.does("root", &["del", "--prefix", "/elastic/"]));
-
-    // The agents of a job need nothing but its keys
-    let password = users.dir.path().join("passwords/elastic-agents-job");
-    let job = Job::on(&users.etcd, "1").conf("user", "elastic-agents-job");
-    let job = job.conf("password_file", password.to_str().unwrap()).program(["true"]);
-    assert_eq!(job.start("a").exit(LIMIT).await, 0);
-}
-
-#[tokio::test]
-async fn users_are_made_once_and_passwords_are_no_arguments() {
-    let users = Users::new().await;
-    users.ok(&["--passwords", "passwords"]);
-
-    // Given users who are there, with files that hold other passwords by now
-    std::fs::write(users.dir.path().join("passwords/elastic-reader"), "another\n").unwrap();
-    let said = users.ok(&["--passwords", "passwords"]);
-    assert!(said.contains("user elastic-reader is there already: its password stays"), "{said}");
-    assert!(users.does("elastic-reader", &["get", "/elastic/x"]));
-
-    // When a password is to change, it does
-    users.ok(&["--passwords", "passwords", "password", "elastic-reader"]);
-    assert!(users.may("elastic-reader", "another", &["get", "/elastic/x"]));
-    assert!(!users.does("elastic-reader", &["get", "/elastic/x"]));
-
-    // Then no command line had one
-    let calls = std::fs::read_to_string(users.dir.path().join("calls")).unwrap();
-    assert!(calls.contains("user add elastic-reader") && calls.contains("user passwd elastic-reader"), "{calls}");
-    assert!(!calls.contains("secret") && !calls.contains("another"), "{calls}");
-
-    // And what cannot be done is said
-    std::fs::remove_file(users.dir.path().join("passwords/root")).unwrap();
-    let (done, said) = users.run(&["--passwords", "passwords"]);
-    assert!(!done && said.contains("passwords/root is missing"), "{said}");
-    let (done, said) = users.run(&[]);
-    assert!(!done && said.contains("on a terminal only"), "{said}");
 }
