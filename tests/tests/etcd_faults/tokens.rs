@@ -5,9 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdUser, Secret};
-use elastic_coordinator::store::{LeaseId, Op, Revision, Scope, Store, Txn, WatchUpdate, Watcher};
+use elastic_coordinator::store::{LeaseId, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35, signed_tokens};
 use elastic_tests::wait::within;
+use tonic::Code;
+
+use super::refusing_proxy::RefusingProxy;
 
 const LIMIT: Duration = Duration::from_secs(15);
 const ROOT: &str = "root-secret";
@@ -17,12 +20,12 @@ fn binaries() -> Vec<Option<PathBuf>> {
     [None].into_iter().chain(etcd35().map(Some)).collect()
 }
 
-fn store_of_trainer(server: &EtcdServer) -> EtcdStore {
+fn store_of_trainer(config: EtcdConfig) -> EtcdStore {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "secret").unwrap();
     let password = Secret::from_file(file.path()).unwrap();
     let user = Some(EtcdUser { name: "trainer".into(), password });
-    EtcdStore::connect(EtcdConfig { user, ..server.config() }).unwrap()
+    EtcdStore::connect(EtcdConfig { user, ..config }).unwrap()
 }
 
 fn own() -> Txn {
@@ -48,15 +51,15 @@ impl Held {
 
     /// A write is carried out and known to be, the watch tells of it, a new one does too, and the lease is renewed.
     async fn is_well(&mut self, when: &str) {
-        let mut new = self.store.watch(Scope::Prefix("/elastic/".into()), Revision(1)).await.unwrap();
-        let update = within("a new watch's event", LIMIT, new.recv()).await;
-        assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{when}: {update:?}");
         let at = self.store.txn(own()).await.unwrap_or_else(|error| panic!("{when}: {error}")).revision;
         let update = within("an event", LIMIT, self.watcher.recv()).await;
         assert!(
             matches!(&update, Some(WatchUpdate::Events(events)) if events[0].revision() == at),
             "{when}: {update:?}, not {at}"
         );
+        let mut new = self.store.watch(Scope::Prefix("/elastic/".into()), Revision(1)).await.unwrap();
+        let update = within("a new watch's event", LIMIT, new.recv()).await;
+        assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{when}: {update:?}");
         let renewed = self.store.keep_alive(self.lease).await;
         assert!(matches!(renewed, Ok(Some(_))), "{when}: {renewed:?}");
     }
@@ -70,7 +73,7 @@ async fn a_change_of_users_or_roles_costs_nothing() {
         let (options, _key) = signed_tokens(options, "10m");
         let server = EtcdServer::start(options).await;
         server.enable_auth(ROOT, "secret").await;
-        let mut held = Held::by(store_of_trainer(&server)).await;
+        let mut held = Held::by(store_of_trainer(server.config())).await;
 
         // when one is, between two calls, then nobody notices
         for role in ["one", "two"] {
@@ -94,11 +97,31 @@ async fn a_change_of_users_or_roles_costs_nothing() {
 }
 
 #[tokio::test]
+async fn a_new_token_may_be_out_of_date_again_but_not_for_ever() {
+    let server = EtcdServer::start(EtcdOptions::default().args(["--bcrypt-cost=4"])).await;
+    server.enable_auth(ROOT, "secret").await;
+    let words = "etcdserver: revision of auth store is old";
+    let proxy = RefusingProxy::start(server.address(), Code::InvalidArgument, words).await;
+    let store = store_of_trainer(EtcdConfig { endpoints: vec![proxy.address()], ..server.config() });
+
+    // Given roles that change while it logs in, twice, then a write is carried out in the end
+    proxy.refuse(3);
+    store.txn(own()).await.unwrap();
+    assert_eq!(proxy.refused(), 3);
+
+    // And given an etcd that takes none of its tokens, then it says so
+    proxy.refuse(100);
+    let error = store.txn(own()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Denied { .. }) && error.to_string().contains("\"trainer\""), "{error}");
+    assert_eq!(proxy.refused(), 3 + 4);
+}
+
+#[tokio::test]
 async fn users_who_come_to_be_later_are_taken_for_what_they_are() {
     for binary in binaries() {
         // Given a store with a user, on an etcd that asks for none
         let server = EtcdServer::start(EtcdOptions { binary: binary.clone(), ..Default::default() }).await;
-        let mut held = Held::by(store_of_trainer(&server)).await;
+        let mut held = Held::by(store_of_trainer(server.config())).await;
         // when authentication is switched on, then it logs in
         server.enable_auth(ROOT, "secret").await;
         held.is_well(&format!("{binary:?}, with users")).await;
