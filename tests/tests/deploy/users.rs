@@ -229,6 +229,9 @@ async fn a_job_needs_no_more_than_its_own_users_and_tells_no_secret() {
         secrets.are_not_in(&format!("{what:?}"), &users.asks(user, &[what, &["-o", "json"]].concat()).await);
     }
 
+    // And who may read its keys sees what its workers print, as docs/operations.md warns
+    users.asks(reader, &["logs", "job"]).await;
+
     // When a worker fails, then the job's users are enough to form the next round
     first.workers[0].exit(7);
     let second = job.runs(first.number + 1, 2).await;
