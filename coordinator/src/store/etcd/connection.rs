@@ -25,6 +25,9 @@ const PING_TIMEOUT: Duration = Duration::from_secs(3);
 /// of one core.
 pub(super) const NEW_TOKENS: u32 = 3;
 
+/// The longest pause before a further new token: about what a login takes.
+const LONGEST_PAUSE_MS: u64 = 200;
+
 /// A connection to one member.
 pub(super) type Link = rotation::Link<Client>;
 
@@ -105,9 +108,14 @@ impl MemberConnection {
         // Nothing was done, so what is repeated here is not a write. etcd forgets simple tokens after five minutes and at
         // each restart. Others are out of date with each change of users and roles: while an administrator makes some, a
         // new token can be as soon as it is here.
-        for _ in 0..NEW_TOKENS {
+        for renewal in 0..NEW_TOKENS {
             if self.config.user.is_none() || !matches!(fault, Fault::StaleToken(_)) {
                 break;
+            }
+            if renewal > 0 {
+                // The administrator's program logs in for each change, which takes it as long as us: the one would end
+                // with the other again and again.
+                tokio::time::sleep(Duration::from_millis(rand::random_range(0..=LONGEST_PAUSE_MS))).await;
             }
             fault = match self.renew_token(&link, until).await {
                 Err(fault) => fault,
