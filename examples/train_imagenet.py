@@ -6,15 +6,18 @@
 With --data it reads a folder with one folder of images for each class, and trains a ResNet-50; this needs torchvision.
 Without, it trains a small network on random images, to try it out.
 
-It uses three calls of the agent's Python package: a sampler that gives each sample of an epoch to one worker, also when
-their number changes on the way; a commit of each checkpoint, after which all later rounds begin with it; and a report
-of progress, which `elasticctl describe` shows. With several nodes, --folder must be one that all of them see.
+It uses three calls of the agent's Python package: TorchElastic's sampler, which goes on in the middle of an epoch, also
+when the number of workers changes; a commit of each checkpoint, after which all later rounds begin with it; and a report
+of progress, which `elasticctl describe` shows. With several nodes, --folder must be one that all of them see. Or each
+node has its own (--own-disks), and the worker that is furthest hands its state to all, as in TorchElastic's recipe.
 """
 
 import argparse
 import os
+import pathlib
 
 import elastic_agent
+import elastic_agent.torch as elastic
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -38,6 +41,12 @@ def images_and_model(options):
     return images, models.resnet50(num_classes=len(images.classes))
 
 
+def newest_in(folder):
+    """The newest checkpoint of this node's own, if it has one."""
+    files = sorted(pathlib.Path(folder).glob("step-*.pt"), key=lambda path: int(path.stem[len("step-") :]))
+    return torch.load(files[-1], map_location="cpu") if files else None
+
+
 @record  # Tells the agent why a worker failed.
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -48,6 +57,7 @@ def main() -> None:
     arguments.add_argument("--readers", type=int, default=0, help="processes of each worker that read images")
     arguments.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     arguments.add_argument("--folder", default="checkpoints", help="where checkpoints are")
+    arguments.add_argument("--own-disks", action="store_true", help="each node has a --folder of its own")
     options = arguments.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -58,17 +68,20 @@ def main() -> None:
     images, model = images_and_model(options)
     model = DistributedDataParallel(model.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    # Each worker takes equally many steps: what does not divide by their number is left out of an epoch.
-    sampler = elastic_agent.ElasticSampler(images, seed=5, drop_last=True)
-    step = 0
+    # Each worker takes equally many steps: where an epoch does not divide by their number, some samples come twice.
+    sampler = elastic_agent.ElasticDistributedSampler(images)
+    step, saved = 0, None
 
+    if options.own_disks:
+        saved = newest_in(options.folder)
+        step, saved = elastic.share_furthest(saved["step"] if saved else 0, saved)
     # The newest checkpoint that was committed: all members of a round get the same one.
-    if committed := elastic_agent.assignment()["checkpoint"]:
-        saved = torch.load(committed["path"], map_location=device)
+    elif committed := elastic_agent.assignment()["checkpoint"]:
+        step, saved = committed["step"], torch.load(committed["path"], map_location=device)
+    if saved:
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         sampler.load_state_dict(saved["sampler"])
-        step = committed["step"]
         if rank == 0:
             print(f"goes on after step {step}, {dist.get_world_size()} workers", flush=True)
 
@@ -82,12 +95,17 @@ def main() -> None:
             step += 1
             sampler.advance(len(classes))
             elastic_agent.report_progress(step, epoch=epoch, loss=loss.item())
-            if rank == 0 and step % options.save_every == 0:
+            writer = int(os.environ["LOCAL_RANK"]) if options.own_disks else rank
+            if writer == 0 and step % options.save_every == 0:
                 os.makedirs(options.folder, exist_ok=True)
                 path = os.path.abspath(os.path.join(options.folder, f"step-{step}.pt"))
                 parts = {"model": model.module, "optimizer": optimizer, "sampler": sampler}
-                torch.save({name: part.state_dict() for name, part in parts.items()}, path)
-                elastic_agent.commit_checkpoint(step, path)
+                states = {name: part.state_dict() for name, part in parts.items()}
+                torch.save({"step": step, **states}, path + ".part")
+                os.replace(path + ".part", path)
+                if not options.own_disks:
+                    elastic_agent.commit_checkpoint(step, path)
+            if rank == 0 and step % options.save_every == 0:
                 print(f"epoch {epoch}, step {step}: loss {loss.item():.4f}", flush=True)
     dist.destroy_process_group()
 

@@ -6,11 +6,11 @@ import harness
 
 harness.report_start()
 
-import io
 import os
 import time
 
 import elastic_agent
+import elastic_agent.torch as elastic
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -47,20 +47,10 @@ class State:
     def load(self) -> None:
         path = OWN_DISK / "checkpoint.pt"
         own = path.exists()
-        if own:
-            self.apply(torch.load(path))
-        steps = [torch.zeros(1, dtype=torch.long) for _ in range(harness.WORLD_SIZE)]
-        dist.all_gather(steps, torch.tensor([self.step]))
-        furthest = max(range(harness.WORLD_SIZE), key=lambda rank: int(steps[rank]))
-        blob = io.BytesIO()
-        torch.save(self.capture(), blob)
-        length = torch.tensor([blob.tell()])
-        dist.broadcast(length, furthest)
-        data = torch.zeros(int(length), dtype=torch.uint8)
-        if harness.RANK == furthest:
-            data = torch.frombuffer(bytearray(blob.getvalue()), dtype=torch.uint8)
-        dist.broadcast(data, furthest)
-        self.apply(torch.load(io.BytesIO(data.numpy().tobytes())))
+        saved = torch.load(path) if own else None
+        _, furthest = elastic.share_furthest(saved["step"] if own else 0, saved)
+        if furthest is not None:
+            self.apply(furthest)
         harness.trace("begin", step=self.step, own=own, **self.sampler.state_dict())
 
 

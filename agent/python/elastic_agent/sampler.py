@@ -138,10 +138,11 @@ class ElasticDistributedSampler(ElasticSampler):
 
     def __iter__(self) -> Iterator[int]:
         samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
-        left = self.length - self.position
+        # Where it is now: `advance` moves on while samples are read.
+        first, left = self.position, self.length - self.position
         # Beyond the end the first of what is left come again.
         places = range(self.rank, self.rank + len(self) * self.world_size, self.world_size)
-        return (samples[self.position + place % left] for place in places)
+        return (samples[first + place % left] for place in places)
 
     def __len__(self) -> int:
         """The number of samples that are left for each rank in the epoch."""

@@ -96,9 +96,15 @@ class Histories(unittest.TestCase):
             samplers = [ElasticDistributedSampler(length, size, rank, start_index=done) for rank in range(size)]
             for sampler in samplers:
                 sampler.set_epoch(epoch)
-            shares = [list(sampler) for sampler in samplers]
+            counts, shares = {len(sampler) for sampler in samplers}, []
+            for sampler in samplers:
+                shares.append([])
+                for sample in sampler:
+                    shares[-1].append(sample)
+                    # As a loop without workers of its loader does it.
+                    sampler.advance(1)
             with self.subTest(seed=seed):
-                self.assertEqual({len(share) for share in shares}, {len(samplers[0])})
+                self.assertEqual({len(share) for share in shares}, counts)
                 self.assertEqual({*sum(shares, [])}, set(range(length)) - {*used})
                 self.assertLess(sum(map(len, shares)), length - done + size)
                 samplers[0].set_epoch(epoch + 1)

@@ -109,15 +109,24 @@ async fn the_ddp_example_goes_on_from_its_checkpoint() {
 
 #[tokio::test]
 async fn the_imagenet_example_goes_on_after_a_kill() {
+    the_imagenet_example_goes_on("").await;
+}
+
+#[tokio::test]
+async fn the_imagenet_example_goes_on_from_a_nodes_own_disk() {
+    the_imagenet_example_goes_on("--own-disks").await;
+}
+
+async fn the_imagenet_example_goes_on(disks: &str) {
     let Some(torch) = Torch::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let train = r#"
         elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_imagenet.py" \
-            --images=512 --batch=8 --epochs=20 --save-every=5 --folder="$PWD/checkpoints" &
+            --images=512 --batch=8 --epochs=20 --save-every=5 --folder="$PWD/checkpoints" DISKS &
         until [ -e checkpoints/step-5.pt ]; do sleep 0.05; done
         kill -KILL "$(pgrep -n -f "train_imagenet.py.*$PWD")"
         wait %1"#;
-    let out = typed(&torch, folder.path(), train).await;
+    let out = typed(&torch, folder.path(), &train.replace("DISKS", disks)).await;
     assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
     assert!(out.contains("epoch 19, step 640: loss "), "{out}");
 }

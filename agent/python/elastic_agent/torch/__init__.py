@@ -3,8 +3,9 @@ their peers, and what all have lost from the agent's memory. Importing this impo
 
 from ..batches import ElasticBatchSampler
 from ..shards import Shards
+from .furthest import share_furthest
 from .replica import node_mesh
 from .session import Session
 from .snapshots import Resumed, Snapshots
 
-__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Shards", "Snapshots", "node_mesh"]
+__all__ = ["ElasticBatchSampler", "Resumed", "Session", "Shards", "Snapshots", "node_mesh", "share_furthest"]
