@@ -1,5 +1,5 @@
 //! Workers and agents that die in a chosen moment of a session's step, one and two at once, and all else that befalls a
-//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it.
+//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it, `make test` some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -50,6 +50,20 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
     let next = next.min().unwrap();
     assert!((done - 1..=done).contains(&next), "{done} steps were done, and then the one after {next}");
     assert_eq!(both.len(), 2);
+    scene.ends_as_undisturbed(&torch, "gpt").await;
+}
+
+/// What `make test` has time for.
+#[tokio::test]
+async fn a_gpt_outlives_some_deaths() {
+    let Some(torch) = Torch::find() else { return };
+    let mut scene = Scene::start(&torch, "gpt").await;
+    scene.grows().await;
+    let some = [("backward", Who::Worker), ("last sum", Who::Two), ("send", Who::Agent)];
+    for (number, (phase, who)) in some.into_iter().enumerate() {
+        scene.dies(phase, who, number).await;
+    }
+    scene.a_node_leaves().await;
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
