@@ -9,7 +9,9 @@ import threading
 import time
 
 import torch
+import torch.distributed as dist
 
+import ranks
 from elastic_agent.torch.group import Group, GroupLost
 
 RANKS = 3
@@ -33,17 +35,19 @@ def threads():
 def a_connection_of_the_scripts_own(port, number):
     """Forms a group whose last rank comes late. What the others open while they wait for it is not the group's."""
     place = {"rank": number, "world_size": RANKS, "round": 1 << 20, "master_addr": "127.0.0.1", "master_port": port}
-    group, began, opened = Group(place), time.monotonic(), []
+    group, opened = Group(place), []
+    told = dist.TCPStore("127.0.0.1", port, is_master=False)
 
     def waits():
-        if not opened and time.monotonic() < began + 0.04:
+        if number < RANKS - 1 and not opened:
             opened.append(socket.create_connection(("127.0.0.1", port)))
+            told.add("opened", 1)
         return False
 
-    if number == RANKS - 1:
-        time.sleep(0.1)
+    while number == RANKS - 1 and told.add("opened", 0) < RANKS - 1:
+        time.sleep(0.01)
     group.join(timeout=30, outdated=waits)
-    assert group.gather(number) == [0, 1, 2] and len(opened) == (number < RANKS - 1)
+    assert group.gather(number) == [0, 1, 2]
     group.close()
     for one in opened:
         # One that was shut down refuses this.
@@ -93,15 +97,7 @@ def rank(port, rounds, seed, number):
     os._exit(0)
 
 
-if __name__ == "__main__" and len(sys.argv) == 5:
-    rank(*map(int, sys.argv[1:]))
-elif __name__ == "__main__":
-    port, rounds = int(sys.argv[1]), int(sys.argv[2])
+if __name__ == "__main__":
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}", flush=True)
-    children = []
-    for number in range(RANKS):
-        arguments = [sys.executable, __file__, str(port), str(rounds), str(seed), str(number)]
-        children.append(os.spawnv(os.P_NOWAIT, sys.executable, arguments))
-    failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
-    sys.exit(1 if failed else 0)
+    ranks.run(RANKS, lambda number: rank(int(sys.argv[1]), int(sys.argv[2]), seed, number), seconds=200)

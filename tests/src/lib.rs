@@ -36,6 +36,7 @@ pub mod hostile;
 pub mod http;
 pub mod in_process;
 pub mod launcher;
+pub mod linearizability;
 pub mod previous_release;
 pub mod processor;
 pub mod proxy;
