@@ -78,12 +78,14 @@ def loss_of(scores, labels):
     return torch.nn.functional.cross_entropy(scores, labels)
 EOF
 cat > train.py <<'EOF'
-import os
+import os, sys
 import own
 from own import *
 first = os.environ["TORCHELASTIC_RESTART_COUNT"]
 exec(open("ten_lines.py").read())
-print(f"rank {session.rank}, begun after {first} restarts: {session.step_number} steps, {own.batches} batches", flush=True)
+done = f"{session.step_number} steps, {own.batches} batches"
+# In one write: workers share the agent's output.
+sys.stdout.write(f"rank {session.rank}, begun after {first} restarts: {done}\n")
 EOF
 elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train.py"#;
     let out = typed(&torch, folder.path(), train).await;
