@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from . import tree
+from .state import as_bytes
 
 
 def share_furthest(step: int, state: Any = None) -> tuple[int, Any]:
@@ -40,17 +40,16 @@ def share_furthest(step: int, state: Any = None) -> tuple[int, Any]:
 def _broadcast(state: Any, source: int, rank: int, group: Any) -> Any:
     """The state of rank `source`, which this rank has got; nothing, on that rank itself."""
     description, tensors = tree.take_apart(state) if rank == source else (None, [])
-    text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
+    text = tree.to_bytes(description)
     length = torch.tensor([len(text)])
     dist.broadcast(length, source, group=group)
     if rank != source:
         text = torch.empty(int(length), dtype=torch.uint8)
     dist.broadcast(text, source, group=group)
     if rank != source:
-        description = json.loads(bytes(text.untyped_storage()))
-        tensors = [torch.empty(one["shape"], dtype=tree.dtype_of(one)) for one in tree.tensors_of(description)]
+        description = tree.of_bytes(text)
+        tensors = tree.room_for(description)
     for tensor in tensors:
         if tensor.numel():
-            flat = tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
-            dist.broadcast(flat, source, group=group)
+            dist.broadcast(as_bytes(tensor), source, group=group)
     return None if rank == source else tree.put_together(description, tensors)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -351,7 +351,6 @@ class Session:
                 place = worker.quiesce(self.step_number)
             except SystemExit:
                 self._leave()
-                raise
             except worker.AgentError as error:
                 raise worker.AgentError(f"{error}; the group was left because: {self._lost or 'it changes'}") from error
             try:
@@ -455,7 +454,7 @@ class Session:
         if self._keeper:
             self._keeper.began(self.step_number)
 
-    def _leave(self) -> None:
+    def _leave(self) -> NoReturn:
         """Ends this worker, which was asked to leave and is in no group. Perhaps nobody else has its state."""
         self._at_rest = False
         if self._held and self._saved < self.step_number:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import pathlib
 from typing import Any
@@ -15,7 +14,7 @@ from . import tree
 from .group import Group
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory, in order, on the CPU. Another name for the same memory, where it lies so already."""
     return tensor.contiguous().cpu().reshape(-1).view(torch.uint8)
 
@@ -36,14 +35,14 @@ def send(group: Group, state: Any, holders: list[int], receivers: list[int]) -> 
     description, tensors = tree.take_apart(state)
     works, kept = [], []
     if group.rank == holders[0]:
-        text = torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
+        text = tree.to_bytes(description)
         length = torch.tensor([len(text)])
         kept += [text, length]
         for rank in receivers:
             works += [group.start_send(length, rank, 0), group.start_send(text, rank, 1)]
     for number, sender in enumerate(_senders(tree.tensors_of(description), holders)):
         if sender == group.rank and tensors[number].numel():
-            flat = _as_bytes(tensors[number])
+            flat = as_bytes(tensors[number])
             kept.append(flat)
             works += [group.start_send(flat, rank, number + 2) for rank in receivers]
     for work in works:
@@ -56,9 +55,8 @@ def receive(group: Group, holders: list[int], mesh: Any = None) -> Any:
     group.finish(group.start_receive(length, holders[0], 0))
     text = torch.empty(int(length), dtype=torch.uint8)
     group.finish(group.start_receive(text, holders[0], 1))
-    description = json.loads(bytes(text.untyped_storage()))
-    described = tree.tensors_of(description)
-    tensors = [torch.empty(one["shape"], dtype=tree.dtype_of(one)) for one in described]
+    description = tree.of_bytes(text)
+    described, tensors = tree.tensors_of(description), tree.room_for(description)
     works = []
     for number, sender in enumerate(_senders(described, holders)):
         if tensors[number].numel():

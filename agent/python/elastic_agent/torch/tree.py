@@ -4,6 +4,7 @@ lie is left to others."""
 from __future__ import annotations
 
 import base64
+import json
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -78,6 +79,21 @@ def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
             each(description)
         for name in ("dict", "tuple", "metadata"):
             _walk(description.get(name), each)
+
+
+def to_bytes(description: Any) -> torch.Tensor:
+    """A description as it is sent."""
+    return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
+
+
+def of_bytes(text: torch.Tensor) -> Any:
+    """The description that was sent."""
+    return json.loads(bytes(text.untyped_storage()))
+
+
+def room_for(description: Any) -> list[torch.Tensor]:
+    """Tensors on the CPU for the numbers that are described, in their order."""
+    return [torch.empty(one["shape"], dtype=dtype_of(one)) for one in tensors_of(description)]
 
 
 def size_of(described: dict[str, Any]) -> int:
