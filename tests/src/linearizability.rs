@@ -116,16 +116,14 @@ pub fn check(mut history: Vec<Call>, revision: i64, most: usize) -> Result<(), S
     let mut left = history.iter().filter(|call| call.outcome != Outcome::Unknown).count();
     let mut seen: HashSet<(Done, Model)> = HashSet::new();
     let mut steps: Vec<Step> = Vec::new();
-    let mut farthest = (left + 1, String::new());
+    let mut farthest = (left, done.clone(), model.clone());
     let mut candidates = next(&history, &done, &model);
     for _ in 0..most {
         if left == 0 {
             return Ok(());
         }
         if left < farthest.0 {
-            let open: Vec<_> = candidates_in_time(&history, &done).map(|at| &history[at]).collect();
-            farthest =
-                (left, format!("{left} calls are left. The store is {model:?}, and of these none fits: {open:?}"));
+            farthest = (left, done.clone(), model.clone());
         }
         if let Some(chosen) = candidates.pop() {
             let after = model.after(&history[chosen]).expect("a candidate fits");
@@ -143,7 +141,9 @@ pub fn check(mut history: Vec<Call>, revision: i64, most: usize) -> Result<(), S
             left += usize::from(history[step.chosen].outcome != Outcome::Unknown);
             (model, candidates) = (step.before, step.others);
         } else {
-            return Err(farthest.1);
+            let (left, done, model) = farthest;
+            let open: Vec<_> = candidates_in_time(&history, &done).map(|at| &history[at]).collect();
+            return Err(format!("{left} calls are left. The store is {model:?}, and of these none fits: {open:?}"));
         }
     }
     Err(format!("undecided after {most} steps"))

@@ -16,6 +16,8 @@ use elastic_tests::etcd::{EtcdCluster, EtcdOptions};
 use elastic_tests::linearizability::{Action, Call, Outcome, check};
 use elastic_tests::proxy::FaultProxy;
 use elastic_tests::wait::{eventually, within};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 
 const KEYS: u8 = 3;
 const CLIENTS: u64 = 5;
@@ -25,18 +27,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Between two calls of a client, so that a history is judged in a moment.
 const PAUSE: Duration = Duration::from_millis(3);
-
-/// Numbers that depend on a seed alone (Steele, Lea and Flood's SplitMix64, 2014).
-struct Choices(u64);
-
-impl Choices {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
+/// Of the search, which keeps some hundred bytes of each.
+const MOST_STEPS: usize = 1_000_000;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcd_is_linearizable_through_our_client_under_faults() {
@@ -80,7 +72,7 @@ async fn on_etcd(time: Duration) {
     let mut run = Run::start(cluster.config(), &proxies).await;
     let until = Instant::now() + time;
     while Instant::now() < until {
-        match run.choices.below(4) {
+        match run.choices.random_range(0..4) {
             0 => {
                 let leader = cluster.leader().await;
                 cluster.members[leader].kill();
@@ -88,7 +80,7 @@ async fn on_etcd(time: Duration) {
                 cluster.members[leader].restart().await;
             }
             1 => {
-                let member = &cluster.members[run.choices.below(3) as usize];
+                let member = &cluster.members[run.choices.random_range(0..3)];
                 member.pause().await;
                 tokio::time::sleep(Duration::from_millis(800)).await;
                 member.resume();
@@ -101,7 +93,7 @@ async fn on_etcd(time: Duration) {
 
 /// Clients at work, and all that they have seen.
 struct Run {
-    choices: Choices,
+    choices: SmallRng,
     config: EtcdConfig,
     /// What the store held before.
     first: Revision,
@@ -130,7 +122,7 @@ impl Run {
             let client = Client {
                 // One for each: a client of ours does not take an answer that is older than one it had.
                 store: EtcdStore::connect(ways.clone()).unwrap(),
-                choices: Choices(seed ^ number.wrapping_mul(0x1234_5678_9abc_def1)),
+                choices: SmallRng::seed_from_u64(seed ^ number.wrapping_mul(0x1234_5678_9abc_def1)),
                 values: values.clone(),
                 clock,
                 known: BTreeMap::new(),
@@ -138,19 +130,19 @@ impl Run {
             tokio::spawn(client.work(over.clone()))
         });
         let clients = clients.collect();
-        Run { choices: Choices(seed), config, first, watcher, over, clients }
+        Run { choices: SmallRng::seed_from_u64(seed), config, first, watcher, over, clients }
     }
 
     /// One of the ways fails for a while.
     async fn cut_ways(&mut self, proxies: &[FaultProxy]) {
-        let way = &proxies[self.choices.below(proxies.len() as u64) as usize];
-        match self.choices.below(4) {
+        let way = &proxies[self.choices.random_range(0..proxies.len())];
+        match self.choices.random_range(0..4) {
             0 => way.cut(),
             1 => way.refuse(),
             2 => way.stall(),
             _ => way.stall_answers(),
         }
-        tokio::time::sleep(Duration::from_millis(100 + self.choices.below(900))).await;
+        tokio::time::sleep(Duration::from_millis(100 + self.choices.random_range(0..900))).await;
         way.heal();
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -185,7 +177,7 @@ impl Run {
         );
 
         // Then one store could have done it
-        check(told_by(&events, &history), self.first.0, 10_000_000)
+        check(told_by(&events, &history), self.first.0, MOST_STEPS)
             .unwrap_or_else(|why| panic!("not linearizable: {why}"));
 
         // ... and the watch had each write once, in order, without gaps
@@ -223,7 +215,7 @@ impl Run {
 
 struct Client {
     store: EtcdStore,
-    choices: Choices,
+    choices: SmallRng,
     values: Arc<AtomicU64>,
     clock: Instant,
     /// When each key was last written, as this client knows it: zero, if it was not there.
@@ -234,10 +226,10 @@ impl Client {
     async fn work(mut self, over: Arc<AtomicBool>) -> Vec<Call> {
         let mut history = Vec::new();
         while !over.load(Ordering::Relaxed) {
-            let key = u8::try_from(self.choices.below(u64::from(KEYS))).unwrap();
+            let key = self.choices.random_range(0..KEYS);
             let guard = Some(self.known.get(&key).copied().unwrap_or(0));
             let value = Some(self.values.fetch_add(1, Ordering::Relaxed));
-            let action = match self.choices.below(10) {
+            let action = match self.choices.random_range(0..10) {
                 0..4 => Action::Read,
                 4..6 => Action::Write { guard: None, value },
                 6..9 => Action::Write { guard, value },

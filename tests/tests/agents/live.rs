@@ -11,6 +11,8 @@ use elastic_tests::agents::{Agent, Job, json_lines};
 use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -26,18 +28,6 @@ const RANKS: u64 = 4;
 
 /// Holds the last hundred lines of a trace.
 const TAIL: u64 = 16 * 1024;
-
-/// A generator of random numbers from a seed that is printed (xorshift64).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 /// A worker, by its node and its local rank.
 pub(crate) type Worker = (String, u32);
@@ -101,7 +91,7 @@ struct ChaosRun {
     job: Job,
     trace: std::path::PathBuf,
     agents: BTreeMap<&'static str, Agent>,
-    dice: Dice,
+    dice: SmallRng,
     /// Steps of the whole training.
     total: u64,
     recoveries: Vec<u64>,
@@ -119,7 +109,7 @@ impl ChaosRun {
         let program = [trainer.to_str().unwrap(), "digits"].into_iter().chain(flags.iter().copied());
         let trace_flag = format!("--trace={}", trace.display());
         let job = job.program(program.chain([trace_flag.as_str()]));
-        let (agents, dice) = (BTreeMap::new(), Dice(seed | 1));
+        let (agents, dice) = (BTreeMap::new(), SmallRng::seed_from_u64(seed));
         let mut run = ChaosRun { job, trace, agents, dice, total, recoveries: Vec::new() };
         for (node, _) in NODES {
             run.start(node);
@@ -130,7 +120,7 @@ impl ChaosRun {
     fn start(&mut self, node: &'static str) {
         let slots = NODES.iter().find(|(name, _)| *name == node).unwrap().1;
         let slots = format!("--nproc-per-node={slots}");
-        let ahead: &[&str] = if self.dice.below(2) == 0 { &["--warm-up=60"] } else { &[] };
+        let ahead: &[&str] = if self.dice.random_range(0..2) == 0 { &["--warm-up=60"] } else { &[] };
         let agent = self.job.start_with(node, &[&[slots.as_str()], ahead].concat());
         self.agents.insert(node, agent);
     }
@@ -162,9 +152,9 @@ impl ChaosRun {
         let mut victims: Vec<Worker> = Vec::new();
         let (at, told) = (now_ms(), length(&self.trace));
         self.kill(&before, &mut victims);
-        if self.dice.below(3) == 0 {
+        if self.dice.random_range(0..3) == 0 {
             // The second kill comes at a random moment of the recovery from the first.
-            tokio::time::sleep(Duration::from_millis(self.dice.below(250))).await;
+            tokio::time::sleep(Duration::from_millis(self.dice.random_range(0..250))).await;
             self.kill(&before, &mut victims);
         }
         let next = self.step("training goes on", RECOVERY, |line| number(line, "round") > round).await;
@@ -189,9 +179,9 @@ impl ChaosRun {
 
     fn kill(&mut self, before: &BTreeMap<Worker, i32>, victims: &mut Vec<Worker>) {
         let living: Vec<(&Worker, &i32)> = before.iter().filter(|(worker, _)| !victims.contains(worker)).collect();
-        let (worker, pid) = living[self.dice.below(living.len() as u64) as usize];
+        let (worker, pid) = living[self.dice.random_range(0..living.len())];
         let node = NODES.iter().find(|(node, _)| *node == worker.0).unwrap().0;
-        if self.dice.below(3) == 0 {
+        if self.dice.random_range(0..3) == 0 {
             self.agents.get_mut(node).unwrap().kill();
             let own = before.keys().filter(|other| other.0 == node);
             victims.extend(own.cloned());
@@ -276,7 +266,7 @@ async fn churn(flags: &[&str], kills: u64, seed: u64) {
     let mut run = ChaosRun::begin(&etcd, flags, total, seed);
     for kill in 0..kills {
         let from = total * (kill + 1) / (kills + 2);
-        let from = from + run.dice.below(total / (kills + 2) / 2);
+        let from = from + run.dice.random_range(0..total / (kills + 2) / 2);
         run.step("training gets on", LONG, |line| number(line, "step") >= from).await;
         let last = number(&run.step("a step", LONG, |_| true).await, "step");
         // A node that comes back must find the job: hundreds of steps take a tenth of a second.

@@ -15,10 +15,13 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The block of commands that holds `mark`.
-fn commands<'a>(page: &'a str, mark: &str) -> &'a str {
-    let mut blocks = page.split("```sh\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    blocks.find(|block| block.contains(mark)).unwrap_or_else(|| panic!("no commands in README.md have {mark:?}"))
+/// The block in this language that holds `mark`.
+fn block<'a>(page: &'a str, language: &str, mark: &str) -> &'a str {
+    let fence = format!("```{language}\n");
+    let mut blocks = page.split(&fence).skip(1).filter_map(|rest| rest.split("\n```").next());
+    blocks
+        .find(|block| block.contains(mark))
+        .unwrap_or_else(|| panic!("nothing in README.md's {language} has {mark:?}"))
 }
 
 /// Runs commands with a shell in `folder`, with the built programs, PyTorch's Python and the agent's package on its
@@ -42,7 +45,7 @@ async fn the_trial_works_as_typed() {
     let Some(torch) = Torch::find() else { return };
     let page = std::fs::read_to_string(root().join("README.md")).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let out = typed(&torch, folder.path(), commands(&page, "cat > train.py")).await;
+    let out = typed(&torch, folder.path(), block(&page, "sh", "cat > train.py")).await;
     let steps: Vec<&str> = out.lines().filter_map(|line| line.split_once(": loss ")).map(|(step, _)| step).collect();
     assert_eq!(steps, ["step 100", "step 200", "step 300", "step 400", "step 500"], "{out}");
     assert!(folder.path().join("shared/last.pt").is_file());
@@ -52,8 +55,7 @@ async fn the_trial_works_as_typed() {
 async fn the_session_keeps_its_process_when_a_worker_is_killed() {
     let Some(torch) = Torch::find() else { return };
     let page = std::fs::read_to_string(root().join("README.md")).unwrap();
-    let mut blocks = page.split("```python\n").skip(1).filter_map(|rest| rest.split("\n```").next());
-    let lines = blocks.find(|block| block.contains("elastic.Session")).expect("README.md has a session");
+    let lines = block(&page, "python", "elastic.Session");
     assert!(lines.lines().count() <= 10, "ten lines were promised");
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("ten_lines.py"), lines).unwrap();

@@ -1,5 +1,6 @@
 //! Workers and agents that die in a chosen moment of a session's step, one and two at once, and all else that befalls a
-//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it, `make test` some.
+//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it,
+//! `make test` some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
