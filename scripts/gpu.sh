@@ -9,7 +9,7 @@
 # Where there is no cargo and no network, it runs what `make gpu-kit` has built elsewhere, in two parts of less than nine
 # minutes each, on a GPU or dry (see docs/gpu.md):
 #
-#   scripts/gpu.sh --prebuilt DIR --part 1|2 [--python PYTHON] [--out FOLDER] [--only STEP,…] [--dry-run]
+#   scripts/gpu.sh --prebuilt DIR --part 1|2 [--python PYTHON] [--out FOLDER] [--only STEP,…] [--seconds N] [--dry-run]
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if (($# > 0)); then

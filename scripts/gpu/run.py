@@ -202,6 +202,7 @@ def main() -> int:
     parser.add_argument("--part", type=int, choices=[1, 2], required=True)
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="where results go [default: gpu-results]")
     parser.add_argument("--only", default="", help="names of steps, separated by commas")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"that the part may take [default: {SECONDS:.0f}]")
     parser.add_argument("--dry-run", action="store_true", help="small sizes, and what runs without a GPU")
     parser.add_argument("--libraries", default="", help="with --dry-run: folders of stand-ins for CUDA's libraries")
     parser.add_argument("--nccl-library", default="", help="with --dry-run: a stand-in for NCCL's")
@@ -240,7 +241,7 @@ def main() -> int:
         "seconds": 0.0,
         "steps": {},
     }
-    well = run_all(chosen, lambda kept: environment(setting, kept), report, out)
+    well = run_all(chosen, lambda kept: environment(setting, kept), report, out, arguments.seconds)
     print(as_text(report), end="")
     print(f"gpu: results are in {out}", flush=True)
     return 0 if well else 1
