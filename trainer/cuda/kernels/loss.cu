@@ -1,6 +1,11 @@
 // The softmax cross-entropy loss, and its derivative, which replaces the scores.
 
 #define THREADS 256
+// For a row in bf16. Few blocks are at work at once then, and their rows are still in the GPU's cache when they are read
+// again.
+#define MANY 1024
+
+#define LOG2E 1.44269504f
 
 // The largest score so far is subtracted before the powers are summed, and the sum is scaled down when a larger one comes
 // (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). So a row is read only twice.
@@ -13,13 +18,13 @@ static __device__ void take(float score, float &top, float &sum)
     sum += expf(score - top);
 }
 
-// What all threads of the block have taken.
-static __device__ void gather(float &top, float &sum)
+// What all threads of the block have taken, which are a power of two.
+template <unsigned COUNT> static __device__ void gather(float &top, float &sum)
 {
-    __shared__ float tops[THREADS], sums[THREADS];
+    __shared__ float tops[COUNT], sums[COUNT];
     tops[threadIdx.x] = top;
     sums[threadIdx.x] = sum;
-    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
+    for (unsigned half = COUNT / 2; half > 0; half /= 2) {
         __syncthreads();
         if (threadIdx.x < half) {
             const float other = tops[threadIdx.x + half], least = fminf(tops[threadIdx.x], other);
@@ -48,7 +53,7 @@ cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
 #pragma unroll 4
     for (int place = threadIdx.x; place < classes; place += THREADS)
         take(row[place], top, sum);
-    gather(top, sum);
+    gather<THREADS>(top, sum);
 
 #pragma unroll 4
     for (int place = threadIdx.x; place < classes; place += THREADS)
@@ -57,9 +62,15 @@ cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
         losses[blockIdx.x] = logf(sum) - (right - top);
 }
 
+// e to the power of what a score is above the largest. By way of 2 to a power it is one instruction on a GPU.
+static __device__ float power(float score, float top)
+{
+    return exp2f((score - top) * LOG2E);
+}
+
 // The same of scores in bf16, in rows of `padded` numbers, a multiple of four. What is behind the classes is no class:
 // it counts for nothing, whatever it is, and becomes zero.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(MANY, 2)
 cross_entropy_bf16(Bf16 *scores, const unsigned *labels, float *losses, int classes, int padded)
 {
     Bf16 *row = scores + (long long)blockIdx.x * padded;
@@ -68,21 +79,31 @@ cross_entropy_bf16(Bf16 *scores, const unsigned *labels, float *losses, int clas
 
     float top = widened(row[0]), sum = 0.0f;
 #pragma unroll 2
-    for (int place = threadIdx.x * 4; place < classes; place += 4 * THREADS) {
+    for (int place = threadIdx.x * 4; place < classes; place += 4 * MANY) {
         const Four here = four(row, place, padded, true);
+        float most = top;
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (place + i < classes)
-                take(here.at[i], top, sum);
+                most = fmaxf(most, here.at[i]);
+        if (most > top) {
+            sum *= power(top, most);
+            top = most;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (place + i < classes)
+                sum += power(here.at[i], top);
     }
-    gather(top, sum);
+    gather<MANY>(top, sum);
 
+    const float share = 1.0f / sum;
 #pragma unroll 2
-    for (int place = threadIdx.x * 4; place < padded; place += 4 * THREADS) {
+    for (int place = threadIdx.x * 4; place < padded; place += 4 * MANY) {
         Four here = four(row, place, padded, true);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            here.at[i] = place + i < classes ? expf(here.at[i] - top) / sum - (place + i == label ? 1.0f : 0.0f) : 0.0f;
+            here.at[i] = place + i < classes ? power(here.at[i], top) * share - (place + i == label ? 1.0f : 0.0f) : 0.0f;
         put(row, place, padded, true, here);
     }
     if (threadIdx.x == 0)

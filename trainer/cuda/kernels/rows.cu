@@ -7,7 +7,7 @@
 #define WARP 32
 // Rows of a block in which each warp has one row.
 #define WARPS (THREADS / WARP)
-// Of a block that sums over rows: its columns, its threads for each column, and its rows.
+// Of a block that sums over rows: its threads across, of four columns each, its threads down, and its rows.
 #define ACROSS 32
 #define DOWN 8
 #define CHUNK 256
@@ -160,17 +160,18 @@ layer_norm_slope_bf16(float *slope_in, Bf16 *rounded, const float *inputs, const
     norm_slope(slope_in, rounded, inputs, weight, stats, slope_out, rows, width, adds);
 }
 
-// The sum of the values of a column's threads, from top to bottom. The first of these threads gets it.
-static __device__ float sum_of_column(float value, float (*shared)[ACROSS + 1])
+// The sums of four columns, each from top to bottom, of the threads that have them. The first of these threads gets them.
+static __device__ Four sum_of_columns(const Four &values, Four (*shared)[ACROSS])
 {
     const int across = threadIdx.x % ACROSS, down = threadIdx.x / ACROSS;
     __syncthreads();
-    shared[down][across] = value;
+    shared[down][across] = values;
     __syncthreads();
-    float sum = shared[0][across];
+    Four sums = shared[0][across];
     for (int i = 1; i < DOWN; i++)
-        sum += shared[i][across];
-    return sum;
+        for (int j = 0; j < 4; j++)
+            sums.at[j] += shared[i][across].at[j];
+    return sums;
 }
 
 // Writes the sums of CHUNK rows each: a row of `sums` for each chunk.
@@ -178,15 +179,20 @@ template <class Number>
 static __device__ void sum_by_chunks(float *__restrict__ sums, const Number *__restrict__ numbers, int rows,
                                      int columns)
 {
-    __shared__ float shared[DOWN][ACROSS + 1];
-    const int column = blockIdx.x * ACROSS + threadIdx.x % ACROSS, end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
-    float sum = 0.0f;
-    if (column < columns)
-        for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN)
-            sum += widened(numbers[(long long)row * columns + column]);
-    sum = sum_of_column(sum, shared);
-    if (column < columns && threadIdx.x < ACROSS)
-        sums[(long long)blockIdx.y * columns + column] = sum;
+    __shared__ Four shared[DOWN][ACROSS];
+    const int column = 4 * (blockIdx.x * ACROSS + threadIdx.x % ACROSS);
+    const int end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
+    const bool whole = aligned(numbers, columns);
+    Four sum = {};
+#pragma unroll 4
+    for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN) {
+        const Four more = four(numbers + (long long)row * columns, column, columns, whole);
+        for (int i = 0; i < 4; i++)
+            sum.at[i] += more.at[i];
+    }
+    sum = sum_of_columns(sum, shared);
+    if (threadIdx.x < ACROSS)
+        put(sums + (long long)blockIdx.y * columns, column, columns, aligned(sums, columns), sum);
 }
 
 extern "C" __global__ void __launch_bounds__(ACROSS *DOWN)
@@ -207,21 +213,26 @@ static __device__ void sum_norms(float *__restrict__ weights, float *__restrict_
                                  const float *__restrict__ inputs, const float *__restrict__ stats,
                                  const Number *__restrict__ slope_out, int rows, int columns)
 {
-    __shared__ float shared[DOWN][ACROSS + 1];
-    const int column = blockIdx.x * ACROSS + threadIdx.x % ACROSS, end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
-    float weight = 0.0f, bias = 0.0f;
-    if (column < columns)
-        for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN) {
-            const float mean = stats[2 * (long long)row], scale = stats[2 * (long long)row + 1];
-            const float slope = widened(slope_out[(long long)row * columns + column]);
-            weight += slope * ((inputs[(long long)row * columns + column] - mean) * scale);
-            bias += slope;
+    __shared__ Four shared[DOWN][ACROSS];
+    const int column = 4 * (blockIdx.x * ACROSS + threadIdx.x % ACROSS);
+    const int end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
+    const bool whole = aligned(inputs, columns) && aligned(slope_out, columns);
+    Four weight = {}, bias = {};
+#pragma unroll 2
+    for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN) {
+        const float mean = stats[2 * (long long)row], scale = stats[2 * (long long)row + 1];
+        const Four slope = four(slope_out + (long long)row * columns, column, columns, whole);
+        const Four x = four(inputs + (long long)row * columns, column, columns, whole);
+        for (int i = 0; i < 4; i++) {
+            weight.at[i] += slope.at[i] * ((x.at[i] - mean) * scale);
+            bias.at[i] += slope.at[i];
         }
-    weight = sum_of_column(weight, shared);
-    bias = sum_of_column(bias, shared);
-    if (column < columns && threadIdx.x < ACROSS) {
-        weights[(long long)blockIdx.y * columns + column] = weight;
-        biases[(long long)blockIdx.y * columns + column] = bias;
+    }
+    weight = sum_of_columns(weight, shared);
+    bias = sum_of_columns(bias, shared);
+    if (threadIdx.x < ACROSS) {
+        put(weights + (long long)blockIdx.y * columns, column, columns, aligned(weights, columns), weight);
+        put(biases + (long long)blockIdx.y * columns, column, columns, aligned(biases, columns), bias);
     }
 }
 

@@ -41,7 +41,7 @@ mod constant {
     pub(super) const PREF_REDUCTION_SCHEME_MASK: c_int = 3;
     /// Of A, B, C and D.
     pub(super) const PREF_MIN_ALIGNMENT_BYTES: [c_int; 4] = [5, 6, 7, 8];
-    pub(super) const REDUCTION_SCHEME_NONE: u32 = 0;
+    pub(super) const REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 }
 
 /// A pointer to any object of the library's.
@@ -396,8 +396,9 @@ impl CublasLt {
         self.name_addresses(desc, then)
     }
 
-    /// The library's first suggestion among the algorithms that sum each number in one sequence. It depends only on the
-    /// shape, the GPU's kind and the library's version: the library measures no times for it.
+    /// The library's first suggestion among the algorithms that sum each number in one sequence, or in parts that are kept
+    /// in f32 and summed in a second step. It depends only on the shape, the GPU's kind and the library's version: the
+    /// library measures no times for it.
     fn plan(&self, shape: &Shape, then: Then) -> Result<Option<MatmulPlan>, c_int> {
         let Functions { create_desc, set_desc, create_layout, create_preference, set_preference, .. } = &self.functions;
         let Functions { destroy_desc, destroy_layout, destroy_preference, .. } = &self.functions;
@@ -429,7 +430,7 @@ impl CublasLt {
         // SAFETY: as above.
         let code = unsafe { create_preference(&mut object) };
         let preference = Owned::new(code, object, destroy_preference)?;
-        let (most, scheme) = (WORKSPACE, constant::REDUCTION_SCHEME_NONE);
+        let (most, scheme) = (WORKSPACE, constant::REDUCTION_SCHEME_COMPUTE_TYPE);
         let set = |attribute, value: *const c_void, size| {
             // SAFETY: as above; the value lives as long as the call.
             succeeded(unsafe { set_preference(preference.object, attribute, value, size) })

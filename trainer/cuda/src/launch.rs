@@ -12,6 +12,8 @@ use super::{Bf16, CudaError};
 
 /// Threads of a block, as in the kernels of these files and of `product.cu`.
 pub(super) const THREADS: usize = 256;
+/// Threads for a row of scores in bf16, as in `loss.cu`.
+const THREADS_OF_A_ROW: usize = 1024;
 /// Blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
 const SQUARE_BLOCKS: usize = 256;
 
@@ -129,7 +131,7 @@ impl Gpu {
         let (classes, padded) = (whole(labels.classes), whole(padded));
         let mut launch = self.stream().launch_builder(&self.kernels.cross_entropy_bf16);
         launch.arg(scores).arg(&labels.numbers).arg(losses).arg(&classes).arg(&padded);
-        let size = grid((whole(rows) as u32, 1, 1), THREADS);
+        let size = grid((whole(rows) as u32, 1, 1), THREADS_OF_A_ROW);
         // SAFETY: as above, and rows are long enough.
         unsafe { self.run(launch, size, "take losses") }
     }

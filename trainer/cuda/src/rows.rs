@@ -10,7 +10,7 @@ use super::{Bf16, CudaError, Number};
 /// Threads of a block, and its rows if each warp has one, as in `rows.cu`.
 const THREADS: usize = 128;
 const WARPS: usize = 4;
-/// Of a block that sums over rows: its columns, its threads, and the rows that it sums, as in `rows.cu`.
+/// Of a block that sums over rows: its threads across, of four columns each, all its threads, and the rows that it sums, as in `rows.cu`.
 const ACROSS: usize = 32;
 const SUM_THREADS: usize = 256;
 const CHUNK: usize = 256;
@@ -313,13 +313,13 @@ fn shape(count: usize, width: usize) -> (i32, i32) {
     (whole(count / width), whole(width))
 }
 
-/// Rows and columns of so many numbers, a grid with a block for each chunk of rows and [`ACROSS`] columns, and the
-/// number of chunks.
+/// Rows and columns of so many numbers, a grid with a block for each chunk of rows and four times [`ACROSS`]
+/// columns, and the number of chunks.
 fn chunks(count: usize, width: usize) -> ((i32, i32), LaunchConfig, usize) {
     let (rows, columns) = shape(count, width);
     let chunks = (rows as usize).div_ceil(CHUNK);
     assert!(chunks <= MOST_CHUNKS, "{rows} rows to sum");
-    let grid_dim = (width.div_ceil(ACROSS) as u32, chunks as u32, 1);
+    let grid_dim = (width.div_ceil(4 * ACROSS) as u32, chunks as u32, 1);
     let size = grid(grid_dim, SUM_THREADS);
     ((rows, columns), size, chunks)
 }

@@ -99,6 +99,10 @@ fn assert_epilogues(gpu: &Gpu, twice: bool, shapes: impl IntoIterator<Item = (us
         };
         let what = format!("{rows}×{columns}×{inner}");
         let error = if twice { 4e-3 } else { 2e-6 } * (1.0 + (inner as f64).sqrt() / 4.0);
+        // The library takes the GPU's own tanh, which is off by 2^-11 (seen with cuBLASLt 13.1 on an H200). GELU's slope,
+        // by which a sum is multiplied, is off by twice that.
+        let of_gelu = (2.0 * error).max(5e-4);
+        let of_slope = of_gelu * (1.0 + sums.iter().fold(0.0, |most: f64, sum| most.max(sum.abs())));
         assert_rounded(&product(Epilogue::Plain), &sums, 1e-5, &what);
         assert_rounded(&product(Epilogue::Bias(bias.view())), &biased, error, &format!("{what}, biased"));
 
@@ -106,12 +110,12 @@ fn assert_epilogues(gpu: &Gpu, twice: bool, shapes: impl IntoIterator<Item = (us
         let active = product(Epilogue::Gelu { bias: bias.view(), inputs: inputs.view_mut() });
         let wanted: Vec<f64> = biased.iter().map(|&x| gelu(x)).collect();
         assert_rounded(&back(gpu, &inputs), &biased, error, &format!("{what}, GELU's inputs"));
-        assert_rounded(&active, &wanted, 2.0 * error, &format!("{what}, GELU"));
+        assert_rounded(&active, &wanted, of_gelu, &format!("{what}, GELU"));
 
         let inputs = on(gpu, &before);
         let found = product(Epilogue::GeluSlope(inputs.view()));
         let wanted: Vec<f64> = sums.iter().zip(&before).map(|(sum, &x)| sum * gelu_slope(x.into())).collect();
-        assert_rounded(&found, &wanted, 2.0 * error, &format!("{what}, GELU's slope"));
+        assert_rounded(&found, &wanted, of_slope, &format!("{what}, GELU's slope"));
         assert_eq!(back(gpu, &inputs), before, "{what}: its inputs are left alone");
     }
 }
@@ -143,7 +147,9 @@ fn weights_gradients_are_written_or_added() {
             }
             let (left, right) = (on(&gpu, &lefts), on(&gpu, &rights));
             let mut out = buffers::on(&gpu, &vec![f32::NAN; rows * columns]);
-            let error = 1e-6 * (1.0 + (inner as f64).sqrt());
+            // A tensor core cuts off what does not fit behind the sum so far, and does not round it: such errors all have
+            // one sign. A term that is missing would be off by 0.06.
+            let error = 1e-6 * (1.0 + (inner as f64).sqrt()) + 1e-7 * inner as f64;
             for (adds, times) in [(false, 1.0), (true, 2.0), (true, 3.0)] {
                 let (left, right) = (Matrix::new(left.view(), inner, rows), Matrix::new(right.view(), inner, columns));
                 gpu.product_bf16_to_f32(&mut out.view_mut(), &left.transposed(), &right, adds).unwrap();
@@ -151,6 +157,26 @@ fn weights_gradients_are_written_or_added() {
                 let what = format!("{rows}×{columns}×{inner}, {times} times");
                 assert_near(&buffers::back(&gpu, &out), &wanted, error, &what);
             }
+        }
+    }
+}
+
+/// The library may cut a long sum into parts.
+#[test]
+fn a_weights_gradient_has_the_same_bits_each_time() {
+    let gpu = in_bf16();
+    for (rows, columns) in and_on_a_gpu([(16, 128)], [(768, 768), (768, 2304), (3072, 768)]) {
+        let inner = and_on_a_gpu([70], [32 * 1024]).pop().unwrap();
+        let (left, right) = (on(&gpu, &numbers(inner * rows, 57)), on(&gpu, &numbers(inner * columns, 58)));
+        let once = || {
+            let mut out = buffers::on(&gpu, &vec![f32::NAN; rows * columns]);
+            let (left, right) = (Matrix::new(left.view(), inner, rows), Matrix::new(right.view(), inner, columns));
+            gpu.product_bf16_to_f32(&mut out.view_mut(), &left.transposed(), &right, false).unwrap();
+            buffers::back(&gpu, &out)
+        };
+        let first = once();
+        for time in 2..=50 {
+            assert_eq!(once(), first, "{rows}×{columns}×{inner}, time {time}");
         }
     }
 }

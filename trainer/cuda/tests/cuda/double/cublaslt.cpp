@@ -235,7 +235,7 @@ LT cublasLtMatmulAlgoGetHeuristic(void *, const Desc *desc, const Layout *a, con
     *count = 0;
     if (wanted < 1 || !fit(*desc, *a, *b, *c, *d))
         return INVALID_VALUE;
-    if (preference->schemes != 0 || preference->workspace < 1 << 20 || !setting("ways", 1))
+    if (preference->schemes != 2 || preference->workspace < 1 << 20 || !setting("ways", 1))
         return NOT_SUPPORTED;
     if (desc->epilogue != EPILOGUE_DEFAULT && !setting("epilogues", 1))
         return NOT_SUPPORTED;
