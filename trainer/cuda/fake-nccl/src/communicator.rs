@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::faults::{Fault, take_a_while};
 use crate::network::Mesh;
-use crate::{IN_PROGRESS, INVALID_ARGUMENT, SUCCESS};
+use crate::{IN_PROGRESS, INVALID_ARGUMENT, REMOTE_ERROR, SUCCESS};
 
 type Job = Box<dyn FnOnce(&Shared) + Send>;
 
@@ -17,8 +17,20 @@ type Job = Box<dyn FnOnce(&Shared) + Send>;
 pub(crate) struct Shared {
     pub(crate) cancel: AtomicBool,
     pub(crate) result: AtomicI32,
+    /// A peer's end was seen. In NCCL this stays with its proxy, and no revoke clears it.
+    pub(crate) lost: AtomicBool,
     pub(crate) under_way: AtomicUsize,
     pub(crate) mesh: Mutex<Option<Arc<Mesh>>>,
+}
+
+impl Shared {
+    /// What `ncclCommGetAsyncError` tells.
+    pub(crate) fn state(&self) -> c_int {
+        match self.result.load(Ordering::SeqCst) {
+            SUCCESS if self.lost.load(Ordering::SeqCst) => REMOTE_ERROR,
+            code => code,
+        }
+    }
 }
 
 /// What callers hold a pointer to.
@@ -42,6 +54,7 @@ impl Comm {
         let shared = Arc::new(Shared {
             cancel: AtomicBool::new(false),
             result: AtomicI32::new(SUCCESS),
+            lost: AtomicBool::new(false),
             under_way: AtomicUsize::new(0),
             mesh: Mutex::new(None),
         });
@@ -90,7 +103,7 @@ impl Comm {
 
     /// The check that NCCL makes at the begin of most functions.
     pub(crate) fn ready(&self) -> Result<(), c_int> {
-        match self.shared.result.load(Ordering::SeqCst) {
+        match self.shared.state() {
             SUCCESS => Ok(()),
             IN_PROGRESS => Err(INVALID_ARGUMENT),
             code => Err(code),
@@ -104,13 +117,27 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// How long functions take that make or end a communicator. They are slow in NCCL, too.
 pub(crate) const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
 
-/// A new communicator may exist only beside the parent that it replaces. The process ends if it has another one, which
-/// it must have forgotten.
+/// How long a call that ends a communicator may take to come from another thread.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
+
+/// A new communicator may exist only beside the parent that it replaces, and those whose end has begun. The process ends
+/// if it has another one, which it must have forgotten.
 pub(crate) fn only_beside(name: &str, parents: usize) {
-    let live = LIVE.load(Ordering::SeqCst);
-    if live != parents {
-        eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
-        std::process::abort();
+    let begun = Instant::now();
+    while LIVE.load(Ordering::SeqCst) != parents {
+        if begun.elapsed() > COMES_WITHIN {
+            let live = LIVE.load(Ordering::SeqCst);
+            eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
+            std::process::abort();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Notes that the end of a communicator has begun, before anything else is done.
+pub(crate) fn parts(comm: *const Comm) {
+    if !comm.is_null() {
+        LIVE.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -119,6 +146,5 @@ impl Drop for Comm {
         self.cancel();
         self.jobs = None;
         let _ = self.thread.take().unwrap().join();
-        LIVE.fetch_sub(1, Ordering::SeqCst);
     }
 }

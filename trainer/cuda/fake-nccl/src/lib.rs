@@ -14,8 +14,8 @@
 //! ```
 //!
 //! A communicator in progress may only be aborted or revoked; any other call gets an error code. The stand-in is
-//! stricter than NCCL: it ends the process when two threads use one communicator, when a parent is destroyed after it
-//! has shrunk, and when a communicator is made beside one that was forgotten. The stream is a pair of counters, see
+//! stricter than NCCL: it ends the process when two threads use one communicator, but for an abort, when a parent is
+//! destroyed after it has shrunk, and when a communicator is made beside one that was forgotten. The stream is a pair of counters, see
 //! [`Stream`].
 //!
 //! The environment asks for faults. It is read in each call:
@@ -32,7 +32,8 @@
 //!                                     the other ranks are done with them
 //! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
 //! FAKE_NCCL_WRONG_ID=1                an id that the ranks are to meet under is another one here
-//! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang
+//! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang: one that a revoke does
+//!                                     not clear, and that fails a shrink
 //! FAKE_NCCL_TELLS=1                   what hangs says so on standard error
 //! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`, or
 //!                                     one of FAKE_NCCL_FAIL: process 4711 removes it, and does so once
@@ -70,12 +71,15 @@ pub struct Stream {
     pub ended: AtomicU64,
 }
 
+/// The one function that another thread may call.
+const ABORT: &str = "ncclCommAbort";
+
 /// The communicator at this pointer. It must belong to the calling thread.
 #[allow(clippy::mut_from_ref)] // It comes from the pointer.
 fn open(name: &'static str, comm: *mut Comm) -> Result<&'static mut Comm, c_int> {
     // SAFETY: the caller hands over what an init, shrink or grow has made, and has not ended it.
     let comm = unsafe { comm.as_mut() }.ok_or(INVALID_ARGUMENT)?;
-    if comm.caller != std::thread::current().id() {
+    if comm.caller != std::thread::current().id() && name != ABORT {
         eprintln!("fake-nccl: {name} in another thread than the communicator's first call");
         std::process::abort();
     }
@@ -277,7 +281,7 @@ pub unsafe extern "C" fn ncclCommGrow(
 pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, state: *mut c_int) -> c_int {
     code(open("ncclCommGetAsyncError", comm).map(|comm| {
         // SAFETY: the caller's place for the code.
-        unsafe { state.write(comm.shared.result.load(Ordering::SeqCst)) };
+        unsafe { state.write(comm.shared.state()) };
         SUCCESS
     }))
 }
@@ -318,6 +322,7 @@ pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
+    communicator::parts(comm);
     code(open("ncclCommDestroy", comm).map(|opened| {
         if opened.shrunk {
             eprintln!("fake-nccl: a communicator that has shrunk must be aborted, not destroyed");
@@ -332,7 +337,8 @@ pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> c_int {
-    code(open("ncclCommAbort", comm).map(|_| {
+    communicator::parts(comm);
+    code(open(ABORT, comm).map(|_| {
         let _ = take_a_while(COMMUNICATORS_TAKE, &AtomicBool::new(false));
         // SAFETY: made by `give`, and given back.
         drop(unsafe { Box::from_raw(comm) });

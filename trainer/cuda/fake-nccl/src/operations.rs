@@ -8,8 +8,12 @@ use std::time::Duration;
 use super::communicator::Comm;
 use super::faults::{Fault, enter, take_a_while};
 use super::network::Frame;
-use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, SUCCESS, Stream};
+use super::{IN_PROGRESS, INVALID_ARGUMENT, INVALID_USAGE, SUCCESS, Stream};
 use super::{code, open};
+
+/// `ncclFloat32` and `ncclFloat64`
+const FLOAT32: c_int = 7;
+const FLOAT64: c_int = 8;
 
 /// What an operation sends, which is read when the stream has reached the operation; what it receives, and where that
 /// is written.
@@ -48,8 +52,7 @@ fn launch(name: &'static str, comm: &Comm, stream: *const Stream, transfer: Tran
                     shared.result.store(code, Ordering::SeqCst);
                 }
             }
-            None if seen => shared.result.store(REMOTE_ERROR, Ordering::SeqCst),
-            None => {}
+            None => shared.lost.store(seen, Ordering::SeqCst),
         }
         stream.ended.fetch_add(1, Ordering::SeqCst);
     });
@@ -67,7 +70,18 @@ fn write(to: usize, bytes: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
 }
 
-/// Sends `count` numbers of each rank to all ranks. Returns their bytes by rank.
+/// Adds numbers of one kind, place by place.
+fn add_up<const WIDTH: usize, Number: std::iter::Sum<Number>>(
+    all: &[Vec<u8>],
+    number: impl Fn([u8; WIDTH]) -> Number,
+    bytes: impl Fn(Number) -> [u8; WIDTH],
+) -> Vec<u8> {
+    let at = |of: &[u8], place: usize| number(of[place..place + WIDTH].try_into().unwrap());
+    let places = (0..all[0].len()).step_by(WIDTH);
+    places.flat_map(|place| bytes(all.iter().map(|of| at(of, place)).sum())).collect()
+}
+
+/// Sends `count` numbers of four bytes of each rank to all ranks. Returns their bytes by rank.
 fn with_all(
     comm: &Comm,
     (from, count): (*const c_void, usize),
@@ -91,17 +105,24 @@ pub unsafe extern "C" fn ncclAllReduce(
     from: *const c_void,
     to: *mut c_void,
     count: usize,
-    _kind: c_int,
+    kind: c_int,
     _sum: c_int,
     comm: *mut Comm,
     stream: *const Stream,
 ) -> c_int {
     code(open("ncclAllReduce", comm).and_then(|comm| {
         let to = to as usize;
-        let transfer = with_all(comm, (from, count), move |all| {
-            let number = |bytes: &[u8], i: usize| f32::from_le_bytes(bytes[4 * i..4 * i + 4].try_into().unwrap());
-            let sums = (0..count).flat_map(|i| all.iter().map(|bytes| number(bytes, i)).sum::<f32>().to_le_bytes());
-            write(to, &sums.collect::<Vec<u8>>());
+        let fours = match kind {
+            FLOAT32 => count,
+            FLOAT64 => 2 * count,
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        let transfer = with_all(comm, (from, fours), move |all| {
+            let sums = match kind {
+                FLOAT64 => add_up(&all, f64::from_le_bytes, f64::to_le_bytes),
+                _ => add_up(&all, f32::from_le_bytes, f32::to_le_bytes),
+            };
+            write(to, &sums);
         })?;
         launch("ncclAllReduce", comm, stream, transfer)
     }))

@@ -74,6 +74,7 @@ impl Communicator {
     /// # Errors
     /// A peer is gone or late, or a later round forms.
     pub fn join(&mut self, group: &mut Group) -> Result<Joined, CollectiveError> {
+        self.drop_broken();
         let own = RankState { held: self.held, can: self.library.capabilities(), version: self.library.version() };
         let all: Vec<RankState> = group.gather(own.to_words())?.into_iter().map(RankState::from_words).collect();
         if let Some(versions) = unlike(&all) {
@@ -103,6 +104,25 @@ impl Communicator {
         Ok(Joined::By(way))
     }
 
+    /// Gives up a communicator that can neither shrink nor grow.
+    fn drop_broken(&mut self) {
+        let check = |handle: &mut Handle| {
+            let sound = handle.is_sound();
+            if !sound {
+                handle.retire();
+            }
+            Ok(sound)
+        };
+        if self.held.is_none() || self.stuck {
+            return;
+        }
+        match self.thread.ask(check).wait(STUCK_TIME) {
+            Some(Ok(true)) => {}
+            Some(_) => self.held = None,
+            None => self.give_up(),
+        }
+    }
+
     /// The ranks for which NCCL has made no communicator. Ranks that are done wait here for the others, since the time
     /// for NCCL is shorter than the time for this exchange.
     fn agree(&mut self, group: &mut Group, made: Result<(), CollectiveError>) -> Result<Vec<usize>, CollectiveError> {
@@ -119,11 +139,11 @@ impl Communicator {
     /// Gives up the communicator, for a round that does not use it. Its ranks have no operation under way.
     pub fn end(&mut self) {
         self.held = None;
-        let abort = |handle: &mut Handle| {
-            handle.abort();
+        let retire = |handle: &mut Handle| {
+            handle.retire();
             Ok(())
         };
-        if !self.stuck && self.thread.ask(abort).wait(STUCK_TIME).is_none() {
+        if !self.stuck && self.thread.ask(retire).wait(STUCK_TIME).is_none() {
             self.give_up();
         }
     }
@@ -154,7 +174,7 @@ impl Communicator {
                 if !stays {
                     // A joiner's communicator of an earlier round is of no use.
                     self.ask(group, "parting", forming_time(group), |handle, _| {
-                        handle.abort();
+                        handle.retire();
                         Ok(())
                     })?;
                 }

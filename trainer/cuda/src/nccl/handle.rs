@@ -1,20 +1,22 @@
 //! One communicator of one rank, and every call of NCCL on it, in one thread.
 //!
 //! No call blocks: what NCCL has begun is polled until it is done, its time is over, or another thread has raised the
-//! flag. In the last two cases the communicator is then revoked, or aborted if it cannot be revoked.
+//! flag. In the last two cases the communicator is then revoked, or aborted if it cannot be revoked. An abort blocks, and
+//! has a thread of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::library::{Config, Functions, IN_PROGRESS, Library, RawComm, RawStream, SUCCESS, UniqueId};
 use super::ordered::{Moves, Plan};
 use super::{Device, Span};
 
-/// How long revoking may take together with the wait until the stream is empty.
+/// How long it may take until the stream of a revoked communicator is empty.
 const CALM_TIME: Duration = Duration::from_secs(5);
 /// Polls without a pause: most operations on one host are done by then.
 const EAGER_LOOKS: u32 = 1000;
@@ -59,13 +61,15 @@ pub(super) struct Handle {
     device: Box<dyn Device>,
     bound: bool,
     comm: Option<NonNull<std::ffi::c_void>>,
+    /// Aborts that have begun.
+    parting: Vec<JoinHandle<()>>,
     /// Raised by another thread to give up the call under way.
     interrupted: Arc<AtomicBool>,
 }
 
 impl Handle {
     pub(super) fn new(library: Arc<Library>, device: Box<dyn Device>, interrupted: Arc<AtomicBool>) -> Handle {
-        Handle { library, device, bound: false, comm: None, interrupted }
+        Handle { library, device, bound: false, comm: None, parting: Vec::new(), interrupted }
     }
 
     /// Makes the device this thread's, at the first call.
@@ -97,7 +101,7 @@ impl Handle {
 
     /// Makes a communicator anew.
     pub(super) fn init(&mut self, id: UniqueId, place: (u32, u32), deadline: Instant) -> Result<(), Failure> {
-        self.abort();
+        self.retire();
         let (rank, ranks) = place;
         self.make("ncclCommInitRankConfig", None, place, deadline, |functions, _, made, config| {
             // SAFETY: NCCL writes the new communicator to a place that lives on, and reads the rest before it returns.
@@ -115,8 +119,10 @@ impl Handle {
     ) -> Result<(), Failure> {
         let parent = self.comm()?;
         if revoke {
-            self.revoke(deadline)?;
+            self.revoke()?;
         }
+        // It may be in progress, or an earlier one, by which an operation was given up.
+        self.settle("ncclCommRevoke", parent, IN_PROGRESS, deadline)?;
         // Leaked, since NCCL's own thread may read it after the call has returned, as it may the id in `grow`.
         let without: &mut [c_int] = without.iter().map(|&rank| rank as c_int).collect::<Vec<_>>().leak();
         // A revoked parent has no operation under way, nor has one whose members left as planned.
@@ -175,12 +181,16 @@ impl Handle {
         // A parent that has shrunk must be aborted: to destroy it would wait for the ranks that are gone. If the shrink
         // was given up or has failed, NCCL is done with it only after this abort, and may then have made a child of no
         // use.
-        self.abort();
+        if result.is_ok() {
+            self.retire();
+        } else {
+            self.abort();
+        }
         self.comm = child();
         match result {
             // SAFETY: NCCL is done with it, and so are we.
             Ok(()) => drop(unsafe { Box::from_raw(place) }),
-            Err(_) => self.abort(),
+            Err(_) => self.retire(),
         }
         result
     }
@@ -261,31 +271,57 @@ impl Handle {
     pub(super) fn calm(&mut self) -> Remains {
         let deadline = Instant::now() + CALM_TIME;
         self.interrupted.store(false, Ordering::Relaxed);
-        if self.comm.is_some() && self.revoke(deadline).is_err() {
-            self.abort();
+        // A revoke frees the device at once. NCCL's threads end later, and only a shrink needs to wait for that.
+        if self.comm.is_some() && (!self.is_sound() || self.revoke().is_err()) {
+            self.retire();
         }
         // The operation may be on the stream without a mark after it. A device that fails does no more work.
         let marked = self.device.mark().is_ok();
         let mut looks = 0;
         while marked && !self.device.is_done().unwrap_or(true) {
             if self.pause(&mut looks, deadline).is_err() {
-                self.abort();
+                self.retire();
                 return Remains::Busy;
             }
         }
         if self.comm.is_some() { Remains::Revoked } else { Remains::Nothing }
     }
 
-    fn revoke(&self, deadline: Instant) -> Result<(), Failure> {
+    /// Begins to revoke the communicator.
+    fn revoke(&self) -> Result<(), Failure> {
         let comm = self.comm()?;
         let revoke = self.functions().revoke.ok_or_else(|| lacks("ncclCommRevoke"))?;
         // SAFETY: a live communicator.
-        let code = unsafe { revoke(comm, 0) };
-        self.settle("ncclCommRevoke", comm, code, deadline)
+        match unsafe { revoke(comm, 0) } {
+            IN_PROGRESS => Ok(()),
+            code => self.check("ncclCommRevoke", code),
+        }
     }
 
-    /// Gives the communicator up, if there is one.
-    pub(super) fn abort(&mut self) {
+    /// Whether the communicator can shrink or grow. If NCCL has seen the end of a peer's connection, it cannot: that error
+    /// is kept where no revoke clears it (`proxyState->asyncResult` in NCCL's `init.cc`).
+    pub(super) fn is_sound(&self) -> bool {
+        self.comm().is_ok_and(|comm| matches!(self.state_of(comm), Ok(SUCCESS | IN_PROGRESS)))
+    }
+
+    /// Gives the communicator up, if there is one, and does not wait for it: NCCL takes up to a second to end its threads,
+    /// which look only now and then whether they are to end, and no round needs to wait for that.
+    pub(super) fn retire(&mut self) {
+        let Some(comm) = self.comm.take() else { return };
+        self.parting.retain(|parting| !parting.is_finished());
+        let (abort, address) = (self.functions().abort, comm.as_ptr() as usize);
+        let abort = move || {
+            // SAFETY: a live communicator that nobody uses afterwards. An error leaves nothing to do.
+            unsafe { abort(address as RawComm) };
+        };
+        match std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
+            Ok(parting) => self.parting.push(parting),
+            Err(_) => abort(),
+        }
+    }
+
+    /// The same, and waits for it.
+    fn abort(&mut self) {
         if let Some(comm) = self.comm.take() {
             // SAFETY: a live communicator that nobody uses afterwards. An error leaves nothing to do.
             unsafe { (self.functions().abort)(comm.as_ptr()) };
@@ -298,7 +334,7 @@ impl Handle {
         // SAFETY: a live communicator.
         let code = unsafe { (self.functions().finalize)(comm) };
         if let Err(failure) = self.settle("ncclCommFinalize", comm, code, deadline) {
-            self.abort();
+            self.retire();
             return Err(failure);
         }
         self.comm = None;
@@ -362,6 +398,9 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.abort();
+        for parting in self.parting.drain(..) {
+            let _ = parting.join();
+        }
     }
 }
 

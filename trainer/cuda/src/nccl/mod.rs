@@ -17,8 +17,8 @@
 //! rank of an old round cannot join.
 //!
 //! Facts about NCCL come from its documentation and sources, 2.17 to 2.30. The tests use a stand-in
-//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host: nothing in this module has been run on
-//! a GPU.
+//! (`trainer/cuda/fake-nccl`), which moves bytes between processes on one host. On a GPU it was run by the kit
+//! (`scripts/gpu/nccl.py`), between processes on one.
 
 mod communicator;
 mod handle;

@@ -4,8 +4,8 @@
 //! To make a communicator anew takes longest, and always works. To shrink or to grow one keeps the connections between
 //! the members that stay. NCCL's rules: a shrink keeps the order of the members that stay, and only they take part. A
 //! grow keeps every rank, and gives new members the ranks after them. A communicator whose operation was given up must
-//! first be revoked by all its members that stay: that ends the operation, and clears the error, which would otherwise
-//! fail the shrink.
+//! first be revoked by all its members that stay: that ends the operation. A communicator that has seen the end of a
+//! peer's connection is none that is held here: nothing clears that error, and it fails every shrink.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 

@@ -44,8 +44,8 @@ fn an_error_of_nccls_names_the_peer_that_is_gone() {
     drop(b);
     let answer = a.answer();
     assert!(answer.starts_with("error: lost rank 1"), "{answer}");
-    // A shrink that fails though all ranks live is a failure of NCCL.
-    every(&join(&mut [&mut a], 2, LONG), "Shrink { without: [1], revoke: true }");
+    // NCCL keeps that error, and so cannot shrink. What fails though all ranks live is a failure of NCCL.
+    every(&join(&mut [&mut a], 2, LONG), "Renew");
     assert_eq!(a.ask("set FAKE_NCCL_FAIL ncclAllReduce:2"), "set");
     assert_eq!(a.ask("sum"), "error: NCCL: ncclAllReduce failed with code 2: an error of the stand-in");
     assert_eq!(a.ask("set FAKE_NCCL_FAIL"), "set");
@@ -90,6 +90,28 @@ fn a_call_that_never_returns_is_reported() {
     assert!(answers[0].contains("NCCL does not come back from sum"), "{answers:?}");
     assert!(answers[1].contains("did not end within"), "{answers:?}");
     assert!(processes[0].ask("sum").contains("NCCL does not come back from an earlier call"));
+}
+
+#[test]
+fn an_abort_that_takes_long_holds_up_no_round() {
+    let mut processes: [Process; 3] = start(&fake());
+    let seen = "set FAKE_NCCL_DEATHS seen";
+    every(&all(&mut processes.each_mut(), seen), "set");
+    every(&join(&mut processes.each_mut(), 1, LONG), "Renew");
+    every(&all(&mut processes.each_mut(), "set FAKE_NCCL_BLOCK ncclCommAbort"), "set");
+    let [mut a, mut b, mut c] = processes;
+    assert_eq!(c.ask("set FAKE_NCCL_HANG ncclAllReduce"), "set");
+    for process in [&mut a, &mut b, &mut c] {
+        process.begin("sum");
+    }
+    drop(c);
+    for survivor in [&mut a, &mut b] {
+        let answer = survivor.answer();
+        assert!(answer.starts_with("error: lost rank 2"), "{answer}");
+    }
+    every(&join(&mut [&mut a, &mut b], 2, Duration::from_secs(5)), "Renew");
+    every(&all(&mut [&mut a, &mut b], "sum"), "right");
+    every(&all(&mut [&mut a, &mut b], "set FAKE_NCCL_BLOCK"), "set");
 }
 
 #[test]
