@@ -1,5 +1,6 @@
 """Trains a small GPT, or with the word `conv` a small convolutional net, in a Session, and dies in that very moment that the
-test has ordered: in the midst of a forward pass, of a sum, of a copy, and the like.
+test has ordered: in the midst of a forward pass, of a sum, of a copy, and the like. With `nccl=FILE` sums go over that
+stand-in for NCCL.
 
 An order is JSON in the file `order`: `number`, `phase`, `step` (the first to die in), `workers` and `agents` (the nodes
 that lose their worker, or their agent), `signal`. It is carried out once on each of these nodes.
@@ -56,6 +57,11 @@ elastic_agent.ready()
 import harness  # noqa: E402
 
 harness.report_start()
+STAND_IN = next((word[len("nccl=") :] for word in sys.argv[1:] if word.startswith("nccl=")), None)
+if STAND_IN:
+    import stand_in
+
+    stand_in.install(STAND_IN)
 
 pixels, labels = harness.digits(SAMPLES)
 if CONV:
@@ -168,6 +174,8 @@ with session:
     while session.epoch < epochs():
         for inputs, targets, places in session.steps(loader, epochs=session.epoch + 1):
             tell("uses", epoch=session.epoch, used=places.tolist())
+            if STAND_IN and session.world_size > 1:
+                assert session._group._nccl is not None
             session.backward(mean_loss(inputs, targets))
             if session.step():
                 # `step` is the number of steps that are done with it.

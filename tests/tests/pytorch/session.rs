@@ -6,6 +6,7 @@ mod replicas;
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
+use std::path::PathBuf;
 
 use elastic_agent::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 use elastic_tests::agents::{Agent, Job, exits_within};
@@ -205,6 +206,17 @@ fn many_groups_leave_nothing_behind() {
 fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "sums_in_order.py", &[]);
+}
+
+#[test]
+fn sums_by_nccl_can_be_given_up_fail_and_be_refused() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "sums_by_nccl.py", &[&fake_nccl().display().to_string()]);
+}
+
+/// The stand-in for NCCL, built beside this test.
+fn fake_nccl() -> PathBuf {
+    std::env::current_exe().unwrap().with_file_name("libfake_nccl.so")
 }
 
 /// Runs a script whose ranks meet at an agent's store, without an agent.

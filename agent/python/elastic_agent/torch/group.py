@@ -1,9 +1,10 @@
-"""The ranks of one round: sums and copies between them over gloo, and a way out of both when a peer is gone."""
+"""The ranks of one round: sums and copies between them, over gloo and NCCL, and a way out of both when a peer is gone."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import select
 import socket
 import threading
 import time
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from .nccl import Communicator, Nccl, Sum
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
 _LOOK, _LAZY_LOOK = 0.002, 0.05
@@ -45,8 +48,10 @@ class Group:
         # The sockets that this process had before gloo's. None yet, while no rank has been met.
         self._others: set[int] | None = None
         self._joined: dict[int, int] | None = None
+        # For sums of what is on a GPU. Who is there, and who is gone, gloo's connections tell.
+        self._nccl: Communicator | None = None
 
-    def join(self, *, timeout: float, outdated: Callable[[], bool]) -> None:
+    def join(self, *, timeout: float, outdated: Callable[[], bool], nccl: Nccl | None = None) -> None:
         """Meets the other ranks. Waits for as long as they take to come, unless `outdated` says that the next round is
         forming. Afterwards a single operation may take `timeout` seconds."""
         if self.size == 1:
@@ -59,6 +64,11 @@ class Group:
             # What was opened while this waited for the others, by any thread, is not gloo's.
             self._others = set(_sockets())
             self._connect(store, datetime.timedelta(seconds=timeout), outdated)
+            communicator = nccl.connect(self, timeout=timeout, outdated=outdated) if nccl else None
+            with self._lock:
+                self._nccl = communicator
+                if communicator and self._lost:
+                    communicator.give_up()
         except RuntimeError as error:
             self.cut()
             raise GroupLost(f"the ranks of round {self.round} could not meet: {error}") from error
@@ -98,6 +108,8 @@ class Group:
         """Begins to sum `tensor` over the ranks, in place. `finish` takes what this returns, and waits."""
         if self.size == 1:
             return None
+        if self._nccl and self._nccl.takes(tensor):
+            return self._try(lambda: self._nccl.start_sum(tensor))
         return self._try(lambda: self._gloo.allreduce([tensor]))
 
     def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
@@ -116,7 +128,9 @@ class Group:
 
     def finish(self, work: Any) -> None:
         """Waits until an operation is complete."""
-        if work is not None:
+        if isinstance(work, Sum):
+            self._try(lambda: self._nccl.finish(work))
+        elif work is not None:
             self._try(work.wait)
 
     def gather(self, number: int) -> list[int]:
@@ -126,6 +140,20 @@ class Group:
         self.finish(self.start_sum(numbers))
         return [int(one) for one in numbers]
 
+    def has_lost_a_peer(self) -> bool:
+        """Whether a connection to another rank has ended."""
+        if self._joined is None:
+            return False
+        ends = select.poll()
+        for inode, fd in self._joined.items():
+            try:
+                if os.fstat(fd).st_ino != inode:
+                    return True  # gloo has closed it.
+            except OSError:
+                return True
+            ends.register(fd, select.POLLRDHUP)
+        return bool(ends.poll(0))
+
     def cut(self) -> None:
         """Ends what is under way here and at the peers, at once and from any thread.
 
@@ -134,6 +162,8 @@ class Group:
         """
         with self._lock:
             self._lost = True
+            if self._nccl:
+                self._nccl.give_up()
             # Sockets that appear after this group was closed are another's.
             if self.size > 1 and not self._closed:
                 for inode, fd in (self._own_sockets() if self._joined is None else self._joined).items():
@@ -142,6 +172,8 @@ class Group:
     def close(self) -> None:
         """Leaves the group. No operation may be under way."""
         self.cut()
+        if self._nccl:
+            self._nccl.close()
         with self._lock:
             self._gloo, self._closed = None, True
 

@@ -27,6 +27,7 @@ from . import state
 from .gradients import Gradients
 from .group import Group, GroupLost
 from .keeper import Folder, Keeper, local_rank, say
+from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
 from .snapshots import fingerprint
@@ -83,6 +84,7 @@ class Session:
         snapshot_every: int | None = None,
         seed: int | None = None,
         same_bits: bool = False,
+        backend: str | None = None,
         operation_timeout: float = 60,
         loss_timeout: float = 5,
     ) -> None:
@@ -102,6 +104,8 @@ class Session:
         same_bits: the result is the same to the last bit whatever the number of ranks, on machines that compute alike. The
         sampler's `micro_batch` says what is computed at once, and the gradients of these are added in their order: in a
         chain through the ranks, after the backward pass. The sampler must have a `global_batch`.
+        backend: what sums the gradients: "nccl", "gloo", or None for NCCL where the parameters are on a GPU and all ranks
+        can, else gloo. Without NCCL what is on a GPU goes through the hosts, and a line says why. All else goes over gloo.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
         loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, nobody has died that
         the agents know of: this worker asks for a round, which costs the job a restart.
@@ -133,6 +137,7 @@ class Session:
         self._given_seed, self._seed = seed, torch.initial_seed() if seed is None else seed
         self._operation_timeout, self._loss_timeout = operation_timeout, loss_timeout
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
+        self._nccl = Nccl(list(model.parameters()), backend)
         self._group: Group | None = None
         self._place: dict[str, Any] = {}
         # The step of the newest snapshot.
@@ -377,7 +382,7 @@ class Session:
     def _meet_and_agree(self) -> Any:
         """Gives all ranks the state of the furthest: the newest in memory, else the committed checkpoint, else what rank
         0 began with. Returns what this rank is to load, None if it has that state."""
-        self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change)
+        self._group.join(timeout=self._operation_timeout, outdated=self._knows_of_change, nccl=self._nccl)
         group, checkpoint = self._group, self._place.get("checkpoint")
         held = group.gather(self.step_number + 1 if self._held else 0)
         newest = max(held) - 1

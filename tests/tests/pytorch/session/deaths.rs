@@ -13,6 +13,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
+use super::fake_nccl;
 use super::promises::{all_agree, each_sample_once_an_epoch, no_step_is_lost, result};
 use crate::pytorch::trace::{LIMIT, Line, Trace, lines};
 
@@ -36,7 +37,7 @@ enum Who {
 #[ignore = "takes a quarter of a minute: make chaos"]
 async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_memory() {
     let Some(torch) = Torch::find() else { return };
-    let mut scene = Scene::start(&torch, "gpt").await;
+    let mut scene = Scene::start(&torch, &["gpt"]).await;
     scene.work(1).await;
     scene.order("send", &["a"], &[], "KILL");
     scene.agents.insert("b", scene.job.start("b"));
@@ -58,7 +59,7 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
 #[tokio::test]
 async fn a_gpt_outlives_some_deaths() {
     let Some(torch) = Torch::find() else { return };
-    let mut scene = Scene::start(&torch, "gpt").await;
+    let mut scene = Scene::start(&torch, &["gpt"]).await;
     scene.grows().await;
     let some = [("backward", Who::Worker), ("last sum", Who::Two), ("send", Who::Agent)];
     for (number, (phase, who)) in some.into_iter().enumerate() {
@@ -68,21 +69,43 @@ async fn a_gpt_outlives_some_deaths() {
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
+/// Sums go over the stand-in for NCCL: what it does with a dead peer's operation is as hard as what NCCL does.
+#[tokio::test]
+async fn a_gpt_that_sums_by_nccl_outlives_some_deaths() {
+    let Some(torch) = Torch::find() else { return };
+    let mut scene = Scene::start(&torch, &["gpt", &by_nccl()]).await;
+    scene.grows().await;
+    scene.dies("first sum", Who::Worker, 0).await;
+    scene.dies("last sum", Who::Two, 1).await;
+    scene.ends_as_undisturbed(&torch, "gpt").await;
+}
+
 #[tokio::test]
 #[ignore = "takes minutes: make chaos"]
 async fn a_gpt_outlives_every_death() {
-    outlives_every_death("gpt").await;
+    outlives_every_death(&["gpt"]).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes: make chaos"]
+async fn a_gpt_that_sums_by_nccl_outlives_every_death() {
+    outlives_every_death(&["gpt", &by_nccl()]).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes: make chaos"]
 async fn a_convolutional_net_outlives_every_death() {
-    outlives_every_death("conv").await;
+    outlives_every_death(&["conv"]).await;
 }
 
-async fn outlives_every_death(model: &str) {
+/// What has the script sum over the stand-in for NCCL.
+fn by_nccl() -> String {
+    format!("nccl={}", fake_nccl().display())
+}
+
+async fn outlives_every_death(words: &[&str]) {
     let Some(torch) = Torch::find() else { return };
-    let mut scene = Scene::start(&torch, model).await;
+    let mut scene = Scene::start(&torch, words).await;
     // Nobody is told of it: three come at once.
     scene.grows().await;
     for (number, phase) in PHASES.into_iter().enumerate() {
@@ -94,7 +117,7 @@ async fn outlives_every_death(model: &str) {
     scene.a_node_stops().await;
     scene.a_node_leaves().await;
     scene.etcd_is_away().await;
-    scene.ends_as_undisturbed(&torch, model).await;
+    scene.ends_as_undisturbed(&torch, words[0]).await;
 }
 
 struct Scene {
@@ -108,10 +131,11 @@ struct Scene {
 }
 
 impl Scene {
-    async fn start(torch: &Torch, model: &str) -> Scene {
+    /// words: what the script is told.
+    async fn start(torch: &Torch, words: &[&str]) -> Scene {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let job = Job::on(&etcd, "1:4").flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
-        let job = job.conf("takeover_delay", "60s").script(torch, SCRIPT, &[model]);
+        let job = job.conf("takeover_delay", "60s").script(torch, SCRIPT, words);
         let agents = BTreeMap::from([("a", job.start("a"))]);
         let trace = Trace::of(&job);
         Scene { job, etcd, agents, trace, orders: 0, seen: Vec::new() }
