@@ -18,7 +18,11 @@ PROGRAMS = ["elastic-trainer", "elastic-agent"]
 # Tests that run on a GPU: the package that has them, and their program there.
 TESTS = {"elastic-cuda": "cuda", "elastic-trainer": "gpu"}
 # By the folders they lie in.
-SCRIPTS = {"scripts": ["gpu.sh", "gpu"], "tests": ["pytorch/bench_gpu.py", "pytorch/models.py"]}
+SCRIPTS = {
+    "scripts": ["gpu.sh", "gpu"],
+    "tests": ["pytorch/bench_gpu.py", "pytorch/models.py", "pytorch/trains_by_nccl.py"],
+    "agent/python": ["elastic_agent"],
+}
 
 
 def built(*arguments: str) -> "dict[str, Path]":

@@ -68,12 +68,15 @@ def until(what: str, look: "Callable[[], object]", seconds: float = DEADLINE):
 class Job:
     """Three agents on this machine, each with one worker. They find each other through the first one's store."""
 
-    def __init__(self, name: str, options: argparse.Namespace, over: str, flags: str, hosts: bool, epochs: int):
+    def __init__(
+        self, name: str, options: argparse.Namespace, training: "List[str]", hosts: bool = True, warm_up: int = 0
+    ):
+        """training: the workers' program and its arguments, to which `--trace FILE` is added."""
+        self.warm_up = warm_up
         self.folder = Path(tempfile.mkdtemp(prefix=f"nccl-{name}-"))
         self.trace, self.options, self.hosts, self.port = self.folder / "trace", options, hosts, free_port()
         self.agents: "Dict[str, subprocess.Popen[bytes]]" = {}
-        training = f"{TRAINING} --epochs {epochs} --peer-timeout {PATIENCE[options.small]} {flags}"
-        self.training = [options.trainer, *training.split(), *on(options, "cuda", over), "--trace", str(self.trace)]
+        self.training = [*training, "--trace", str(self.trace)]
 
     def start(self, node: str) -> None:
         is_host, patience = str(node == NODES[0]).lower(), PATIENCE[self.options.small]
@@ -88,6 +91,7 @@ class Job:
             "node-name": node,
             "local-addr": "127.0.0.1",
             "max-restarts": "10",
+            "warm-up": str(self.warm_up),
             "log-dir": str(self.folder / f"logs-{node}"),
         }
         variables = {"KIT_NODE": self.mark(node), "XDG_RUNTIME_DIR": str(self.folder), **SOCKETS}
@@ -116,7 +120,7 @@ class Job:
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 started = (entry / "cmdline").read_bytes().split(b"\0")[0]
-                is_it = started == os.fsencode(self.options.trainer)
+                is_it = started == os.fsencode(self.training[0])
                 if is_it and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name)
             except OSError:
@@ -142,16 +146,30 @@ class Job:
                     raise Failed(f"the agent of node {node} has ended with exit code {code}")
             steps = [line for line in traced(self.trace) if line["step"] > after and line["round"] > round_above]
             found = [line for line in steps if line["world_size"] == world_size]
-            return found[0] if len(found) > 10 else None
+            return found[0] if len(found) > 2 else None
 
         return until(f"{world_size} train, after step {after}", look)
 
-    def ends(self) -> "Result":
-        """Waits until it has ended. Returns its result."""
+    def after(self, what: str, do: "Callable[[], object]", world_size: int) -> None:
+        """Does it, waits until so many train on, and tells how long that took."""
+        before, ways = traced(self.trace)[-1], len(self.made())
+        began = time.time() * 1e3
+        do()
+        first = self.gets_on(world_size, before["step"], before["round"])
+        took = f"{first['time_ms'] - began:.0f} ms"
+        told = {"then train": world_size, "first step after": took, "made": self.made()[ways:], "step": first["step"]}
+        result(after=what, **told)
+
+    def wait(self) -> None:
+        """Waits until all have ended well."""
         until("all have ended", lambda: all(agent.poll() is not None for agent in self.agents.values()), 150)
         codes = {node: agent.returncode for node, agent in self.agents.items()}
         if any(codes.values()):
             raise Failed(f"agents ended with exit codes {codes}")
+
+    def ends(self) -> "Result":
+        """Waits until it has ended. Returns its result."""
+        self.wait()
         return checksum(self.log()), losses(self.trace)
 
     def close(self) -> None:
@@ -169,6 +187,12 @@ def show_nccl(folder: Path) -> None:
     for path in sorted(folder.glob("nccl-*")):
         said = path.read_text(errors="replace").splitlines()
         print(f"-- {path.name}, {len(said)} lines of NCCL's own\n" + "\n".join(said[:60] + ["…"] + said[-20:]))
+
+
+def training(options: argparse.Namespace, over: str, epochs: int, flags: str = "") -> "List[str]":
+    """The trainer as a worker of a job."""
+    flags = f"{TRAINING} --epochs {epochs} --peer-timeout {PATIENCE[options.small]} {flags}"
+    return [options.trainer, *flags.split(), *on(options, "cuda", over)]
 
 
 def on(options: argparse.Namespace, device: str, over: str) -> "List[str]":
@@ -239,7 +263,7 @@ def by_hand(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
 
 def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, flags: str) -> float:
     """Runs three workers of agents. Their sums must have the bits of one worker's. Returns steps a second."""
-    job, began = Job("sums", options, over, flags, True, epochs), time.monotonic()
+    job, began = Job("sums", options, training(options, over, epochs, flags)), time.monotonic()
     try:
         job.start_all()
         found, steps = job.ends(), traced(job.trace)
@@ -257,37 +281,20 @@ def sums(options: argparse.Namespace, wanted: "Result", epochs: int, over: str, 
 
 def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: str) -> None:
     """One node dies and comes back; then its worker is killed, and later stopped."""
-    job = Job("faults", options, over, "", True, epochs)
-
-    def after(what: str, do: "Callable[[], object]", world_size: int, new_round: bool = True) -> dict:
-        """Does it, and waits until so many train on."""
-        before, ways = traced(job.trace)[-1], len(job.made())
-        began = time.time() * 1e3
-        do()
-        first = job.gets_on(world_size, before["step"], before["round"] if new_round else 0)
-        result(
-            after=what,
-            **{
-                "then train": world_size,
-                "first step after": f"{first['time_ms'] - began:.0f} ms",
-                "made": job.made()[ways:],
-                "step": first["step"],
-            },
-        )
-        return first
+    job = Job("faults", options, training(options, over, epochs))
 
     try:
         job.start_all()
         first = job.gets_on(3, 0)
         result(after="start", step=first["step"], made=job.made())
-        after("SIGKILL of an agent, and so of its worker", lambda: job.agents["c"].kill(), 2)
+        job.after("SIGKILL of an agent, and so of its worker", lambda: job.agents["c"].kill(), 2)
         job.agents["c"].wait()
-        after("its return", lambda: job.start("c"), 3)
+        job.after("its return", lambda: job.start("c"), 3)
         killed = until("a worker of b", lambda: job.worker("b"))
-        after("SIGKILL of a worker, which its agent starts again", lambda: os.kill(killed, signal.SIGKILL), 3)
+        job.after("SIGKILL of a worker, which its agent starts again", lambda: os.kill(killed, signal.SIGKILL), 3)
         stopped = until("a worker of c", lambda: job.worker("c"))
         patience = PATIENCE[options.small]
-        after(f"SIGSTOP of a worker, with --peer-timeout {patience}", lambda: os.kill(stopped, signal.SIGSTOP), 3)
+        job.after(f"SIGSTOP of a worker, with --peer-timeout {patience}", lambda: os.kill(stopped, signal.SIGSTOP), 3)
         found = job.ends()
         equal = found == wanted
         result(after="all of it", **{"equal to one worker's": equal, "steps": len(found[1]), "checksum": found[0]})
@@ -300,7 +307,7 @@ def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: 
 
 def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
     """Without host ids of their own NCCL refuses. All workers go on over TCP, and say why."""
-    job = Job("refused", options, "auto", "", False, epochs)
+    job = Job("refused", options, training(options, "auto", epochs), hosts=False)
     try:
         job.start_all()
         found = job.ends()

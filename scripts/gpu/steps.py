@@ -81,6 +81,7 @@ def steps(setting: Setting) -> "List[Step]":
     speed += ["--device", "cpu"] if dry else ["--only", "gpt-bf16,gpt-f32,digits", "--shards", "1"]
     nccl = [trainer, agent, "--device", device, *(["--small"] if dry else [])]
     nccl += ["--nccl-library", setting.nccl_library] if setting.nccl_library else []
+    in_torch = ["--device", "cpu", "--small"] if dry else []
     no_nccl = "" if not setting.libraries or setting.nccl_library else "it needs a stand-in for NCCL (--nccl-library)"
     return [
         Step(1, "libraries", "the GPU, and which libraries are found and which are shadowed", 60, script("libraries.py")),
@@ -100,6 +101,9 @@ def steps(setting: Setting) -> "List[Step]":
         Step(1, "speed", "tokens a second beside PyTorch's, eager and compiled", 300, speed, {}, no_torch),
         Step(2, "nccl", "NCCL between three processes on this GPU: sums, a death, a return, a stop", 270,
              script("nccl.py", *nccl), {}, no_nccl),
+        Step(2, "session", "sessions in PyTorch that sum over NCCL: a death, a return; and what a session costs", 150,
+             script("session.py", agent, str(kit / "pytorch/trains_by_nccl.py"), *in_torch),
+             {"PYTHONPATH": f"{kit}:{kit / 'pytorch'}"}, no_torch),
         Step(2, "snapshots-timed", "what snapshots of GPT-2 cost; aims: 40 GB/s, and 10 ms at the 99th percentile", 60,
              tests("snapshots::timed"), tested, no_gpu),
         Step(2, "kernels-timed", "time of each product and of attention, by the clock", 60,
