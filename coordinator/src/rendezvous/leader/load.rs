@@ -97,6 +97,7 @@ impl Leader {
         let round: Versioned<RoundRecord> =
             Versioned::parse(one(1).ok_or("its round is gone: was the store emptied?")?)?;
         let spec = self.spec_of(one(0), strays)?;
+        self.desired_at = one(2).map_or(Revision::NONE, |kv| kv.mod_revision);
         let desired = one(2).map(Versioned::<Desired>::parse).transpose();
         let desired = desired.map(|desired| desired.map(|it| it.value)).unwrap_or_else(|problem| {
             strays.push(format!("{problem} What was desired before holds: delete it, and ask again with elasticctl"));
@@ -302,10 +303,12 @@ impl Leader {
         }
         let Some(view) = &mut self.view else { return Ok(()) };
         if event.key() == self.keys.desired() {
-            view.desired = match &event {
-                Event::Put(kv) => Versioned::<Desired>::parse(kv)?.value,
-                Event::Delete { .. } => Desired::default(),
+            let put = match &event {
+                Event::Put(kv) => Some(kv),
+                Event::Delete { .. } => None,
             };
+            self.desired_at = put.map_or(Revision::NONE, |kv| kv.mod_revision);
+            view.desired = put.map(Versioned::<Desired>::parse).transpose()?.map(|it| it.value).unwrap_or_default();
             // Its line of history came with it. Otherwise our next one would have its number.
             if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.next_event) {
                 self.next_event += 1;

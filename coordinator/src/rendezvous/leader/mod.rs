@@ -128,6 +128,8 @@ pub struct Leader {
     checkpoint: Option<Checkpoint>,
     /// The mod revision of the record that says so.
     pointer: Revision,
+    /// The mod revision of the record that says what the operator desires.
+    desired_at: Revision,
     /// The job's spec as the leading node knows it, in case its record is damaged.
     known_spec: Option<Spec>,
     /// What members prove that they know.
@@ -180,6 +182,7 @@ impl Leader {
             view: None,
             checkpoint: None,
             pointer: Revision::NONE,
+            desired_at: Revision::NONE,
             known_spec: None,
             secret: None,
             mend: None,

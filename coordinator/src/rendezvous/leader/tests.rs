@@ -326,6 +326,32 @@ fn a_drained_node_without_a_place_is_told_to_end_and_a_member_is_not() {
 }
 
 #[test]
+fn who_comes_right_after_it_was_undrained_is_not_turned_away() {
+    // Given that c is drained, and the word that it no longer is comes later than its own record does
+    let mut scene = Scene::new();
+    scene.desired = json!({ "drain": ["c"] });
+    let (mut leader, _) = scene.leader();
+    let (scene, wants) = says(&mut leader, scene, NOW, 8, "c", json!({ "phase": "waiting" }));
+    let guard = |revision| Guard::modified(scene.keys.desired(), Revision(revision));
+    let refusal = txn(&wants).expect("it is turned away by what is known");
+    assert!(refusal.when.contains(&guard(4)), "only if that is still so: {refusal:?}");
+
+    // when it is not, then the job is read again, and c takes part
+    let vain = TxnResult { succeeded: false, revision: Revision(8), results: Vec::new() };
+    leader.step(NOW, LeaderInput::Answered { sent: NOW, result: Ok(vain) });
+    let undrained = Scene { desired: json!({}), ..scene };
+    let (_, wants) = undrained.led_by(leader, undrained.store());
+    assert_eq!(round(&undrained, &wants).unwrap().reason, "c joins");
+
+    // Given that the watch tells of another wish first, then that one counts
+    let (mut leader, _) = Scene { desired: json!({}), ..Scene::new() }.leader();
+    desired(&mut leader, &undrained, NOW, 7, json!({ "drain": ["c"] }));
+    let (scene, wants) = says(&mut leader, Scene::new(), NOW, 8, "c", json!({ "phase": "waiting" }));
+    let guard = Guard::modified(scene.keys.desired(), Revision(7));
+    assert!(txn(&wants).expect("a transaction").when.contains(&guard), "{wants:?}");
+}
+
+#[test]
 fn a_node_that_lacks_workers_sits_a_round_out_where_the_others_are_enough() {
     let waits = |lacks: bool| {
         let master = json!({ "host": "h", "port": 2 });

@@ -52,6 +52,10 @@ impl Leader {
     pub(super) fn refuse_txn(&self, view: &View, evictions: &[Eviction]) -> (Doing, Txn) {
         let nodes = evictions.iter().map(|eviction| eviction.node.clone()).collect();
         let txn = self.guarded(self.evict_ops(view, evictions)).guarded(self.silent(view, evictions));
+        // What is desired comes by another watch than the nodes do: who comes right after it was undrained may be known
+        // before that is.
+        let drains = evictions.iter().any(|eviction| eviction.drained);
+        let txn = txn.guarded(drains.then(|| Guard::modified(self.keys.desired(), self.desired_at)));
         (Doing::Refuse { nodes }, txn)
     }
 
