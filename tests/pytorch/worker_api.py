@@ -37,5 +37,5 @@ if harness.RANK == 0:
     try:
         elastic_agent.commit_checkpoint(place["round"] * 10 - 1, checkpoint, timeout=30)
     except elastic_agent.AgentError as error:
-        harness.trace("committed", refused=str(error))
+        harness.trace("committed", refused=str(error), again=error.again)
 harness.wait_for("finish")

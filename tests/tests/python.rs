@@ -116,7 +116,9 @@ async fn a_script_speaks_with_its_agent() {
     // Given a checkpoint that rank 0 has committed after both have met, then an older one is refused
     let place = told("passed", 1, 2).await[0]["place"].clone();
     assert_eq!((&place["job"], &place["world_size"], &place["checkpoint"]), (&"job".into(), &2.into(), &Value::Null));
-    let refused = told("committed", 1, 1).await[0]["refused"].as_str().unwrap().to_owned();
+    let answer = told("committed", 1, 1).await.remove(0);
+    assert_eq!(answer["again"], false, "no later commit of it can succeed");
+    let refused = answer["refused"].as_str().unwrap().to_owned();
     assert!(refused.contains('9') && refused.contains("10"), "{refused}");
 
     // When a worker dies, then the other hears that a round is forming, and both resume from the checkpoint

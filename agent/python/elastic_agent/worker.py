@@ -38,6 +38,11 @@ class AgentError(Exception):
     loss of its agent for that.
     """
 
+    def __init__(self, message: str, *, again: bool = False) -> None:
+        super().__init__(message)
+        # Whether the same request may succeed later: a commit while the store is away may, one of an older step may not.
+        self.again = again
+
 
 class _Reply:
     """The reply that a request waits for."""
@@ -136,11 +141,11 @@ class _Agent:
 
     def _wait(self, reply: _Reply, timeout: float | None, what: str) -> dict[str, Any]:
         if not reply.came.wait(timeout):
-            raise AgentError(f"the agent did not answer `{what}` within {timeout} s")
+            raise AgentError(f"the agent did not answer `{what}` within {timeout} s", again=True)
         if not reply.message:
             raise AgentError(f"the agent is gone: {self._gone}")
         if reply.message["type"] == "error":
-            raise AgentError(reply.message["message"])
+            raise AgentError(reply.message["message"], again=reply.message.get("again", False))
         return reply.message
 
     def _read(self) -> None:
