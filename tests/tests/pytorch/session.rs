@@ -202,6 +202,42 @@ fn many_groups_leave_nothing_behind() {
     meet_without_agents(&torch, "forms_groups.py", &["200"]);
 }
 
+#[tokio::test]
+async fn a_worker_with_a_loader_has_after_40_rounds_what_it_had_after_few() {
+    many_rounds_leave_nothing_behind(40).await;
+}
+
+#[tokio::test]
+#[ignore = "takes most of a minute: make chaos"]
+async fn a_worker_with_a_loader_has_after_200_rounds_what_it_had_after_few() {
+    many_rounds_leave_nothing_behind(200).await;
+}
+
+async fn many_rounds_leave_nothing_behind(rounds: usize) {
+    let Some(torch) = Torch::find() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2").flag("--max-restarts=1000").flag("--exclude-after=0");
+    let job = job.script(&torch, "leaves_nothing.py", &[]);
+    let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
+    let of = |node: &str| -> Vec<Line> {
+        lines(&job).into_iter().filter(|line| line.is("has") && line.text("node") == node).collect()
+    };
+    let enough = async || ["a", "b"].iter().all(|node| of(node).len() >= rounds).then_some(());
+    eventually("many rounds were formed", LIMIT, enough).await;
+    std::fs::write(job.path("enough"), "").unwrap();
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
+    for node in ["a", "b"] {
+        let told = of(node);
+        // Some of a round's own go a moment after it: so the least of a few rounds.
+        let least = |rounds: &[Line], what| rounds.iter().map(|line| line.number(what)).min().unwrap();
+        for what in ["descriptors", "threads", "children"] {
+            let (few, many) = (least(&told[2..8], what), least(&told[told.len() - 6..], what));
+            assert_eq!(few, many, "{what} of {node}: {told:?}");
+        }
+    }
+}
+
 #[test]
 fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
     let Some(torch) = Torch::find() else { return };
