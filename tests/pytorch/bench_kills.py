@@ -1,16 +1,18 @@
 """Kills replicas of a training, by one means after the other, on this machine: a Session of elastic_agent.torch, torchft,
 and DistributedDataParallel that elastic-agent or torchrun starts anew. The model, the batches and the kills are the same.
 
-    .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...]       (make bench-torchft builds what it needs)
+    .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...] [--replicas 4] [--every 15] [--kills 4]
 
-AGENT names elastic-agent, and etcd must be on the PATH. What is printed of each means, for four replicas:
+`make bench-torchft` builds what it needs. AGENT names elastic-agent, and etcd must be on the PATH. What is printed of each
+means:
 
 - undisturbed: steps a second, and samples;
 - after a kill: the time until the group has done two further steps;
 - whole again: the time until all replicas train, and the longest pause between two steps before that;
-- a kill every 15 s for a minute: samples in committed steps, as a share of what is done undisturbed.
+- kills every so many seconds: samples in committed steps, as a share of what is done undisturbed.
 """
 
+import argparse
 import os
 import pathlib
 import signal
@@ -22,9 +24,18 @@ import tempfile
 import threading
 import time
 
-REPLICAS, KILLS, LIMIT = 4, 6, 120
+TRIALS, LIMIT = 6, 120
 HERE = pathlib.Path(__file__).parent
 WORKER = str(HERE / "bench_kills_worker.py")
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("means", nargs="*", help="session, agents, torchft, restarts, torchrun [default: each]")
+parser.add_argument("--replicas", type=int, default=4, help="[default: 4]")
+parser.add_argument("--every", type=float, default=15, help="seconds from kill to kill [default: 15]")
+parser.add_argument("--kills", type=int, default=4, help="[default: 4]")
+arguments = parser.parse_args()
+REPLICAS = arguments.replicas
+
 AGENT = os.environ.get("AGENT", str(HERE.parent.parent / "target/release/elastic-agent"))
 
 
@@ -200,7 +211,7 @@ def measure(name: str, contender: Contender) -> None:
     rate = samples(contender, begun, begun + 10) / 10
     print(f"{name}: undisturbed {rate / 128:.2f} steps of 128 samples a second", flush=True)
     after, back, pauses = [], [], []
-    for turn in range(KILLS):
+    for turn in range(TRIALS):
         killed = kill(contender, turn)
         again = wait("two steps more", lambda: further(contender, killed, 2))
         complete = wait("all train again", lambda: whole(contender, again))
@@ -209,16 +220,20 @@ def measure(name: str, contender: Contender) -> None:
         back.append(complete - killed)
         pauses.append(longest_pause(contender, again, complete + 1))
     print(f"  after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}")
-    begun = time.monotonic()
-    for turn in range(4):
+    begun, every = time.monotonic(), arguments.every
+    for turn in range(arguments.kills):
         kill(contender, turn)
-        time.sleep(max(0.0, begun + 15 * (turn + 1) - time.monotonic()))
-    share = samples(contender, begun, begun + 60) / (60 * rate)
-    print(f"  a kill every 15 s: {100 * share:.0f} % of the samples", flush=True)
+        time.sleep(max(0.0, begun + every * (turn + 1) - time.monotonic()))
+    seconds = every * arguments.kills
+    share = samples(contender, begun, begun + seconds) / (seconds * rate)
+    print(f"  a kill every {every:g} s, {arguments.kills} times: {100 * share:.0f} % of the samples", flush=True)
 
 
 ALL = {"session": Session, "agents": Agents, "torchft": Torchft, "restarts": Restarts, "torchrun": Torchrun}
-for name in sys.argv[1:] or ALL:
+unknown = [name for name in arguments.means if name not in ALL]
+if unknown:
+    parser.error(f"there is no {', '.join(unknown)}, but {', '.join(ALL)}")
+for name in arguments.means or ALL:
     with tempfile.TemporaryDirectory(prefix="elastic-kills-", ignore_cleanup_errors=True) as folder:
         contender = ALL[name](pathlib.Path(folder))
         try:
