@@ -57,7 +57,7 @@ async fn transformers_goes_on_from_memory() {
         elastic-agent --standalone --nproc-per-node=2 --max-restarts=1 "$EXAMPLES/train_transformers.py" \
             --epochs=2 --folder="$PWD/checkpoints" > out 2>&1 &
         until grep -q "'loss'" out; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
-        kill -KILL "$(pgrep -n -f "train_transformers.py.*$PWD")"
+        kill -KILL "$(pgrep -n -f "python.*train_transformers.py.*$PWD")"
         wait $! || { cat out; exit 1; }
         cat out"#;
     let out = typed(&python, folder.path(), train).await;

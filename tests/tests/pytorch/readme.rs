@@ -128,7 +128,7 @@ async fn the_imagenet_example_goes_on(disks: &str) {
         elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_imagenet.py" \
             --images=512 --batch=8 --epochs=20 --save-every=5 --folder="$PWD/checkpoints" DISKS &
         until [ -e checkpoints/step-5.pt ]; do sleep 0.05; done
-        kill -KILL "$(pgrep -n -f "train_imagenet.py.*$PWD")"
+        kill -KILL "$(pgrep -n -f "python.*train_imagenet.py.*$PWD")"
         wait %1"#;
     let out = typed(&torch, folder.path(), &train.replace("DISKS", disks)).await;
     assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
@@ -144,7 +144,7 @@ async fn the_snapshots_example_goes_on_after_a_kill() {
         elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_snapshots.py" \
             --epochs=10 --checkpoints="$PWD/none" > out 2>&1 &
         until grep -q "step 100," out; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
-        kill -KILL "$(pgrep -n -f "train_snapshots.py.*$PWD")"
+        kill -KILL "$(pgrep -n -f "python.*train_snapshots.py.*$PWD")"
         wait $! || { cat out; exit 1; }
         cat out"#;
     let out = typed(&torch, folder.path(), train).await;
