@@ -364,8 +364,19 @@ impl CublasLt {
                 stream,
             )
         };
-        succeeded(code).map_err(|code| failed(code, self.gpu, "multiply"))?;
+        succeeded(code).map_err(|code| self.why(code))?;
         Ok(true)
+    }
+
+    /// Why a product was not launched. Of a GPU that has failed the library only says that it could not launch: the driver
+    /// knows what happened.
+    fn why(&self, code: c_int) -> CudaError {
+        // What it says of a stream that is being captured is not the cause.
+        const OF_CAPTURES: std::ops::RangeInclusive<u32> = 900..=909;
+        match self.stream.synchronize() {
+            Err(error) if !OF_CAPTURES.contains(&(error.0 as u32)) => CudaError::failed(self.gpu, "multiply", error),
+            _ => failed(code, self.gpu, "multiply"),
+        }
     }
 
     /// Tells the library where the bias and the auxiliary matrix lie.

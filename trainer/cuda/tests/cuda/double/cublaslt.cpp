@@ -1,7 +1,7 @@
 // A double of cuBLASLt for tests on machines without a GPU: the functions that the trainer calls, as plain loops over
 // the memory of the driver's double. It shows that shapes, strides, types and attributes are right, and nothing of the
 // real library's choices, results or speed. It is strict: it knows only the attributes that the trainer sets, finds no
-// algorithm unless those that sum in parts are ruled out, and takes an algorithm only for the shapes, epilogue, alignments
+// algorithm unless those that sum in parts keep them in f32 and add them in a second step, and takes an algorithm only for the shapes, epilogue, alignments
 // and workspace that it was suggested for. Of epilogues it takes what NVIDIA documents: a bias of the result's type, for
 // each row of the result as the library counts, and GELU's inputs of that type, whose columns begin at multiples of 8
 // numbers; all in the GPU's memory.
@@ -22,7 +22,7 @@
 
 namespace {
 
-enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, NOT_SUPPORTED = 15 };
+enum Status { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15 };
 enum { COMPUTE_32F = 68, R_32F = 0, R_16BF = 14 };
 enum { EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4, EPILOGUE_GELU_AUX_BIAS = 164, EPILOGUE_DGELU = 192 };
 
@@ -269,5 +269,6 @@ LT cublasLtMatmul(void *handle, const Desc *desc, const float *alpha, const void
         (desc->has_aux() && !in_memory(desc->aux, 2 * ((d->columns - 1) * desc->aux_stride + d->rows))))
         return INVALID_VALUE;
     auto *product = new Product{*desc, *a, *b, *d, left, right, out, *beta};
-    return enqueue(stream, multiply, product, [](void *given) { delete static_cast<Product *>(given); });
+    const int launched = enqueue(stream, multiply, product, [](void *given) { delete static_cast<Product *>(given); });
+    return launched ? EXECUTION_FAILED : SUCCESS;
 }
