@@ -40,9 +40,9 @@ def train(number, *, backend=None, hook=lambda session: None, timeout=60.0):
     return torch.cat([one.detach().flatten() for one in model.parameters()]), by_nccl
 
 
-def in_step(step, do):
-    """Calls `do` once, in this step."""
-    left = [do]
+def in_step(step, *what):
+    """Calls these in this step: one each time that it is done."""
+    left = list(reversed(what))
 
     def hook(session):
         if session.step_number == step and left:
@@ -83,20 +83,25 @@ def hanging(number):
         if number == 2:
             os.environ["FAKE_NCCL_HANG"] = "ncclAllReduce"
 
-    def go_on(session):
-        os.environ.pop("FAKE_NCCL_HANG", None)
-
-    hooks = [in_step(4, hang), in_step(4, lambda _: None)]
-    times = [0]
-
-    def hook(session):
-        hooks[0](session)
-        times[0] += session.step_number == 4
-        if times[0] == 2:
-            go_on(session)
-
+    hook = in_step(4, hang, lambda _: os.environ.pop("FAKE_NCCL_HANG", None))
     parameters, by_nccl = train(number, hook=hook, timeout=2)
     assert all(by_nccl), by_nccl
+    return parameters
+
+
+def cut_while_nccl_takes_a_sum(number):
+    """A peer's end is seen, though NCCL does not come to an end with what it was given: it is no failure of NCCL's."""
+
+    def stall(session):
+        if number == 1:
+            session._group.cut()
+        else:
+            os.environ["FAKE_NCCL_STALL"] = "ncclAllReduce"
+
+    hook = in_step(4, stall, lambda _: os.environ.pop("FAKE_NCCL_STALL", None))
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        parameters, by_nccl = train(number, hook=hook)
+    assert all(by_nccl) and "NCCL has failed" not in said.getvalue(), (by_nccl, said.getvalue())
     return parameters
 
 
@@ -136,7 +141,9 @@ def unasked(number):
     return parameters
 
 
-PLAYS = [undisturbed, cut_in_a_step, failing, hanging, unconnected, insisting, unlike, unasked]
+PLAYS = [
+    undisturbed, cut_in_a_step, failing, hanging, cut_while_nccl_takes_a_sum, unconnected, insisting, unlike, unasked,
+]  # fmt: skip
 
 
 def rank(port, play, number):

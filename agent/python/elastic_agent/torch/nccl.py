@@ -180,7 +180,9 @@ class Communicator:
         self._library, self._stream, self._device = library, stream, device
         # The other ranks wait for this one, for as long as an operation of theirs may take.
         self._has_lost_a_peer, self._timeout = has_lost_a_peer, 0.75 * timeout
-        self._calls: queue.SimpleQueue[Sum | None] = queue.SimpleQueue()
+        # Not a SimpleQueue: woken without an item when its time is over, that of CPython 3.11 waits for ever
+        # (`_queuemodule.c`: the time that is left is negative then, which is taken for none given).
+        self._calls: queue.Queue[Sum | None] = queue.Queue()
         self._under_way: list[Sum] = []
         self._comm: int | None = None
         self._since = self._looked_around = time.monotonic()
@@ -265,6 +267,7 @@ class Communicator:
         while not self._library.check(doing, self._comm):
             if self._given_up.is_set():
                 raise _GivenUp(self._why)
+            self._look_around()
             if time.monotonic() > until:
                 raise NcclError(f"{doing} took longer than {self._timeout:.0f} s, though no rank is gone")
             time.sleep(_LOOK)
@@ -302,7 +305,13 @@ class Communicator:
             self._since = now
         if now - self._since > self._timeout:
             raise NcclError(f"a sum took longer than {self._timeout:.0f} s, though no rank is gone")
-        if self._under_way and now - self._looked_around > _LOOK_AROUND:
+        if self._under_way:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Raises if a peer is gone: NCCL itself would wait for it."""
+        now = time.monotonic()
+        if now - self._looked_around > _LOOK_AROUND:
             self._looked_around = now
             if self._has_lost_a_peer():
                 raise _GivenUp("a peer is gone")

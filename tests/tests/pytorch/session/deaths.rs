@@ -77,6 +77,9 @@ async fn a_gpt_that_sums_by_nccl_outlives_some_deaths() {
     scene.grows().await;
     scene.dies("first sum", Who::Worker, 0).await;
     scene.dies("last sum", Who::Two, 1).await;
+    // NCCL's thread sees deaths by itself, and forgets no sum while all are well.
+    let told: Vec<String> = scene.agents.values().map(Agent::output).collect();
+    assert!(told.iter().all(|said| !said.contains("NCCL has failed")), "{}", told.join("\n"));
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
