@@ -25,13 +25,18 @@ ARCH ?=
 # Where and in which order make campaign strikes, and where it writes what came of it.
 SEED ?= 0
 RESULTS ?= target/campaign-$(SEED).json
+# Minutes of make soak.
+DURATION ?= 60
+# Seconds for each of the parsers that make fuzz plays to, and which: all, if none is named.
+SECONDS_EACH ?= 3600
+PARSERS ?=
 # How many nodes make bench-scale simulates, one job after the other.
 SIZES ?=
 # The wheel's: as users get it, or dev for a quick one.
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft campaign chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft campaign soak fuzz chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -127,9 +132,18 @@ chaos: ## Runs the tests that take minutes: long outages at default timings, tra
 
 campaign: ## Strikes jobs with each fault in each moment of their life: more than an hour, as root; SEED=1: elsewhere in each
 	@$(STEP) setup scripts/setup.sh test
-	@$(STEP) build cargo build --locked --workspace --bins
+	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) campaign $(TARGET)/debug/elastic-campaign --seed $(SEED) --out $(RESULTS)
 	$(TARGET)/debug/elastic-campaign --report --out $(RESULTS)
+
+soak: ## Strikes one long job again and again, and sees whether anything grows; as root; DURATION=60: minutes
+	@$(STEP) setup scripts/setup.sh test
+	@$(STEP) build cargo build --locked --workspace --bins --tests
+	@$(STEP) soak $(TARGET)/debug/elastic-campaign --soak $(DURATION) --seed $(SEED)
+
+fuzz: ## Plays to every parser what libFuzzer finds, an hour each; needs a nightly compiler; PARSERS=peer_port SECONDS_EACH=60
+	@scripts/setup.sh demo
+	scripts/fuzz.sh $(SECONDS_EACH) $(PARSERS)
 
 bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test

@@ -6,10 +6,12 @@ use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use elastic_tests::campaign::fault::{self, Fault};
 use elastic_tests::campaign::scene::Phase;
+use elastic_tests::campaign::soak::{Soak, suits};
 use elastic_tests::campaign::{JOB, Outcome, Stage, report};
 
 const HELP: &str = "\
@@ -24,6 +26,10 @@ Usage: elastic-campaign [OPTIONS]
   --seed N         where in a moment the fault strikes, and the order [0]
   --out FILE       append each result to FILE, a line of JSON, and pass over what stands there already
   --keep FOLDER    where the logs of what went wrong are kept [a temporary folder]
+  --soak MINUTES   strike one long job with one of these faults after the other, in any order, once it has recovered from
+                   the last: how long that took, and whether memory, descriptors, threads, keys and files grow. Only
+                   faults that spare its first node's processes. Each recovery is appended to --out
+  --every SECONDS  of a soak: the time from one recovery to the next fault [10]
   --report         only print the table of what stands in --out
   --list           only print the faults
 
@@ -39,6 +45,8 @@ struct Options {
     seed: u64,
     out: Option<PathBuf>,
     keep: Option<PathBuf>,
+    soak: Option<Duration>,
+    every: Option<Duration>,
     report: bool,
     list: bool,
     inside: bool,
@@ -60,6 +68,8 @@ fn options() -> Result<Option<Options>> {
             "--seed" => options.seed = value()?.parse().context("--seed wants a number")?,
             "--out" => options.out = Some(value()?.into()),
             "--keep" => options.keep = Some(value()?.into()),
+            "--soak" => options.soak = Some(60 * seconds(&word, &value()?)?),
+            "--every" => options.every = Some(seconds(&word, &value()?)?),
             "--report" => options.report = true,
             "--list" => options.list = true,
             "--inside" => options.inside = true,
@@ -67,10 +77,18 @@ fn options() -> Result<Option<Options>> {
             other => bail!("there is no option {other}; see --help"),
         }
     }
+    if options.soak.is_none() && options.every.is_some() {
+        bail!("--every is for --soak; see --help");
+    }
     if options.phases.is_empty() {
         options.phases = Phase::ALL.to_vec();
     }
     Ok(Some(options))
+}
+
+fn seconds(flag: &str, text: &str) -> Result<Duration> {
+    let number: f64 = text.parse().with_context(|| format!("{flag} wants a number"))?;
+    Duration::try_from_secs_f64(number).with_context(|| format!("{flag} wants a number of them"))
 }
 
 fn main() -> ExitCode {
@@ -97,7 +115,7 @@ fn run(options: Options) -> Result<ExitCode> {
         faults.iter().for_each(|fault| println!("{}", fault.name));
         return Ok(ExitCode::SUCCESS);
     }
-    let before = options.out.as_ref().map(read).transpose()?.unwrap_or_default();
+    let before = options.out.as_ref().filter(|_| options.soak.is_none()).map(read).transpose()?.unwrap_or_default();
     if options.report {
         print!("{}", report::table(&before));
         return Ok(ExitCode::SUCCESS);
@@ -127,8 +145,16 @@ fn run(options: Options) -> Result<ExitCode> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
+        let playing = async {
+            match options.soak {
+                Some(lasts) => {
+                    soak(&options, lasts, faults.iter().filter(|fault| suits(fault)).cloned().collect()).await
+                }
+                None => play(&options, &cells).await,
+            }
+        };
         tokio::select! {
-            code = play(&options, &cells) => code,
+            code = playing => code,
             // The first process of a namespace has to ask for signals, or gets none.
             _ = tokio::signal::ctrl_c() => bail!("interrupted; --out goes on from here"),
         }
@@ -146,6 +172,33 @@ fn read(path: &PathBuf) -> Result<Vec<Outcome>> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
     }
+}
+
+async fn soak(options: &Options, lasts: Duration, faults: Vec<Fault>) -> Result<ExitCode> {
+    if faults.is_empty() {
+        bail!("none of these faults suits a soak");
+    }
+    let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
+    let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
+    std::fs::create_dir_all(&folder)?;
+    let stage = Stage::new(&folder).await?;
+    let soak = Soak { lasts, every: options.every.unwrap_or(Duration::from_secs(10)), faults, seed: options.seed };
+    let soaked = stage.soak(&soak, |line| println!("{line}")).await?;
+    if let Some(path) = &options.out {
+        let mut out = std::fs::File::options().create(true).append(true).open(path)?;
+        for recovery in &soaked.recoveries {
+            writeln!(out, "{}", serde_json::to_string(recovery)?)?;
+        }
+    }
+    println!("\n{}", soaked.tables());
+    println!("{} faults, {} rounds, {} steps", soaked.recoveries.len(), soaked.rounds, soaked.steps);
+    soaked.broken.iter().for_each(|text| println!("    BROKEN {text}"));
+    if soaked.broken.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let folder = options.keep.clone().unwrap_or_else(|| temporary.keep());
+    println!("what it wrote is in {}", folder.join("wrong").display());
+    Ok(ExitCode::FAILURE)
 }
 
 async fn play(options: &Options, cells: &[(&Fault, Phase)]) -> Result<ExitCode> {

@@ -26,7 +26,7 @@ pub type Losses = BTreeMap<u64, String>;
 /// A step has two.
 pub fn losses(lines: &[Line]) -> Result<Losses, Broken> {
     let mut losses = Losses::new();
-    for line in lines.iter().filter(|line| line.event["event"] == "step") {
+    for line in lines.iter().filter(|line| line.is_step()) {
         let (step, loss) = (number(&line.event, "step"), line.event["loss"].to_string());
         if losses.insert(step, loss.clone()).is_some_and(|before| before != loss) {
             return Err(broken(format!("step {step} was done again with another result")));
@@ -42,10 +42,7 @@ fn number(event: &Value, name: &str) -> u64 {
 /// All that is wrong with a history.
 pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Losses) -> Vec<Broken> {
     let mut wrong: Vec<Broken> = ended.trouble.iter().map(broken).collect();
-    if events.ours.is_empty() && !events.gaps {
-        wrong.extend(rounds(&events.changes));
-        wrong.extend(commits(&events.changes));
-    }
+    wrong.extend(history(events));
     wrong.extend(outcome(fault, events, ended));
     let succeeded = events.round().is_some_and(|round| round.state == RoundState::Succeeded);
     wrong.extend(training(lines, reference, succeeded, fault.forgets));
@@ -53,6 +50,23 @@ pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, refe
         wrong.push(broken(format!("processes are left: {:?}", ended.left)));
     }
     wrong
+}
+
+/// What is wrong with the job's keys, where nobody else wrote them and all was seen.
+pub fn history(events: &Events) -> Vec<Broken> {
+    if !events.ours.is_empty() || events.gaps {
+        return Vec::new();
+    }
+    rounds(&events.changes).into_iter().chain(commits(&events.changes)).collect()
+}
+
+/// What is wrong with a training that was ended somewhere. Its first steps are those of the undisturbed run, which is
+/// shorter.
+pub fn endless(lines: &[Line], reference: &Losses) -> Vec<Broken> {
+    let mut expected = losses(lines).unwrap_or_default();
+    expected.extend(reference.iter().map(|(step, loss)| (*step, loss.clone())));
+    let done = steps(lines);
+    training(lines, &expected, false, false).into_iter().chain(once(&done)).collect()
 }
 
 /// One group at work, agreement, numbers and restarts that only grow, one result.
@@ -208,7 +222,6 @@ fn outcome(fault: &Fault, events: &Events, ended: &Ended) -> Vec<Broken> {
 /// Each sample once in each epoch, in steps with the undisturbed run's bits; no committed step is lost.
 fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) -> Vec<Broken> {
     let mut wrong = Vec::new();
-    let mut done: BTreeMap<u64, (u64, u64, u64)> = BTreeMap::new();
     let (mut round, mut committed, mut furthest) = (0, 0, 0);
     for Line { event, .. } in lines {
         let (of, step) = (number(event, "round"), number(event, "step"));
@@ -227,7 +240,6 @@ fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) 
                     wrong.push(broken(format!("step {step} of round {of} after step {furthest} of round {round}")));
                 }
                 furthest = step;
-                done.insert(step, (number(event, "epoch"), number(event, "first"), number(event, "end")));
             }
             Some("committed") => committed = committed.max(step),
             _ => {}
@@ -243,6 +255,7 @@ fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) 
         Err(error) => wrong.push(error),
     }
     if succeeded {
+        let done = steps(lines);
         let missing: Vec<&u64> = reference.keys().filter(|step| !done.contains_key(step)).collect();
         // A worker that dies between a step and its line leaves that line out: at most one for each worker's death.
         if missing.len() > 4 {
@@ -251,6 +264,12 @@ fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) 
         wrong.extend(once(&done));
     }
     wrong
+}
+
+/// Each step's epoch, its first sample, and the one after its last.
+fn steps(lines: &[Line]) -> BTreeMap<u64, (u64, u64, u64)> {
+    let samples = |event: &Value| (number(event, "epoch"), number(event, "first"), number(event, "end"));
+    lines.iter().filter(|line| line.is_step()).map(|line| (number(&line.event, "step"), samples(&line.event))).collect()
 }
 
 /// The samples of the steps, in order, are those of the epochs, in order.

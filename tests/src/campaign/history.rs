@@ -2,6 +2,7 @@
 //! router sees them, and each line of its workers' trace.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +32,13 @@ pub struct Line {
     pub at: Duration,
     /// What it says.
     pub event: Value,
+}
+
+impl Line {
+    /// Whether a step was done.
+    pub fn is_step(&self) -> bool {
+        self.event["event"] == "step"
+    }
 }
 
 /// All that was seen.
@@ -103,7 +111,7 @@ pub struct Observer {
     trace: PathBuf,
     lines: Vec<Line>,
     /// Bytes of the trace that were read.
-    read: usize,
+    read: u64,
 }
 
 impl Observer {
@@ -127,21 +135,28 @@ impl Observer {
 
     /// Reads what the trace has got meanwhile, and returns all of it.
     pub fn lines(&mut self) -> &[Line] {
-        let bytes = std::fs::read(&self.trace).unwrap_or_default();
-        let new = bytes.get(self.read..).unwrap_or_default();
+        let new = self.unread().unwrap_or_default();
         if let Some(end) = new.iter().rposition(|&byte| byte == b'\n') {
             let at = self.elapsed();
             // A worker that is killed may leave a part of a line.
             let whole = new[..end].split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
             self.lines.extend(whole.map(|event| Line { at, event }));
-            self.read += end + 1;
+            self.read += end as u64 + 1;
         }
         &self.lines
     }
 
+    fn unread(&self) -> std::io::Result<Vec<u8>> {
+        let mut trace = std::fs::File::open(&self.trace)?;
+        trace.seek(SeekFrom::Start(self.read))?;
+        let mut new = Vec::new();
+        trace.read_to_end(&mut new)?;
+        Ok(new)
+    }
+
     /// The furthest step that the trace tells of.
     pub fn step(&mut self) -> u64 {
-        let steps = self.lines().iter().rev().filter(|line| line.event["event"] == "step").take(1);
+        let steps = self.lines().iter().rev().filter(|line| line.is_step()).take(1);
         steps.filter_map(|line| line.event["step"].as_u64()).next().unwrap_or(0)
     }
 }

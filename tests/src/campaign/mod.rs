@@ -8,6 +8,7 @@
 //! | [`strike`] | doing what a fault says, and undoing it |
 //! | [`hosts`], [`names`], [`disk`] | network namespaces, a name server, disks |
 //! | [`cluster`], [`nodes`] | members of etcd, and agents that are started again as by systemd |
+//! | [`soak`], [`usage`] | one long job, struck again and again, and what its processes use |
 //! | [`history`] | what the observer sees |
 //! | [`checker`] | the promises, decided from that alone |
 //! | [`report`] | the table |
@@ -22,7 +23,9 @@ pub mod names;
 pub mod nodes;
 pub mod report;
 pub mod scene;
+pub mod soak;
 pub mod strike;
+pub mod usage;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,13 +40,14 @@ use self::fault::{Action, Fault};
 use self::history::Observer;
 use self::hosts::Host;
 use self::names::Names;
-use self::scene::{Phase, Scene, TRAINING};
+use self::scene::{Course, EPOCHS, Phase, Scene, TRAINING};
 use crate::binaries::binary;
 
 /// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
 pub struct Stage {
     nodes: Vec<Host>,
     store: Vec<Host>,
+    coordinator: Host,
     names: Names,
     clock: Option<PathBuf>,
     newer_etcd: Option<PathBuf>,
@@ -87,14 +91,16 @@ impl Stage {
         let nodes: Result<Vec<Host>> = (0..3).map(|at| host(&format!("node{at}"), 1 + at)).collect();
         let store: Result<Vec<Host>> = (0..3).map(|at| host(&format!("etcd{at}"), 11 + at)).collect();
         let (nodes, store) = (nodes?, store?);
+        let coordinator = host("coordinator", 21)?;
         let mut known = BTreeMap::new();
-        for host in nodes.iter().chain(&store) {
+        for host in nodes.iter().chain(&store).chain([&coordinator]) {
             known.insert(host.name.clone(), host.address().parse().context("an address")?);
         }
         let newer = binary("elastic-agent").ancestors().nth(2).map(|target| target.join("etcd-3.5/etcd"));
         Ok(Stage {
             nodes,
             store,
+            coordinator,
             names: Names::serve(known)?,
             clock: clock(folder)?,
             newer_etcd: newer.filter(|etcd| etcd.is_file()),
@@ -111,11 +117,11 @@ impl Stage {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
-        let mut scene = Scene::new(self, &folder, phase, wall_clock).await?;
+        let mut scene = Scene::new(self, &folder, Course::to_its_end(phase, wall_clock)).await?;
         let outcome = self.play(&mut scene, fault, phase, seed).await;
         let keep = outcome.as_ref().map_or(true, |outcome| !outcome.broken.is_empty());
         if keep {
-            self.keep(&mut scene, fault, phase)?;
+            self.keep(&mut scene, &format!("{} while {}", fault.name, phase.name()))?;
         }
         hosts::mend_all()?;
         for at in &scene.lost {
@@ -147,8 +153,8 @@ impl Stage {
     }
 
     /// Keeps what a job that went wrong has written.
-    fn keep(&self, scene: &mut Scene, fault: &Fault, phase: Phase) -> Result<()> {
-        let to = self.folder.join("wrong").join(format!("{} while {}", fault.name, phase.name()));
+    fn keep(&self, scene: &mut Scene, what: &str) -> Result<()> {
+        let to = self.folder.join("wrong").join(what);
         std::fs::create_dir_all(&to)?;
         for node in &scene.nodes {
             std::fs::write(to.join(format!("agent-{}.log", node.host.name)), node.log())?;
@@ -167,6 +173,7 @@ async fn undisturbed(folder: &Path) -> Result<Losses> {
     let trace = folder.join("undisturbed");
     let status = tokio::process::Command::new(binary("elastic-trainer"))
         .args(TRAINING)
+        .arg(format!("--epochs={EPOCHS}"))
         .arg(format!("--trace={}", trace.display()))
         .stdout(Stdio::null())
         .stderr(Stdio::null())

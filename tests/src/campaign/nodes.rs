@@ -19,9 +19,6 @@ const FINAL: [i32; 4] = [0, 3, 4, 5];
 /// How long the service manager waits before it starts an agent again.
 const RESTART_AFTER: Duration = Duration::from_millis(500);
 
-/// How often it does so.
-const RESTARTS: u32 = 5;
-
 /// A process of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Process {
@@ -47,16 +44,18 @@ pub struct Node {
     child: Option<Child>,
     ended: Option<(i32, Instant)>,
     starts: u32,
+    /// How often the service manager starts it again.
+    restarts: u32,
     /// Whether it is to be started when its agent fails.
     wanted: bool,
 }
 
 impl Node {
-    /// A node that is not started yet. `clock` is the library that sets the wall clock of what runs there.
+    /// A node that is not started yet, and whose agent is started again so often. `clock` is the library that sets the wall clock of what runs there.
     ///
     /// # Errors
     /// There is no disk to be had.
-    pub fn new(host: Host, folder: &Path, words: Vec<String>, clock: Option<&Path>) -> Result<Node> {
+    pub fn new(host: Host, folder: &Path, words: Vec<String>, restarts: u32, clock: Option<&Path>) -> Result<Node> {
         let disk = Disk::new(&folder.join(format!("disk-{}", host.name)), 24)?;
         for name in ["run", "logs", "tmp"] {
             std::fs::create_dir_all(disk.path().join(name))?;
@@ -66,7 +65,7 @@ impl Node {
         if let Some((_, offset)) = &clock {
             std::fs::write(offset, 0_i64.to_ne_bytes())?;
         }
-        Ok(Node { host, disk, words, clock, log, child: None, ended: None, starts: 0, wanted: false })
+        Ok(Node { host, disk, words, clock, log, child: None, ended: None, starts: 0, restarts, wanted: false })
     }
 
     /// Starts its agent, and from now on again when it fails.
@@ -119,7 +118,7 @@ impl Node {
         }
         match self.ended {
             Some((code, at)) if self.wanted && !FINAL.contains(&code) && at.elapsed() >= RESTART_AFTER => {
-                self.wanted = self.starts <= RESTARTS;
+                self.wanted = self.starts <= self.restarts;
                 if self.wanted { self.start() } else { Ok(()) }
             }
             _ => Ok(()),

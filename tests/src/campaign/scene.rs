@@ -10,6 +10,7 @@ use super::cluster::Cluster;
 use super::disk::Disk;
 use super::fault::{Fault, LEASE};
 use super::history::Observer;
+use super::hosts::Host;
 use super::names::Names;
 use super::nodes::Node;
 use super::strike::Struck;
@@ -64,19 +65,37 @@ impl Phase {
     }
 }
 
-/// Restarts that the job has.
-const MAX_RESTARTS: u32 = 5;
+/// How a job is run.
+#[derive(Debug, Clone, Copy)]
+pub struct Course {
+    last_call: &'static str,
+    /// Whether its hosts have wall clocks of their own.
+    wall_clock: bool,
+    /// Restarts that it has, and each node's agent.
+    restarts: u32,
+    epochs: u32,
+}
 
-/// What the trainer is told, apart from where to write.
-pub const TRAINING: [&str; 7] = [
-    "digits",
-    "--epochs=5",
-    "--hidden=1024,256",
-    "--snapshot-every=1",
-    "--checkpoint-every=25",
-    "--peer-timeout=6",
-    "--device=cpu",
-];
+impl Course {
+    /// A job that is struck in this moment, and comes to its end.
+    pub fn to_its_end(phase: Phase, wall_clock: bool) -> Course {
+        let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
+        Course { last_call, wall_clock, restarts: 5, epochs: EPOCHS }
+    }
+
+    /// A job that is ended by its operator.
+    pub fn endless() -> Course {
+        const MANY: u32 = 1_000_000;
+        Course { last_call: "300ms", wall_clock: false, restarts: MANY, epochs: MANY }
+    }
+}
+
+/// Epochs of a job that comes to its end.
+pub const EPOCHS: u32 = 5;
+
+/// What the trainer is told, apart from how long, and where to write.
+pub const TRAINING: [&str; 6] =
+    ["digits", "--hidden=1024,256", "--snapshot-every=1", "--checkpoint-every=25", "--peer-timeout=6", "--device=cpu"];
 
 /// The longest that a job may take to reach a moment.
 const REACHED: Duration = Duration::from_secs(60);
@@ -136,22 +155,26 @@ impl Scene {
     ///
     /// # Errors
     /// The machine lacks something.
-    pub async fn new(stage: &super::Stage, folder: &Path, phase: Phase, wall_clock: bool) -> Result<Scene> {
+    pub async fn new(stage: &super::Stage, folder: &Path, course: Course) -> Result<Scene> {
         std::fs::create_dir_all(folder)?;
         let cluster = Cluster::start(&stage.store, &folder.join("etcd"), Path::new("etcd")).await?;
         let checkpoints = Disk::new(&folder.join("checkpoints"), 160)?;
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
         let observer = Observer::new(cluster.addresses(), &keys, &trace);
-        let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
+        let Course { last_call, wall_clock, restarts, epochs } = course;
         let lease = LEASE.as_secs();
         let mut words = vec![
             "--rdzv-backend=etcd".to_owned(),
             format!("--rdzv-endpoint={}", cluster.endpoints()),
             "--rdzv-id=job".into(),
             "--nnodes=2:3".into(),
-            format!("--max-restarts={MAX_RESTARTS}"),
+            format!("--max-restarts={restarts}"),
+            // Chance strikes one node more often than another.
+            "--exclude-after=0".into(),
             "--shutdown-timeout=3".into(),
+            // An endless training writes without an end.
+            "--log-rotate=1M:2".into(),
             format!(
                 "--rdzv-conf=lease_ttl={lease},last_call_timeout={last_call},min_round_time=200ms,\
                  join_timeout=60s,takeover_delay=12s"
@@ -160,11 +183,12 @@ impl Scene {
             binary("elastic-trainer").display().to_string(),
         ];
         words.extend(TRAINING.map(str::to_owned));
+        words.push(format!("--epochs={epochs}"));
         words.push(format!("--checkpoint-dir={}", checkpoints.path().display()));
         words.push(format!("--trace={}", trace.display()));
         let clock = stage.clock.as_deref().filter(|_| wall_clock);
-        let nodes: Result<Vec<Node>> =
-            stage.nodes.iter().map(|host| Node::new(host.clone(), folder, words.clone(), clock)).collect();
+        let node = |host: &Host| Node::new(host.clone(), folder, words.clone(), restarts, clock);
+        let nodes: Result<Vec<Node>> = stage.nodes.iter().map(node).collect();
         Ok(Scene {
             nodes: nodes?,
             cluster,
@@ -265,7 +289,7 @@ impl Scene {
             tokio::time::sleep(PERIOD).await;
         }
         let steps: Vec<Duration> =
-            self.observer.lines().iter().filter(|line| line.event["event"] == "step").map(|line| line.at).collect();
+            self.observer.lines().iter().filter(|line| line.is_step()).map(|line| line.at).collect();
         Ended { codes, left: left_over(self), trouble, pause: pause(&steps, struck), after: end.saturating_sub(mended) }
     }
 
@@ -294,7 +318,7 @@ impl Scene {
     }
 
     /// Does what operators and service managers do beside the job.
-    fn tend(&mut self) -> Result<()> {
+    pub(super) fn tend(&mut self) -> Result<()> {
         for node in &mut self.nodes {
             node.tend()?;
         }
@@ -312,7 +336,7 @@ impl Scene {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Scene) -> bool) -> Result<()> {
+    pub(super) async fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Scene) -> bool) -> Result<()> {
         let begun = Instant::now();
         while !holds(self) {
             self.tend()?;
@@ -326,7 +350,7 @@ impl Scene {
 }
 
 /// The longest time between two steps, from the one before the fault on.
-fn pause(steps: &[Duration], struck: Duration) -> Duration {
+pub(super) fn pause(steps: &[Duration], struck: Duration) -> Duration {
     let after = steps.iter().copied().filter(|&at| at > struck);
     let mut before = struck;
     let mut longest = Duration::ZERO;

@@ -95,15 +95,7 @@ async fn carry(store: &Arc<dyn Store>, leader: &mut Leader, now: Time, mut wants
 }
 
 async fn takes_part(store: &Arc<dyn Store>, keys: &Keys, late: Option<(String, Vec<u8>)>) {
-    let setup = MemberSetup {
-        record: serde_json::from_value(node("c")).expect("a record"),
-        spec: serde_json::from_value(spec()).expect("a spec"),
-        keys: keys.clone(),
-        secret: JobSecret::of([7; 32]),
-        may_lead: true,
-        seed: 1,
-    };
-    let mut member = Member::new(setup);
+    let mut member = Member::new(setup(keys));
     let mut now = NOW;
     let wants = member.step(now, MemberInput::Tick);
     serve(store, &mut member, now, wants).await;
@@ -163,6 +155,18 @@ async fn look(store: &Arc<dyn Store>) {
     }
 }
 
+/// A node that may lead.
+pub(super) fn setup(keys: &Keys) -> MemberSetup {
+    MemberSetup {
+        record: serde_json::from_value(node("c")).expect("a record"),
+        spec: serde_json::from_value(spec()).expect("a spec"),
+        keys: keys.clone(),
+        secret: JobSecret::of([7; 32]),
+        may_lead: true,
+        seed: 1,
+    }
+}
+
 fn spec() -> Value {
     json!({
         "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000, "last_call_ms": 0,
@@ -172,7 +176,7 @@ fn spec() -> Value {
     })
 }
 
-fn node(name: &str) -> Value {
+pub(super) fn node(name: &str) -> Value {
     json!({
         "name": name, "incarnation": "1", "machine": name, "boot": "b", "host": name, "slots": 2, "role": "default",
         "peer": { "host": "127.0.0.1", "port": 1 }, "phase": "running", "round": 4, "warms_up": true, "authenticates": true,

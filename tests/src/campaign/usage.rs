@@ -1,0 +1,151 @@
+//! What the processes of a job use, and whether that grows. Memory is what a process has for itself alone: what files and
+//! shared memory it has mapped is not counted.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// What was in use at one time, by name: `agent memory KiB`. Of several processes of a kind, the one with the most.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Sample(pub BTreeMap<String, f64>);
+
+impl Sample {
+    /// Adds what this process uses. One that has ended uses nothing.
+    pub fn process(&mut self, kind: &str, pid: u32) {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let number = |name: &str| -> Option<f64> {
+            let line = status.lines().find(|line| line.starts_with(name))?;
+            line.split_whitespace().nth(1)?.parse().ok()
+        };
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).ok().map(|open| open.count() as f64);
+        for (what, used) in
+            [("memory KiB", number("RssAnon:")), ("threads", number("Threads:")), ("descriptors", descriptors)]
+        {
+            used.into_iter().for_each(|used| self.at_most(&format!("{kind} {what}"), used));
+        }
+    }
+
+    /// Adds how many files there are below a folder, and their size.
+    pub fn folder(&mut self, kind: &str, folder: &Path) {
+        let (files, bytes) = within(folder);
+        self.at_most(&format!("{kind} files"), files);
+        self.at_most(&format!("{kind} KiB"), bytes / 1024.0);
+    }
+
+    /// Adds a number.
+    pub fn at_most(&mut self, name: &str, used: f64) {
+        let most = self.0.entry(name.to_owned()).or_default();
+        *most = most.max(used);
+    }
+}
+
+fn within(folder: &Path) -> (f64, f64) {
+    let mut sum = (0.0, 0.0);
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let Ok(about) = entry.metadata() else { continue };
+        let (files, bytes) = if about.is_dir() { within(&entry.path()) } else { (1.0, about.len() as f64) };
+        sum = (sum.0 + files, sum.1 + bytes);
+    }
+    sum
+}
+
+/// How something was used over time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trend {
+    /// What.
+    pub name: String,
+    /// The median of the second quarter of the time. The first is for what is filled once.
+    pub before: f64,
+    /// The median of the last quarter.
+    pub after: f64,
+    /// The most.
+    pub most: f64,
+}
+
+impl Trend {
+    /// Whether it has grown by more than chance explains: by a tenth, and by what caches and allocators may take at any
+    /// time.
+    pub fn grows(&self) -> bool {
+        let chance = match self.name.rsplit(' ').next() {
+            Some("KiB") => 4096.0,
+            Some("descriptors" | "files") => 8.0,
+            Some("threads") => 2.0,
+            _ => 16.0,
+        };
+        self.after - self.before > f64::max(chance, 0.1 * self.before)
+    }
+}
+
+/// The trend of everything that was in use, by name.
+pub fn trends(samples: &[Sample]) -> Vec<Trend> {
+    let names: std::collections::BTreeSet<&String> = samples.iter().flat_map(|sample| sample.0.keys()).collect();
+    let of = |name: &String| {
+        let used: Vec<f64> = samples.iter().filter_map(|sample| sample.0.get(name).copied()).collect();
+        let quarter = used.len() / 4;
+        Trend {
+            name: name.clone(),
+            before: percentile(&used[quarter..(2 * quarter).max(quarter + 1).min(used.len())], 50.0),
+            after: percentile(&used[used.len() - quarter.max(1)..], 50.0),
+            most: used.iter().copied().fold(0.0, f64::max),
+        }
+    };
+    names.into_iter().map(of).collect()
+}
+
+/// The value below which so many per cent of these lie; 0 if there is none.
+pub fn percentile(values: &[f64], percent: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = ((percent / 100.0) * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.max(1) - 1).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trend(used: &[f64]) -> Trend {
+        let sample = |used: &f64| Sample([("agent memory KiB".to_owned(), *used)].into());
+        trends(&used.iter().map(sample).collect::<Vec<_>>()).remove(0)
+    }
+
+    #[test]
+    fn what_grows_stands_out_and_what_is_filled_once_does_not() {
+        let hour = |used: fn(f64) -> f64| (0..240).map(|at| used(f64::from(at))).collect::<Vec<_>>();
+        // A leak of 100 KiB with each fault; a cache that is full after a few minutes; what comes and goes.
+        assert!(trend(&hour(|at| 20_000.0 + 100.0 * at)).grows());
+        assert!(!trend(&hour(|at| 20_000.0 + 100.0 * at.min(40.0))).grows());
+        assert!(!trend(&hour(|at| 20_000.0 + 9_000.0 * (at % 7.0))).grows());
+        let seen = trend(&[1.0, 5.0, 3.0, 3.0]);
+        assert_eq!((seen.before, seen.after, seen.most), (5.0, 3.0, 5.0));
+        assert_eq!(trend(&[7.0]).after, 7.0);
+    }
+
+    #[test]
+    fn a_process_uses_what_it_uses() {
+        let mut sample = Sample::default();
+        sample.process("test", std::process::id());
+        let before = sample.clone();
+        let kept = vec![1_u8; 64 << 20];
+        let open = std::fs::File::open("/dev/null").unwrap();
+        sample.process("test", std::process::id());
+        let grown = |name: &str| sample.0[name] - before.0[name];
+        assert!(grown("test memory KiB") > 60_000.0 && before.0["test threads"] >= 1.0);
+        assert!(before.0["test descriptors"] >= 3.0);
+        drop((kept, open));
+
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("in")).unwrap();
+        std::fs::write(folder.path().join("in/a"), [0; 3 << 10]).unwrap();
+        sample.folder("disk", folder.path());
+        assert_eq!((sample.0["disk files"], sample.0["disk KiB"]), (1.0, 3.0));
+    }
+
+    #[test]
+    fn percentiles_are_values_that_were_seen() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!([50.0, 99.0, 100.0, 0.0].map(|percent| percentile(&values, percent)), [2.0, 4.0, 4.0, 1.0]);
+        assert_eq!(percentile(&[], 50.0), 0.0);
+    }
+}
