@@ -123,6 +123,8 @@ pub struct Scene {
     pub observer: Observer,
     /// Its keys.
     pub keys: Keys,
+    /// The node that counts as the leading one, whoever leads.
+    pub spared: Option<usize>,
     /// Hosts that never come back.
     pub lost: Vec<usize>,
     /// Nodes to start again as soon as they have left.
@@ -196,6 +198,7 @@ impl Scene {
             names: stage.names.clone(),
             observer,
             keys,
+            spared: None,
             lost: Vec::new(),
             again: Vec::new(),
             newer_etcd: stage.newer_etcd.clone(),

@@ -117,6 +117,7 @@ impl Stage {
         let _ = std::fs::remove_dir_all(&folder);
         let mut scene = Scene::new(self, &folder, Course::endless()).await?;
         let mut coordinator = Coordinator::start(&self.coordinator, &scene.cluster, &folder.join("coordinator.log"))?;
+        scene.spared = Some(0);
         let named = |scene: &mut Scene| scene.observer.events().leader().is_some();
         for node in &mut scene.nodes {
             node.start()?;

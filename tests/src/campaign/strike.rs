@@ -316,6 +316,8 @@ impl Scene {
         let up: Vec<usize> = (0..self.nodes.len()).filter(|&at| self.nodes[at].is_up()).collect();
         let leader = self.observer.events().leader();
         let leads = |at: &usize| leader.as_ref().is_some_and(|leader| *leader == self.nodes[*at].host.name);
+        // Whoever leads now, the node that is spared is no follower.
+        let leads = |at: &usize| if self.spared.is_some() { self.spared == Some(*at) } else { leads(at) };
         let leading: Vec<usize> = up.iter().copied().filter(leads).collect();
         // Where nobody leads, the first is as good as any.
         let leading = if leading.is_empty() { up.iter().copied().take(1).collect() } else { leading };

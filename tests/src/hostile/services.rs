@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::records;
 
 /// The longest that an answer, or a stream's end, is waited for.
-const WITHIN: Duration = Duration::from_millis(200);
+const WITHIN: Duration = Duration::from_millis(50);
 
 /// The longest that a question takes that is as it should be.
 const ANSWERED: Duration = Duration::from_secs(10);

@@ -4,6 +4,7 @@ mod bytes;
 mod delays;
 mod floods;
 mod forgers;
+mod listeners;
 mod listening;
 mod tap;
 
