@@ -27,6 +27,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
         max_restarts: 3,
         restarts_without_progress: None,
         // As agents have it unless they are told otherwise: they refuse another.
+        failed_starts: None,
         exclude_after: Some(3),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,

@@ -82,6 +82,12 @@ impl Dialect {
         if self == Dialect::Torchelastic { 3 } else { 0 }
     }
 
+    /// After how many restarts a program that fails the same way right after each start is given up. Who calls us by
+    /// another launcher's name is promised as many restarts as that one makes.
+    pub(super) fn failed_starts(self) -> Option<u32> {
+        (self == Dialect::Own).then_some(3)
+    }
+
     /// The default log level. torchrun logs only warnings and errors.
     pub(super) fn log_level(self) -> Level {
         match self {

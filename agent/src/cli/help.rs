@@ -102,7 +102,8 @@ pub(super) const PIN_INTERFACE: &str = "Make gloo and NCCL use only the network 
 pub(super) const MAX_RESTARTS: &str = "Failures after which the job is restarted, counted over all nodes; one more \
      ends it [default: 0]";
 pub(super) const RESTARTS_WITHOUT_PROGRESS: &str = "End a job that keeps failing where it failed before: after N \
-     restarts in a row that reached no new step, as workers report them [default: no limit but --max-restarts]";
+     restarts in a row that reached no new step, as workers report them [default: no limit but --max-restarts; \
+     3 where the program fails the same way within a minute of each start]";
 pub(super) const EXCLUDE_AFTER: &str = "Leave a node out after N failures of its workers that counted, for 5 minutes, \
      then for longer each time, where there are enough nodes without it; 0: never [default: 3]";
 pub(super) const RESTART_POLICY: &str = "What counts towards --max-restarts: only failures, or all changes of the \

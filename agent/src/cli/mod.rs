@@ -85,6 +85,8 @@ pub struct Options {
     pub max_restarts: u32,
     /// How many restarts in a row may bring no new step.
     pub restarts_without_progress: Option<u32>,
+    /// How many restarts in a row may follow the same failure of programs that have just begun; none: all.
+    pub failed_starts: Option<u32>,
     /// After how many failures a node is left out for a time; zero: never.
     pub exclude_after: u32,
     /// Whether only failures use up `max_restarts`, or all changes.
@@ -145,6 +147,7 @@ impl Options {
             max_nodes: self.nodes.max,
             max_restarts: self.max_restarts,
             restarts_without_progress: self.restarts_without_progress,
+            failed_starts: self.failed_starts,
             exclude_after: Some(self.exclude_after),
             restart_policy: self.restart_policy,
             on_store_loss: self.on_store_loss,
@@ -278,6 +281,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
             .parsed("max-restarts", |text| values::count(text, 0))?
             .unwrap_or(settings.dialect.max_restarts()),
         restarts_without_progress,
+        failed_starts: settings.dialect.failed_starts().filter(|_| restarts_without_progress.is_none()),
         exclude_after: exclude_after.unwrap_or(EXCLUDE_AFTER),
         restart_policy: settings.parsed("restart-policy", restart_policy)?.unwrap_or_default(),
         on_store_loss: settings

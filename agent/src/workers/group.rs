@@ -82,6 +82,8 @@ pub struct GroupSetup {
 
 struct WorkerProcess {
     pid: i32,
+    /// When its program began.
+    since: Time,
     rank: u32,
     role_rank: u32,
     role_world_size: u32,

@@ -96,6 +96,10 @@ pub struct Failure {
     /// The furthest step that a worker of its node had reported in the round.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
+    /// Whether the worker's program had begun less than a minute before, by its agent's clock: it has hardly got beyond
+    /// what each start does, which is imports, data, a checkpoint.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_start: bool,
     /// Whether it left a core dump.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub core_dumped: bool,
@@ -131,6 +135,7 @@ impl Failure {
             pid: None,
             exit_code: None,
             step: None,
+            at_start: false,
             core_dumped: false,
             killed_by: None,
             traceback: None,

@@ -27,7 +27,7 @@ pub use failure::{Failure, FailureClass, Killer, Killing};
 pub use faults::{Excluded, Exclusion, Faults, TakenBack};
 pub use ids::{BadJobId, JobId, NodeId};
 pub use keys::{JobKey, Keys};
-pub use progress::{Advance, ProgressRecord, RoundProgress, StepDone};
+pub use progress::{Advance, FailedStart, ProgressRecord, RoundProgress, StepDone};
 pub use record::{
     Endpoint, EventRecord, Fate, LeaderRecord, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Sealed,
     Tombstone, Versioned, to_json,

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Failure, FailureClass};
+
 /// How far a job has come, `progress`. Written by the node with group rank 0, every ten seconds at most, while its
 /// workers report steps. Times are on that node's clock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -99,7 +101,7 @@ impl ProgressRecord {
 }
 
 /// Whether a job's restarts get it any further: part of its round's record, carried from one to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Advance {
     /// The furthest step that a failed worker's node had reported in this generation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,6 +109,29 @@ pub struct Advance {
     /// How many restarts in a row, up to the last one, have not got the job beyond that step.
     #[serde(default)]
     pub stalled_restarts: u32,
+    /// The failure to start of the last try, if it was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_start: Option<FailedStart>,
+}
+
+/// Programs that end by themselves right after they began, with no step beyond the job's furthest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailedStart {
+    /// The message of the failure.
+    pub message: String,
+    /// How many restarts in a row have ended with this same message.
+    pub restarts: u32,
+}
+
+impl FailedStart {
+    /// What this failure is, after those before it.
+    fn after(before: Option<FailedStart>, failure: &Failure) -> Option<FailedStart> {
+        // What a signal ended did not fail by itself.
+        let failed = failure.class == FailureClass::Own && failure.exit_code.is_some_and(|code| code > 0);
+        let again = before.filter(|before| before.message == failure.message);
+        let restarts = again.map_or(0, |before| before.restarts.saturating_add(1));
+        (failed && failure.at_start).then(|| FailedStart { message: failure.message.clone(), restarts })
+    }
 }
 
 impl Advance {
@@ -115,15 +140,16 @@ impl Advance {
         *self == Advance::default()
     }
 
-    /// What is known after a failure at this step, the job having been restarted so often. Workers that report no steps
-    /// make no progress that can be seen.
+    /// What is known after this failure, the job having been restarted so often. Workers that report no steps make no
+    /// progress that can be seen.
     #[must_use]
-    pub fn after_failure(self, restarts: u32, step: Option<u64>) -> Advance {
+    pub fn after_failure(self, restarts: u32, failure: &Failure) -> Advance {
         // Any step is more than none.
-        let is_further = step > self.furthest_step;
+        let is_further = failure.step > self.furthest_step;
         Advance {
-            furthest_step: step.max(self.furthest_step),
+            furthest_step: failure.step.max(self.furthest_step),
             stalled_restarts: if is_further || restarts == 0 { 0 } else { self.stalled_restarts.saturating_add(1) },
+            failed_start: if is_further { None } else { FailedStart::after(self.failed_start, failure) },
         }
     }
 }
@@ -180,10 +206,45 @@ mod tests {
             (&[Some(5), None, Some(6), Some(6)], Some(6), 1),
             (&[None, None, Some(0), None], Some(0), 1),
         ] {
+            let counted = (0..).zip(failures).fold(Advance::default(), |advance, (restarts, step)| {
+                advance.after_failure(restarts, &Failure { step: *step, ..Failure::new(FailureClass::Own, "m") })
+            });
+            let expected = Advance { furthest_step: furthest, stalled_restarts: stalled, failed_start: None };
+            assert_eq!(counted, expected, "{failures:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_failure_right_after_each_start_is_counted() {
+        let failure = |message: &str, at_start: bool, code: i32| Failure {
+            at_start,
+            exit_code: Some(code),
+            ..Failure::new(FailureClass::Own, message)
+        };
+        let of_step = |step| Failure { step: Some(step), ..failure("a", true, 1) };
+        let (a, b) = (failure("a", true, 1), failure("b", true, 1));
+        let late = failure("a", false, 1);
+        let killed = failure("a", true, -9);
+        let by_a_peer = Failure { class: FailureClass::Peer, ..a.clone() };
+        for (failures, restarts) in [
+            (&[&a][..], Some(0)),
+            (&[&a, &a, &a, &a], Some(3)),
+            // Another failure is another try, and so is one that did something else for a while.
+            (&[&a, &a, &b], Some(0)),
+            (&[&a, &a, &b, &a], Some(0)),
+            (&[&a, &a, &late], None),
+            (&[&a, &a, &late, &a], Some(0)),
+            // Killed from outside, torn along by a peer.
+            (&[&a, &killed, &a], Some(0)),
+            (&[&a, &by_a_peer], None),
+            // Each time a step further, and then not.
+            (&[&of_step(1), &of_step(2), &of_step(3)], None),
+            (&[&of_step(3), &of_step(3), &of_step(3)], Some(1)),
+        ] {
             let counted = (0..)
                 .zip(failures)
-                .fold(Advance::default(), |advance, (restarts, step)| advance.after_failure(restarts, *step));
-            assert_eq!(counted, Advance { furthest_step: furthest, stalled_restarts: stalled }, "{failures:?}");
+                .fold(Advance::default(), |advance, (restarts, failure)| advance.after_failure(restarts, failure));
+            assert_eq!(counted.failed_start.map(|start| start.restarts), restarts, "{failures:?}");
         }
     }
 

@@ -107,6 +107,9 @@ pub struct Spec {
     /// How many of these in a row may bring no new step; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts_without_progress: Option<u32>,
+    /// How many of these in a row may follow the same failure of programs that have just begun; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed_starts: Option<u32>,
     /// How many failures that count exclude the node whose workers they were; zero: none ever do. `None`: the job was
     /// begun by a release of before this was told, which excludes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -325,6 +328,7 @@ mod tests {
             max_nodes: 4,
             max_restarts: 3,
             restarts_without_progress: None,
+            failed_starts: Some(3),
             exclude_after: Some(3),
             restart_policy: RestartPolicy::default(),
             on_store_loss: OnStoreLoss::default(),

@@ -58,6 +58,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         max_nodes: world.max,
         max_restarts: 100_000,
         restarts_without_progress: None,
+        failed_starts: None,
         exclude_after: Some(0),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,

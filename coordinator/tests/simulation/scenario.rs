@@ -297,6 +297,7 @@ impl Scenario {
             max_nodes,
             max_restarts: dice.between(0, 6) as u32,
             restarts_without_progress: None,
+            failed_starts: None,
             exclude_after: Some(0),
             restart_policy: if dice.chance(0.1) { RestartPolicy::All } else { RestartPolicy::Failures },
             on_store_loss: if dice.chance(0.3) { OnStoreLoss::Fence } else { OnStoreLoss::Wait },

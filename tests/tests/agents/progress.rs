@@ -101,3 +101,26 @@ async fn a_job_that_keeps_failing_at_the_same_step_ends() {
     assert_eq!((&round["number"], &round["restarts"], &round["state"]), (&4.into(), &3.into(), &"failed".into()));
     assert_eq!((&round["cause"]["step"], &round["advance"]["furthest_step"]), (&8.into(), &8.into()));
 }
+
+#[tokio::test]
+async fn a_job_whose_program_fails_the_same_way_right_after_each_start_ends() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let script = "echo 'ModuleNotFoundError: No module named tranformers' >&2; exit 1";
+    let job = Job::on(&etcd, "1").flag("--max-restarts=50").flag("--exclude-after=0").program(["sh", "-c", script]);
+    let mut agent = job.start("a");
+    assert_eq!(exits(std::slice::from_mut(&mut agent)).await, [JOB_FAILED]);
+
+    let output = agent.output();
+    let reason = "No module named tranformers (exit code 1); \
+                  the same failure within a minute of the start in 3 restarts in a row, and no new step: \
+                  --restarts-without-progress says how many such restarts there may be";
+    assert!(output.contains(reason), "{output}");
+    let round = job.record(&etcd, "round").await.unwrap();
+    assert_eq!((&round["restarts"], &round["state"]), (&3.into(), &"failed".into()));
+
+    // Who says how many there may be has them.
+    let patient = Job::on(&etcd, "1").named("patient").flag("--max-restarts=50").flag("--exclude-after=0");
+    let patient = patient.flag("--restarts-without-progress=5").program(["sh", "-c", script]);
+    assert_eq!(exits(std::slice::from_mut(&mut patient.start("a"))).await, [JOB_FAILED]);
+    assert_eq!(patient.record(&etcd, "round").await.unwrap()["restarts"], 5);
+}

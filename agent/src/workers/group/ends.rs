@@ -1,6 +1,7 @@
 //! Ends of workers: gathers and judges what the workers left behind, and reports the end of the group.
 
 use std::path::Path;
+use std::time::Duration;
 
 use elastic_coordinator::job::{Failure, FailureClass};
 use elastic_coordinator::node::GroupReport;
@@ -17,6 +18,9 @@ use crate::output::outcome::recorded::Recorded;
 use crate::workers::signals;
 use crate::workers::socket::WorkerSocket;
 use crate::workers::supervisor::Exited;
+
+/// A program that ends so soon has hardly got beyond what each start does.
+const START: Duration = Duration::from_secs(60);
 
 impl Group {
     /// The node lost its workers. This is a change of membership, not a failure of the workers.
@@ -120,6 +124,7 @@ impl Group {
             rank: Some(worker.rank),
             local_rank: Some(local_rank),
             pid: u32::try_from(worker.pid).ok(),
+            at_start: at.since(worker.since) < START,
             at_ms: Some(at_ms),
             host: Some(self.setup.host.clone()),
             ..judge(&evidence)

@@ -160,7 +160,9 @@ impl Group {
             }
             let role_rank = planned.role_rank_base + local_rank;
             let role_world_size = planned.role_world_size;
-            let worker = WorkerProcess { pid: 0, rank, role_rank, role_world_size, placed: false, logs, exit: None };
+            let (pid, since) = (0, Time::now());
+            let worker =
+                WorkerProcess { pid, since, rank, role_rank, role_world_size, placed: false, logs, exit: None };
             self.starting.insert(local_rank, worker);
         }
         None
@@ -222,7 +224,7 @@ impl Group {
     /// A worker's program now runs.
     pub(super) fn started(&mut self, local_rank: u32, pid: i32) -> Option<GroupReport> {
         let placed = self.phase.has_places();
-        let worker = WorkerProcess { pid, placed, ..self.starting.remove(&local_rank)? };
+        let worker = WorkerProcess { pid, since: Time::now(), placed, ..self.starting.remove(&local_rank)? };
         if placed {
             tracing::info!(round = self.round, rank = worker.rank, local_rank, pid, "worker started");
             self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));

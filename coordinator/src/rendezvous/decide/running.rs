@@ -88,12 +88,18 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
 fn failed(view: &View, failure: Reported, lost: Vec<Eviction>) -> (Verdict, String) {
     let (round, spec) = (&view.round.value, &view.spec);
     let story = format!("{}: {}", failure.node.name(), failure.cause.message);
-    let advance = round.advance.after_failure(round.restarts, failure.cause.step);
+    let advance = round.advance.clone().after_failure(round.restarts, &failure.cause);
+    let failed_starts = advance.failed_start.as_ref().map_or(0, |start| start.restarts);
     let why_not = if round.restarts >= spec.max_restarts {
         format!("no restarts left of {}", spec.max_restarts)
     } else if spec.restarts_without_progress.is_some_and(|limit| advance.stalled_restarts >= limit) {
         let reached = advance.furthest_step.map_or_else(String::new, |step| format!(" after step {step}"));
         format!("no new step{reached} in {} restarts (--restarts-without-progress)", advance.stalled_restarts)
+    } else if spec.failed_starts.is_some_and(|limit| failed_starts >= limit) {
+        format!(
+            "the same failure within a minute of the start in {failed_starts} restarts in a row, and no new step: \
+             --restarts-without-progress says how many such restarts there may be"
+        )
     } else {
         let left = spec.max_restarts - round.restarts - 1;
         let failed = Some(failure.node).filter(|_| failure.class != FailureClass::Peer);

@@ -52,6 +52,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         max_nodes: nodes.1,
         max_restarts: 1,
         restarts_without_progress: None,
+        failed_starts: None,
         exclude_after: Some(0),
         restart_policy: RestartPolicy::Failures,
         on_store_loss: OnStoreLoss::Wait,

@@ -9,10 +9,10 @@ use elastic_proto::jobs as told;
 use super::*;
 use crate::job::overview::Job;
 use crate::job::{
-    Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, Failure, FailureClass, Fate, Faults, JobId,
-    JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss, Phase, ProgressRecord,
-    Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed, Spec, TakenBack,
-    Timings, Tombstone, Versioned, Via,
+    Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, FailedStart, Failure, FailureClass, Fate,
+    Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss, Phase,
+    ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed, Spec,
+    TakenBack, Timings, Tombstone, Versioned, Via,
 };
 use crate::service::http::users::{Fingerprint, Role};
 use crate::store::Revision;
@@ -42,6 +42,7 @@ fn failure() -> Failure {
         killed_by: Some(Box::new(Killing { by: Killer::OomKillerBeside, evidence: "e".into() })),
         traceback: Some("t".into()),
         stderr: vec!["one".into(), "two".into()],
+        at_start: true,
         at_ms: Some(5),
         host: Some("h".into()),
         node: Some(NodeId::from_text("a:1")),
@@ -61,6 +62,7 @@ fn spec() -> Spec {
         max_nodes: 3,
         max_restarts: 4,
         restarts_without_progress: Some(5),
+        failed_starts: Some(7),
         exclude_after: Some(6),
         restart_policy: RestartPolicy::All,
         on_store_loss: OnStoreLoss::Fence,
@@ -89,7 +91,11 @@ fn round() -> RoundRecord {
         world_size: 2,
         master: Some(endpoint()),
         restarts: 1,
-        advance: Advance { furthest_step: Some(9), stalled_restarts: 1 },
+        advance: Advance {
+            furthest_step: Some(9),
+            stalled_restarts: 1,
+            failed_start: Some(FailedStart { message: "m".into(), restarts: 2 }),
+        },
         faults: vec![Faults {
             node: "d".into(),
             failures: 1,

@@ -80,6 +80,7 @@ fn runs() -> Seen {
         max_nodes: 3,
         max_restarts: 0,
         restarts_without_progress: None,
+        failed_starts: None,
         exclude_after: Some(0),
         restart_policy: Default::default(),
         on_store_loss: Default::default(),
