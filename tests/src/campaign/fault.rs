@@ -131,6 +131,12 @@ pub enum Action {
     Overwrite(&'static str, &'static str),
     /// The record of a follower holds this.
     OverwriteNode(&'static str),
+    /// SIGKILL for the coordinator, which is started again in the end.
+    KillCoordinator,
+    /// SIGSTOP for the coordinator, and SIGCONT in the end.
+    FreezeCoordinator,
+    /// The coordinator's ways to these are cut.
+    CutCoordinator(Side),
     /// The next action is done later.
     Wait(Duration),
 }
@@ -173,6 +179,14 @@ impl Fault {
         Fault { charges, ..self }
     }
 
+    /// Whether a coordinator has to lead the job that it strikes.
+    pub fn is_a_coordinators(&self) -> bool {
+        let of_it = |action: &Action| {
+            matches!(action, Action::KillCoordinator | Action::FreezeCoordinator | Action::CutCoordinator(_))
+        };
+        self.actions.iter().any(of_it)
+    }
+
     fn ends(self, ends: &'static [i32]) -> Fault {
         Fault { ends, ..self }
     }
@@ -184,7 +198,7 @@ impl Fault {
 
 /// All faults.
 pub fn all() -> Vec<Fault> {
-    [processes(), machines(), networks(), disks(), store(), operators(), several()].concat()
+    [processes(), machines(), networks(), disks(), store(), operators(), several(), coordinators()].concat()
 }
 
 fn processes() -> Vec<Fault> {
@@ -451,6 +465,35 @@ fn several() -> Vec<Fault> {
         )
         .charges(5)
         .ends(&[0, 5]),
+    ]
+}
+
+/// Jobs that a coordinator leads.
+fn coordinators() -> Vec<Fault> {
+    use Action::{CutCoordinator, FreezeCoordinator, Kill, KillCoordinator};
+    use Process::{Agent, Worker};
+    use Who::Follower;
+    // Longer than agents leave the lead to another.
+    let takeover = Duration::from_secs(20);
+    vec![
+        Fault::new("the coordinator is killed", SHORT, &[KillCoordinator]),
+        Fault::new("the coordinator is down for 20 s", takeover, &[KillCoordinator]),
+        Fault::new("the coordinator stands still for 1.5 s", SHORT, &[FreezeCoordinator]),
+        Fault::new("the coordinator stands still for 7 s", LONG, &[FreezeCoordinator]),
+        Fault::new("the coordinator does not reach etcd for 7 s", LONG, &[CutCoordinator(Side::Store)]),
+        Fault::new("the coordinator does not reach the nodes for 7 s", LONG, &[CutCoordinator(Side::Peers)]),
+        Fault::new("the coordinator is alone for 20 s", takeover, &[CutCoordinator(Side::World)]),
+        Fault::new(
+            "a worker is killed while the coordinator is down",
+            SHORT,
+            &[KillCoordinator, Kill(Worker, Follower)],
+        )
+        .charges(1),
+        Fault::new(
+            "an agent is killed while the coordinator stands still",
+            LONG,
+            &[FreezeCoordinator, Kill(Agent, Follower)],
+        ),
     ]
 }
 

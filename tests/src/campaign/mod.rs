@@ -7,7 +7,7 @@
 //! | [`scene`] | a job, and the moments of its life |
 //! | [`strike`] | doing what a fault says, and undoing it |
 //! | [`hosts`], [`names`], [`disk`] | network namespaces, a name server, disks |
-//! | [`cluster`], [`nodes`] | members of etcd, and agents that are started again as by systemd |
+//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents that are started again as by systemd |
 //! | [`soak`], [`usage`] | one long job, struck again and again, and what its processes use |
 //! | [`history`] | what the observer sees |
 //! | [`checker`] | the promises, decided from that alone |
@@ -15,6 +15,7 @@
 
 pub mod checker;
 pub mod cluster;
+pub mod coordinator;
 pub mod disk;
 pub mod fault;
 pub mod history;
@@ -117,7 +118,8 @@ impl Stage {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
-        let mut scene = Scene::new(self, &folder, Course::to_its_end(phase, wall_clock)).await?;
+        let course = Course::to_its_end(phase, wall_clock, fault.is_a_coordinators());
+        let mut scene = Scene::new(self, &folder, course).await?;
         let outcome = self.play(&mut scene, fault, phase, seed).await;
         let keep = outcome.as_ref().map_or(true, |outcome| !outcome.broken.is_empty());
         if keep {
@@ -160,6 +162,7 @@ impl Stage {
             std::fs::write(to.join(format!("agent-{}.log", node.host.name)), node.log())?;
         }
         let _ = std::fs::copy(scene.folder.join("trace"), to.join("trace"));
+        let _ = std::fs::copy(scene.folder.join("coordinator.log"), to.join("coordinator.log"));
         let _ = std::fs::copy(scene.folder.join("etcd/log"), to.join("etcd.log"));
         let events = scene.observer.events();
         let lines: Vec<String> = events.changes.iter().map(|change| format!("{change:?}")).collect();

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use elastic_coordinator::job::{Keys, Phase as Says, RoundState};
 
 use super::cluster::Cluster;
+use super::coordinator::Coordinator;
 use super::disk::Disk;
 use super::fault::{Fault, LEASE};
 use super::history::Observer;
@@ -71,6 +72,8 @@ pub struct Course {
     last_call: &'static str,
     /// Whether its hosts have wall clocks of their own.
     wall_clock: bool,
+    /// Whether a coordinator leads it.
+    coordinator: bool,
     /// Restarts that it has, and each node's agent.
     restarts: u32,
     epochs: u32,
@@ -78,15 +81,15 @@ pub struct Course {
 
 impl Course {
     /// A job that is struck in this moment, and comes to its end.
-    pub fn to_its_end(phase: Phase, wall_clock: bool) -> Course {
+    pub fn to_its_end(phase: Phase, wall_clock: bool, coordinator: bool) -> Course {
         let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
-        Course { last_call, wall_clock, restarts: 5, epochs: EPOCHS }
+        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: EPOCHS }
     }
 
-    /// A job that is ended by its operator.
+    /// A job that a coordinator leads, and that is ended by its operator.
     pub fn endless() -> Course {
         const MANY: u32 = 1_000_000;
-        Course { last_call: "300ms", wall_clock: false, restarts: MANY, epochs: MANY }
+        Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: MANY }
     }
 }
 
@@ -113,6 +116,8 @@ const PERIOD: Duration = Duration::from_millis(2);
 pub struct Scene {
     /// Its nodes.
     pub nodes: Vec<Node>,
+    /// Its leader, where that is no node.
+    pub coordinator: Option<Coordinator>,
     /// Its etcd.
     pub cluster: Cluster,
     /// The disk with its checkpoints, which all nodes share.
@@ -164,7 +169,7 @@ impl Scene {
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
         let observer = Observer::new(cluster.addresses(), &keys, &trace);
-        let Course { last_call, wall_clock, restarts, epochs } = course;
+        let Course { last_call, wall_clock, coordinator, restarts, epochs } = course;
         let lease = LEASE.as_secs();
         let mut words = vec![
             "--rdzv-backend=etcd".to_owned(),
@@ -191,8 +196,11 @@ impl Scene {
         let clock = stage.clock.as_deref().filter(|_| wall_clock);
         let node = |host: &Host| Node::new(host.clone(), folder, words.clone(), restarts, clock);
         let nodes: Result<Vec<Node>> = stage.nodes.iter().map(node).collect();
+        let coordinator = coordinator
+            .then(|| Coordinator::start(&stage.coordinator, cluster.endpoints(), &folder.join("coordinator.log")));
         Ok(Scene {
             nodes: nodes?,
+            coordinator: coordinator.transpose()?,
             cluster,
             checkpoints,
             names: stage.names.clone(),

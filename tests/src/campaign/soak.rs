@@ -5,23 +5,20 @@
 //! with each round or fault shows in them. So faults that end processes strike the other nodes.
 
 use std::fmt::Write;
-use std::process::Child;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use elastic_coordinator::job::RoundState;
 use etcd_client::GetOptions;
 use serde::{Deserialize, Serialize};
 
 use super::checker::{self, Broken};
-use super::cluster::Cluster;
+use super::coordinator::Coordinator;
 use super::fault::{Action, Fault, Who};
-use super::hosts::Host;
 use super::nodes::Process;
 use super::scene::{Course, Scene, pause};
 use super::usage::{Sample, Trend, percentile, trends};
 use super::{Stage, readable};
-use crate::binaries::{binary, remove_settings};
 
 /// The longest until the job is whole, from a fault's end on.
 const WHOLE: Duration = Duration::from_secs(90);
@@ -79,32 +76,11 @@ pub fn suits(fault: &Fault) -> bool {
         Action::Kill(_, who) | Action::Reset(who) | Action::Drain(who) | Action::Exhaust(_, who, _) => {
             *who == Who::Follower
         }
-        Action::Lose(_) | Action::Upgrade | Action::Clock(..) | Action::Strobe(_) => false,
+        Action::Lose(_) | Action::Upgrade | Action::Clock(..) | Action::Strobe(_) | Action::KillCoordinator => false,
         Action::Delete(_) | Action::DeleteNode | Action::Overwrite(..) | Action::OverwriteNode(_) => false,
         _ => true,
     };
     fault.ends == [0] && !fault.forgets && fault.actions.iter().all(lasting)
-}
-
-/// The coordinator that leads the job.
-struct Coordinator(Child);
-
-impl Coordinator {
-    fn start(host: &Host, cluster: &Cluster, log: &std::path::Path) -> Result<Coordinator> {
-        let log = std::fs::File::create(log)?;
-        let mut command = host.command();
-        remove_settings(&mut command);
-        command.arg(binary("elastic-coordinator")).arg(format!("--etcd={}", cluster.endpoints()));
-        command.args(["--peer-listen=0.0.0.0:29410", "--http=127.0.0.1:29411", "--lease-ttl=4"]);
-        Ok(Coordinator(command.stdout(log.try_clone()?).stderr(log).spawn().context("start a coordinator")?))
-    }
-}
-
-impl Drop for Coordinator {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Stage {
@@ -116,7 +92,6 @@ impl Stage {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let mut scene = Scene::new(self, &folder, Course::endless()).await?;
-        let mut coordinator = Coordinator::start(&self.coordinator, &scene.cluster, &folder.join("coordinator.log"))?;
         scene.spared = Some(0);
         let named = |scene: &mut Scene| scene.observer.events().leader().is_some();
         for node in &mut scene.nodes {
@@ -127,7 +102,7 @@ impl Stage {
         scene.whole(Duration::ZERO).await?;
         let begun = scene.observer.elapsed();
         while scene.observer.elapsed() - begun < soak.lasts && soaked.broken.is_empty() {
-            soaked.samples.push(sample(&scene, coordinator.0.id()).await?);
+            soaked.samples.push(sample(&scene).await?);
             let at = soaked.recoveries.len();
             let chance = draw(soak.seed, at);
             if chance & 1 == 1 {
@@ -154,8 +129,8 @@ impl Stage {
             if at % COMPACTED == COMPACTED - 1 {
                 scene.cluster.compact().await?;
             }
-            if let Some(status) = coordinator.0.try_wait()? {
-                soaked.broken.push(format!("{}: the coordinator has ended with {status}", fault.name));
+            if scene.coordinator.as_mut().is_some_and(|coordinator| coordinator.revive().is_ok_and(|anew| anew)) {
+                soaked.broken.push(format!("{}: the coordinator has ended", fault.name));
             }
             scene.pass(soak.every).await?;
         }
@@ -165,7 +140,6 @@ impl Stage {
         soaked.judge(self, &mut scene);
         if !soaked.broken.is_empty() {
             self.keep(&mut scene, "a soak")?;
-            let _ = std::fs::copy(folder.join("coordinator.log"), self.folder.join("wrong/a soak/coordinator.log"));
         }
         Ok(soaked)
     }
@@ -275,7 +249,7 @@ impl Soaked {
     }
 }
 
-async fn sample(scene: &Scene, coordinator: u32) -> Result<Sample> {
+async fn sample(scene: &Scene) -> Result<Sample> {
     let mut sample = Sample::default();
     for node in &scene.nodes {
         for (kind, which) in [("agent", Process::Agent), ("guard", Process::Guard), ("worker", Process::Worker)] {
@@ -285,7 +259,8 @@ async fn sample(scene: &Scene, coordinator: u32) -> Result<Sample> {
         sample.folder("runtime", &node.disk.path().join("run"));
         sample.folder("temporary", &node.disk.path().join("tmp"));
     }
-    sample.process("coordinator", coordinator);
+    let coordinator = scene.coordinator.as_ref().and_then(Coordinator::pid);
+    coordinator.into_iter().for_each(|pid| sample.process("coordinator", pid));
     (0..scene.cluster.members.len()).filter_map(|at| scene.cluster.pid(at)).for_each(|pid| sample.process("etcd", pid));
     sample.folder("checkpoint", scene.checkpoints.path());
     let mut client = scene.cluster.client().await?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
+use super::coordinator::Coordinator;
 use super::fault::{Action, Direction, Place, Side, Which, Who};
 use super::hosts::{self, Cut, send};
 use super::names::Answers;
@@ -34,6 +35,8 @@ enum Undo {
     Members,
     Space,
     Return(usize),
+    Coordinator,
+    ContinueCoordinator,
 }
 
 impl Struck {
@@ -138,7 +141,8 @@ impl Scene {
                 }
             }
             Action::Flap(who, side) => {
-                let ways: Vec<_> = self.struck(who).into_iter().flat_map(|at| self.ways(at, side)).collect();
+                let ways: Vec<_> =
+                    self.struck(who).into_iter().flat_map(|at| self.ways(&self.nodes[at].host, side)).collect();
                 struck.then(Undo::Repeat(Repeated::new(move || {
                     for (from, to) in &ways {
                         let _ = from.cut_to(to, Cut::Silent);
@@ -175,6 +179,23 @@ impl Scene {
                     for ahead in [3600, -3600, 3600] {
                         self.nodes[at].set_clock(ahead)?;
                         tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+            Action::KillCoordinator => {
+                struck.then(Undo::Coordinator);
+                self.coordinator.iter_mut().for_each(Coordinator::kill);
+            }
+            Action::FreezeCoordinator => {
+                struck.then(Undo::ContinueCoordinator);
+                self.coordinator.iter().for_each(|coordinator| coordinator.freeze(true));
+            }
+            Action::CutCoordinator(side) => {
+                struck.then(Undo::Ways);
+                if let Some(coordinator) = &self.coordinator {
+                    for (own, other) in self.ways(&coordinator.host, side) {
+                        own.cut_to(&other, Cut::Silent)?;
+                        other.cut_to(&own, Cut::Silent)?;
                     }
                 }
             }
@@ -302,6 +323,12 @@ impl Scene {
                 Undo::Members => self.cluster.revive()?,
                 Undo::Space => self.cluster.no_space(false).await?,
                 Undo::Return(at) => self.again.push(at),
+                Undo::Coordinator => {
+                    self.coordinator.as_mut().map(Coordinator::revive).transpose()?;
+                }
+                Undo::ContinueCoordinator => {
+                    self.coordinator.iter().for_each(|coordinator| coordinator.freeze(false));
+                }
             }
         }
         Ok(())
@@ -344,8 +371,7 @@ impl Scene {
         })
     }
 
-    fn ways(&self, at: usize, side: Side) -> Vec<(hosts::Host, hosts::Host)> {
-        let own = &self.nodes[at].host;
+    fn ways(&self, own: &hosts::Host, side: Side) -> Vec<(hosts::Host, hosts::Host)> {
         let store = self.cluster.members.iter().map(|member| &member.host);
         let peers = self.nodes.iter().map(|node| &node.host).filter(|host| host.name != own.name);
         let others: Vec<&hosts::Host> = match side {
@@ -357,7 +383,7 @@ impl Scene {
     }
 
     fn cut(&self, at: usize, side: Side, direction: Direction, cut: Cut) -> Result<()> {
-        for (own, other) in self.ways(at, side) {
+        for (own, other) in self.ways(&self.nodes[at].host, side) {
             if direction != Direction::Received {
                 own.cut_to(&other, cut)?;
             }
