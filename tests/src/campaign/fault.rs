@@ -85,6 +85,8 @@ pub enum Action {
     InjectStore(Which, &'static str),
     /// A process may have no more of this than it has.
     Exhaust(Process, Who, Resource),
+    /// The kernel's out-of-memory killer ends a process, when it asks for more.
+    OutOfMemory(Process, Who),
     /// A way is cut.
     Cut(Who, Side, Direction, Cut),
     /// A way is cut and mended five times a second.
@@ -202,7 +204,7 @@ pub fn all() -> Vec<Fault> {
 }
 
 fn processes() -> Vec<Fault> {
-    use Action::{Freeze, Inject, Kill, Starve};
+    use Action::{Freeze, Inject, Kill, OutOfMemory, Starve};
     use Process::{Agent, Guard, Worker};
     use Who::{All, Follower, Leader, LeaderAndFollower};
     vec![
@@ -235,6 +237,9 @@ fn processes() -> Vec<Fault> {
         )
         .charges(1),
         Fault::new("a worker has no memory left", LONG, &[Action::Exhaust(Worker, Follower, Resource::As)]).charges(1),
+        Fault::new("a worker is killed for want of memory", SHORT, &[OutOfMemory(Worker, Follower)]).charges(1),
+        Fault::new("all workers are killed for want of memory", SHORT, &[OutOfMemory(Worker, All)]).charges(3),
+        Fault::new("an agent is killed for want of memory", LONG, &[OutOfMemory(Agent, Follower)]),
         Fault::new(
             "a guard can start no process",
             SHORT,

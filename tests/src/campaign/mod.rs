@@ -6,7 +6,7 @@
 //! | [`fault`] | the faults, as data |
 //! | [`scene`] | a job, and the moments of its life |
 //! | [`strike`] | doing what a fault says, and undoing it |
-//! | [`hosts`], [`names`], [`disk`] | network namespaces, a name server, disks |
+//! | [`hosts`], [`names`], [`disk`], [`memory`] | network namespaces, a name server, disks, memory that runs out |
 //! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents that are started again as by systemd |
 //! | [`soak`], [`usage`] | one long job, struck again and again, and what its processes use |
 //! | [`history`] | what the observer sees |
@@ -20,6 +20,7 @@ pub mod disk;
 pub mod fault;
 pub mod history;
 pub mod hosts;
+pub mod memory;
 pub mod names;
 pub mod nodes;
 pub mod report;

@@ -73,9 +73,11 @@ pub struct Soaked {
 /// Whether an endless job can be struck by this again and again, and its first node's processes stay.
 pub fn suits(fault: &Fault) -> bool {
     let lasting = |action: &Action| match action {
-        Action::Kill(_, who) | Action::Reset(who) | Action::Drain(who) | Action::Exhaust(_, who, _) => {
-            *who == Who::Follower
-        }
+        Action::Kill(_, who)
+        | Action::Reset(who)
+        | Action::Drain(who)
+        | Action::Exhaust(_, who, _)
+        | Action::OutOfMemory(_, who) => *who == Who::Follower,
         Action::Lose(_) | Action::Upgrade | Action::Clock(..) | Action::Strobe(_) | Action::KillCoordinator => false,
         Action::Delete(_) | Action::DeleteNode | Action::Overwrite(..) | Action::OverwriteNode(_) => false,
         _ => true,

@@ -12,6 +12,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 use super::coordinator::Coordinator;
 use super::fault::{Action, Direction, Place, Side, Which, Who};
 use super::hosts::{self, Cut, send};
+use super::memory::Cage;
 use super::names::Answers;
 use super::nodes::Process;
 use super::scene::Scene;
@@ -37,6 +38,7 @@ enum Undo {
     Return(usize),
     Coordinator,
     ContinueCoordinator,
+    Memory(Cage),
 }
 
 impl Struck {
@@ -131,6 +133,13 @@ impl Scene {
                 for at in self.struck(who) {
                     for pid in self.nodes[at].processes(process) {
                         exhaust(pid, resource).into_iter().for_each(|undo| struck.then(undo));
+                    }
+                }
+            }
+            Action::OutOfMemory(process, who) => {
+                for at in self.struck(who) {
+                    for pid in self.nodes[at].processes(process) {
+                        struck.then(Undo::Memory(Cage::around(pid)?));
                     }
                 }
             }
@@ -313,6 +322,7 @@ impl Scene {
                     let _ = prlimit(Some(pid), resource, limit);
                 }
                 Undo::Repeat(repeated) => drop(repeated),
+                Undo::Memory(cage) => drop(cage),
                 Undo::Ways => hosts::mend_all()?,
                 Undo::Cable(at) => self.nodes[at].host.link(true)?,
                 Undo::Disk(at) => self.nodes[at].disk.mend()?,
