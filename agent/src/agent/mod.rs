@@ -150,7 +150,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let (logs, requests) = mpsc::channel(READERS);
     let readers = LogReaders::start(group.output_history(), requests);
     let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls);
-    let socket = identity.runtime_dir().join(setup::socket_name());
+    let socket = identity.fresh_socket();
     let socket =
         WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());

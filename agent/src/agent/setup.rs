@@ -14,7 +14,6 @@ use elastic_coordinator::tls::MutualTls;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use uuid::Uuid;
 
 use crate::cli::Options;
 use crate::machine::address::{Advertised, advertised};
@@ -205,11 +204,6 @@ pub(super) fn participation(
             Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
         }
     }
-}
-
-/// A fresh name for the workers' socket.
-pub(super) fn socket_name() -> String {
-    format!("{}.sock", &Uuid::new_v4().simple().to_string()[..12])
 }
 
 /// The node's own record in the store, as it is when the node joins.

@@ -80,6 +80,9 @@ pub struct Claim<'a> {
     pub patience: Duration,
 }
 
+/// How names of sockets end.
+const SOCKET: &str = ".sock";
+
 /// This node's identity. Dropping it gives up the name, unless a duplicate of the lock's descriptor is still open.
 #[derive(Debug)]
 pub struct NodeIdentity {
@@ -141,8 +144,27 @@ impl NodeIdentity {
     /// workers must be gone: whoever makes the file anew has the name at once.
     pub fn retire(self) {
         // This is only tidying. A file that cannot be removed goes with the next boot.
+        self.remove_sockets();
         let _ = fs::remove_file(self.directory.join(lock::file_name(&self.name)));
         runtime::remove(&self.directory);
+    }
+
+    /// A path for the workers' socket that no agent has had. Sockets that killed agents of this node have left are
+    /// removed: who holds the name is its only agent, and has none of their workers.
+    pub fn fresh_socket(&self) -> PathBuf {
+        self.remove_sockets();
+        let fresh = &Uuid::new_v4().simple().to_string()[..6];
+        self.directory.join(format!("{}{fresh}{SOCKET}", runtime::socket_prefix(&self.name)))
+    }
+
+    fn remove_sockets(&self) {
+        let own = runtime::socket_prefix(&self.name);
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with(&own) && name.ends_with(SOCKET)) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     /// This job's directory on this host, for sockets. Only this user can write in it.

@@ -141,6 +141,12 @@ fn job_directory(job: &str) -> String {
     format!("{start}~{:016x}", fnv1a(job.as_bytes()))
 }
 
+/// How the names of a node's sockets begin. A socket's path has room for little: this stands for the node's name.
+pub(super) fn socket_prefix(node: &str) -> String {
+    let hash = fnv1a(node.as_bytes());
+    format!("{:08x}-", (hash ^ (hash >> 32)) as u32)
+}
+
 /// FNV-1a, 64 bits (Fowler, Noll, Vo). The standard library's hash may change with its version, but agents of two
 /// versions must find the same directory.
 fn fnv1a(bytes: &[u8]) -> u64 {

@@ -71,6 +71,26 @@ fn an_identity_names_node_process_machine_and_boot() {
 }
 
 #[test]
+fn sockets_of_killed_agents_of_the_node_go_and_those_of_others_stay() {
+    let base = tempfile::tempdir().unwrap();
+    let (a, b) = (take(base.path(), Some("a"), SHORT).unwrap(), take(base.path(), Some("b"), SHORT).unwrap());
+    let (left, others) = (a.fresh_socket(), b.fresh_socket());
+    fs::write(&left, "").unwrap();
+    fs::write(&others, "").unwrap();
+    drop(a);
+    let again = take(base.path(), Some("a"), SHORT).unwrap();
+    let fresh = again.fresh_socket();
+    assert!(!left.exists() && others.exists() && fresh != left && !fresh.exists());
+    // Nothing keeps the job's directory when the last is gone.
+    fs::write(&fresh, "").unwrap();
+    let directory = again.runtime_dir().to_owned();
+    again.retire();
+    assert!(!fresh.exists() && others.exists() && directory.exists());
+    b.retire();
+    assert!(!directory.exists());
+}
+
+#[test]
 fn agents_without_names_take_the_first_free_slots() {
     let base = tempfile::tempdir().unwrap();
     let host = node_name(&hostname());
