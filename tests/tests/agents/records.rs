@@ -10,7 +10,7 @@ use elastic_tests::wait::eventually;
 async fn one_bad_record_leaves_no_failure_unhandled() {
     // Given a job at work
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9");
+    let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9").flag("--restarts-without-progress=9");
     let mut agents = job.start_all(["a", "b"]);
     let mut round = job.runs(1, 2).await;
     let store = etcd.store();

@@ -178,6 +178,8 @@ async fn an_operator_s_clicks_exclude_and_drain_a_node_and_close_the_job_and_a_r
     page.shows("the operator excludes it: until it is included").await;
     page.click(&of_node("b", "Include")).await;
     served.nodes[0].runs(3, 2, WITHIN).await.unwrap();
+    // A click lands where the button was, and the page is drawn anew when the node is back.
+    page.until(&format!("!!({})", of_node("b", "Exclude"))).await;
     page.click(&of_node("b", "Drain")).await;
     served.nodes[0].runs(4, 1, WITHIN).await.unwrap();
     page.shows("asked by olga (API): drain b").await;
