@@ -28,7 +28,7 @@ Usage: elastic-campaign [OPTIONS]
   --keep FOLDER    where the logs of what went wrong are kept [a temporary folder]
   --soak MINUTES   strike one long job with one of these faults after the other, in any order, once it has recovered from
                    the last: how long that took, and whether memory, descriptors, threads, keys and files grow. Only
-                   faults that spare its first node's processes. Each recovery is appended to --out
+                   faults that spare its first node's processes. Each recovery is appended to --out in the end
   --every SECONDS  of a soak: the time from one recovery to the next fault [10]
   --report         only print the table of what stands in --out
   --list           only print the faults
@@ -88,7 +88,7 @@ fn options() -> Result<Option<Options>> {
 
 fn seconds(flag: &str, text: &str) -> Result<Duration> {
     let number: f64 = text.parse().with_context(|| format!("{flag} wants a number"))?;
-    Duration::try_from_secs_f64(number).with_context(|| format!("{flag} wants a number of them"))
+    Duration::try_from_secs_f64(number).with_context(|| format!("{flag} wants a number from 0 on"))
 }
 
 fn main() -> ExitCode {
@@ -156,7 +156,10 @@ fn run(options: Options) -> Result<ExitCode> {
         tokio::select! {
             code = playing => code,
             // The first process of a namespace has to ask for signals, or gets none.
-            _ = tokio::signal::ctrl_c() => bail!("interrupted; --out goes on from here"),
+            _ = tokio::signal::ctrl_c() => match options.soak {
+                Some(_) => bail!("interrupted; a soak is told when it is over, and begins anew"),
+                None => bail!("interrupted; --out goes on from here"),
+            },
         }
     })
 }

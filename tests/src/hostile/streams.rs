@@ -21,9 +21,10 @@ use tokio::sync::watch;
 /// The longest that a peer's end is waited for.
 const WITHIN: Duration = Duration::from_millis(200);
 
-/// What a client of PyTorch's TCPStore sends first, and then to see whether the store is there.
-const HELLO: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
-const PING: [u8; 5] = [13, 1, 2, 3, 4];
+/// What a client of PyTorch's TCPStore sends first.
+pub const HELLO: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
+/// And then, to see whether the store is there: its last four bytes come back.
+pub const PING: [u8; 5] = [13, 1, 2, 3, 4];
 
 /// Sends bytes to a workers' store, which must serve the next client all the same.
 pub fn workers_store(bytes: &[u8]) {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Beat, Hello, MemberMessage};
+use elastic_tests::hostile::streams::HELLO;
 use elastic_tests::wait::eventually;
 use futures::StreamExt;
 use futures::future::join_all;
@@ -165,13 +166,12 @@ pub(crate) async fn health(port: u16, said: Said) {
 /// Values for the workers' store.
 pub(crate) async fn workers_store(address: SocketAddr, said: Said) {
     // VALIDATE; then SET of key `k`, a hundred times, and PING.
-    let hello = [0, 0xce, 0xf7, 0x85, 0x3c];
     let set = [&[1][..], &1_u64.to_le_bytes(), b"k", &64_u64.to_le_bytes(), &[7; 64]].concat();
     let words = [set.repeat(100), vec![13, 0, 0, 0, 0]].concat();
     let clients = (0..32).map(|_| async {
         let mut store = TcpStream::connect(address).await.unwrap();
         let mut answer = [0; 4];
-        if store.write_all(&hello).await.is_err() {
+        if store.write_all(&HELLO).await.is_err() {
             return;
         }
         while store.write_all(&words).await.is_ok() && store.read_exact(&mut answer).await.is_ok() {

@@ -8,13 +8,14 @@ use elastic_proto::pulse::IdentifyRequest;
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_tests::binaries::Running;
 use elastic_tests::etcd::free_port;
+use elastic_tests::hostile::streams::{HELLO, PING};
 use elastic_tests::wait::eventually;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::hostile::{ROOM_KB, WITHIN, coordinator, peak_kb};
+use crate::hostile::{ROOM_KB, WITHIN, coordinator, peak_kb, status_kb};
 
 /// How long an attacker writes at most, and then holds what it has.
 const WRITES: Duration = Duration::from_secs(3);
@@ -41,7 +42,6 @@ struct Input {
 }
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-const VALIDATE: &[u8] = &[0, 0xce, 0xf7, 0x85, 0x3c];
 
 /// An HTTP/2 frame.
 fn frame(length: usize, kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
@@ -52,7 +52,7 @@ fn greeting(to: Speaks) -> Vec<u8> {
     match to {
         Speaks::Peers | Speaks::Store => PREFACE.to_vec(),
         Speaks::Http => b"POST / HTTP/1.1\r\nHost: x\r\n".to_vec(),
-        Speaks::TcpStore => VALIDATE.to_vec(),
+        Speaks::TcpStore => HELLO.to_vec(),
     }
 }
 
@@ -70,7 +70,7 @@ fn huge(to: Speaks) -> Vec<u8> {
         Speaks::Peers | Speaks::Store => [PREFACE, &frame(0xff_ffff, 0, 0, &[0; 64])].concat(),
         Speaks::Http => [&greeting(to)[..], b"Content-Length: 4294967296\r\n\r\n"].concat(),
         // SET, with a key of 4 GiB.
-        Speaks::TcpStore => [VALIDATE, &[1], &(1_u64 << 32).to_le_bytes(), b"k"].concat(),
+        Speaks::TcpStore => [&HELLO[..], &[1], &(1_u64 << 32).to_le_bytes(), b"k"].concat(),
     }
 }
 
@@ -91,7 +91,7 @@ fn endless_begins(to: Speaks) -> Vec<u8> {
     match to {
         Speaks::Peers | Speaks::Store => [PREFACE, &frame(0, 1, 0, &[])].concat(),
         Speaks::Http => greeting(to),
-        Speaks::TcpStore => [VALIDATE, &[1], &(1_u64 << 32).to_le_bytes()].concat(),
+        Speaks::TcpStore => [&HELLO[..], &[1], &(1_u64 << 32).to_le_bytes()].concat(),
     }
 }
 
@@ -101,7 +101,7 @@ fn questions(to: Speaks) -> Vec<u8> {
         // PING: an answer each.
         Speaks::Peers | Speaks::Store => [0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8].repeat(1000),
         Speaks::Http => b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n".repeat(1000),
-        Speaks::TcpStore => [13, 1, 2, 3, 4].repeat(1000),
+        Speaks::TcpStore => PING.repeat(1000),
     }
 }
 
@@ -161,18 +161,16 @@ async fn serves(to: Speaks, address: SocketAddr) -> Option<()> {
         }
         Speaks::TcpStore => {
             let mut stream = TcpStream::connect(address).await.ok()?;
-            stream.write_all(&[VALIDATE, &[13, 1, 2, 3, 4]].concat()).await.ok()?;
+            stream.write_all(&[HELLO, PING].concat()).await.ok()?;
             let mut answer = [0; 4];
             stream.read_exact(&mut answer).await.ok()?;
-            (answer == [1, 2, 3, 4]).then_some(())
+            (answer == PING[1..]).then_some(())
         }
     }
 }
 
 fn resident_kb(process: &Running) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    status_kb(process, "VmRSS:")
 }
 
 /// Lets the kernel count the most memory of a process anew.

@@ -77,8 +77,12 @@ async fn coordinator() -> (Running, [SocketAddr; 3]) {
 
 /// The most memory that a process has had.
 fn peak_kb(process: &Running) -> u64 {
+    status_kb(process, "VmHWM:")
+}
+
+fn status_kb(process: &Running, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
