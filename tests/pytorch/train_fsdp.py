@@ -58,8 +58,10 @@ def main() -> None:
         optimizer.step()
         step += 1
         weights, moments = get_state_dict(model, optimizer)
+        # It may be stopped when it has saved, and has not yet told of it.
+        harness.trace("saves", step=step, digest=digest(model))
         dcp.save({"weights": weights, "moments": moments}, checkpoint_id=FOLDER / str(step))
-        harness.trace("saved", step=step, loss=loss.item(), digest=digest(model))
+        harness.trace("saved", step=step, loss=loss.item())
         time.sleep(0.02)
         word = torch.tensor([int(harness.is_set("finish"))])
         dist.broadcast(word, 0)

@@ -148,13 +148,12 @@ pub(crate) fn last_epoch(lines: &[Line], event: &str) -> u64 {
     lines.iter().filter(|line| line.is(event)).map(|line| line.number("epoch")).max().unwrap_or_default()
 }
 
-/// How many workers began with the very parameters that some group had saved at that step. Saved and not told of is
-/// what a group was stopped in the midst of.
+/// How many workers began with the very parameters that some group had saved at that step.
 pub(crate) fn resumes_what_was_saved(lines: &[Line]) -> usize {
     let begins = lines.iter().filter(|line| line.is("begin") && line.number("step") > 0);
     begins
         .filter(|begin| {
-            let mut saved = lines.iter().filter(|line| line.is("saved") && line.number("step") == begin.number("step"));
+            let mut saved = lines.iter().filter(|line| line.is("saves") && line.number("step") == begin.number("step"));
             saved.any(|line| line.text("digest") == begin.text("digest"))
         })
         .count()
