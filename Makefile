@@ -76,7 +76,7 @@ test-torch-debian: ## Runs the tests that have workers with Debian's PyTorch 1.1
 	@$(STEP) "PyTorch 1.13" scripts/torch-debian.sh
 	@$(STEP) tests env ELASTIC_REQUIRE_TORCH_1_13=1 $(NEXTEST) nextest run --locked --workspace -E 'test(torch_1_13)'
 
-test-frameworks: ## Installs Transformers, Lightning and Accelerate in .frameworks/, and trains with them under kills
+test-frameworks: ## Installs Transformers, Lightning, Accelerate and torchvision in .frameworks/, and trains with them under kills
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) frameworks scripts/beside-torch.sh frameworks
 	@$(STEP) build cargo build --locked --workspace --bins --tests

@@ -2,7 +2,7 @@
 # Installs what some tests and benchmarks use beside the PyTorch of .torch/, which it reads and leaves as it is. Run again,
 # it does nothing.
 #
-#   scripts/beside-torch.sh frameworks    Transformers, Lightning and Accelerate, in .frameworks/ (140 MB on disk)
+#   scripts/beside-torch.sh frameworks    Transformers, Lightning, Accelerate and torchvision, in .frameworks/ (180 MB on disk)
 #   scripts/beside-torch.sh torchft       torchft, in .torchft/
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,7 +15,7 @@ fail() {
 
 name=${1:-}
 case $name in
-frameworks) what="Transformers, Lightning and Accelerate" size="28 MB" imports="accelerate, lightning.pytorch, transformers" ;;
+frameworks) what="Transformers, Lightning, Accelerate and torchvision" size="46 MB" imports="accelerate, lightning.pytorch, torchvision, transformers" ;;
 torchft) what=torchft size="4 MB" imports=torchft ;;
 *) name='' && fail "name what to install: frameworks or torchft" ;;
 esac

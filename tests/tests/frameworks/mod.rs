@@ -1,4 +1,5 @@
-//! The examples for Transformers and Lightning, and Accelerate's launcher, with the real packages under kills. `make
+//! The examples for Transformers, Lightning and a folder of images, and Accelerate's launcher, with the real packages under
+//! kills. `make
 //! test-frameworks` installs these and runs the tests.
 
 use std::path::{Path, PathBuf};
@@ -116,4 +117,28 @@ async fn accelerates_launcher_is_the_agent() {
     for rank in 0..2 {
         assert!(out.contains(&format!("rank {rank} of 2, round 2, sum 3: two words")), "{out}");
     }
+}
+
+#[tokio::test]
+#[ignore = "needs torchvision: make test-frameworks"]
+async fn the_imagenet_example_reads_a_folder_of_images() {
+    let Some(python) = Torch::with_frameworks() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let train = r#"
+        python - <<'END'
+import pathlib, PIL.Image
+for number in range(24):
+    path = pathlib.Path("images", ("red", "blue")[number % 2], f"{number}.jpeg")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL.Image.new("RGB", (80, 60), (250 - number, 0, 0) if number % 2 == 0 else (0, 0, 250 - number)).save(path)
+END
+        elastic-agent --standalone --nproc-per-node=2 --max-restarts=1 "$EXAMPLES/train_imagenet.py" \
+            --data=images --batch=2 --readers=1 --epochs=3 --save-every=2 --folder="$PWD/checkpoints" > out 2>&1 &
+        until [ -e checkpoints/step-2.pt ]; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
+        kill -KILL "$(pgrep -n -f "python.*train_imagenet.py.*$PWD")"
+        wait $! || { cat out; exit 1; }
+        cat out"#;
+    let out = typed(&python, folder.path(), train).await;
+    assert!(out.lines().any(|line| line.starts_with("goes on after step ") && line.ends_with(" 2 workers")), "{out}");
+    assert!(out.contains("epoch 2, step 18: loss "), "{out}");
 }
