@@ -7,7 +7,9 @@ and DistributedDataParallel that elastic-agent or torchrun starts anew. The mode
 means:
 
 - undisturbed: steps a second, and samples;
-- after a kill: the time until the group has done two further steps;
+- next step: the time from a kill until a group without the killed one has done a step;
+- two steps: until the group has done two further steps, whatever was done before;
+- joins: of a session's new workers, from when they have their imports until their first step;
 - whole again: the time until all replicas train, and the longest pause between two steps before that;
 - kills every so many seconds: samples in committed steps, as a share of what is done undisturbed.
 """
@@ -24,7 +26,7 @@ import tempfile
 import threading
 import time
 
-TRIALS, LIMIT = 6, 120
+LIMIT = 120
 HERE = pathlib.Path(__file__).parent
 WORKER = str(HERE / "bench_kills_worker.py")
 
@@ -33,8 +35,9 @@ parser.add_argument("means", nargs="*", help="session, agents, torchft, restarts
 parser.add_argument("--replicas", type=int, default=4, help="[default: 4]")
 parser.add_argument("--every", type=float, default=15, help="seconds from kill to kill [default: 15]")
 parser.add_argument("--kills", type=int, default=4, help="[default: 4]")
+parser.add_argument("--trials", type=int, default=6, help="kills, each when all train again [default: 6]")
 arguments = parser.parse_args()
-REPLICAS = arguments.replicas
+REPLICAS, TRIALS = arguments.replicas, arguments.trials
 
 AGENT = os.environ.get("AGENT", str(HERE.parent.parent / "target/release/elastic-agent"))
 
@@ -58,7 +61,8 @@ class Contender:
     def start(self, name: str, command: list[str], **variables: str) -> None:
         log = open(self.folder / f"{name}.log", "ab")  # noqa: SIM115: the process has it
         path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-        environment = {**os.environ, "PATH": path, "PYTHONPATH": str(HERE.parent.parent / "agent/python"), **variables}
+        environment = {**os.environ, "PATH": path, "REPLICAS": str(REPLICAS), **variables}
+        environment["PYTHONPATH"] = str(HERE.parent.parent / "agent/python")
         self.processes[name] = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -178,6 +182,17 @@ def further(contender: Contender, killed: float, steps: int) -> float | None:
     return min((at for step, *_, at in told if step >= furthest + steps), default=None)
 
 
+def without_it(contender: Contender, killed: float) -> float | None:
+    """When a smaller group had done a step after a kill. None if there was none."""
+    return min((at for _, size, _, _, at in contender.steps() if at > killed and size < REPLICAS), default=None)
+
+
+def joins(contender: Contender) -> list[float]:
+    """Seconds from the end of its imports to its first step, of each worker that came later."""
+    told = contender.folder / "joins"
+    return [float(line) for line in told.read_text().split()][REPLICAS:] if told.exists() else []
+
+
 def longest_pause(contender: Contender, begin: float, end: float) -> float:
     firsts: dict[int, float] = {}
     for step, *_, at in contender.steps():
@@ -209,17 +224,23 @@ def measure(name: str, contender: Contender) -> None:
     begun = time.monotonic() + 2
     time.sleep(12)
     rate = samples(contender, begun, begun + 10) / 10
-    print(f"{name}: undisturbed {rate / 128:.2f} steps of 128 samples a second", flush=True)
-    after, back, pauses = [], [], []
+    print(f"{name}: undisturbed {rate / 32 / REPLICAS:.2f} steps of {32 * REPLICAS} samples a second", flush=True)
+    soon, after, back, pauses = [], [], [], []
     for turn in range(TRIALS):
         killed = kill(contender, turn)
         again = wait("two steps more", lambda: further(contender, killed, 2))
         complete = wait("all train again", lambda: whole(contender, again))
         time.sleep(2)
+        without = without_it(contender, killed)
+        soon += [] if without is None else [without - killed]
         after.append(again - killed)
         back.append(complete - killed)
         pauses.append(longest_pause(contender, again, complete + 1))
-    print(f"  after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}")
+    if soon:
+        print(f"  next step after a kill {spread(soon)}, of {len(soon)} of {TRIALS} kills")
+    if joined := joins(contender):
+        print(f"  joins {spread(joined)}, of {len(joined)}")
+    print(f"  two steps after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}")
     begun, every = time.monotonic(), arguments.every
     for turn in range(arguments.kills):
         kill(contender, turn)

@@ -13,8 +13,8 @@ import time
 import torch
 
 MEANS, STEPS_FILE = sys.argv[1:3]
-REPLICAS, BATCH, SECONDS = 4, 32, 0.05
-SAVE = pathlib.Path(STEPS_FILE).with_name("saved.pt")
+REPLICAS, BATCH, SECONDS = int(os.environ["REPLICAS"]), 32, 0.05
+SAVE, JOINS = (pathlib.Path(STEPS_FILE).with_name(name) for name in ("saved.pt", "joins"))
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -44,12 +44,17 @@ def by_session() -> None:
 
     sampler = elastic.ElasticBatchSampler(labels, REPLICAS * BATCH, micro_batch=BATCH)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, labels), batch_sampler=sampler)
+    ready, joined = time.monotonic(), False
     elastic_agent.ready()
     with elastic.Session(model, optimizer, sampler) as session:
         for some, wanted in session.steps(loader, epochs=1_000_000):
             session.backward(loss_of(model(some), wanted))
             if session.step():
                 tell(session.step_number, session.world_size, REPLICAS * BATCH)
+                if not joined:
+                    joined = True
+                    with JOINS.open("a") as file:
+                        file.write(f"{time.monotonic() - ready}\n")
 
 
 def by_torchft() -> None:
