@@ -1,27 +1,33 @@
 """What holds for snapshots in one process: what a state comes back as, that a torn or damaged copy never counts, and which
 one ranks choose. Needs no agent."""
 
+import copy
 import io
+import math
 import mmap
 import os
+import pathlib
 import sys
+import tempfile
 import threading
 import unittest
 from collections import OrderedDict
 
+import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 
 import elastic_agent.torch as elastic
 from elastic_agent import worker
-from elastic_agent.torch import tree
+from elastic_agent.torch import checkpoints, dcp, tree
 from elastic_agent.torch.choice import Choice, Offer, choose
 from elastic_agent.torch.keeper import Keeper
 from elastic_agent.torch.neighbours import neighbours_of
-from elastic_agent.torch.boxes import Box, Layout, box_of, overlap
+from elastic_agent.torch.boxes import Box, Layout, box_in, box_of, overlap, redescribe
 from elastic_agent.torch.slots import Plan, Slots
 
 FACTS = {"of": "a test"}
@@ -164,11 +170,11 @@ class Copies(unittest.TestCase):
         go, begun = self.held_up()
         before = {name: {key: one.clone() for key, one in part.items() if torch.is_tensor(one)} for name, part in {
             "model": self.model.state_dict(), "first": self.optimizer.state_dict()["state"][0]}.items()}  # fmt: skip
-        self.assertTrue(self.keeper.take(1, 1, self.state(), (0, 1)))
+        self.assertTrue(self.keeper.take(1, 1, self.state(), (0, 1), saves=False))
         assert begun.wait(60)
         # This changes BatchNorm's statistics, which were copied at once, and the gradient.
         self.model(torch.randn(8, 50)).sum().backward()
-        self.assertFalse(self.keeper.take(2, 1, self.state(), (0, 1)), "one at a time")
+        self.assertFalse(self.keeper.take(2, 1, self.state(), (0, 1), saves=False), "one at a time")
         stepped = threading.Event()
 
         def step():
@@ -188,7 +194,7 @@ class Copies(unittest.TestCase):
 
     def test_a_change_that_nothing_announced_is_found(self):
         go, begun = self.held_up()
-        self.keeper.take(1, 1, self.state(), (0, 1))
+        self.keeper.take(1, 1, self.state(), (0, 1), saves=False)
         assert begun.wait(60)
         with torch.no_grad():
             self.model[0].weight.add_(1)
@@ -328,6 +334,96 @@ class Shards(unittest.TestCase):
         self.assertIsNone(Slots(mmap.mmap(-1, 1 << 14), 1, 2).adopt(one.head))
 
 
+class Folders(unittest.TestCase):
+    """What ranks write of a sharded state, each its part, one after the other."""
+
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+        self.state = {
+            "step": 7,
+            "model": {"odd": torch.arange(35.0).view(5, 7), "short": torch.arange(3).bfloat16(), "buffer": torch.tensor(4)},
+            "optimizer": {"state": {0: {"step": torch.tensor(7.0)}}, "groups": [{"lr": 0.1}]},
+            "empty": torch.empty(0, 3),
+        }
+
+    def write(self, mesh, over, skip=(), folder=None):
+        for rank in range(math.prod(mesh)):
+            layout = Layout(mesh, tuple(int(one) for one in np.unravel_index(rank, mesh)), over)
+            if rank not in skip and layout.writes:
+                dcp.write_part(folder or self.folder, layout, *divided(self.state, layout))
+        return layout.parts
+
+    def test_all_parts_are_one_state(self):
+        for mesh, over in [((2,), (0,)), ((4,), (0,)), ((2, 3), (1,)), ((3, 2), (0,))]:
+            folder = self.folder / str(mesh)
+            manifest = dcp.join(folder, self.write(mesh, over, folder=folder), 0)
+            self.assertTrue(equal(dcp.read(manifest, None, None), self.state))
+            # As PyTorch alone reads it
+            model = {"odd": torch.zeros(5, 7), "short": torch.zeros(3).bfloat16(), "buffer": torch.tensor(0)}
+            torch.distributed.checkpoint.load({"model": model}, checkpoint_id=folder, no_dist=True)
+            self.assertTrue(equal(model, self.state["model"]))
+
+    def test_each_part_is_written_once(self):
+        for replicas in (1, 2, 3):
+            layouts = [Layout((replicas, 4), (rank // 4, rank % 4), (1,)) for rank in range(4 * replicas)]
+            self.assertEqual(sorted(one.part for one in layouts if one.writes), [0, 1, 2, 3])
+            self.assertEqual(len({one.coordinate[0] for one in layouts if one.writes}), replicas)
+
+    def test_what_is_not_there_is_named(self):
+        parts = self.write((3,), (0,), skip=[1])
+        with self.assertRaisesRegex(TimeoutError, "part-1 of 3 did not come within 0 s: do all nodes see"):
+            dcp.join(self.folder, parts, 0)
+        self.assertFalse((self.folder / dcp.MANIFEST).exists())
+        # A part of another layout
+        other = Layout((5,), (1,), (0,))
+        dcp.write_part(self.folder, other, *divided(self.state, other))
+        with self.assertRaisesRegex(ValueError, "of model.odd the parts hold 28 of 35 numbers"):
+            dcp.join(self.folder, parts, 0)
+
+    def test_damage_is_found(self):
+        for name in ("part-1.distcp", ".metadata"):
+            manifest = dcp.join(self.folder, self.write((2,), (0,)), 0)
+            damaged = bytearray((self.folder / name).read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            (self.folder / name).write_bytes(damaged)
+            with self.assertRaisesRegex(ValueError, f"{name} is not the checkpoint that was committed"):
+                dcp.read(manifest, None, None)
+
+    def test_the_newest_stay(self):
+        folder = checkpoints.Folder(self.folder, every=1, keep=2, timeout=0, writers="ab")
+        layout = Layout((1,), (0,), (0,))
+        (self.folder / "step-0000000002-round-1-torn").mkdir()
+        for step in (1, 3, 4, 5):
+            checkpoints.save_part(folder, layout, divided(self.state, layout), step, 1, leads=True)
+        left = sorted(one.name for one in self.folder.iterdir())
+        self.assertEqual(left, ["step-0000000004-round-1-ab", "step-0000000005-round-1-ab"])
+
+    def test_a_whole_checkpoint_is_not_taken_for_parts(self):
+        path = self.folder / "step.pt"
+        committed = {"path": str(path), "digest": checkpoints.write(path, self.state)}
+        self.assertTrue(equal(checkpoints.read(committed), self.state))
+        with self.assertRaisesRegex(ValueError, "is of a whole model, and this one is sharded"):
+            checkpoints.read(committed, Layout((2,), (1,), (0,)))
+
+    def test_names(self):
+        with self.assertRaisesRegex(ValueError, "have one name"):
+            tree.names_of(tree.take_apart({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)})[0])
+
+
+def divided(state, layout):
+    """The part of a state that a rank would hold, if what has several numbers were sharded."""
+    description, tensors = tree.take_apart(copy.deepcopy(state))
+    for one in tree.tensors_of(description):
+        tensor = tensors[one["tensor"]]
+        if tensor.dim():
+            placements = ["S(0)" if number in layout.over else "R" for number in range(len(layout.mesh))]
+            one["sharded"] = {"shape": one["shape"], "stride": list(tensor.stride()), "placements": placements}
+            redescribe(one, layout)
+            (begin, *_), (length, *_) = box_in(one)
+            tensors[one["tensor"]] = tensor.narrow(0, begin, length)
+    return description, tensors
+
+
 class Refusals(unittest.TestCase):
     """What is sharded otherwise than is kept, in a group of one."""
 
@@ -345,8 +441,10 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "'weight' is sharded, .*elastic_agent.torch.Snapshots"):
             elastic.Session(model, optimizer, elastic.ElasticBatchSampler(8, 4))
         elastic.Snapshots({"model": model, "optimizer": optimizer})
+        replicas = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicas", "shards"))
+        two = torch.nn.ModuleList([model, fully_shard(torch.nn.Linear(4, 2), mesh=replicas)])
         with self.assertRaisesRegex(ValueError, "torch.distributed.checkpoint"):
-            elastic.Snapshots({"model": model}, checkpoint_dir="here")
+            elastic.Snapshots({"model": two}, checkpoint_dir="here")
 
     def test_parts_are_not_taken_for_the_whole(self):
         def lend(*_, **__):
@@ -356,7 +454,7 @@ class Refusals(unittest.TestCase):
         worker.memory = lend
         model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))
         keeper = Keeper(FACTS, optimizers=[], folder=None, rescued=False)
-        self.assertFalse(keeper.take(1, 1, {"model": model.state_dict()}, (0, 1)))
+        self.assertFalse(keeper.take(1, 1, {"model": model.state_dict()}, (0, 1), saves=True))
 
     def test_sums_that_are_not_complete(self):
         of_one = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)), [Partial()])

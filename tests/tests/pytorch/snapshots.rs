@@ -84,6 +84,7 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_anew() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2").flag("--max-restarts=2").script(&torch, SCRIPT, &["sharded"]);
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents = job.start_all(["a", "b"]);
     let mut first = works(&job, "done", 1, 2).await;
 
@@ -110,11 +111,26 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_anew() {
     let both = works(&job, "done", alone + 1, 2).await;
     goes_on_whole(&lines(&job), both);
 
-    std::fs::write(job.path("end"), "1").unwrap();
-    let [a, b] = &mut agents;
-    assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
     let said = std::fs::read_to_string(job.path("agent-a.log")).unwrap();
     assert!(said.contains("from memory: 2 parts, for 1 rank"), "{said}");
+
+    // When all memory is lost, then one node goes on from the parts that two wrote to disk
+    let begun = began(&lines(&job), both).next().unwrap().number("step");
+    let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() > Some(begun));
+    eventually("a checkpoint of two parts is committed", LIMIT, committed).await;
+    agents.iter_mut().for_each(Agent::kill);
+    let committed = committed().await.unwrap();
+    let mut other = job.start("c");
+    let from_disk = works(&job, "done", both + 1, 1).await;
+    let told = lines(&job);
+    nothing_is_lost(&told, from_disk);
+    let begin = began(&told, from_disk).next().unwrap();
+    assert_eq!((begin.text("source"), Some(begin.number("step"))), ("checkpoint", committed["step"].as_u64()));
+    let mut same = told.iter().filter(|line| line.is("done") && line.number("step") == begin.number("step"));
+    assert!(same.any(|line| line.number("round") == both && line.text("digest") == begin.text("digest")), "{begin:?}");
+
+    std::fs::write(job.path("end"), "1").unwrap();
+    assert_eq!(other.exit(LIMIT).await, 0);
 }
 
 #[tokio::test]

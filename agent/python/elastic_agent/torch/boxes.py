@@ -39,6 +39,15 @@ class Layout:
             number = number * self.mesh[one] + self.coordinate[one]
         return number
 
+    @property
+    def writes(self) -> bool:
+        """Whether of the ranks that hold this part it is this one that writes it. They take turns with the parts."""
+        copies, copy = 1, 0
+        for one, (size, place) in enumerate(zip(self.mesh, self.coordinate)):
+            if one not in self.over:
+                copies, copy = copies * size, copy * size + place
+        return copy == self.part % copies
+
     def placements(self, former: Sequence[str]) -> list[str]:
         """How a tensor that was placed so in another layout lies in this one. Raises ValueError if that is not clear."""
         dimensions = [sharded_dimension(one) for one in former]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import pathlib
 import queue
 import sys
 import threading
@@ -16,25 +15,18 @@ from typing import Any
 import torch
 
 from .. import worker
-from . import state as states
+from . import checkpoints
 from .neighbours import Neighbours
 from .boxes import Layout, is_sharded
+from .checkpoints import Folder
 from .slots import Plan, Slots, Snapshot
-
-
-class Folder:
-    """Where states go on disk, and how often."""
-
-    def __init__(self, path: pathlib.Path, *, every: int, keep: int, timeout: float) -> None:
-        """A checkpoint after `every` steps, of which the newest `keep` stay. A commit may take `timeout` seconds."""
-        self.path, self.every, self.keep, self.timeout = path, every, keep, timeout
 
 
 class _Copy:
     """A state on its way into a slot."""
 
-    def __init__(self, step: int, round_: int, plan: Plan, save: bool) -> None:
-        self.step, self.round, self.plan, self.save = step, round_, plan, save
+    def __init__(self, step: int, round_: int, plan: Plan, saves: bool) -> None:
+        self.step, self.round, self.plan, self.saves = step, round_, plan, saves
         self.tensors = plan.tensors
         self.versions: list[int] = []
         # Set when all numbers of a GPU are on the host.
@@ -72,7 +64,8 @@ class Keeper:
         self._optimizers: list[Any] = []
         self._hooks: list[Any] = []
         self._rescue: list[str] = []
-        if folder and rescued:
+        # Of a sharded state one memory holds a part alone.
+        if folder and rescued and not sharded:
             self._rescue = [sys.executable, "-m", "elastic_agent.torch.rescue", "--dir", str(folder.path)]
         self._slots: Slots | None = None
         self._refused = False
@@ -129,13 +122,13 @@ class Keeper:
         """Training goes on from this step: the next checkpoint on disk is due as many steps later."""
         self._saved = step
 
-    def take(self, step: int, round_: int, state: Any, place: tuple[int, int]) -> bool:
+    def take(self, step: int, round_: int, state: Any, place: tuple[int, int], *, saves: bool) -> bool:
         """Begins to copy a state of `step` steps. Whether it did: not while another is copied, or if the node cannot spare
-        the memory. place: this rank, and the number of ranks. Rank 0 writes to disk what is due there."""
+        the memory. place: this rank, and the number of ranks. saves: whether this rank writes to disk what is due there, or
+        its part of it."""
         if self._copy and self._neighbours:
             # Ranks that skipped different steps would be left without a step that all have.
             self._copy.over.wait()
-        saves = place[0] == 0
         # Without the agent's memory there is still the disk.
         private = saves and self._folder is not None
         if (self._refused and not private) or (self._copy and not self._copy.done.is_set()):
@@ -156,7 +149,8 @@ class Keeper:
                 self._share(None, None)
                 return False
             self._slots = Slots(memory, 0, shares)
-            self._copies_of = Slots(memory, shares - 1, shares)
+            # What dies with this worker is no copy.
+            self._copies_of = None if self._refused else Slots(memory, shares - 1, shares)
         self._copy = copy = _Copy(step, round_, plan, saves)
         self._detach(copy)
         self._copies.put(copy)
@@ -172,10 +166,14 @@ class Keeper:
         if any(version >= 0 for version in copy.versions):
             copy.done.wait()
 
-    def settle(self, timeout: float) -> None:
-        """Waits until what is under way is copied and saved, for `timeout` seconds at most for each."""
+    def copied(self, timeout: float) -> None:
+        """Waits until what is under way is in memory, for `timeout` seconds at most."""
         if self._copy:
             self._copy.over.wait(timeout)
+
+    def settle(self, timeout: float) -> None:
+        """Waits until what is under way is copied and saved, for `timeout` seconds at most for each."""
+        self.copied(timeout)
         if self._saver:
             self._saver.join(timeout)
 
@@ -282,20 +280,33 @@ class Keeper:
                     "parameters, others call wait() first"
                 )
         snapshot = self._slots.complete(place)
-        if copy.save and self._folder and self._saving is None and copy.step - self._saved >= self._folder.every:
-            self._saving, self._saved = snapshot, copy.step
+        if copy.saves and self._folder and copy.step - self._saved >= self._folder.every:
+            self._begin_save(snapshot)
+        return snapshot
+
+    def _begin_save(self, snapshot: Snapshot) -> None:
+        """Has a snapshot written beside training; a later one, if one is being written. But all ranks write the same steps
+        of a sharded state: so this waits."""
+        if self._sharded and self._saving:
+            self._saver.join(self._folder.timeout)
+            if self._saving:
+                say(f"step {snapshot.step} is not saved: the disk is still at step {self._saving.step}")
+                self._saved = snapshot.step
+        if self._saving is None:
+            self._saving, self._saved = snapshot, snapshot.step
             self._saver = threading.Thread(target=self._save, args=(snapshot,), name="elastic-checkpoint", daemon=True)
             self._saver.start()
-        return snapshot
 
     def _save(self, snapshot: Snapshot) -> None:
         """Writes what a slot holds. No copy takes that slot meanwhile."""
-        folder = self._folder
+        folder, step, round_ = self._folder, snapshot.step, snapshot.round
         try:
-            states.save(
-                snapshot.state(), folder.path, snapshot.step, snapshot.round, keep=folder.keep, timeout=folder.timeout
-            )
-        except (OSError, RuntimeError, worker.AgentError) as error:
+            if self._layout is None:
+                checkpoints.save(folder, snapshot.state(), step, round_)
+            else:
+                described = snapshot.description, snapshot.tensors()
+                checkpoints.save_part(folder, self._layout, described, step, round_, leads=snapshot.rank == 0)
+        except (OSError, RuntimeError, ValueError, worker.AgentError) as error:
             say(f"the checkpoint of step {snapshot.step} is not saved: {error}")
         finally:
             self._saving = None

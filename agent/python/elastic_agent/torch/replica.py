@@ -4,6 +4,7 @@ as none of them can compute without the others."""
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .. import worker
-from .boxes import is_sharded, sharded_dimension
+from .boxes import is_sharded, layout_of, sharded_dimension
 from .group import GroupLost, meet
 from .keeper import local_rank, say
 
@@ -69,6 +70,14 @@ class Replica:
         """Raises ValueError for a model that is divided in a way that no session can train."""
         self.mesh = _mesh_of(model)
         self.size = 1 if self.mesh is None else self.mesh.size()
+        # Which part of the model this rank has. None where it has all of it.
+        self.layout = None if self.mesh is None else layout_of(model.named_parameters())
+        # What the ranks of this replica have in common, for as long as they live, and nobody else has.
+        self.word = self._gather(secrets.token_hex(4))[0]
+
+    def is_first(self, rank: int) -> bool:
+        """Whether a rank of the round belongs to the first of its replicas."""
+        return rank < self.size
 
     def peers(self, place: dict[str, Any]) -> dict[str, Any]:
         """This rank's place among its peers. Raises ValueError where nodes have different numbers of workers."""
@@ -105,12 +114,15 @@ class Replica:
 
     def common(self, held: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
         """The newest snapshot that all ranks of the replica hold, of those `held` here: each a step and a round."""
-        found = [list(held)]
-        if self.mesh is not None:
-            found = [[]] * self.size
-            mine = list(held)
-            self._exchange(lambda: dist.all_gather_object(found, mine, group=self.mesh.get_group()))
-        return newest_of_all(found)
+        return newest_of_all(self._gather(list(held)))
+
+    def _gather(self, mine: Any) -> list[Any]:
+        """What each rank of the replica gives."""
+        if self.mesh is None:
+            return [mine]
+        found: list[Any] = [None] * self.size
+        self._exchange(lambda: dist.all_gather_object(found, mine, group=self.mesh.get_group()))
+        return found
 
     def _exchange(self, operation: Callable[[], None]) -> None:
         try:

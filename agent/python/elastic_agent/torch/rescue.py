@@ -12,7 +12,7 @@ import mmap
 import pathlib
 import sys
 
-from . import state
+from . import checkpoints
 from .slots import Slots
 
 
@@ -30,9 +30,9 @@ def main() -> None:
         except ValueError as error:
             print(f"{error}; it is passed over", file=sys.stderr)
             continue
-        path = arguments.dir / state.name_of(snapshot.step, snapshot.round, "-rescued")
-        state.write(snapshot.state(), path)
-        print(json.dumps({"step": snapshot.step, "path": str(path), "digest": state.digest_of(path)}))
+        path = arguments.dir / f"{checkpoints.name_of(snapshot.step, snapshot.round, '-rescued')}.pt"
+        digest = checkpoints.write(path, snapshot.state())
+        print(json.dumps({"step": snapshot.step, "path": str(path), "digest": digest}))
         return
 
 

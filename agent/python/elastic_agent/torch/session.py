@@ -23,10 +23,11 @@ import torch
 
 from .. import worker
 from ..batches import ElasticBatchSampler
-from . import state
+from . import checkpoints, state, tree
 from .gradients import Gradients
 from .group import Group, GroupLost
-from .keeper import Folder, Keeper, local_rank, say
+from .checkpoints import Folder
+from .keeper import Keeper, local_rank, say
 from .nccl import Nccl
 from .ordered import OrderedGradients
 from .replica import Replica
@@ -95,7 +96,8 @@ class Session:
         set the learning rate by `world_size`, where the sampler has a `rank_batch`.
         checkpoint_dir: a folder that all nodes share. Rank 0 writes a checkpoint there after every `checkpoint_every`
         steps, and when a node is asked to leave; the newest `keep_checkpoints` are kept. Steps wait for the write, unless
-        there are snapshots: then these are written, beside the steps.
+        there are snapshots: then these are written, beside the steps. Of a sharded model each rank of the first node writes
+        its part, in the layout of torch.distributed.checkpoint.
         snapshot_every: if given, the state is copied into the agent's memory after this many steps, beside the next one.
         It outlives the workers: when all of them die and an agent lives, training goes on from there.
         seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
@@ -114,11 +116,6 @@ class Session:
             raise ValueError("checkpoint_every, keep_checkpoints and snapshot_every are 1 or more")
         self._replica = Replica(model)
         if self._replica.mesh is not None:
-            if checkpoint_dir is not None:
-                raise ValueError(
-                    "checkpoint_dir is for models that every rank holds as a whole: a sharded one is kept in the agents' "
-                    "memory, by snapshot_every"
-                )
             sampler.alike = True
         if same_bits:
             if self._replica.mesh is not None:
@@ -132,8 +129,11 @@ class Session:
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._on_group = on_group
-        self._checkpoint_dir = None if checkpoint_dir is None else pathlib.Path(checkpoint_dir).absolute()
-        self._checkpoint_every, self._keep = checkpoint_every, keep_checkpoints
+        self._checkpoint_every, self._folder = checkpoint_every, None
+        if checkpoint_dir is not None:
+            path = pathlib.Path(checkpoint_dir).absolute()
+            kept = {"every": checkpoint_every, "keep": keep_checkpoints, "timeout": operation_timeout}
+            self._folder = Folder(path, **kept, writers=self._replica.word)
         self._given_seed, self._seed = seed, torch.initial_seed() if seed is None else seed
         self._operation_timeout, self._loss_timeout = operation_timeout, loss_timeout
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
@@ -291,7 +291,7 @@ class Session:
             backward()
             if self._keeper and self._replica.mesh is not None:
                 # Then all ranks of the replica have the former snapshot, when the next is begun.
-                self._keeper.settle(self._operation_timeout)
+                self._keeper.copied(self._operation_timeout)
             return self._gradients.finish()
 
         try:
@@ -307,7 +307,9 @@ class Session:
         self.sampler.advance()
         self.step_number += 1
         if self._keeper and self.step_number - self._snapshot >= self._snapshot_every:
-            if self._keeper.take(self.step_number, self._place["round"], self._state(), (self.rank, self.world_size)):
+            place = self.rank, self.world_size
+            saves = self._replica.is_first(self.rank)
+            if self._keeper.take(self.step_number, self._place["round"], self._state(), place, saves=saves):
                 self._snapshot = self.step_number
         worker.report_progress(self.step_number, epoch=self.sampler.epoch, loss=self._newest_loss())
 
@@ -391,7 +393,7 @@ class Session:
         if checkpoint is not None and newest < checkpoint["step"]:
             holders = [0]
             if group.rank == 0:
-                self._load(state.read(checkpoint))
+                self._load(checkpoints.read(checkpoint, self._replica.layout, lambda _: self._replica.mesh))
         elif newest < 0:
             holders = [0]
         receivers = [rank for rank in range(group.size) if rank not in holders]
@@ -427,16 +429,18 @@ class Session:
         its own steps: the furthest rank's counts."""
         if self._snapshot_every is None or (local_rank() != 0 and self._replica.mesh is None):
             return
-        folder = None
-        if self._checkpoint_dir is not None:
-            folder = Folder(
-                self._checkpoint_dir, every=self._checkpoint_every, keep=self._keep, timeout=self._operation_timeout
-            )
         facts = {"session": [fingerprint(self.model), self.sampler.facts()]}
         mesh = self._replica.mesh
         if mesh is not None:
             facts["part"] = [local_rank(), self._replica.size]
-        self._keeper = Keeper(facts, optimizers=[self.optimizer], folder=folder, rescued=True, sharded=mesh is not None)
+        self._keeper = Keeper(
+            facts,
+            optimizers=[self.optimizer],
+            folder=self._folder,
+            rescued=True,
+            sharded=mesh is not None,
+            layout=self._replica.layout,
+        )
         held = {(one.step, one.round): one for one in self._keeper.held()}
         newest = self._replica.common(held)
         if newest is not None:
@@ -464,27 +468,31 @@ class Session:
         self._at_rest = False
         if self._held and self._saved < self.step_number:
             # Others that leave now write theirs.
-            self._save(f"-rank-{self.rank}")
+            self._save(f"-rank-{self.rank}", leads=local_rank() == 0)
         sys.exit(_STOPPED)
 
     def _save_by_rank_0(self) -> None:
+        """Has rank 0 write a checkpoint; of a sharded model its whole replica."""
         self._saved = self.step_number
-        if self.rank == 0:
-            self._save()
+        if self._replica.is_first(self.rank):
+            self._save(leads=self.rank == 0)
 
-    def _save(self, note: str = "") -> None:
+    def _save(self, note: str = "", *, leads: bool) -> None:
         """Writes and commits a checkpoint. Training outlives a disk that is full."""
-        if self._checkpoint_dir is None:
+        if self._folder is None:
             return
         if self._keeper:
             # What is written beside the steps, and is older, must not be committed after this.
             self._keeper.settle(self._operation_timeout)
-        round_, timeout = self._place["round"], self._operation_timeout
+        step, round_, layout = self.step_number, self._place["round"], self._replica.layout
         try:
-            kept = {"keep": self._keep, "timeout": timeout, "note": note}
-            state.save(self._state(), self._checkpoint_dir, self.step_number, round_, **kept)
-        except (OSError, worker.AgentError) as error:
-            print(f"the checkpoint of step {self.step_number} is not saved: {error}", file=sys.stderr, flush=True)
+            if layout is None:
+                checkpoints.save(self._folder, self._state(), step, round_, note)
+            else:
+                described = tree.take_apart(self._state())
+                checkpoints.save_part(self._folder, layout, described, step, round_, leads=leads)
+        except (OSError, ValueError, worker.AgentError) as error:
+            say(f"the checkpoint of step {step} is not saved: {error}")
 
     def _finish_together(self) -> None:
         """Waits until every rank has done the last step: one that has not needs the state of another."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import os
 import pathlib
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch.distributed as dist
 
 from .. import worker
 from . import parts as sharded_parts
-from . import state as states
+from . import checkpoints
 from .choice import Choice, Offer, choose
-from .keeper import Folder, Keeper, local_rank, say
+from .checkpoints import Folder
+from .keeper import Keeper, local_rank, say
 from .neighbours import Neighbours, neighbours_of
 from .boxes import Layout, is_sharded, layout_of
 from .slots import Snapshot, state_of
@@ -82,8 +84,9 @@ class Snapshots:
         every: a snapshot is taken after this many steps.
         checkpoint_dir: a folder that all nodes see. Rank 0 writes a snapshot there about every `checkpoint_every` steps,
         beside training, and commits it; the newest `keep_checkpoints` stay. If the job ends while all workers are dead,
-        the newest snapshot is written there, too. Not for a sharded model.
-        timeout: seconds that a commit may take.
+        the newest snapshot is written there, too. Of a sharded model every rank writes its part, in the layout of
+        torch.distributed.checkpoint; at the job's end nothing more is written.
+        timeout: seconds that a commit may take, and that the ranks' parts may come after each other.
         """
         if every < 1 or checkpoint_every < 1 or keep_checkpoints < 1:
             raise ValueError("every, checkpoint_every and keep_checkpoints are 1 or more")
@@ -94,10 +97,10 @@ class Snapshots:
         modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         self._meshes = _meshes(modules)
         self._layout = layout_of(pair for module in modules for pair in module.named_parameters())
-        if self._meshes and checkpoint_dir is not None:
+        if self._meshes and self._layout is None and checkpoint_dir is not None:
             raise ValueError(
-                "checkpoint_dir is for a model that every rank holds as a whole: write a sharded one by "
-                "torch.distributed.checkpoint"
+                "checkpoint_dir is for a model that is whole on every rank, or sharded over one device mesh: write this one "
+                "by torch.distributed.checkpoint"
             )
         folder = None
         if checkpoint_dir is not None:
@@ -133,7 +136,10 @@ class Snapshots:
             offers = [
                 Offer(one.step, one.round, bool(self._meshes), one.rank, one.world_size, one.layout) for one in held
             ]
-            told = ranks.gather(_Told(offers, self._layout, int(os.environ.get("GROUP_RANK", "0"))))
+            mine = _Told(offers, self._layout, int(os.environ.get("GROUP_RANK", "0")), secrets.token_hex(4))
+            told = ranks.gather(mine)
+            if self._folder:
+                self._folder.writers = told[0].word
             committed = checkpoint["step"] if checkpoint else None
             layouts = [one.layout for one in told]
             choice = choose([one.offers for one in told], committed, newer_than, layouts)
@@ -142,7 +148,8 @@ class Snapshots:
             except ValueError as error:
                 if choice.senders is None:
                     raise
-                choice, loaded = Choice("nothing", why=str(error)), None
+                choice = replace(choose([], committed, newer_than), why=str(error))
+                loaded = self._loaded(choice, held, checkpoint, ranks, layouts)
             for one in held:
                 # Of a time that training has left: it must not be taken for what comes next.
                 if choice.source != "memory" or (one.step, one.round) > (choice.step, choice.round):
@@ -177,7 +184,9 @@ class Snapshots:
             "more": more,
             "parts": {name: part.state_dict() for name, part in self._parts.items()},
         }
-        taken = self._keeper.take(step, int(os.environ["ELASTIC_ROUND"]), state, _place())
+        place, round_ = _place(), int(os.environ["ELASTIC_ROUND"])
+        saves = place[0] == 0 if self._layout is None else self._layout.writes
+        taken = self._keeper.take(step, round_, state, place, saves=saves)
         if taken:
             self._last = step
         return taken
@@ -239,7 +248,7 @@ class Snapshots:
     ) -> dict[str, Any] | None:
         """A copy of the chosen state."""
         if choice.source == "checkpoint":
-            return states.read(checkpoint)
+            return checkpoints.read(checkpoint, self._layout, self._mesh)
         if choice.source == "nothing":
             return None
         chosen = [one for one in held if (one.step, one.round) == (choice.step, choice.round)]
@@ -301,6 +310,8 @@ class _Told:
     offers: list[Offer]
     layout: Layout | None
     node: int
+    # One that nobody else has drawn.
+    word: str
 
 
 class _Ranks:

@@ -1,15 +1,11 @@
-"""What a rank holds of the training, as one value: made, copied between ranks, written to a file."""
+"""What a rank holds of the training, as one value, on its way between ranks."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import pathlib
 from typing import Any
 
 import torch
 
-from .. import worker
 from . import tree
 from .group import Group
 
@@ -65,59 +61,3 @@ def receive(group: Group, holders: list[int], mesh: Any = None) -> Any:
     for work in works:
         group.finish(work)
     return tree.put_together(description, tensors, lambda _: mesh)
-
-
-def write(state: Any, path: pathlib.Path) -> None:
-    """Writes a state to a file, durably: it is complete under its name, or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def save(
-    state: Any, folder: pathlib.Path, step: int, round_: int, *, keep: int, timeout: float, note: str = ""
-) -> None:
-    """Writes a checkpoint and has the agent commit it. The newest `keep` stay. `note`: where others than rank 0 write."""
-    # Its round is in its name: what a rank of an earlier round still writes has another.
-    path = folder / name_of(step, round_, note)
-    write(state, path)
-    if worker.available():
-        worker.commit_checkpoint(step, path, timeout=timeout)
-    older = [one for one in sorted(folder.glob("step-*-round-*.pt")) if one.name < path.name]
-    for old in older[: len(older) - keep + 1]:
-        old.unlink()
-
-
-def name_of(step: int, round_: int, note: str = "") -> str:
-    """The file name of a checkpoint. By name they are in the order of their steps."""
-    return f"step-{step:010}-round-{round_}{note}.pt"
-
-
-def digest_of(path: pathlib.Path) -> str:
-    """The digest of a file's bytes, as a commit has it."""
-    sha = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            sha.update(block)
-    return f"sha256:{sha.hexdigest()}"
-
-
-def read(checkpoint: dict[str, Any]) -> Any:
-    """The state of a committed checkpoint, if its bytes are those that were committed."""
-    path = pathlib.Path(checkpoint["path"])
-    digest = digest_of(path)
-    if digest != checkpoint["digest"]:
-        raise ValueError(
-            f"{path} is not the checkpoint that was committed (it has {digest}, committed was {checkpoint['digest']}): "
-            "restore the file, or begin another job"
-        )
-    return torch.load(path, map_location="cpu", weights_only=True)

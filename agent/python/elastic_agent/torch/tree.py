@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -81,6 +81,27 @@ def _walk(description: Any, each: Callable[[dict[str, Any]], None]) -> None:
             _walk(description.get(name), each)
 
 
+def names_of(description: Any) -> list[str]:
+    """The tensors' names, in their order: the keys on the way to each, such as `model.layer.weight`. Raises ValueError if two
+    have the same."""
+    named = dict(_named(description, ()))
+    if len(set(named.values())) < len(tensors_of(description)):
+        raise ValueError("two tensors of the state have one name, by the keys on the way to them with dots between")
+    return [named[number] for number in range(len(named))]
+
+
+def _named(description: Any, way: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    if isinstance(description, list):
+        for number, one in enumerate(description):
+            yield from _named(one, (*way, str(number)))
+    elif isinstance(description, dict):
+        if "tensor" in description:
+            yield description["tensor"], ".".join(way)
+        for key, one in description.get("dict", ()):
+            yield from _named(one, (*way, str(key)))
+        yield from _named(description.get("tuple"), way)
+
+
 def to_bytes(description: Any) -> torch.Tensor:
     """A description as it is sent."""
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
@@ -116,7 +137,7 @@ def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None
     if not isinstance(description, dict):
         return description
     if "tensor" in description:
-        return _tensor(description, tensors[description["tensor"]], mesh)
+        return placed(description, tensors[description["tensor"]], mesh)
     if "tuple" in description:
         return tuple(put_together(one, tensors, mesh) for one in description["tuple"])
     if "bytes" in description:
@@ -130,9 +151,11 @@ def put_together(description: Any, tensors: list[torch.Tensor], mesh: Any = None
     return state
 
 
-def _tensor(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.Tensor:
+def placed(described: dict[str, Any], tensor: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """The tensor of a description, if its numbers on this rank are those of `tensor`: one on a device mesh, if it is sharded
+    and not yet on one."""
     sharded = described.get("sharded")
-    if sharded is None:
+    if sharded is None or boxes.is_sharded(tensor):
         return tensor
     from torch.distributed.tensor import DTensor
 

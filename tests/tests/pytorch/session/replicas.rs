@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use elastic_tests::agents::{Agent, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::torch::Torch;
+use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
 use super::promises::{each_sample_once_an_epoch, result};
@@ -73,12 +74,13 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
 
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
-async fn replicas_go_on_from_the_agents_memory_when_all_die() {
+async fn replicas_go_on_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job =
         Job::on(&etcd, "2").flag("--nproc-per-node=2").flag("--max-restarts=1").script(&torch, SCRIPT, &["sharded"]);
     std::fs::write(job.path("snapshots"), "").unwrap();
+    std::fs::create_dir(job.path("checkpoints")).unwrap();
     let mut agents: [Agent; 2] = job.start_all(["a", "b"]);
     let first = works(&job, "applied", 1, 4).await;
     for node in ["a", "b"] {
@@ -92,6 +94,22 @@ async fn replicas_go_on_from_the_agents_memory_when_all_die() {
         // A step's copy is complete when the next one is done.
         assert!((done - 2..=done + 1).contains(&begin.number("step")), "{begin:?}, {done} steps were done");
     }
+
+    // Beside training the first node writes a checkpoint of both parts
+    let committed = async || job.record(&etcd, "checkpoint").await.and_then(|record| record["step"].as_u64());
+    let beside = eventually("a checkpoint is committed", LIMIT, committed).await;
+    assert!(beside >= 10, "{beside}");
+
+    // When the job is asked to leave, then its last step is saved, and it goes on from there
+    agents.iter().for_each(|agent| agent.signal(Signal::TERM));
+    let [a, b] = &mut agents;
+    assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);
+    let done = last_step(&lines(&job), second) + 1;
+    assert_eq!(committed().await.unwrap(), done);
+    agents = job.start_all(["a", "b"]);
+    let third = works(&job, "applied", second + 1, 4).await;
+    assert_eq!(first_step(&lines(&job), third), done);
+
     let epochs = finish(&job);
     let [a, b] = &mut agents;
     assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);

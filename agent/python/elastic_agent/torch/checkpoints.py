@@ -1,0 +1,90 @@
+"""Checkpoints on disk: a whole state in one file, as torch.save writes it, or a sharded one in a folder, of which every rank
+writes its part. When one is due is left to others."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import worker
+from . import dcp, files
+from .boxes import Layout
+
+
+@dataclass
+class Folder:
+    """Where states go on disk, and how often."""
+
+    path: pathlib.Path
+    # A checkpoint after this many steps, of which the newest `keep` stay.
+    every: int
+    keep: int
+    # Seconds that a commit may take, and that the ranks of a sharded state wait for each other.
+    timeout: float
+    # What the ranks that write a sharded state together have agreed on, and nobody else has.
+    writers: str = ""
+
+
+def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> None:
+    """Writes a whole state and has the agent commit it. `note`: where others than rank 0 write."""
+    # Its round is in its name: what a rank of an earlier round still writes has another.
+    path = folder.path / f"{name_of(step, round_, note)}.pt"
+    write(path, state)
+    _commit(folder, step, path)
+    older = [one for one in sorted(folder.path.glob("step-*-round-*.pt")) if one.name < path.name]
+    for old in older[: len(older) - folder.keep + 1]:
+        old.unlink()
+
+
+def save_part(
+    folder: Folder, layout: Layout, described: tuple[Any, list[torch.Tensor]], step: int, round_: int, *, leads: bool
+) -> None:
+    """Writes this rank's part of a sharded state. The rank that `leads` waits for all parts, and commits them as one. Raises
+    OSError if they do not come.
+
+    described: the description of the state, and its tensors, as `tree.take_apart` gives them."""
+    path = folder.path / name_of(step, round_, f"-{folder.writers}")
+    took = dcp.write_part(path, layout, *described)
+    if not leads:
+        return
+    _commit(folder, step, dcp.join(path, layout.parts, folder.timeout + took))
+    older = [one for one in sorted(folder.path.glob("step-*-round-*/")) if one.name < path.name]
+    whole = [one for one in older if (one / dcp.MANIFEST).exists()]
+    kept = whole[len(whole) - folder.keep + 1 :]
+    for old in older:
+        if old not in kept:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _commit(folder: Folder, step: int, path: pathlib.Path) -> None:
+    if worker.available():
+        worker.commit_checkpoint(step, path, timeout=folder.timeout)
+
+
+def name_of(step: int, round_: int, note: str = "") -> str:
+    """The name of a checkpoint. By name they are in the order of their steps."""
+    return f"step-{step:010}-round-{round_}{note}"
+
+
+def write(path: pathlib.Path, state: Any) -> str:
+    """Writes a whole state to a file, durably. Returns the file's digest."""
+    return files.write(path, lambda file: torch.save(state, file))
+
+
+def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = None) -> Any:
+    """The state of a committed checkpoint, if its bytes are those that were committed.
+
+    layout: which part of it this rank has, if its model is sharded. mesh: gives the device mesh of a shape."""
+    path = pathlib.Path(checkpoint["path"])
+    files.check(path, checkpoint["digest"])
+    if path.name == dcp.MANIFEST:
+        return dcp.read(path, layout, mesh)
+    if layout is not None:
+        raise ValueError(
+            f"{path} is of a whole model, and this one is sharded: load it by yourself before fully_shard, in another job"
+        )
+    return torch.load(path, map_location="cpu", weights_only=True)

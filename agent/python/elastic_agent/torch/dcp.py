@@ -1,0 +1,161 @@
+"""A sharded state in a folder, in the layout of torch.distributed.checkpoint (DCP): `dcp.load` reads it, too, into whatever
+model. Each rank writes its part by itself, and one of them joins the parts when all are there: they need no process group,
+so that none is broken by it, and training goes on beside.
+
+    part-0.distcp, part-1.distcp, …    the numbers
+    part-0.json, part-1.json, …        what is in them, and where; and the rest of the state
+    .metadata                          the same for DCP
+    elastic.json                       the rest of the state, and the digests of all: what is committed
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import boxes, files, tree
+from .boxes import Box, Layout
+
+MANIFEST = "elastic.json"
+# Seconds between two looks for the parts of others.
+_LOOK = 0.05
+
+
+def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: list[torch.Tensor]) -> float:
+    """Writes the numbers that this rank holds, and that no rank of a lower part does. Returns the seconds that it took."""
+    began, pieces = time.monotonic(), []
+
+    def fill(file: files.Hashed) -> None:
+        for name, one, tensor in zip(tree.names_of(description), tree.tensors_of(description), tensors):
+            box = boxes.box_in(one)
+            if tensor.numel() == 0 or (layout.part > 0 and list(box.shape) == list(boxes.whole_shape(one))):
+                continue
+            begin = file.tell()
+            # Of its own: else all of the memory that it lies in is written.
+            torch.save(tensor.detach().cpu().clone(), file)
+            pieces.append([name, *box, boxes.whole_shape(one), one["dtype"], begin, file.tell() - begin])
+
+    name = f"part-{layout.part}.distcp"
+    digest = files.write(folder / name, fill)
+    about = {"file": name, "digest": digest, "pieces": pieces, "state": description if layout.part == 0 else None}
+    files.write(_part(folder, layout.part), lambda file: file.write(json.dumps(about).encode()))
+    return time.monotonic() - began
+
+
+def join(folder: pathlib.Path, parts: int, patience: float) -> pathlib.Path:
+    """Makes one checkpoint of all parts, when they are there. Returns the path of what is to be committed. Raises
+    TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    abouts = [json.loads(path.read_bytes()) for path in _wait_for_parts(folder, parts, patience)]
+    _check(abouts)
+    FileSystemWriter(folder).finish(*_metadata(abouts))
+    digests = {one["file"]: one["digest"] for one in abouts}
+    digests[".metadata"] = files.digest_of(folder / ".metadata")
+    manifest = {"state": abouts[0]["state"], "files": digests}
+    files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
+    return folder / MANIFEST
+
+
+def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"part-{number}.json"
+
+
+def _wait_for_parts(folder: pathlib.Path, parts: int, patience: float) -> list[pathlib.Path]:
+    wanted = [_part(folder, number) for number in range(parts)]
+    there, until = 0, time.monotonic() + patience
+    while True:
+        # The whole list: a network disk may answer for a while that a file is not there that was asked for before.
+        found = set(folder.iterdir())
+        missing = [path.stem for path in wanted if path not in found]
+        if not missing:
+            return wanted
+        if parts - len(missing) > there:
+            there, until = parts - len(missing), time.monotonic() + patience
+        if time.monotonic() > until:
+            raise TimeoutError(
+                f"{', '.join(missing)} of {parts} did not come within {patience:.0f} s: do all nodes see {folder}?"
+            )
+        time.sleep(_LOOK)
+
+
+def _check(abouts: list[dict[str, Any]]) -> None:
+    found: dict[str, int] = {}
+    for name, _, shape, *_ in (piece for about in abouts for piece in about["pieces"]):
+        found[name] = found.get(name, 0) + math.prod(shape)
+    state = abouts[0]["state"]
+    for name, one in zip(tree.names_of(state), tree.tensors_of(state)):
+        if found.get(name, 0) != math.prod(boxes.whole_shape(one)):
+            raise ValueError(f"of {name} the parts hold {found.get(name, 0)} of {math.prod(boxes.whole_shape(one))} numbers")
+
+
+def _metadata(abouts: list[dict[str, Any]]) -> tuple[Any, list[Any]]:
+    """What DCP wants to know of all parts: what each tensor is, and where its pieces are."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+    from torch.distributed.checkpoint.storage import WriteResult
+
+    tensors: dict[str, Any] = {}
+    results = []
+    for about in abouts:
+        for name, offset, shape, whole, dtype, begin, length in about["pieces"]:
+            properties = TensorProperties(dtype=tree.dtype_of({"dtype": dtype}))
+            tensor = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(whole), []))
+            tensor.chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(shape)))
+            index = MetadataIndex(name, torch.Size(offset), len(tensor.chunks) - 1)
+            results.append(WriteResult(index, length, _StorageInfo(about["file"], begin, length)))
+    return Metadata(tensors), [results]
+
+
+def read(manifest: pathlib.Path, layout: Layout | None, mesh: Callable[[list[int]], Any] | None) -> Any:
+    """The state of a checkpoint: of sharded tensors the part that this layout has, or all of them where there is none.
+    Raises ValueError if what it needs is not what was committed."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import FileSystemReader
+
+    folder, about = manifest.parent, json.loads(manifest.read_bytes())
+    state, digests = about["state"], about["files"]
+    described = tree.tensors_of(state)
+    for one in described:
+        if layout is not None:
+            boxes.redescribe(one, layout)
+        else:
+            one["shape"] = list(boxes.whole_shape(one))
+            one.pop("sharded", None)
+    # Before it is read: it is a pickle.
+    files.check(folder / ".metadata", digests[".metadata"])
+    metadata = FileSystemReader(folder).read_metadata()
+    names = tree.names_of(state)
+    for name in sorted(set(_files_of(metadata, zip(names, map(boxes.box_in, described))))):
+        files.check(folder / name, digests[name])
+    tensors = [tree.placed(one, room, mesh) for one, room in zip(described, tree.room_for(state))]
+    # What has no numbers is in no file.
+    kept = {name: one for name, one in zip(names, tensors) if one.numel()}
+    with warnings.catch_warnings():
+        # That it is loaded by one process: so it is meant.
+        warnings.simplefilter("ignore", UserWarning)
+        dcp.load(kept, storage_reader=FileSystemReader(folder), no_dist=True)
+    return tree.put_together(state, tensors)
+
+
+def _files_of(metadata: Any, wanted: Iterator[tuple[str, Box]]) -> Iterator[str]:
+    """The files that hold something of these tensors."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    for name, box in wanted:
+        for chunk in metadata.state_dict_metadata[name].chunks if name in metadata.state_dict_metadata else []:
+            if boxes.overlap(Box(tuple(chunk.offsets), tuple(chunk.sizes)), box):
+                yield metadata.storage_data[MetadataIndex(name, chunk.offsets)].relative_path
