@@ -22,7 +22,7 @@ pixels, labels = harness.digits(240)
 dataset = TensorDataset(pixels, labels)
 sampler = elastic.ElasticBatchSampler(dataset, 20, seed=7)
 loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
-breaks = elastic.Session(model, optimizer, sampler, snapshot_every=1, loss_timeout=0.05)
+breaks = elastic.Session(model, optimizer, sampler, snapshot_every=1, loss_timeout=0.05, operation_timeout=5)
 
 
 def children():

@@ -239,6 +239,12 @@ async fn many_rounds_leave_nothing_behind(rounds: usize) {
 }
 
 #[test]
+fn a_rank_that_dies_in_the_midst_of_sending_is_not_waited_for() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "dies_in_mid_transfer.py", &[]);
+}
+
+#[test]
 fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "sums_in_order.py", &[]);

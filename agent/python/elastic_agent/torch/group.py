@@ -15,9 +15,13 @@ import torch
 import torch.distributed as dist
 
 from .nccl import Communicator, Nccl, Sum
+from .operations import Collective, Passage, hold_until_over
 
 # Seconds between two looks at whether all ranks are there: at first, and after a while.
 _LOOK, _LAZY_LOOK = 0.002, 0.05
+
+# Seconds for what a peer had sent before its connection ended to arrive.
+_ARRIVES = 0.3
 
 # How long ranks that are all there may take to connect.
 _MEETING = datetime.timedelta(seconds=5)
@@ -44,6 +48,8 @@ class Group:
         self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
+        # Operations that do not end though nobody works on them any more.
+        self._abandoned: list[Collective | Passage] = []
         self._lost = self._closed = False
         # The sockets that this process had before gloo's. None yet, while no rank has been met.
         self._others: set[int] | None = None
@@ -110,28 +116,45 @@ class Group:
             return None
         if self._nccl and self._nccl.takes(tensor):
             return self._try(lambda: self._nccl.start_sum(tensor))
-        return self._try(lambda: self._gloo.allreduce([tensor]))
+        return self._try(lambda: Collective(self._gloo.allreduce([tensor])))
 
     def start_send(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to send `tensor` to `rank`, which receives it with the same `tag`."""
-        return self._try(lambda: self._gloo.send([tensor], rank, tag))
+        return self._try(lambda: Passage(self._gloo.send([tensor], rank, tag)))
 
     def start_receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
         """Begins to fill `tensor` with what `rank` sends with `tag`."""
-        return self._try(lambda: self._gloo.recv([tensor], rank, tag))
+        return self._try(lambda: Passage(self._gloo.recv([tensor], rank, tag)))
 
     def start_broadcast(self, tensor: torch.Tensor, rank: int) -> Any:
         """Begins to fill `tensor` on all ranks with what `rank` has."""
         if self.size == 1:
             return None
-        return self._try(lambda: self._gloo.broadcast(tensor, rank))
+        return self._try(lambda: Collective(self._gloo.broadcast(tensor, rank)))
 
     def finish(self, work: Any) -> None:
         """Waits until an operation is complete."""
         if isinstance(work, Sum):
             self._try(lambda: self._nccl.finish(work))
         elif work is not None:
-            self._try(work.wait)
+            self._try(lambda: self._wait_for(work))
+
+    def _wait_for(self, work: Collective | Passage) -> None:
+        """gloo tells an operation that a connection has ended, unless the end comes in the midst of what that operation
+        receives or sends there (`Pair::signalException` in its tcp/pair.cc passes over these). Then the operation ends by
+        its timeout alone, and nobody waits for that."""
+        ended = None
+        while not work.ends_within(_LAZY_LOOK):
+            if not self._lost:
+                if ended is None and self.has_lost_a_peer():
+                    ended = time.monotonic()
+                if ended is None or time.monotonic() < ended + _ARRIVES:
+                    continue
+                self.cut()
+            if not work.ends_within(_LAZY_LOOK):
+                self._abandoned.append(work)
+                raise GroupLost("a connection has ended in the midst of an operation")
+            return
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number, in the order of ranks."""
@@ -170,11 +193,13 @@ class Group:
                     _shut_down(fd, inode)
 
     def close(self) -> None:
-        """Leaves the group. No operation may be under way."""
+        """Leaves the group. No operation may be under way but such as do not end."""
         self.cut()
         if self._nccl:
             self._nccl.close()
         with self._lock:
+            if self._abandoned:
+                hold_until_over(self._gloo, self._abandoned)
             self._gloo, self._closed = None, True
 
     def _own_sockets(self) -> dict[int, int]:
