@@ -157,7 +157,7 @@ bench-torchft: ## Kills workers of a session, of torchft and of torchrun, and ti
 	AGENT=$(RELEASE)/elastic-agent .torchft/bin/python tests/pytorch/bench_kills.py
 
 simulate: ## Plays SEEDS more schedules of the simulation from FROM on, each breach by its seed: 100,000 take an hour
-	ELASTIC_SEEDS=$(SEEDS) ELASTIC_FROM=$(FROM) cargo test --release --locked --package elastic-coordinator --test simulation search -- --ignored --nocapture
+	ELASTIC_SEEDS=$(SEEDS) ELASTIC_FROM=$(FROM) cargo test --release --locked --package elastic-rendezvous --test simulation search -- --ignored --nocapture
 
 model: ## Searches the protocol's model deeply: minutes, for a change of the protocol
-	cargo test --locked --package elastic-coordinator --test model deep -- --ignored --nocapture
+	cargo test --locked --package elastic-rendezvous --test model deep -- --ignored --nocapture

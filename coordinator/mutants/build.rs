@@ -22,7 +22,7 @@ const SMALL: [(&str, &str); 2] = [
 fn main() {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    let (machines, simulation) = (here.join("../src/rendezvous"), here.join("../tests/simulation"));
+    let (machines, simulation) = (here.join("../rendezvous/src/rendezvous"), here.join("../rendezvous/tests/simulation"));
     for watched in [&machines, &simulation, &here.join("src/list.rs")] {
         println!("cargo::rerun-if-changed={}", watched.display());
     }
@@ -49,7 +49,7 @@ fn main() {
     assert!(applied == MUTANTS.len(), "a mutant names a file that is not under rendezvous/");
     copy(&simulation, &out.join("simulation"), &mut |_, source| {
         source
-            .replace("elastic_coordinator::rendezvous", "crate::rendezvous")
+            .replace("elastic_rendezvous::rendezvous", "crate::rendezvous")
             .replace("elastic_coordinator::workers::checkpoint", "crate::checkpoint")
     });
 

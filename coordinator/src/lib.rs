@@ -1,17 +1,15 @@
-//! The coordination library: everything that nodes must agree on, over a key-value store. Each module uses only those
-//! above it in this table.
+//! The coordination library: everything that nodes must agree on, over a key-value store. What needs no IO is in
+//! [`elastic_rendezvous`]: [`time`], [`job`] (a job's vocabulary), [`rendezvous`] (our protocol as pure machines). Of the
+//! rest, each module uses only those above it in this table.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`time`] | time as a value, and dates for people |
 //! | [`followed`] | files that are read again while the program runs |
 //! | [`tls`] | TLS of what we serve, and mutual TLS among peers |
-//! | [`store`] | the narrow trait over a key-value store, and etcd v3 behind it |
+//! | [`store`] | etcd v3 behind the narrow trait of [`elastic_rendezvous::store`] |
 //! | [`etcd_v2`] | a client of etcd's v2 API |
 //! | [`listener`] | listening sockets, and the descriptors that they cost |
 //! | [`embedded`] | a store of our own, served over etcd's API: for one machine and trials |
-//! | [`job`] | a job's vocabulary: ids, keys, records |
-//! | [`rendezvous`] | our protocol as pure machines: `decide` for the leader, `step` for every node |
 //! | [`torchelastic`] | TorchElastic's own rendezvous on etcd v2, as a pure machine |
 //! | [`node`] | the drivers that carry the machines: IO, timers, pulses, and logs through peer ports |
 //! | [`workers`] | what a round's workers ask for through their agents: barriers, checkpoint commits |
@@ -28,15 +26,14 @@ pub mod embedded;
 pub mod etcd_v2;
 pub mod flags;
 pub mod followed;
-pub mod job;
 pub mod listener;
 pub mod node;
 pub mod operator;
 pub mod removal;
-pub mod rendezvous;
 pub mod service;
 pub mod store;
-pub mod time;
 pub mod tls;
 pub mod torchelastic;
 pub mod workers;
+
+pub use elastic_rendezvous::{job, rendezvous, time};

@@ -1,7 +1,7 @@
 //! The real rendezvous machines with one fault each, in the real simulation: it must notice every one of them.
 //!
 //! A checker that misses faults proves nothing. `list.rs` names the faults, as changes of one place in the sources of
-//! `elastic_coordinator::rendezvous`; the build script puts all of them in, each behind a switch; each test turns one
+//! `elastic_rendezvous::rendezvous`; the build script puts all of them in, each behind a switch; each test turns one
 //! on and plays seeds until a promise is broken. The model's mutations test the protocol itself.
 //!
 //! ```text
@@ -26,18 +26,18 @@ use schedule::{Telling, run};
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
 // What the machines use of the rest of the crate.
-use elastic_coordinator::{job, store, time};
+use elastic_rendezvous::{job, store, time};
 
 /// Commits, with the credentials of the mutated machines.
 mod checkpoint {
-    use elastic_coordinator::job::{Checkpoint, Keys};
-    use elastic_coordinator::store::{Revision, Txn};
+    use elastic_rendezvous::job::{Checkpoint, Keys};
+    use elastic_rendezvous::store::{Revision, Txn};
 
     use crate::rendezvous::Credentials;
 
     pub fn commit_txn(keys: &Keys, by: &Credentials, checkpoint: &Checkpoint, pointer: Revision) -> Txn {
         let Credentials { node, created, round, current } = by.clone();
-        let credentials = elastic_coordinator::rendezvous::Credentials { node, created, round, current };
+        let credentials = elastic_rendezvous::rendezvous::Credentials { node, created, round, current };
         elastic_coordinator::workers::checkpoint::commit_txn(keys, &credentials, checkpoint, pointer)
     }
 }

@@ -12,13 +12,13 @@ mod hub;
 mod kv;
 mod lease;
 mod memory_store;
-pub mod mvcc;
 mod quotas;
 mod server;
 mod status;
 mod watch;
 mod wire;
 
+pub use elastic_rendezvous::mvcc;
 pub use hub::{Batch, Hub, Subscription};
 pub use memory_store::MemoryStore;
 pub use server::{EmbeddedError, EmbeddedServer, Options};
