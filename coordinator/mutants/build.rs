@@ -22,7 +22,8 @@ const SMALL: [(&str, &str); 2] = [
 fn main() {
     let here = PathBuf::from(std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it"));
-    let (machines, simulation) = (here.join("../rendezvous/src/rendezvous"), here.join("../rendezvous/tests/simulation"));
+    let (machines, simulation) =
+        (here.join("../rendezvous/src/rendezvous"), here.join("../rendezvous/tests/simulation"));
     for watched in [&machines, &simulation, &here.join("src/list.rs")] {
         println!("cargo::rerun-if-changed={}", watched.display());
     }

@@ -82,10 +82,10 @@ class Contender:
         lines = self.steps_file.read_text().splitlines()
         return [(int(a), int(b), int(c), int(d), float(e)) for a, b, c, d, e in (line.split() for line in lines)]
 
-    def victim(self, turn: int) -> int:
-        """The process to kill: one of those that have trained."""
+    def victim(self, turn: int) -> int | None:
+        """The process to kill: one of those that have trained. None if all of them have ended by themselves."""
         living = sorted({pid for _, _, _, pid, _ in self.steps() if pathlib.Path(f"/proc/{pid}").exists()})
-        return living[turn % len(living)]
+        return living[turn % len(living)] if living else None
 
     def end(self) -> None:
         self.over = True
@@ -211,7 +211,8 @@ def samples(contender: Contender, begin: float, end: float) -> int:
 
 def kill(contender: Contender, turn: int) -> float:
     pid, now = contender.victim(turn), time.monotonic()
-    os.kill(pid, signal.SIGKILL)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
     return now
 
 

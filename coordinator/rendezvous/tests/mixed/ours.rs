@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, ParticipantSetup, Paths};
 use elastic_rendezvous::job::{
     Endpoint, Failure, FailureClass, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, Spec, Timings,
 };
 use elastic_rendezvous::rendezvous::{End, Outcome};
 use elastic_rendezvous::time::Time;
-use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, ParticipantSetup, Paths};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};

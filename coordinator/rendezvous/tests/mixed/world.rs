@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use elastic_coordinator::torchelastic::{Input, RendezvousState};
 use elastic_rendezvous::job::FailureClass;
 use elastic_rendezvous::time::Time;
-use elastic_coordinator::torchelastic::{Input, RendezvousState};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::mpsc::UnboundedSender;

@@ -109,7 +109,8 @@ fn loss() {
 }
 
 #[test]
-fn three_rounds() {
+#[ignore = "half a minute of a core: make model"]
+fn deep_three_rounds() {
     holds("three rounds", THREE_ROUNDS, &[p::REFORMED, p::UNCONFIRMED, p::GROWTH, p::TAKEN_OVER, p::RECLAIMED]);
 }
 

@@ -1,10 +1,10 @@
 //! Calls to the store and back, with all that can go wrong between.
 
+use elastic_coordinator::workers::checkpoint::commit_txn;
 use elastic_rendezvous::job::{Checkpoint, RoundState};
 use elastic_rendezvous::rendezvous::{Credentials, LeaderInput, MemberInput};
 use elastic_rendezvous::store::{Guard, Op, OpResult, Revision, Scope, Txn};
 use elastic_rendezvous::time::Time;
-use elastic_coordinator::workers::checkpoint::commit_txn;
 
 use crate::dice::{MS, SECOND};
 use crate::process::Input;

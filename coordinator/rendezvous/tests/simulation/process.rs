@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use elastic_rendezvous::job::{Endpoint, JobSecret, Keys, NodeId, NodeRecord, Phase};
-use elastic_rendezvous::rendezvous::{
-    End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start,
-};
+use elastic_rendezvous::rendezvous::{End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start};
 use elastic_rendezvous::store::Revision;
 use elastic_rendezvous::time::Time;
 

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use elastic_rendezvous::mvcc::Mvcc;
 use elastic_rendezvous::job::{Checkpoint, Keys, NodeId, RankRecord, RoundRecord, RoundState, Versioned};
+use elastic_rendezvous::mvcc::Mvcc;
 use elastic_rendezvous::rendezvous::Start;
 use elastic_rendezvous::store::{Revision, Scope};
 

@@ -9,8 +9,8 @@ mod one_group;
 mod one_result;
 mod pause;
 
-use elastic_rendezvous::mvcc::Mvcc;
 use elastic_rendezvous::job::{Desired, FailureClass, Keys, NodeId, RoundRecord, Versioned};
+use elastic_rendezvous::mvcc::Mvcc;
 use elastic_rendezvous::rendezvous::{Credentials, End, Leader, Start};
 use elastic_rendezvous::store::{Event, Revision, Txn};
 use elastic_rendezvous::time::Time;
