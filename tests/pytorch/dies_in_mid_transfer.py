@@ -4,6 +4,7 @@ at once all the same, and can meet again."""
 import os
 import signal
 import sys
+import threading
 import time
 
 import torch
@@ -14,13 +15,11 @@ from elastic_agent.torch.group import Group, GroupLost
 RANKS, BYTES = 3, 256 << 20
 
 
-def killed_soon():
-    """Kills this process while its numbers are on their way: half of them need more time than this."""
-    parent = os.getpid()
-    if os.fork() == 0:
-        time.sleep(0.03)
-        os.kill(parent, signal.SIGKILL)
-        os._exit(0)
+def kill_when_some_came(pid, tensor):
+    """Kills a process when the first of its numbers are here: the others are on their way then, for long."""
+    while tensor[0] == 1:
+        pass
+    os.kill(pid, signal.SIGKILL)
 
 
 def loses_one(port, number, round_, operation):
@@ -28,10 +27,10 @@ def loses_one(port, number, round_, operation):
     place = {"rank": number, "world_size": RANKS, "round": round_, "master_addr": "127.0.0.1", "master_port": port}
     group = Group(place)
     group.join(timeout=30, outdated=lambda: False)
-    tensor = torch.ones(BYTES, dtype=torch.uint8)
-    group.gather(number)
-    if number == RANKS - 1:
-        killed_soon()
+    tensor = torch.full((BYTES,), 1 if number == 0 else 2, dtype=torch.uint8)
+    pids = group.gather(os.getpid())
+    if number == 0:
+        threading.Thread(target=kill_when_some_came, args=(pids[-1], tensor), daemon=True).start()
     began = time.monotonic()
     try:
         group.finish(operation(group, tensor))

@@ -356,7 +356,7 @@ class Folders(unittest.TestCase):
     def test_all_parts_are_one_state(self):
         for mesh, over in [((2,), (0,)), ((4,), (0,)), ((2, 3), (1,)), ((3, 2), (0,))]:
             folder = self.folder / str(mesh)
-            manifest = dcp.join(folder, self.write(mesh, over, folder=folder), 0)
+            manifest, _ = dcp.join(folder, self.write(mesh, over, folder=folder), 0)
             self.assertTrue(equal(dcp.read(manifest, None, None), self.state))
             # As PyTorch alone reads it
             model = {"odd": torch.zeros(5, 7), "short": torch.zeros(3).bfloat16(), "buffer": torch.tensor(0)}
@@ -382,7 +382,7 @@ class Folders(unittest.TestCase):
 
     def test_damage_is_found(self):
         for name in ("part-1.distcp", ".metadata"):
-            manifest = dcp.join(self.folder, self.write((2,), (0,)), 0)
+            manifest, _ = dcp.join(self.folder, self.write((2,), (0,)), 0)
             damaged = bytearray((self.folder / name).read_bytes())
             damaged[len(damaged) // 2] ^= 1
             (self.folder / name).write_bytes(damaged)

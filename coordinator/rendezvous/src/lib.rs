@@ -1,5 +1,5 @@
-//! The rendezvous protocol without IO: everything here is a value, or a function of values, with the time as an argument.
-//! What carries it out is `elastic_coordinator`. Each module uses only those above it in this table.
+//! The rendezvous protocol without IO: values, and functions of values. The time is an argument of every decision; a driver
+//! reads it by `Time::now`. What carries all this out is `elastic_coordinator`. Each module uses only those above it in this table.
 //!
 //! | module | what it is |
 //! |---|---|

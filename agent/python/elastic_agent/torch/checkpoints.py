@@ -33,8 +33,7 @@ def save(folder: Folder, state: Any, step: int, round_: int, note: str = "") -> 
     """Writes a whole state and has the agent commit it. `note`: where others than rank 0 write."""
     # Its round is in its name: what a rank of an earlier round still writes has another.
     path = folder.path / f"{name_of(step, round_, note)}.pt"
-    write(path, state)
-    _commit(folder, step, path)
+    _commit(folder, step, path, write(path, state))
     older = [one for one in sorted(folder.path.glob("step-*-round-*.pt")) if one.name < path.name]
     for old in older[: len(older) - folder.keep + 1]:
         old.unlink()
@@ -51,7 +50,7 @@ def save_part(
     took = dcp.write_part(path, layout, *described)
     if not leads:
         return
-    _commit(folder, step, dcp.join(path, layout.parts, folder.timeout + took))
+    _commit(folder, step, *dcp.join(path, layout.parts, folder.timeout + took))
     older = [one for one in sorted(folder.path.glob("step-*-round-*/")) if one.name < path.name]
     whole = [one for one in older if (one / dcp.MANIFEST).exists()]
     kept = whole[len(whole) - folder.keep + 1 :]
@@ -60,9 +59,9 @@ def save_part(
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _commit(folder: Folder, step: int, path: pathlib.Path) -> None:
+def _commit(folder: Folder, step: int, path: pathlib.Path, digest: str) -> None:
     if worker.available():
-        worker.commit_checkpoint(step, path, timeout=folder.timeout)
+        worker.commit_checkpoint(step, path, digest=digest, timeout=folder.timeout)
 
 
 def name_of(step: int, round_: int, note: str = "") -> str:
@@ -85,6 +84,6 @@ def read(checkpoint: dict[str, Any], layout: Layout | None = None, mesh: Any = N
         return dcp.read(path, layout, mesh)
     if layout is not None:
         raise ValueError(
-            f"{path} is of a whole model, and this one is sharded: load it by yourself before fully_shard, in another job"
+            f"{path} is of a whole model, and this one is sharded: begin another job, whose script loads it before fully_shard"
         )
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -49,8 +49,8 @@ def write_part(folder: pathlib.Path, layout: Layout, description: Any, tensors: 
     return time.monotonic() - began
 
 
-def join(folder: pathlib.Path, parts: int, patience: float) -> pathlib.Path:
-    """Makes one checkpoint of all parts, when they are there. Returns the path of what is to be committed. Raises
+def join(folder: pathlib.Path, parts: int, patience: float) -> tuple[pathlib.Path, str]:
+    """Makes one checkpoint of all parts, when they are there. Returns the path and the digest of what is to be committed. Raises
     TimeoutError if no part comes for `patience` seconds, and ValueError if they are not one state."""
     from torch.distributed.checkpoint import FileSystemWriter
 
@@ -60,8 +60,8 @@ def join(folder: pathlib.Path, parts: int, patience: float) -> pathlib.Path:
     digests = {one["file"]: one["digest"] for one in abouts}
     digests[".metadata"] = files.digest_of(folder / ".metadata")
     manifest = {"state": abouts[0]["state"], "files": digests}
-    files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
-    return folder / MANIFEST
+    digest = files.write(folder / MANIFEST, lambda file: file.write(json.dumps(manifest).encode()))
+    return folder / MANIFEST, digest
 
 
 def _part(folder: pathlib.Path, number: int) -> pathlib.Path:

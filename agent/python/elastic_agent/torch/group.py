@@ -145,16 +145,16 @@ class Group:
         its timeout alone, and nobody waits for that."""
         ended = None
         while not work.ends_within(_LAZY_LOOK):
-            if not self._lost:
-                if ended is None and self.has_lost_a_peer():
-                    ended = time.monotonic()
-                if ended is None or time.monotonic() < ended + _ARRIVES:
-                    continue
-                self.cut()
-            if not work.ends_within(_LAZY_LOOK):
-                self._abandoned.append(work)
-                raise GroupLost("a connection has ended in the midst of an operation")
+            if ended is None and self.has_lost_a_peer():
+                ended = time.monotonic()
+            if self._lost or (ended is not None and time.monotonic() >= ended + _ARRIVES):
+                break
+        else:
             return
+        self.cut()
+        if not work.ends_within(_LAZY_LOOK):
+            self._abandoned.append(work)
+            raise GroupLost("a connection has ended in the midst of an operation")
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number, in the order of ranks."""

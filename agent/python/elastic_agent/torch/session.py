@@ -24,9 +24,9 @@ import torch
 from .. import worker
 from ..batches import ElasticBatchSampler
 from . import checkpoints, state, tree
+from .checkpoints import Folder
 from .gradients import Gradients
 from .group import Group, GroupLost
-from .checkpoints import Folder
 from .keeper import Keeper, local_rank, say
 from .nccl import Nccl
 from .ordered import OrderedGradients
@@ -129,11 +129,10 @@ class Session:
         self.model, self.optimizer, self.sampler, self.scheduler = model, optimizer, sampler, scheduler
         self.step_number = 0
         self._on_group = on_group
-        self._checkpoint_every, self._folder = checkpoint_every, None
+        self._folder: Folder | None = None
         if checkpoint_dir is not None:
             path = pathlib.Path(checkpoint_dir).absolute()
-            kept = {"every": checkpoint_every, "keep": keep_checkpoints, "timeout": operation_timeout}
-            self._folder = Folder(path, **kept, writers=self._replica.word)
+            self._folder = Folder(path, checkpoint_every, keep_checkpoints, operation_timeout, self._replica.word)
         self._given_seed, self._seed = seed, torch.initial_seed() if seed is None else seed
         self._operation_timeout, self._loss_timeout = operation_timeout, loss_timeout
         self._gradients = (OrderedGradients if same_bits else Gradients)(model.parameters())
@@ -327,7 +326,7 @@ class Session:
         """After a step: goes into the next group if this one changes. Whether it did."""
         changing, leaving = self._votes
         if not self._lost and leaving == 0 and changing == 0:
-            if not self._keeper and self.step_number % self._checkpoint_every == 0:
+            if self._folder and not self._keeper and self.step_number % self._folder.every == 0:
                 self._save_by_rank_0()
             return False
         if not self._lost:
