@@ -1,7 +1,7 @@
 """Kills replicas of a training, by one means after the other, on this machine: a Session of elastic_agent.torch, torchft,
 and DistributedDataParallel that elastic-agent or torchrun starts anew. The model, the batches and the kills are the same.
 
-    .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...] [--replicas 4] [--every 15] [--kills 4]
+    .torchft/bin/python tests/pytorch/bench_kills.py [MEANS ...] [--replicas 4] [--every 15 60] [--kills 4]
 
 `make bench-torchft` builds what it needs. AGENT names elastic-agent, and etcd must be on the PATH. What is printed of each
 means:
@@ -33,7 +33,7 @@ WORKER = str(HERE / "bench_kills_worker.py")
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("means", nargs="*", help="session, agents, torchft, restarts, torchrun [default: each]")
 parser.add_argument("--replicas", type=int, default=4, help="[default: 4]")
-parser.add_argument("--every", type=float, default=15, help="seconds from kill to kill [default: 15]")
+parser.add_argument("--every", type=float, nargs="+", default=[15], help="seconds from kill to kill [default: 15]")
 parser.add_argument("--kills", type=int, default=4, help="[default: 4]")
 parser.add_argument("--trials", type=int, default=6, help="kills, each when all train again [default: 6]")
 arguments = parser.parse_args()
@@ -242,13 +242,15 @@ def measure(name: str, contender: Contender) -> None:
     if joined := joins(contender):
         print(f"  joins {spread(joined)}, of {len(joined)}")
     print(f"  two steps after a kill {spread(after)}; whole again {spread(back)}, longest pause meanwhile {spread(pauses)}")
-    begun, every = time.monotonic(), arguments.every
-    for turn in range(arguments.kills):
-        kill(contender, turn)
-        time.sleep(max(0.0, begun + every * (turn + 1) - time.monotonic()))
-    seconds = every * arguments.kills
-    share = samples(contender, begun, begun + seconds) / (seconds * rate)
-    print(f"  a kill every {every:g} s, {arguments.kills} times: {100 * share:.0f} % of the samples", flush=True)
+    for every in arguments.every:
+        wait("all train again", lambda since=time.monotonic(): whole(contender, since))
+        begun = time.monotonic()
+        for turn in range(arguments.kills):
+            kill(contender, turn)
+            time.sleep(max(0.0, begun + every * (turn + 1) - time.monotonic()))
+        seconds = every * arguments.kills
+        share = samples(contender, begun, begun + seconds) / (seconds * rate)
+        print(f"  a kill every {every:g} s, {arguments.kills} times: {100 * share:.0f} % of the samples", flush=True)
 
 
 ALL = {"session": Session, "agents": Agents, "torchft": Torchft, "restarts": Restarts, "torchrun": Torchrun}
