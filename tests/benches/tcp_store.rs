@@ -124,7 +124,7 @@ fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     rustix::net::listen(&listener, 4096)?;
     println!("{}", listener.local_addr()?.port());
-    let _store = TcpStore::serve(listener, WorkersStoreLimits::default())?;
+    let _store = TcpStore::serve(listener, WorkersStoreLimits::default(), None)?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

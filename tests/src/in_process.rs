@@ -117,6 +117,7 @@ pub async fn start_node(
                 warms_up: false,
                 lacks_workers: false,
                 authenticates: false,
+                introduces: false,
                 release: Some(Release::ours()),
             };
             let seed = u64::from(peer.port) << 8 | incarnation;

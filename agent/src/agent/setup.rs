@@ -25,6 +25,7 @@ use crate::meeting::backend::Backend;
 use crate::meeting::participation::{JobPaths, Participation, RendezvousStore};
 use crate::meeting::ports;
 use crate::meeting::rendezvous::Rendezvous;
+use crate::meeting::rendezvous_port::StoreHost;
 use crate::output::events::{self, EventHandler};
 use crate::output::logs::{Console, LogDir, LogSpec};
 use crate::workers::command::WorkerCommand;
@@ -226,6 +227,7 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         warms_up: false,
         lacks_workers: false,
         authenticates: false,
+        introduces: matches!(options.store_host, StoreHost::Agent(_)) && !options.open_store,
         release: Some(Release::ours()),
     }
 }

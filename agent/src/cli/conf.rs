@@ -29,6 +29,7 @@ pub(super) struct Conf {
     /// `true`: the agents serve the workers' store. `false`: worker rank 0 serves it.
     pub(super) agent_store: Option<bool>,
     pub(super) store_memory: Option<usize>,
+    pub(super) open_store: bool,
     pub(super) warnings: Vec<String>,
 }
 
@@ -63,6 +64,7 @@ const KEYS: &[&str] = &[
     "api",
     "workers_store",
     "workers_store_memory",
+    "workers_store_open",
 ];
 
 /// torchrun's keys for mechanisms that do not exist here. They are accepted, so that torchrun's command lines run
@@ -139,6 +141,7 @@ pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
             "api" => conf.v2 = entry.parse(api)?,
             "workers_store" => conf.agent_store = Some(entry.parse(workers_store)?),
             "workers_store_memory" => conf.store_memory = Some(entry.parse(bytes)?),
+            "workers_store_open" => conf.open_store = entry.parse(boolean)?,
             key => {
                 conf.warnings.push(format!("{} {key}: accepted, but there is nothing here that it sets", setting.name))
             }

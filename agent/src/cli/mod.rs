@@ -95,6 +95,8 @@ pub struct Options {
     pub on_store_loss: OnStoreLoss,
     /// Whether an agent or worker rank 0 serves the store that workers find each other through.
     pub store_host: StoreHost,
+    /// Whether this store serves whoever reaches it, not only hosts of its round's nodes.
+    pub open_store: bool,
     /// `--node-name`.
     pub node_name: Option<String>,
     /// With `static`, the place that this node must have.
@@ -288,6 +290,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
             .parsed("on-store-loss", conf::on_store_loss)?
             .or(conf.on_store_loss)
             .unwrap_or_default(),
+        open_store: conf.open_store,
         store_host: conf.store_host(settings.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE").is_some_and(|set| set == "1")),
         node_name: settings.parsed("node-name", |text| values::id(text, LONGEST_NODE))?,
         place,

@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`backend`] | the store a job meets through: etcd, or one that an agent serves |
+//! | [`introduction`] | telling a round's store of the workers that this host is one of its nodes |
 //! | [`participation`] | taking part in a job by one protocol or the other |
 //! | [`ports`] | ports that this node listens on or holds |
 //! | [`rendezvous`] | which store, as the command line says |
@@ -10,6 +11,7 @@
 //! | [`workers_store`] | the store behind that port, in torch's wire protocol |
 
 pub mod backend;
+pub mod introduction;
 pub mod participation;
 pub mod ports;
 pub mod rendezvous;

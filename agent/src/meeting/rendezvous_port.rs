@@ -19,7 +19,9 @@ use elastic_coordinator::job::Endpoint;
 use tokio::sync::watch;
 
 use crate::machine::shortage::is_shortage;
+use crate::meeting::introduction::Introduction;
 use crate::meeting::ports::{Reservation, ReserveError, reserve_any_port, reserve_port};
+use crate::meeting::workers_store::fence::Known;
 use crate::meeting::workers_store::{TcpStore, WorkersStoreLimits};
 
 /// How many ports of past rounds stay held but refuse connections, so that a client which outlived its round is
@@ -80,6 +82,8 @@ pub struct Master {
     endpoint: watch::Sender<Option<Endpoint>>,
     offered: Option<Offered>,
     serving: Option<Serving>,
+    /// This node to the round's store, wherever that is.
+    introduction: Option<Introduction>,
     past: VecDeque<Reservation>,
 }
 
@@ -87,7 +91,16 @@ impl Master {
     /// A node that has offered no port yet. Peers reach it at `address`. It listens on `bind` alone, where that is given.
     pub fn new(host: StoreHost, address: String, bind: Option<IpAddr>) -> Master {
         let endpoint = watch::Sender::new(None);
-        Master { host, address, bind, endpoint, offered: None, serving: None, past: VecDeque::new() }
+        Master {
+            host,
+            address,
+            bind,
+            endpoint,
+            offered: None,
+            serving: None,
+            introduction: None,
+            past: VecDeque::new(),
+        }
     }
 
     /// Whether the agent serves the store.
@@ -124,18 +137,27 @@ impl Master {
     }
 
     /// Begins a round. The previous round is over on all nodes. Serves the round's store if `rank_0` is on this node.
+    /// With `members` it serves only the hosts of nodes, and this node introduces its own to it, at `store`.
     ///
     /// # Errors
     /// There are no descriptors or threads left to serve with, or no port was offered.
-    pub fn begin(&mut self, round: u64, rank_0: bool) -> Result<(), ServeError> {
+    pub fn begin(
+        &mut self,
+        round: u64,
+        rank_0: bool,
+        store: Option<&Endpoint>,
+        members: Option<Known>,
+    ) -> Result<(), ServeError> {
         self.end();
+        self.introduction =
+            store.zip(members.clone()).map(|(store, members)| Introduction::begin(store.clone(), members));
         let offered = self.offered.take();
         if !rank_0 {
             return Ok(());
         }
         let Offered { reservation, listener } = offered.ok_or(ServeError::NoPort)?;
         let store = match (self.host, listener) {
-            (StoreHost::Agent(limits), Some(listener)) => Some(TcpStore::serve(listener, limits)?),
+            (StoreHost::Agent(limits), Some(listener)) => Some(TcpStore::serve(listener, limits, members)?),
             _ => None,
         };
         self.serving = Some(Serving { round, reservation, _store: store });
@@ -144,6 +166,7 @@ impl Master {
 
     /// A round is forming.
     pub fn forming(&mut self, round: u64) {
+        self.introduction = None;
         // Once a round has formed, all members of the previous round have stopped. So a forming round means that all
         // rounds before the previous one are over.
         if self.serving.as_ref().is_some_and(|serving| serving.round + 1 < round) {
@@ -181,6 +204,10 @@ mod tests {
         Master::new(StoreHost::Agent(WorkersStoreLimits::default()), "127.0.0.1".into(), None)
     }
 
+    fn begin(master: &mut Master, round: u64, rank_0: bool) -> Result<(), ServeError> {
+        master.begin(round, rank_0, None, None)
+    }
+
     fn connect(endpoint: &Endpoint) -> io::Result<TcpStream> {
         let client = TcpStream::connect((endpoint.host.as_str(), endpoint.port))?;
         client.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -205,7 +232,7 @@ mod tests {
         let endpoint = master.offer().unwrap();
         let mut early = connect(&endpoint).expect("it listens before it is told");
         early.write_all(SET).unwrap();
-        master.begin(1, true).unwrap();
+        begin(&mut master, 1, true).unwrap();
         assert_eq!(keys(&mut early).unwrap(), 1);
     }
 
@@ -216,7 +243,7 @@ mod tests {
         let told = master.offer().unwrap();
         assert_eq!(master.offer().unwrap(), told);
         let mut client = connect(&told).unwrap();
-        master.begin(1, true).unwrap();
+        begin(&mut master, 1, true).unwrap();
         assert_eq!(keys(&mut client).unwrap(), 0);
         assert_ne!(master.offer().unwrap(), told, "the next round has a port of its own");
     }
@@ -234,7 +261,7 @@ mod tests {
         let mut late = connect(&endpoint).unwrap();
         late.write_all(SET).unwrap();
         drop(late);
-        master.begin(2, true).unwrap();
+        begin(&mut master, 2, true).unwrap();
         assert!(keys(&mut old).is_err(), "turned away");
         assert_eq!(keys(&mut connect(&endpoint).unwrap()).unwrap(), 0);
     }
@@ -247,7 +274,7 @@ mod tests {
             let endpoint = master.offer().unwrap();
             assert!(!ports.contains(&endpoint), "{endpoint:?} again");
             let mut stale: Option<TcpStream> = ports.last().map(|last| connect(last).unwrap());
-            master.begin(round, true).unwrap();
+            begin(&mut master, round, true).unwrap();
             assert_eq!(keys(&mut connect(&endpoint).unwrap()).unwrap(), 0, "round {round} begins empty");
             connect(&endpoint).unwrap().write_all(SET).unwrap();
             assert!(stale.as_mut().is_none_or(|stale| keys(stale).is_err()), "a client of the round before is cut off");
@@ -262,7 +289,7 @@ mod tests {
     fn a_store_stays_while_its_round_may_have_members_and_goes_when_it_cannot() {
         let mut master = master();
         let endpoint = master.offer().unwrap();
-        master.begin(1, true).unwrap();
+        begin(&mut master, 1, true).unwrap();
         // This node's workers are done, and the next round forms. Workers of other nodes may still be stopping.
         master.offer().unwrap();
         master.forming(2);
@@ -276,7 +303,7 @@ mod tests {
     fn without_rank_0_nothing_is_served() {
         let mut master = master();
         let endpoint = master.offer().unwrap();
-        master.begin(1, false).unwrap();
+        begin(&mut master, 1, false).unwrap();
         assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 
@@ -284,7 +311,7 @@ mod tests {
     fn where_workers_serve_themselves_the_port_is_held_and_free_for_rank_0() {
         let mut master = Master::new(StoreHost::Workers, "127.0.0.1".into(), None);
         let endpoint = master.offer().unwrap();
-        master.begin(1, true).unwrap();
+        begin(&mut master, 1, true).unwrap();
         assert_eq!(connect(&endpoint).unwrap_err().kind(), ErrorKind::ConnectionRefused);
         let _rank_0 = TcpListener::bind((endpoint.host.as_str(), endpoint.port)).expect("rank 0 may listen");
     }

@@ -25,6 +25,7 @@ use crate::machine::cpus::CpuSet;
 use crate::machine::out_of_memory::{Counters, Victims};
 use crate::machine::shortage::Shortage;
 use crate::meeting::rendezvous_port::{Master, StoreHost};
+use crate::meeting::workers_store::fence::Known;
 use crate::output::events::{self, Events};
 use crate::output::logs::{History, Logs, WorkerLogs};
 use crate::workers::command::WorkerCommand;
@@ -292,7 +293,10 @@ impl Group {
         let round = start.round.number;
         self.round = round;
         self.workers.retain(|_, worker| worker.exit.is_none());
-        if let Err(error) = self.master.begin(round, start.rank.group_rank == 0) {
+        let secret = start.secret.clone().filter(|_| start.round.members_only);
+        let members = secret.map(|secret| Known { secret, job: self.setup.job.clone(), round });
+        let rank_0 = start.rank.group_rank == 0;
+        if let Err(error) = self.master.begin(round, rank_0, start.round.master.as_ref(), members) {
             self.step(Input::Report);
             if error.is_shortage() {
                 return self.short(&error.to_string());

@@ -304,6 +304,7 @@ mod tests {
             group_world_size: 2,
             world_size: 2,
             master: None,
+            members_only: false,
             restarts: 0,
             advance: Advance::default(),
             faults: Vec::new(),

@@ -31,7 +31,7 @@ pub fn workers_store(bytes: &[u8]) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");
     let limits = WorkersStoreLimits { memory: 1 << 20, ..WorkersStoreLimits::default() };
-    let _store = TcpStore::serve(listener, limits).expect("a store");
+    let _store = TcpStore::serve(listener, limits, None).expect("a store");
     for greeting in [&HELLO[..], &[]] {
         let mut stranger = TcpStream::connect(address).expect("a connection");
         hear_out(&mut stranger, &[greeting, bytes].concat(), |stream| stream.shutdown(Shutdown::Write));

@@ -1,10 +1,14 @@
 //! The store that workers find each other through, as the agents serve it.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
+use elastic_agent::meeting::workers_store::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
 use elastic_tests::agents::{Job, LIMIT, Round, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::previous_release::PreviousRelease;
+use elastic_tests::wait::eventually;
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// A client as torch up to 2.0 is one: it needs no greeting.
 struct Client(TcpStream);
@@ -14,6 +18,27 @@ impl Client {
         let stream = TcpStream::connect(&round.workers[0].master).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
         Client(stream)
+    }
+
+    /// One from another address, which is no node's.
+    fn stranger(round: &Round) -> Client {
+        let master: SocketAddr = round.workers[0].master.parse().unwrap();
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), 0))).unwrap();
+        connect(&socket, &master).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Client(stream)
+    }
+
+    fn introduce(&mut self, known: &Known) {
+        self.0.write_all(INTRODUCTION).unwrap();
+        let mut nonce = [0; NONCE];
+        self.0.read_exact(&mut nonce).unwrap();
+        self.0.write_all(&known.prove(&nonce)).unwrap();
+        let mut answer = [0];
+        self.0.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [ADMITTED]);
     }
 
     fn set_a_key(&mut self) {
@@ -85,4 +110,51 @@ async fn where_workers_serve_it_the_port_is_theirs() {
     drop(TcpListener::bind(&round.workers[0].master).expect("rank 0 can listen there"));
     round.exit(0);
     assert_eq!(agent.exit(LIMIT).await, 0);
+}
+
+#[tokio::test]
+async fn whoever_is_no_node_of_the_round_is_not_served_before_it_proves_that_it_may_read_the_job() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = Job::on(&etcd, "2");
+    let mut agents = job.start_all(["a", "b"]);
+    let round = job.runs(1, 2).await;
+    let mut stranger = Client::stranger(&round);
+    stranger.set_a_key();
+    let mut client = Client::of(&round);
+    // What the stranger sent has arrived, and this comes after it.
+    assert_eq!(client.keys(), 0);
+
+    let secret = job.record(&etcd, "secret").await.expect("the job's secret");
+    let known = Known { secret: serde_json::from_value(secret).unwrap(), job: "job".into(), round: round.number };
+    Client::stranger(&round).introduce(&known);
+    assert_eq!(stranger.keys(), 1, "now its host is let in");
+    assert_eq!(client.keys(), 1);
+    round.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
+}
+
+#[tokio::test]
+async fn everybody_is_served_where_a_node_does_not_introduce_itself() {
+    let Some(previous) = PreviousRelease::unpack() else { return };
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    for (id, older) in [("open", false), ("older", true)] {
+        let mut job = Job::on(&etcd, "2").named(id);
+        let mut second = if older {
+            // It begins the job, by its own protocol.
+            job.start_program(&previous.program("elastic-agent"), "b")
+        } else {
+            job = job.conf("workers_store_open", "true");
+            job.start("b")
+        };
+        if older {
+            eventually("it has begun", LIMIT, || job.record(&etcd, "round")).await;
+        }
+        let mut first = job.start("a");
+        let round = job.runs(1, 2).await;
+        let mut stranger = Client::stranger(&round);
+        stranger.set_a_key();
+        assert_eq!(stranger.keys(), 1, "{id}");
+        round.exit(0);
+        assert_eq!(exits([&mut first, &mut second]).await, [0, 0], "{id}");
+    }
 }

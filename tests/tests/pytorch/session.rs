@@ -265,7 +265,7 @@ fn fake_nccl() -> PathBuf {
 fn meet_without_agents(torch: &Torch, name: &str, args: &[&str]) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port().to_string();
-    let _store = TcpStore::serve(listener, WorkersStoreLimits::default()).unwrap();
+    let _store = TcpStore::serve(listener, WorkersStoreLimits::default(), None).unwrap();
     let package = concat!(env!("CARGO_MANIFEST_DIR"), "/../agent/python");
     let mut ranks = torch.run(&script(name));
     let ended = ranks.arg(port).args(args).env("PYTHONPATH", package).output().unwrap();

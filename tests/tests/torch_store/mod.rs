@@ -25,7 +25,7 @@ fn script(name: &str) -> PathBuf {
 /// On all addresses, IPv4 and IPv6.
 fn serve() -> (u16, TcpStore) {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).or_else(|_| TcpListener::bind("0.0.0.0:0")).unwrap();
-    (listener.local_addr().unwrap().port(), TcpStore::serve(listener, WorkersStoreLimits::default()).unwrap())
+    (listener.local_addr().unwrap().port(), TcpStore::serve(listener, WorkersStoreLimits::default(), None).unwrap())
 }
 
 fn answers_every_method(torch: &Torch, script: &Path, host: &str) {

@@ -9,11 +9,13 @@
 //! |---|---|
 //! | [`wire`] | requests out of bytes, in both of torch's dialects |
 //! | [`state`] | keys, queues, waits and barriers: a request in, answers out |
+//! | [`fence`] | who may speak to it |
 //! | [`budget`] | the budget, and values that are charged to it |
 //! | `output` | what is still to be sent on a connection |
 //! | [`server`] | the sockets and their thread |
 
 pub mod budget;
+pub mod fence;
 mod output;
 pub mod server;
 pub mod state;

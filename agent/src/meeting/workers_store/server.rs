@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use elastic_coordinator::listener::{Share, keep_alive};
+use elastic_coordinator::node::random_bytes;
 use elastic_coordinator::time::Time;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -20,8 +21,9 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::budget::{Account, Full};
+use super::fence::{ADMITTED, Entry, Fence, Known, Turn};
 use super::output::Output;
-use super::state::{Client, State, Violation};
+use super::state::{Client, Reply, State, Violation};
 use super::wire::Decoder;
 
 /// Limits on what a store may cost this process.
@@ -70,11 +72,11 @@ pub struct TcpStore {
 
 impl TcpStore {
     /// Serves an empty store on a listening socket. Clients that connected before and are already gone leave nothing
-    /// behind.
+    /// behind. With `members` it serves only hosts whose agent introduces itself.
     ///
     /// # Errors
     /// The kernel has no descriptor or thread left.
-    pub fn serve(listener: TcpListener, limits: WorkersStoreLimits) -> io::Result<TcpStore> {
+    pub fn serve(listener: TcpListener, limits: WorkersStoreLimits, members: Option<Known>) -> io::Result<TcpStore> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let heard = stop.try_clone()?;
@@ -98,6 +100,8 @@ impl TcpStore {
                 strangers: BTreeSet::new(),
                 begun: BTreeSet::new(),
                 first_request: limits.first_request,
+                fence: members.map(Fence::new),
+                let_in: Vec::new(),
                 accepted: 0,
                 state: State::new(account.clone()),
                 account: account.with_reserve(),
@@ -145,6 +149,7 @@ struct Connection {
     stranger: Option<u64>,
     /// When its first request, which has begun, must be complete.
     whole_by: Option<Time>,
+    entry: Entry,
     decoder: Decoder,
     /// Bytes charged for what the decoder holds, and for the connection.
     charged: usize,
@@ -153,9 +158,14 @@ struct Connection {
 }
 
 impl Connection {
+    /// Bytes that it has sent, and that are no request yet.
+    fn held(&self) -> usize {
+        self.decoder.held() + self.entry.held()
+    }
+
     /// Charges what the connection holds now.
     fn charge(&mut self, account: &Account) -> Result<(), Full> {
-        let now = CONNECTION + self.decoder.held();
+        let now = CONNECTION + self.held();
         if now > self.charged {
             account.take(now - self.charged)?;
         } else {
@@ -186,6 +196,10 @@ struct Server {
     /// Connections that have begun their first request: when it must be complete, and their slots.
     begun: BTreeSet<(Time, u32)>,
     first_request: Duration,
+    /// Who is served; `None` for everybody.
+    fence: Option<Fence>,
+    /// Connections of a host that has just been let in.
+    let_in: Vec<u32>,
     accepted: u64,
     state: State,
     account: Account,
@@ -249,7 +263,14 @@ impl Server {
         {
             self.begun.remove(&(by, slot));
             if let Some(connection) = self.clients.slots[slot as usize].take() {
-                self.close(slot, connection, Ending::Stranger("its first request takes too long"));
+                let why = match connection.entry {
+                    Entry::Served => "its first request takes too long",
+                    _ => {
+                        "no agent of this round has introduced that host; do workers have a network of their own, as in \
+                         a container, give --rdzv-conf workers_store_open=true"
+                    }
+                };
+                self.close(slot, connection, Ending::Stranger(why));
             }
         }
     }
@@ -307,6 +328,7 @@ impl Server {
             socket,
             stranger: Some(self.accepted),
             whole_by: None,
+            entry: if self.fence.is_some() { Entry::Waits(Vec::new()) } else { Entry::Served },
             decoder: Decoder::default(),
             charged: CONNECTION,
             output: Output::new(self.account.clone()),
@@ -347,16 +369,23 @@ impl Server {
         } else {
             Ok(())
         };
-        match read.and_then(|()| self.send(slot, &mut connection)) {
-            Ok(()) => self.clients.slots[slot as usize] = Some(connection),
-            Err(ending) => self.close(slot, connection, ending),
+        self.answer(slot, connection, read);
+        while let Some(slot) = self.let_in.pop() {
+            let Some(mut connection) = self.clients.slots[slot as usize].take() else { continue };
+            let heard = self.hear(slot, &mut connection, &[]);
+            self.answer(slot, connection, heard);
         }
         while let Some(woken) = self.clients.woken.pop() {
-            let Some(mut connection) = self.clients.slots[woken as usize].take() else { continue };
-            match self.send(woken, &mut connection) {
-                Ok(()) => self.clients.slots[woken as usize] = Some(connection),
-                Err(ending) => self.close(woken, connection, ending),
-            }
+            let Some(connection) = self.clients.slots[woken as usize].take() else { continue };
+            self.answer(woken, connection, Ok(()));
+        }
+    }
+
+    /// Sends a connection what there is for it, or closes it.
+    fn answer(&mut self, slot: u32, mut connection: Box<Connection>, heard: Result<(), Ending>) {
+        match heard.and_then(|()| self.send(slot, &mut connection)) {
+            Ok(()) => self.clients.slots[slot as usize] = Some(connection),
+            Err(ending) => self.close(slot, connection, ending),
         }
     }
 
@@ -369,10 +398,50 @@ impl Server {
             }
             Err(_) => return Err(Ending::Gone),
         };
+        self.hear(slot, connection, &chunk[..count])?;
+        if connection.stranger.is_some() && connection.held() > 0 {
+            if connection.held() > FIRST_REQUEST {
+                return Err(Ending::Stranger("its first request is too long"));
+            }
+            let by = *connection.whole_by.get_or_insert_with(|| Time::now() + self.first_request);
+            self.begun.insert((by, slot));
+        }
+        Ok(connection.charge(&self.account)?)
+    }
+
+    /// Takes what a connection has sent, if its host is let in, and keeps it until then.
+    fn hear(&mut self, slot: u32, connection: &mut Connection, bytes: &[u8]) -> Result<(), Ending> {
+        let (Some(fence), false) = (&mut self.fence, connection.entry == Entry::Served) else {
+            return self.apply(slot, connection, bytes);
+        };
+        // A socket for IPv6 and IPv4 at once tells the latter's addresses as the former's.
+        let host = |connection: &Connection| connection.peer.map(|peer| peer.ip().to_canonical());
+        let from = host(connection);
+        match fence.heard(&mut connection.entry, from, bytes, || random_bytes().ok()) {
+            Turn::Wait => {}
+            Turn::Serve(said) => self.apply(slot, connection, &said)?,
+            Turn::Ask(nonce) => {
+                for byte in nonce {
+                    connection.output.push(Reply::Byte(byte)).map_err(Violation::from)?;
+                }
+            }
+            Turn::Admit => {
+                connection.output.push(Reply::Byte(ADMITTED)).map_err(Violation::from)?;
+                let open =
+                    self.clients.slots.iter().enumerate().filter_map(|(slot, open)| Some((slot, open.as_ref()?)));
+                let waiting = open.filter(|(_, open)| open.entry.is_held() && host(open) == from);
+                self.let_in.extend(waiting.map(|(slot, _)| slot as u32));
+            }
+            Turn::Refuse => return Err(Ending::Stranger("it does not know the job's secret")),
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, slot: u32, connection: &mut Connection, bytes: &[u8]) -> Result<(), Ending> {
         let Server { state, clients, strangers, begun, .. } = self;
         let Connection { decoder, output, stranger, whole_by, .. } = connection;
         let own = Client(slot);
-        decoder.feed(&chunk[..count], |request| {
+        decoder.feed(bytes, |request| {
             if let Some(since) = stranger.take() {
                 strangers.remove(&(since, slot));
                 whole_by.take().map(|by| begun.remove(&(by, slot)));
@@ -389,13 +458,6 @@ impl Server {
             })?;
             full.map_err(Violation::from)
         })?;
-        if connection.stranger.is_some() && connection.decoder.held() > 0 {
-            if connection.decoder.held() > FIRST_REQUEST {
-                return Err(Ending::Stranger("its first request is too long"));
-            }
-            let by = *connection.whole_by.get_or_insert_with(|| Time::now() + self.first_request);
-            self.begun.insert((by, slot));
-        }
         Ok(connection.charge(&self.account)?)
     }
 
@@ -406,7 +468,7 @@ impl Server {
         if !connection.output.is_empty() {
             interest |= EventFlags::OUT;
         }
-        if connection.output.len() < UNSENT {
+        if connection.output.len() < UNSENT && !connection.entry.is_held() {
             interest |= EventFlags::IN;
         }
         if interest != connection.interest {

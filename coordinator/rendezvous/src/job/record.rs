@@ -103,6 +103,9 @@ pub struct NodeRecord {
     /// Whether it proves on its pulse streams that it knows the job's secret, so that nobody else is taken for it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub authenticates: bool,
+    /// Whether it introduces its host to the workers' store of its round, where it proves who it is.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub introduces: bool,
     /// Its agent's release; none: one of before this was told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
@@ -187,6 +190,9 @@ pub struct RoundRecord {
     /// Where rank 0's bootstrap listens, once sealed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub master: Option<Endpoint>,
+    /// Once sealed: all its members introduce their hosts to the workers' store, so that it serves nobody else.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub members_only: bool,
     /// Restarts charged to the job so far.
     #[serde(default)]
     pub restarts: u32,

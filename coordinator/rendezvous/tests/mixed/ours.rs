@@ -48,6 +48,7 @@ fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
         warms_up: false,
         lacks_workers: false,
         authenticates: false,
+        introduces: false,
         release: None,
     };
     let timings = Timings { last_call: world.last_call, join_timeout: world.timeout, ..Timings::default() };

@@ -172,6 +172,7 @@ pub(crate) fn setup(
         warms_up: scenario.warms_up(host),
         lacks_workers: false,
         authenticates: false,
+        introduces: true,
         release: None,
         name,
     };

@@ -429,6 +429,7 @@ impl Participant {
             group_world_size: size,
             world_size: seat.world_size,
             master: Some(seat.master),
+            members_only: false,
             restarts: self.restarts,
             advance: Advance::default(),
             faults: Vec::new(),
@@ -454,7 +455,7 @@ impl Participant {
         self.round = Some(round.clone());
         self.idle_since = None;
         self.workers = Workers::Alive;
-        self.put(Output::Start(Box::new(Start { round, rank })));
+        self.put(Output::Start(Box::new(Start { round, rank, secret: None })));
     }
 
     /// Tells the workers to stop, if there may be any.

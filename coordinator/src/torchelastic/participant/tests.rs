@@ -43,6 +43,7 @@ fn desk(nodes: (u32, u32)) -> Desk {
         warms_up: false,
         lacks_workers: false,
         authenticates: false,
+        introduces: false,
         release: None,
     };
     let spec = Spec {

@@ -19,6 +19,7 @@ fn record(name: &str, boot: &str, phase: Phase) -> NodeRecord {
         warms_up: false,
         lacks_workers: false,
         authenticates: false,
+        introduces: false,
         release: None,
     }
 }

@@ -1,6 +1,7 @@
 //! The store as its clients see it: the bytes they send, its answers, and how it treats malicious clients.
 
 mod against_model;
+mod fenced;
 mod hostile;
 mod recorded;
 mod wire;
@@ -25,7 +26,7 @@ struct Served {
 fn serve(limits: WorkersStoreLimits) -> Served {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
-    Served { port, store: TcpStore::serve(listener, limits).unwrap() }
+    Served { port, store: TcpStore::serve(listener, limits, None).unwrap() }
 }
 
 impl Served {

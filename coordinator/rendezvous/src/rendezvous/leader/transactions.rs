@@ -28,6 +28,7 @@ impl Leader {
             group_world_size: 0,
             world_size: 0,
             master: None,
+            members_only: false,
             restarts: old.restarts + u32::from(form.charge),
             advance: form.advance.unwrap_or_else(|| old.advance.clone()),
             faults: form.faults,
@@ -104,6 +105,10 @@ impl Leader {
             group_world_size: seats.len() as u32,
             world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
             master: seats.first().and_then(|seat| view.roster.node(&seat.node)?.record.master.clone()),
+            members_only: seats.iter().all(|seat| {
+                let record = view.roster.node(&seat.node).map(|node| &node.record);
+                record.is_some_and(|record| record.authenticates && record.introduces)
+            }),
             restarts: old.restarts,
             advance: old.advance.clone(),
             faults: old.faults.clone(),

@@ -99,6 +99,7 @@ impl Member {
         self.told = None;
         let secret = secret_of(value(5), out);
         self.setup.record.authenticates = secret.is_some();
+        self.secret.clone_from(&secret);
         out.push(MemberOutput::Secret(secret));
         let from = result.revision.next();
         if !follows {
@@ -244,6 +245,7 @@ fn first_round(number: u64, generation: u64) -> RoundRecord {
         group_world_size: 0,
         world_size: 0,
         master: None,
+        members_only: false,
         restarts: 0,
         advance: Advance::default(),
         faults: Vec::new(),

@@ -177,6 +177,8 @@ pub struct Start {
     pub round: RoundRecord,
     /// The node's place in it.
     pub rank: RankRecord,
+    /// The job's secret, as this node has read it.
+    pub secret: Option<JobSecret>,
 }
 
 /// How an agent's part in a job ends.
@@ -354,6 +356,8 @@ pub struct Member {
     seat: SeatLookup,
     /// An address held for rank 0's bootstrap of the next round.
     master: Option<Endpoint>,
+    /// The job's secret, once read.
+    secret: Option<JobSecret>,
     /// Transactions under way.
     calls: Vec<Call>,
     /// Calls that failed in a row.
@@ -384,6 +388,7 @@ impl Member {
             lease: Lease::None,
             proofs: Proofs::default(),
             leadership: Leadership::default(),
+            secret: None,
             round: None,
             validated: Revision::NONE,
             seat: SeatLookup::default(),

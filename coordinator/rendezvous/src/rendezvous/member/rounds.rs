@@ -213,7 +213,11 @@ impl Member {
                 self.seat.known = Some(looked);
                 self.mode = Mode::Starting(sealed.number);
                 self.workers = Workers::Alive(sealed.number);
-                out.push(MemberOutput::Start(Box::new(Start { round: round.value, rank })));
+                out.push(MemberOutput::Start(Box::new(Start {
+                    round: round.value,
+                    rank,
+                    secret: self.secret.clone(),
+                })));
             }
             (Some(_), _) => {
                 self.seat.known = Some(looked);

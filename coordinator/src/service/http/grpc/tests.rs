@@ -90,6 +90,7 @@ fn round() -> RoundRecord {
         group_world_size: 1,
         world_size: 2,
         master: Some(endpoint()),
+        members_only: true,
         restarts: 1,
         advance: Advance {
             furthest_step: Some(9),
@@ -129,6 +130,7 @@ fn node() -> NodeRecord {
         warms_up: true,
         lacks_workers: true,
         authenticates: true,
+        introduces: true,
         release: Some(release()),
     }
 }

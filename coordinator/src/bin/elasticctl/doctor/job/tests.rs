@@ -41,6 +41,7 @@ fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
         warms_up: false,
         lacks_workers: false,
         authenticates: false,
+        introduces: false,
         release: Some(Release::ours()),
     }
 }
@@ -95,6 +96,7 @@ fn runs() -> Seen {
         group_world_size: 2,
         world_size: 4,
         master: None,
+        members_only: false,
         restarts: 0,
         advance: Advance::default(),
         faults: Vec::new(),
