@@ -180,6 +180,42 @@ async fn tls_works_and_its_mismatches_are_told_apart() {
 }
 
 #[tokio::test]
+async fn a_certificate_that_is_just_being_written_anew_is_waited_for() {
+    let certs = Arc::new(Certs::new());
+    let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
+    let mut server = EtcdServer::start(options).await;
+    let store = EtcdStore::connect(server.config()).unwrap();
+    let own = Txn::of([Op::put("/elastic/a", "1")]);
+    let at = store.txn(own.clone()).await.unwrap().revision;
+    let mut watcher = store.watch(Scope::Prefix("/elastic/".into()), at).await.unwrap();
+    assert!(matches!(within("an event", LIMIT, watcher.recv()).await, Some(WatchUpdate::Events(_))));
+
+    // When etcd restarts while a file of ours is empty, then that is said, and is no end
+    let (certificate, _) = &certs.client;
+    let whole = std::fs::read(certificate).unwrap();
+    std::fs::write(certificate, "").unwrap();
+    server.kill();
+    let error = store.txn(own.clone()).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let error = within("the file is named", LIMIT, async {
+        loop {
+            let error = store.txn(own.clone()).await.unwrap_err();
+            if error.to_string().contains(certificate.to_str().unwrap()) {
+                return error;
+            }
+        }
+    });
+    assert!(error.await.is_transient());
+
+    // And once it is whole again, calls and the watch go on
+    std::fs::write(certificate, whole).unwrap();
+    server.restart().await;
+    let last = store.txn(own).await.unwrap().revision;
+    let update = within("an event", LIMIT, watcher.recv()).await;
+    assert!(matches!(&update, Some(WatchUpdate::Events(events)) if events[0].revision() == last), "{update:?}");
+}
+
+#[tokio::test]
 async fn what_is_no_etcd_is_called_so() {
     let store = |address: &str| EtcdStore::connect(EtcdConfig::new([address])).unwrap();
 

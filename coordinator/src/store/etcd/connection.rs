@@ -80,7 +80,10 @@ impl MemberConnection {
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT);
         match &self.config.tls {
-            Some(tls) => endpoint.tls_config(tls.load()?).map_err(|error| invalid(&error)),
+            // The transport does not say which file it is that cannot be used.
+            Some(tls) => endpoint
+                .tls_config(tls.load()?)
+                .map_err(|error| tls.client_config().err().unwrap_or_else(|| invalid(&error))),
             None => Ok(endpoint),
         }
     }
@@ -182,7 +185,8 @@ impl MemberConnection {
 
     /// Connects and authenticates. Nothing that a caller asked for is sent here, so every failure proves that.
     async fn dial(&self, uri: &str) -> Result<Client, Fault> {
-        let endpoint = self.endpoint(uri).map_err(Fault::Refused)?;
+        // The files could be used when we began: somebody is just writing them anew.
+        let endpoint = self.endpoint(uri).map_err(|error| Fault::NotSent(error.to_string()))?;
         let connected = match &self.config.peers {
             Some(peers) => endpoint.connect_with_connector(peers.connector()).await,
             None => endpoint.connect().await,
