@@ -134,7 +134,8 @@ for number in range(24):
 END
         elastic-agent --standalone --nproc-per-node=2 --max-restarts=1 "$EXAMPLES/train_imagenet.py" \
             --data=images --batch=2 --readers=1 --epochs=3 --save-every=2 --folder="$PWD/checkpoints" > out 2>&1 &
-        until [ -e checkpoints/step-2.pt ]; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
+        # Then the one before is committed.
+        until [ -e checkpoints/step-4.pt ]; do kill -0 $! || { cat out; exit 1; }; sleep 0.05; done
         kill -KILL "$(pgrep -n -f "python.*train_imagenet.py.*$PWD")"
         wait $! || { cat out; exit 1; }
         cat out"#;
