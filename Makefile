@@ -24,7 +24,10 @@ WITH_TORCH = package(elastic-tests) & test(/^(pytorch|torch_store|launchers::wit
 ARCH ?=
 # Where and in which order make campaign strikes, and where it writes what came of it.
 SEED ?= 0
-RESULTS ?= target/campaign-$(SEED).json
+# What its jobs are made of, and how many of them are played, drawn by the seed: all, if no number is named.
+SETTING ?= plain
+SAMPLE ?=
+RESULTS ?= target/campaign-$(SETTING)-$(SEED).json
 # Minutes of make soak.
 DURATION ?= 60
 # Seconds for each of the parsers that make fuzz plays to, and which: all, if none is named.
@@ -130,11 +133,11 @@ chaos: ## Runs the tests that take minutes: long outages at default timings, tra
 	@$(STEP) build cargo build --locked --workspace --bins --tests
 	@$(STEP) chaos $(NEXTEST) nextest run --locked --workspace --run-ignored only -E 'package(elastic-tests) - test(/^(frameworks|launchers|packaging|pytorch::matrix)::/)'
 
-campaign: ## Strikes jobs with each fault in each moment of their life: more than an hour, as root; SEED=1: elsewhere in each
+campaign: ## Strikes jobs with each fault in each moment of their life: more than an hour, as root; SEED=1: elsewhere in each; SETTING=pytorch SAMPLE=60
 	@$(STEP) setup scripts/setup.sh test
 	@$(STEP) build cargo build --locked --workspace --bins --tests
-	@$(STEP) campaign $(TARGET)/debug/elastic-campaign --seed $(SEED) --out $(RESULTS)
-	$(TARGET)/debug/elastic-campaign --report --out $(RESULTS)
+	@$(STEP) campaign $(TARGET)/debug/elastic-campaign --seed $(SEED) --setting $(SETTING) $(if $(SAMPLE),--sample $(SAMPLE)) --out $(RESULTS)
+	$(TARGET)/debug/elastic-campaign --report --setting $(SETTING) --out $(RESULTS)
 
 soak: ## Strikes one long job again and again, and sees whether anything grows; as root; DURATION=60: minutes
 	@$(STEP) setup scripts/setup.sh test

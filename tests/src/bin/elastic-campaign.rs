@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use elastic_tests::campaign::fault::{self, Fault};
 use elastic_tests::campaign::scene::Phase;
+use elastic_tests::campaign::setting::Setting;
 use elastic_tests::campaign::soak::{Soak, suits};
 use elastic_tests::campaign::{JOB, Outcome, Stage, report};
 
@@ -22,6 +23,8 @@ Usage: elastic-campaign [OPTIONS]
   --fault TEXT     only faults whose name contains TEXT; may be given again
   --phase NAME     only this moment: joining, sealing, starting, running, quiescing, snapshot, checkpoint, finishing;
                    may be given again
+  --setting NAME   what the jobs are made of: plain (elastic-trainer on the installed etcd), pytorch (workers of PyTorch),
+                   secured (certificates for all, and users of etcd whose tokens last 3 s), etcd-3.5 [plain]
   --sample N       only so many of these, drawn by the seed
   --seed N         where in a moment the fault strikes, and the order [0]
   --out FILE       append each result to FILE, a line of JSON, and pass over what stands there already
@@ -41,6 +44,7 @@ is 1 if a promise was broken.
 struct Options {
     faults: Vec<String>,
     phases: Vec<Phase>,
+    setting: Setting,
     sample: Option<usize>,
     seed: u64,
     out: Option<PathBuf>,
@@ -63,6 +67,11 @@ fn options() -> Result<Option<Options>> {
                 let name = value()?;
                 let phase = Phase::ALL.into_iter().find(|phase| phase.name() == name);
                 options.phases.push(phase.with_context(|| format!("there is no phase {name}; see --help"))?);
+            }
+            "--setting" => {
+                let name = value()?;
+                let setting = Setting::ALL.into_iter().find(|setting| setting.name() == name);
+                options.setting = setting.with_context(|| format!("there is no setting {name}; see --help"))?;
             }
             "--sample" => options.sample = Some(value()?.parse().context("--sample wants a number")?),
             "--seed" => options.seed = value()?.parse().context("--seed wants a number")?,
@@ -109,13 +118,15 @@ fn help() -> Result<ExitCode> {
 fn run(options: Options) -> Result<ExitCode> {
     let faults: Vec<Fault> = fault::all()
         .into_iter()
+        .filter(|fault| fault.strikes(options.setting))
         .filter(|fault| options.faults.is_empty() || options.faults.iter().any(|text| fault.name.contains(text)))
         .collect();
     if options.list {
         faults.iter().for_each(|fault| println!("{}", fault.name));
         return Ok(ExitCode::SUCCESS);
     }
-    let before = options.out.as_ref().filter(|_| options.soak.is_none()).map(read).transpose()?.unwrap_or_default();
+    let mut before = options.out.as_ref().filter(|_| options.soak.is_none()).map(read).transpose()?.unwrap_or_default();
+    before.retain(|outcome| outcome.setting == options.setting);
     if options.report {
         print!("{}", report::table(&before));
         return Ok(ExitCode::SUCCESS);
@@ -184,7 +195,7 @@ async fn soak(options: &Options, lasts: Duration, faults: Vec<Fault>) -> Result<
     let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
     let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder)?;
-    let stage = Stage::new(&folder).await?;
+    let stage = Stage::new(&folder, options.setting).await?;
     let soak = Soak { lasts, every: options.every.unwrap_or(Duration::from_secs(10)), faults, seed: options.seed };
     let soaked = stage.soak(&soak, |line| println!("{line}")).await?;
     if let Some(path) = &options.out {
@@ -208,7 +219,7 @@ async fn play(options: &Options, cells: &[(&Fault, Phase)]) -> Result<ExitCode> 
     let temporary = tempfile::Builder::new().prefix("elastic-campaign-").tempdir()?;
     let folder = options.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder)?;
-    let stage = Stage::new(&folder).await?;
+    let stage = Stage::new(&folder, options.setting).await?;
     let mut out = match &options.out {
         Some(path) => Some(std::fs::File::options().create(true).append(true).open(path)?),
         None => None,

@@ -17,22 +17,23 @@ fn broken(text: impl Into<String>) -> Broken {
     Broken(text.into())
 }
 
-/// What the training has to show: the loss of each step, as bits, of a run that nothing disturbed.
-pub type Losses = BTreeMap<u64, String>;
+/// What the training has to show: the result of each step, as bits, of a run that nothing disturbed.
+pub type Results = BTreeMap<u64, String>;
 
-/// The losses in a trace.
+/// The results in a trace: of each step its loss, or the digest of all parameters after it.
 ///
 /// # Errors
 /// A step has two.
-pub fn losses(lines: &[Line]) -> Result<Losses, Broken> {
-    let mut losses = Losses::new();
-    for line in lines.iter().filter(|line| line.is_step()) {
-        let (step, loss) = (number(&line.event, "step"), line.event["loss"].to_string());
-        if losses.insert(step, loss.clone()).is_some_and(|before| before != loss) {
+pub fn results(lines: &[Line]) -> Result<Results, Broken> {
+    let mut results = Results::new();
+    for Line { event, .. } in lines.iter().filter(|line| line.is_step()) {
+        let result = event.get("state").unwrap_or(&event["loss"]).to_string();
+        let step = number(event, "step");
+        if results.insert(step, result.clone()).is_some_and(|before| before != result) {
             return Err(broken(format!("step {step} was done again with another result")));
         }
     }
-    Ok(losses)
+    Ok(results)
 }
 
 fn number(event: &Value, name: &str) -> u64 {
@@ -40,7 +41,7 @@ fn number(event: &Value, name: &str) -> u64 {
 }
 
 /// All that is wrong with a history.
-pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Losses) -> Vec<Broken> {
+pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, reference: &Results) -> Vec<Broken> {
     let mut wrong: Vec<Broken> = ended.trouble.iter().map(broken).collect();
     wrong.extend(history(events));
     wrong.extend(outcome(fault, events, ended));
@@ -62,9 +63,9 @@ pub fn history(events: &Events) -> Vec<Broken> {
 
 /// What is wrong with a training that was ended somewhere. Its first steps are those of the undisturbed run, which is
 /// shorter.
-pub fn endless(lines: &[Line], reference: &Losses) -> Vec<Broken> {
-    let mut expected = losses(lines).unwrap_or_default();
-    expected.extend(reference.iter().map(|(step, loss)| (*step, loss.clone())));
+pub fn endless(lines: &[Line], reference: &Results) -> Vec<Broken> {
+    let mut expected = results(lines).unwrap_or_default();
+    expected.extend(reference.iter().map(|(step, result)| (*step, result.clone())));
     let done = steps(lines);
     training(lines, &expected, false, false).into_iter().chain(once(&done)).collect()
 }
@@ -220,7 +221,7 @@ fn outcome(fault: &Fault, events: &Events, ended: &Ended) -> Vec<Broken> {
 }
 
 /// Each sample once in each epoch, in steps with the undisturbed run's bits; no committed step is lost.
-fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) -> Vec<Broken> {
+fn training(lines: &[Line], reference: &Results, succeeded: bool, forgets: bool) -> Vec<Broken> {
     let mut wrong = Vec::new();
     let (mut round, mut committed, mut furthest) = (0, 0, 0);
     for Line { event, .. } in lines {
@@ -245,11 +246,11 @@ fn training(lines: &[Line], reference: &Losses, succeeded: bool, forgets: bool) 
             _ => {}
         }
     }
-    match losses(lines) {
-        Ok(losses) => {
-            let differs = losses.iter().find(|(step, loss)| reference.get(step) != Some(loss));
+    match results(lines) {
+        Ok(results) => {
+            let differs = results.iter().find(|(step, result)| reference.get(step) != Some(result));
             wrong.extend(
-                differs.map(|(step, loss)| broken(format!("step {step} has loss {loss}, not the undisturbed"))),
+                differs.map(|(step, result)| broken(format!("step {step} comes to {result}, not the undisturbed"))),
             );
         }
         Err(error) => wrong.push(error),

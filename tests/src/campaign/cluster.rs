@@ -12,6 +12,7 @@ use etcd_client::{
 use rustix::process::Signal;
 
 use super::hosts::{Host, send};
+use super::secrets::{Holder, Secrets};
 
 const READY: Duration = Duration::from_secs(20);
 
@@ -28,11 +29,36 @@ pub struct Member {
 }
 
 /// All three.
-#[derive(Debug)]
 pub struct Cluster {
     /// The members.
     pub members: Vec<Member>,
+    /// How the campaign itself reaches them.
+    pub reach: Reach,
     folder: PathBuf,
+}
+
+/// How the campaign itself reaches etcd.
+#[derive(Clone, Default)]
+pub struct Reach {
+    /// The members.
+    pub addresses: Vec<String>,
+    secrets: Option<Secrets>,
+    /// Whether etcd asks who it is.
+    as_root: bool,
+}
+
+impl Reach {
+    /// A client of one member.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn connect(&self, address: &str, options: ConnectOptions) -> Result<Client> {
+        let options = match &self.secrets {
+            Some(secrets) => secrets.connect_with(options, self.as_root)?,
+            None => options,
+        };
+        Ok(Client::connect([address], Some(options)).await?)
+    }
 }
 
 impl Cluster {
@@ -40,8 +66,10 @@ impl Cluster {
     ///
     /// # Errors
     /// etcd is not installed, or does not come up.
-    pub async fn start(hosts: &[Host], folder: &Path, program: &Path) -> Result<Cluster> {
+    pub async fn start(hosts: &[Host], folder: &Path, program: &Path, secrets: Option<&Secrets>) -> Result<Cluster> {
         std::fs::create_dir_all(folder)?;
+        let addresses = hosts.iter().map(|host| format!("{}:2379", host.address())).collect();
+        let reach = Reach { addresses, secrets: secrets.cloned(), as_root: false };
         let member = |host: &Host| Member {
             host: host.clone(),
             child: None,
@@ -49,11 +77,15 @@ impl Cluster {
             program: program.to_owned(),
             joins: false,
         };
-        let mut cluster = Cluster { members: hosts.iter().map(member).collect(), folder: folder.to_owned() };
+        let mut cluster = Cluster { members: hosts.iter().map(member).collect(), reach, folder: folder.to_owned() };
         for at in 0..cluster.members.len() {
             cluster.spawn(at)?;
         }
         cluster.leader().await?;
+        if let Some(secrets) = secrets {
+            secrets.ask_for_users(&mut cluster.client().await?).await?;
+            cluster.reach.as_root = true;
+        }
         Ok(cluster)
     }
 
@@ -61,11 +93,6 @@ impl Cluster {
     pub fn endpoints(&self) -> String {
         let names: Vec<String> = self.members.iter().map(|member| format!("{}:2379", member.host.name)).collect();
         names.join(",")
-    }
-
-    /// What the campaign itself uses.
-    pub fn addresses(&self) -> Vec<String> {
-        self.members.iter().map(|member| format!("{}:2379", member.host.address())).collect()
     }
 
     fn spawn(&mut self, at: usize) -> Result<()> {
@@ -79,11 +106,13 @@ impl Cluster {
         let log = std::fs::File::options().create(true).append(true).open(self.folder.join("log"))?;
         let mut command = member.host.command();
         command.arg(&member.program).arg("--name").arg(&member.host.name).arg("--data-dir").arg(&member.data);
+        let scheme = if self.reach.secrets.is_some() { "https" } else { "http" };
+        command.args(self.reach.secrets.iter().flat_map(Secrets::of_a_member));
         command.args([
             "--listen-client-urls",
-            &format!("http://{address}:2379"),
+            &format!("{scheme}://{address}:2379"),
             "--advertise-client-urls",
-            &format!("http://{address}:2379"),
+            &format!("{scheme}://{address}:2379"),
             "--listen-peer-urls",
             &format!("http://{address}:2380"),
             "--initial-advertise-peer-urls",
@@ -178,11 +207,11 @@ impl Cluster {
     pub async fn client(&self) -> Result<Client> {
         let begun = std::time::Instant::now();
         while begun.elapsed() < READY {
-            for address in self.addresses() {
+            for address in &self.reach.addresses {
                 let options = ConnectOptions::new()
                     .with_connect_timeout(Duration::from_millis(500))
                     .with_timeout(Duration::from_secs(5));
-                let Ok(mut client) = Client::connect([address], Some(options)).await else { continue };
+                let Ok(mut client) = self.reach.connect(address, options).await else { continue };
                 if client.get("/", None).await.is_ok() {
                     return Ok(client);
                 }
@@ -268,13 +297,32 @@ impl Cluster {
         Ok(())
     }
 
+    /// Makes certificates anew, and starts all members anew, so that everybody has to show theirs.
+    ///
+    /// # Errors
+    /// This job has none, or a member cannot be started.
+    pub fn renew(&mut self, holder: Holder, ended: bool) -> Result<()> {
+        self.reach.secrets.as_ref().context("certificates")?.renew(holder, ended);
+        (0..self.members.len()).for_each(|at| self.kill(at));
+        self.revive()
+    }
+
+    /// What is asked of etcd's users in this job.
+    ///
+    /// # Errors
+    /// It has none, or etcd does not answer.
+    pub async fn users(&self) -> Result<(Secrets, Client)> {
+        let secrets = self.reach.secrets.clone().context("users of etcd")?;
+        Ok((secrets, self.client().await?))
+    }
+
     /// Has another member lead.
     ///
     /// # Errors
     /// etcd does not answer.
     pub async fn move_leader(&self) -> Result<()> {
         let at = self.leader().await?;
-        let mut client = Client::connect([&self.addresses()[at]], None).await?;
+        let mut client = self.reach.connect(&self.reach.addresses[at], ConnectOptions::new()).await?;
         let members = client.member_list().await?;
         let leader = client.status().await?.leader();
         let other = members.members().iter().find(|member| member.id() != leader).context("another member")?;
@@ -287,8 +335,8 @@ impl Cluster {
     /// # Errors
     /// etcd does not answer.
     pub async fn defragment(&self) -> Result<()> {
-        for address in self.addresses() {
-            Client::connect([address], None).await?.defragment().await?;
+        for address in &self.reach.addresses {
+            self.reach.connect(address, ConnectOptions::new()).await?.defragment().await?;
         }
         Ok(())
     }

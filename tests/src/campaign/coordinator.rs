@@ -15,17 +15,17 @@ pub struct Coordinator {
     /// Where it runs.
     pub host: Host,
     child: Option<Child>,
-    endpoints: String,
+    words: Vec<String>,
     log: PathBuf,
 }
 
 impl Coordinator {
-    /// Starts it, on the etcd at `endpoints`.
+    /// Starts it. `words` say which etcd it uses, and how.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(host: &Host, endpoints: String, log: &Path) -> Result<Coordinator> {
-        let mut coordinator = Coordinator { host: host.clone(), child: None, endpoints, log: log.to_owned() };
+    pub fn start(host: &Host, words: Vec<String>, log: &Path) -> Result<Coordinator> {
+        let mut coordinator = Coordinator { host: host.clone(), child: None, words, log: log.to_owned() };
         coordinator.revive()?;
         Ok(coordinator)
     }
@@ -41,7 +41,7 @@ impl Coordinator {
         let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
         let mut command = self.host.command();
         remove_settings(&mut command);
-        command.arg(binary("elastic-coordinator")).arg(format!("--etcd={}", self.endpoints));
+        command.arg(binary("elastic-coordinator")).args(&self.words);
         command.args(["--peer-listen=0.0.0.0:29410", "--http=127.0.0.1:29411", "--lease-ttl=4"]);
         self.child = Some(command.stdout(log.try_clone()?).stderr(log).spawn().context("start a coordinator")?);
         Ok(true)

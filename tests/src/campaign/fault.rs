@@ -1,11 +1,18 @@
 //! The faults of the campaign, as data: what is done to whom, for how long, and what it may cost.
 
+mod all;
+
 use std::time::Duration;
+
+use rustix::process::Resource;
 
 use super::hosts::Cut;
 use super::names::Answers;
 use super::nodes::Process;
-use rustix::process::Resource;
+use super::secrets::Holder;
+use super::setting::Setting;
+
+pub use self::all::all;
 
 /// Which node is struck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +146,12 @@ pub enum Action {
     FreezeCoordinator,
     /// The coordinator's ways to these are cut.
     CutCoordinator(Side),
+    /// Certificates have ended, and etcd restarts, so that they are looked at.
+    Expire(Holder),
+    /// etcd's user of the job may do nothing.
+    TakeRights,
+    /// etcd knows no token any more.
+    ForgetTokens,
     /// The next action is done later.
     Wait(Duration),
 }
@@ -189,6 +202,15 @@ impl Fault {
         self.actions.iter().any(of_it)
     }
 
+    /// Whether it can strike a job of this setting.
+    pub fn strikes(&self, setting: Setting) -> bool {
+        self.actions.iter().all(|action| match action {
+            Action::Expire(_) | Action::TakeRights | Action::ForgetTokens => setting == Setting::Secured,
+            Action::Upgrade => setting != Setting::Etcd35,
+            _ => true,
+        })
+    }
+
     fn ends(self, ends: &'static [i32]) -> Fault {
         Fault { ends, ..self }
     }
@@ -196,310 +218,6 @@ impl Fault {
     fn forgets(self) -> Fault {
         Fault { forgets: true, ..self }
     }
-}
-
-/// All faults.
-pub fn all() -> Vec<Fault> {
-    [processes(), machines(), networks(), disks(), store(), operators(), several(), coordinators()].concat()
-}
-
-fn processes() -> Vec<Fault> {
-    use Action::{Freeze, Inject, Kill, OutOfMemory, Starve};
-    use Process::{Agent, Guard, Worker};
-    use Who::{All, Follower, Leader, LeaderAndFollower};
-    vec![
-        Fault::new("a worker is killed", AT_ONCE, &[Kill(Worker, Follower)]).charges(1),
-        Fault::new("the leader's worker is killed", AT_ONCE, &[Kill(Worker, Leader)]).charges(1),
-        Fault::new("two workers are killed", AT_ONCE, &[Kill(Worker, LeaderAndFollower)]).charges(2),
-        Fault::new("all workers are killed", AT_ONCE, &[Kill(Worker, All)]).charges(3),
-        Fault::new("an agent is killed", AT_ONCE, &[Kill(Agent, Follower)]),
-        Fault::new("the leading agent is killed", AT_ONCE, &[Kill(Agent, Leader)]),
-        Fault::new("two agents are killed", AT_ONCE, &[Kill(Agent, LeaderAndFollower)]),
-        Fault::new("all agents are killed", AT_ONCE, &[Kill(Agent, All)]),
-        Fault::new("a guard is killed", AT_ONCE, &[Kill(Guard, Follower)]).charges(1),
-        Fault::new("the leader's guard is killed", AT_ONCE, &[Kill(Guard, Leader)]).charges(1),
-        Fault::new("a worker stands still for 1.5 s", SHORT, &[Freeze(Worker, Follower)]),
-        Fault::new("a worker stands still for 12 s", Duration::from_secs(12), &[Freeze(Worker, Follower)]).charges(1),
-        Fault::new("an agent stands still for 1.5 s", SHORT, &[Freeze(Agent, Follower)]),
-        Fault::new("an agent stands still for 7 s", LONG, &[Freeze(Agent, Follower)]),
-        Fault::new("the leading agent stands still for 1.5 s", SHORT, &[Freeze(Agent, Leader)]),
-        Fault::new("the leading agent stands still for 7 s", LONG, &[Freeze(Agent, Leader)]),
-        Fault::new("a guard stands still for 7 s", LONG, &[Freeze(Guard, Follower)]),
-        Fault::new("an agent hardly gets a processor", LONG, &[Starve(Agent, Follower)]),
-        Fault::new("the leading agent hardly gets a processor", LONG, &[Starve(Agent, Leader)]),
-        Fault::new("a worker hardly gets a processor", SHORT, &[Starve(Worker, Follower)]),
-        Fault::new("an agent has no descriptors left", LONG, &[Action::Exhaust(Agent, Follower, Resource::Nofile)])
-            .charges(1),
-        Fault::new(
-            "the leading agent has no descriptors left",
-            LONG,
-            &[Action::Exhaust(Agent, Leader, Resource::Nofile)],
-        )
-        .charges(1),
-        Fault::new("a worker has no memory left", LONG, &[Action::Exhaust(Worker, Follower, Resource::As)]).charges(1),
-        Fault::new("a worker is killed for want of memory", SHORT, &[OutOfMemory(Worker, Follower)]).charges(1),
-        Fault::new("all workers are killed for want of memory", SHORT, &[OutOfMemory(Worker, All)]).charges(3),
-        Fault::new("an agent is killed for want of memory", LONG, &[OutOfMemory(Agent, Follower)]),
-        Fault::new(
-            "a guard can start no process",
-            SHORT,
-            &[Inject(Guard, Follower, "clone,clone3,fork,vfork:error=EAGAIN")],
-        )
-        .charges(3),
-        Fault::new("programs take 20 s to start", AT_ONCE, &[Inject(Guard, Follower, "execve:delay_enter=20000000")]),
-        Fault::new("mkdir takes 20 s", AT_ONCE, &[Inject(Agent, Follower, "mkdir,mkdirat:delay_enter=20000000")]),
-        Fault::new(
-            "an agent sends everything 100 ms late",
-            LONG,
-            &[Inject(Agent, Follower, "sendto,sendmsg,writev:delay_enter=100000")],
-        ),
-        Fault::new(
-            "a worker sends everything 20 ms late",
-            SHORT,
-            &[Inject(Worker, Follower, "sendto,sendmsg,write,writev:delay_enter=20000")],
-        ),
-    ]
-}
-
-fn machines() -> Vec<Fault> {
-    use Action::{Clock, Drain, Lose, Reset, Strobe};
-    use Who::{All, Follower, Leader};
-    vec![
-        Fault::new("a host is reset", AT_ONCE, &[Reset(Follower)]),
-        Fault::new("the leading host is reset", AT_ONCE, &[Reset(Leader)]),
-        Fault::new("all hosts are reset", AT_ONCE, &[Reset(All)]),
-        Fault::new("a host is lost for good", AT_ONCE, &[Lose(Follower)]),
-        Fault::new("the leading host is lost for good", AT_ONCE, &[Lose(Leader)]),
-        Fault::new("a node is drained", SHORT, &[Drain(Follower)]),
-        Fault::new("the leading node is drained", SHORT, &[Drain(Leader)]),
-        Fault::new("a wall clock is an hour ahead", SHORT, &[Clock(Follower, 3600)]),
-        Fault::new("the leader's wall clock is a day behind", SHORT, &[Clock(Leader, -86_400)]),
-        Fault::new("all wall clocks jump to and fro", SHORT, &[Strobe(All)]),
-    ]
-}
-
-fn networks() -> Vec<Fault> {
-    use Action::{Cut as Way, Flap, Names, Unplug};
-    use Direction::{Both, Received, Sent};
-    use Side::{Peers, Store, World};
-    use Who::{All, Follower, Leader};
-    let silent = Cut::Silent;
-    vec![
-        Fault::new("a node does not reach etcd for 1.5 s", SHORT, &[Way(Follower, Store, Both, silent)]),
-        Fault::new("a node does not reach etcd for 7 s", LONG, &[Way(Follower, Store, Both, silent)]),
-        Fault::new("the leader does not reach etcd for 1.5 s", SHORT, &[Way(Leader, Store, Both, silent)]),
-        Fault::new("the leader does not reach etcd for 7 s", LONG, &[Way(Leader, Store, Both, silent)]),
-        Fault::new("no node reaches etcd for 7 s", LONG, &[Way(All, Store, Both, silent)]),
-        Fault::new("etcd is unreachable from a node for 7 s", LONG, &[Way(Follower, Store, Both, Cut::Refused)]),
-        Fault::new("a node's requests to etcd are lost", LONG, &[Way(Follower, Store, Sent, silent)]),
-        Fault::new("etcd's answers to a node are lost", LONG, &[Way(Follower, Store, Received, silent)]),
-        Fault::new("etcd's answers to the leader are lost", LONG, &[Way(Leader, Store, Received, silent)]),
-        Fault::new("a node does not reach the others for 1.5 s", SHORT, &[Way(Follower, Peers, Both, silent)]),
-        Fault::new("a node does not reach the others for 7 s", LONG, &[Way(Follower, Peers, Both, silent)]).charges(1),
-        Fault::new("the leader does not reach the others for 7 s", LONG, &[Way(Leader, Peers, Both, silent)])
-            .charges(1),
-        Fault::new("the others do not hear a node", LONG, &[Way(Follower, Peers, Sent, silent)]).charges(1),
-        Fault::new("a node does not hear the others", LONG, &[Way(Follower, Peers, Received, silent)]).charges(1),
-        Fault::new("a node is alone for 1.5 s", SHORT, &[Way(Follower, World, Both, silent)]),
-        Fault::new("a node is alone for 7 s", LONG, &[Way(Follower, World, Both, silent)]).charges(1),
-        Fault::new("the leader is alone for 7 s", LONG, &[Way(Leader, World, Both, silent)]).charges(1),
-        Fault::new("a network comes and goes", LONG, &[Flap(Follower, World)]).charges(1),
-        Fault::new("the way to etcd comes and goes", LONG, &[Flap(All, Store)]),
-        Fault::new("a cable is out for 1.5 s", SHORT, &[Unplug(Follower)]),
-        Fault::new("a cable is out for 7 s", LONG, &[Unplug(Follower)]).charges(1),
-        Fault::new("names fail while etcd restarts", SHORT, &[Names(Answers::Failure), Action::KillStore(Which::All)]),
-        Fault::new(
-            "names are unknown while etcd restarts",
-            SHORT,
-            &[Names(Answers::Unknown), Action::KillStore(Which::All)],
-        ),
-        Fault::new(
-            "names do not come while etcd restarts",
-            SHORT,
-            &[Names(Answers::None), Action::KillStore(Which::All)],
-        ),
-        Fault::new(
-            "names are 3 s late while etcd restarts",
-            LONG,
-            &[Names(Answers::Late(Duration::from_secs(3))), Action::KillStore(Which::Leader)],
-        ),
-        Fault::new(
-            "names are wrong while etcd restarts",
-            SHORT,
-            &[Names(Answers::Wrong), Action::KillStore(Which::All)],
-        ),
-    ]
-}
-
-fn disks() -> Vec<Fault> {
-    use Action::{Fill, Inject, ReadOnly, Stall};
-    use Place::{Checkpoints, Own};
-    use Process::Worker;
-    use Who::{All, Follower, Leader};
-    vec![
-        Fault::new("a node's disk is full", SHORT, &[Fill(Own(Follower))]),
-        Fault::new("the leader's disk is full", SHORT, &[Fill(Own(Leader))]),
-        Fault::new("a node's disk does not answer for 7 s", LONG, &[Stall(Own(Follower))]),
-        Fault::new("the leader's disk does not answer for 7 s", LONG, &[Stall(Own(Leader))]),
-        // A job that cannot write its first checkpoint at all fails, and says so.
-        Fault::new("the checkpoints' disk is full", SHORT, &[Fill(Checkpoints)]).charges(5).ends(&[0, 5]),
-        Fault::new("the checkpoints' folder may not be written to", SHORT, &[ReadOnly(Checkpoints)])
-            .charges(5)
-            .ends(&[0, 5]),
-        Fault::new("the checkpoints' disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
-        Fault::new("fsync takes a second", LONG, &[Inject(Worker, All, "fsync,fdatasync:delay_enter=1000000")]),
-        Fault::new("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]),
-        Fault::new("writing fails", SHORT, &[Inject(Worker, All, "pwrite64,ftruncate:error=EIO")]),
-    ]
-}
-
-fn store() -> Vec<Fault> {
-    use Action::{
-        Compact, CutMember, Defragment, FreezeStore, InjectStore, KillStore, MoveLeader, NoSpace, ReplaceMember,
-        RevokeLeases, Upgrade,
-    };
-    vec![
-        Fault::new("etcd's leader is killed", SHORT, &[KillStore(Which::Leader)]),
-        Fault::new("a member of etcd is killed", SHORT, &[KillStore(Which::Follower)]),
-        Fault::new("two members of etcd are down for 7 s", LONG, &[KillStore(Which::Majority)]),
-        Fault::new("etcd is down for 1.5 s", SHORT, &[KillStore(Which::All)]),
-        Fault::new("etcd is down for 7 s", LONG, &[KillStore(Which::All)]),
-        Fault::new("etcd is down for 20 s", Duration::from_secs(20), &[KillStore(Which::All)]),
-        Fault::new("etcd's leader stands still for 7 s", LONG, &[FreezeStore(Which::Leader)]),
-        Fault::new("etcd stands still for 1.5 s", SHORT, &[FreezeStore(Which::All)]),
-        Fault::new("etcd stands still for 7 s", LONG, &[FreezeStore(Which::All)]),
-        Fault::new("etcd's leader is cut off from its members", LONG, &[CutMember(Which::Leader)]),
-        Fault::new("a member of etcd is lost and replaced", AT_ONCE, &[ReplaceMember(Which::Follower)]),
-        Fault::new("etcd's leader is lost and replaced", AT_ONCE, &[ReplaceMember(Which::Leader)]),
-        Fault::new("etcd's disks are slow", LONG, &[InjectStore(Which::All, "fdatasync,fsync:delay_exit=150000")]),
-        Fault::new("etcd is compacted", AT_ONCE, &[Compact]),
-        Fault::new(
-            "etcd is compacted while an agent stands still",
-            SHORT,
-            &[Action::Freeze(Process::Agent, Who::Follower), Action::Wait(Duration::from_millis(500)), Compact],
-        ),
-        Fault::new("etcd has no space for 7 s", LONG, &[NoSpace]),
-        Fault::new("another member of etcd leads", AT_ONCE, &[MoveLeader]),
-        Fault::new("etcd is defragmented", AT_ONCE, &[Defragment]),
-        Fault::new("all leases are revoked", AT_ONCE, &[RevokeLeases]),
-        Fault::new("etcd is upgraded from 3.4 to 3.5", AT_ONCE, &[Upgrade]),
-    ]
-}
-
-fn operators() -> Vec<Fault> {
-    use Action::{Delete, DeleteNode, Overwrite, OverwriteNode};
-    vec![
-        Fault::new("an operator deletes a node's record", AT_ONCE, &[DeleteNode]),
-        Fault::new("an operator deletes the leader's record", AT_ONCE, &[Delete("leader")]),
-        Fault::new("an operator deletes the round", AT_ONCE, &[Delete("round")]).ends(&[0, 1]),
-        Fault::new("an operator deletes the spec", AT_ONCE, &[Delete("spec")]).ends(&[0, 1]),
-        Fault::new("an operator deletes the checkpoint's record", AT_ONCE, &[Delete("checkpoint")]).forgets(),
-        Fault::new("an operator deletes all of the job", AT_ONCE, &[Delete("")]).ends(&[0, 1]).forgets(),
-        Fault::new("a node's record is rubbish", AT_ONCE, &[OverwriteNode("{\"name\": 7")]),
-        Fault::new("the leader's record is rubbish", AT_ONCE, &[Overwrite("leader", "rubbish")]).ends(&[0, 1]),
-        Fault::new("the round is rubbish", AT_ONCE, &[Overwrite("round", "{}")]).ends(&[0, 1]),
-        Fault::new("the spec is rubbish", AT_ONCE, &[Overwrite("spec", "[]")]).ends(&[0, 1]),
-        Fault::new("the checkpoint's record is rubbish", AT_ONCE, &[Overwrite("checkpoint", "7")])
-            .ends(&[0, 1, 5])
-            .charges(5),
-        Fault::new("an operator closes the job", AT_ONCE, &[Overwrite("desired", r#"{"closed":true}"#)]).ends(&[0, 4]),
-    ]
-}
-
-fn several() -> Vec<Fault> {
-    use Action::{Cut as Way, Drain, Fill, Freeze, Kill, KillStore, Wait};
-    use Process::{Agent, Worker};
-    use Who::{All, Follower, Leader, LeaderAndFollower};
-    let soon = Wait(Duration::from_millis(200));
-    let silent = Cut::Silent;
-    vec![
-        Fault::new(
-            "a worker is killed while etcd's leader is",
-            SHORT,
-            &[KillStore(Which::Leader), Kill(Worker, Follower)],
-        )
-        .charges(1),
-        Fault::new("a worker is killed while etcd is down", SHORT, &[KillStore(Which::All), Kill(Worker, Follower)])
-            .charges(1),
-        Fault::new("an agent is killed while etcd is down", LONG, &[KillStore(Which::All), Kill(Agent, Follower)]),
-        Fault::new(
-            "the leading agent is killed while etcd stands still",
-            SHORT,
-            &[Action::FreezeStore(Which::All), Kill(Agent, Leader)],
-        ),
-        Fault::new("a node is drained while etcd is down", SHORT, &[KillStore(Which::All), Drain(Follower)]),
-        Fault::new(
-            "an agent is killed while another does not reach etcd",
-            LONG,
-            &[Way(Leader, Side::Store, Direction::Both, silent), Kill(Agent, Follower)],
-        ),
-        Fault::new(
-            "an agent is killed while the job recovers from a worker's death",
-            AT_ONCE,
-            &[Kill(Worker, Leader), soon, Kill(Agent, Follower)],
-        )
-        .charges(1),
-        Fault::new(
-            "the leading agent is killed, and then the next",
-            AT_ONCE,
-            &[Kill(Agent, Leader), soon, Kill(Agent, Leader)],
-        ),
-        Fault::new(
-            "an agent is killed three times",
-            AT_ONCE,
-            &[
-                Kill(Agent, Follower),
-                Wait(Duration::from_secs(1)),
-                Kill(Agent, Follower),
-                Wait(Duration::from_secs(1)),
-                Kill(Agent, Follower),
-            ],
-        ),
-        Fault::new(
-            "a worker is killed while another node is alone",
-            LONG,
-            &[Way(Follower, Side::World, Direction::Both, silent), Kill(Worker, Leader)],
-        )
-        .charges(1),
-        Fault::new("two nodes stand still for 7 s", LONG, &[Freeze(Agent, LeaderAndFollower)]),
-        Fault::new("all agents stand still for 7 s", LONG, &[Freeze(Agent, All)]),
-        Fault::new(
-            "a worker is killed while the checkpoints' disk is full",
-            SHORT,
-            &[Fill(Place::Checkpoints), Kill(Worker, Follower)],
-        )
-        .charges(5)
-        .ends(&[0, 5]),
-    ]
-}
-
-/// Jobs that a coordinator leads.
-fn coordinators() -> Vec<Fault> {
-    use Action::{CutCoordinator, FreezeCoordinator, Kill, KillCoordinator};
-    use Process::{Agent, Worker};
-    use Who::Follower;
-    // Longer than agents leave the lead to another.
-    let takeover = Duration::from_secs(20);
-    vec![
-        Fault::new("the coordinator is killed", SHORT, &[KillCoordinator]),
-        Fault::new("the coordinator is down for 20 s", takeover, &[KillCoordinator]),
-        Fault::new("the coordinator stands still for 1.5 s", SHORT, &[FreezeCoordinator]),
-        Fault::new("the coordinator stands still for 7 s", LONG, &[FreezeCoordinator]),
-        Fault::new("the coordinator does not reach etcd for 7 s", LONG, &[CutCoordinator(Side::Store)]),
-        Fault::new("the coordinator does not reach the nodes for 7 s", LONG, &[CutCoordinator(Side::Peers)]),
-        Fault::new("the coordinator is alone for 20 s", takeover, &[CutCoordinator(Side::World)]),
-        Fault::new(
-            "a worker is killed while the coordinator is down",
-            SHORT,
-            &[KillCoordinator, Kill(Worker, Follower)],
-        )
-        .charges(1),
-        Fault::new(
-            "an agent is killed while the coordinator stands still",
-            LONG,
-            &[FreezeCoordinator, Kill(Agent, Follower)],
-        ),
-    ]
 }
 
 #[cfg(test)]

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use elastic_coordinator::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
-use etcd_client::{Client, ConnectOptions, EventType, GetOptions, WatchOptions};
+use etcd_client::{ConnectOptions, EventType, GetOptions, WatchOptions};
 use serde_json::Value;
 use tokio::task::JoinHandle;
+
+use super::cluster::Reach;
 
 /// A key that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,11 +118,11 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Watches the keys of `job` through these members of etcd, and the trace that its workers write.
-    pub fn new(endpoints: Vec<String>, job: &Keys, trace: &Path) -> Observer {
+    /// Watches the keys of `job` in this etcd, and the trace that its workers write.
+    pub fn new(etcd: Reach, job: &Keys, trace: &Path) -> Observer {
         let began = Instant::now();
         let events = Arc::new(Mutex::new(Events::default()));
-        let watching = tokio::spawn(watch(endpoints, job.root().to_owned(), Arc::clone(&events), began));
+        let watching = tokio::spawn(watch(etcd, job.root().to_owned(), Arc::clone(&events), began));
         Observer { began, events, watching, trace: trace.to_owned(), lines: Vec::new(), read: 0 }
     }
 
@@ -170,27 +173,21 @@ impl Drop for Observer {
 /// How long the observer waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(50);
 
-async fn watch(endpoints: Vec<String>, root: String, events: Arc<Mutex<Events>>, began: Instant) {
+async fn watch(etcd: Reach, root: String, events: Arc<Mutex<Events>>, began: Instant) {
     let mut next = 1;
     loop {
-        let _ = watch_once(&endpoints, &root, &events, began, &mut next).await;
+        let _ = watch_once(&etcd, &root, &events, began, &mut next).await;
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-async fn watch_once(
-    endpoints: &[String],
-    root: &str,
-    events: &Mutex<Events>,
-    began: Instant,
-    next: &mut i64,
-) -> Result<(), etcd_client::Error> {
+async fn watch_once(etcd: &Reach, root: &str, events: &Mutex<Events>, began: Instant, next: &mut i64) -> Result<()> {
     let lock = || events.lock().unwrap_or_else(PoisonError::into_inner);
-    for endpoint in endpoints {
+    for address in &etcd.addresses {
         let options = ConnectOptions::new()
             .with_connect_timeout(Duration::from_millis(300))
             .with_keep_alive(Duration::from_millis(500), Duration::from_millis(1000));
-        let Ok(mut client) = Client::connect([endpoint], Some(options)).await else { continue };
+        let Ok(mut client) = etcd.connect(address, options).await else { continue };
         // A member that cannot answer a linearizable read tells nothing new.
         let asked = tokio::time::timeout(Duration::from_secs(1), client.get(root, None)).await;
         if !matches!(asked, Ok(Ok(_))) {

@@ -4,6 +4,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`fault`] | the faults, as data |
+//! | [`setting`], [`training`], [`secrets`] | what jobs are made of: their workers, certificates, users |
 //! | [`scene`] | a job, and the moments of its life |
 //! | [`strike`] | doing what a fault says, and undoing it |
 //! | [`hosts`], [`names`], [`disk`], [`memory`] | network namespaces, a name server, disks, memory that runs out |
@@ -25,25 +26,29 @@ pub mod names;
 pub mod nodes;
 pub mod report;
 pub mod scene;
+pub mod secrets;
+pub mod setting;
 pub mod soak;
 pub mod strike;
+pub mod training;
 pub mod usage;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use self::checker::{Broken, Losses};
+use self::checker::{Broken, Results};
 use self::fault::{Action, Fault};
-use self::history::Observer;
 use self::hosts::Host;
 use self::names::Names;
-use self::scene::{Course, EPOCHS, Phase, Scene, TRAINING};
-use crate::binaries::binary;
+use self::scene::{Course, EPOCHS, Phase, Scene};
+use self::setting::Setting;
+use self::training::Training;
+use crate::etcd::etcd35;
 
 /// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
 pub struct Stage {
@@ -53,13 +58,19 @@ pub struct Stage {
     names: Names,
     clock: Option<PathBuf>,
     newer_etcd: Option<PathBuf>,
-    losses: Losses,
+    setting: Setting,
+    etcd: PathBuf,
+    training: Training,
+    results: Results,
     folder: PathBuf,
 }
 
 /// What came of one fault in one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
+    /// What the job was made of.
+    #[serde(default)]
+    pub setting: Setting,
     /// The fault's name.
     pub fault: String,
     /// The moment's.
@@ -85,7 +96,7 @@ impl Stage {
     ///
     /// # Errors
     /// This machine lacks something, or this process may not.
-    pub async fn new(folder: &Path) -> Result<Stage> {
+    pub async fn new(folder: &Path, setting: Setting) -> Result<Stage> {
         hosts::become_router()?;
         // Each job needs disks: where none can be made, no job is begun.
         drop(disk::Disk::new(&folder.join("trial"), 8)?);
@@ -98,15 +109,18 @@ impl Stage {
         for host in nodes.iter().chain(&store).chain([&coordinator]) {
             known.insert(host.name.clone(), host.address().parse().context("an address")?);
         }
-        let newer = binary("elastic-agent").ancestors().nth(2).map(|target| target.join("etcd-3.5/etcd"));
+        let training = setting.training()?;
         Ok(Stage {
             nodes,
             store,
             coordinator,
             names: Names::serve(known)?,
             clock: clock(folder)?,
-            newer_etcd: newer.filter(|etcd| etcd.is_file()),
-            losses: undisturbed(folder).await?,
+            newer_etcd: etcd35(),
+            etcd: setting.etcd()?,
+            setting,
+            results: training.undisturbed(folder, EPOCHS).await?,
+            training,
             folder: folder.to_owned(),
         })
     }
@@ -139,10 +153,11 @@ impl Stage {
         let ended = scene.end(struck, mended).await;
         let lines = scene.observer.lines().to_vec();
         let events = scene.observer.events().clone();
-        let mut wrong = checker::judge(fault, &events, &lines, &ended, &self.losses);
-        wrong.extend(readable(scene.checkpoints.path()));
+        let mut wrong = checker::judge(fault, &events, &lines, &ended, &self.results);
+        wrong.extend(self.training.spoilt(scene.checkpoints.path(), &events));
         let round = events.round();
         Ok(Outcome {
+            setting: self.setting,
             fault: fault.name.into(),
             phase: phase.name().into(),
             seed,
@@ -170,33 +185,6 @@ impl Stage {
         std::fs::write(to.join("changes"), lines.join("\n"))?;
         Ok(())
     }
-}
-
-/// What the training shows when nothing disturbs it.
-async fn undisturbed(folder: &Path) -> Result<Losses> {
-    let trace = folder.join("undisturbed");
-    let status = tokio::process::Command::new(binary("elastic-trainer"))
-        .args(TRAINING)
-        .arg(format!("--epochs={EPOCHS}"))
-        .arg(format!("--trace={}", trace.display()))
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .await?;
-    if !status.success() {
-        bail!("the undisturbed training ends with {status}");
-    }
-    let nowhere = elastic_coordinator::job::Keys::new("/nowhere", &"none".parse().context("a job's id")?);
-    let mut observer = Observer::new(Vec::new(), &nowhere, &trace);
-    checker::losses(observer.lines()).map_err(|Broken(text)| anyhow::anyhow!(text))
-}
-
-/// Each checkpoint that is there is whole. One whose save was cut short counts as none.
-fn readable(folder: &Path) -> Option<Broken> {
-    let output = Command::new(binary("elastic-trainer")).args(["checkpoint", "verify"]).arg(folder).output().ok()?;
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let spoilt = said.lines().find(|line| line.contains(" bad: ") && !line.contains("cut short"))?;
-    Some(Broken(spoilt.to_owned()))
 }
 
 /// Builds the library that sets wall clocks, where there is a C compiler.

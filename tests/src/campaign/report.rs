@@ -46,10 +46,12 @@ fn summary(outcomes: &[&Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::campaign::setting::Setting;
 
     #[test]
     fn a_broken_promise_stands_out() {
         let outcome = |phase: &str, broken: &[&str]| Outcome {
+            setting: Setting::Plain,
             fault: "a worker is killed".into(),
             phase: phase.into(),
             seed: 1,

@@ -14,8 +14,10 @@ use super::history::Observer;
 use super::hosts::Host;
 use super::names::Names;
 use super::nodes::Node;
+use super::secrets::Secrets;
+use super::setting::Setting;
 use super::strike::Struck;
-use crate::binaries::binary;
+use super::training::Run;
 
 /// A moment of a job's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -96,10 +98,6 @@ impl Course {
 /// Epochs of a job that comes to its end.
 pub const EPOCHS: u32 = 5;
 
-/// What the trainer is told, apart from how long, and where to write.
-pub const TRAINING: [&str; 6] =
-    ["digits", "--hidden=1024,256", "--snapshot-every=1", "--checkpoint-every=25", "--peer-timeout=6", "--device=cpu"];
-
 /// The longest that a job may take to reach a moment.
 const REACHED: Duration = Duration::from_secs(60);
 
@@ -164,11 +162,14 @@ impl Scene {
     /// The machine lacks something.
     pub async fn new(stage: &super::Stage, folder: &Path, course: Course) -> Result<Scene> {
         std::fs::create_dir_all(folder)?;
-        let cluster = Cluster::start(&stage.store, &folder.join("etcd"), Path::new("etcd")).await?;
+        let called = stage.store.iter().flat_map(|host| [host.name.clone(), host.address()]);
+        let secrets =
+            (stage.setting == Setting::Secured).then(|| Secrets::new(folder, called.collect())).transpose()?;
+        let cluster = Cluster::start(&stage.store, &folder.join("etcd"), &stage.etcd, secrets.as_ref()).await?;
         let checkpoints = Disk::new(&folder.join("checkpoints"), 160)?;
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
-        let observer = Observer::new(cluster.addresses(), &keys, &trace);
+        let observer = Observer::new(cluster.reach.clone(), &keys, &trace);
         let Course { last_call, wall_clock, coordinator, restarts, epochs } = course;
         let lease = LEASE.as_secs();
         let mut words = vec![
@@ -184,20 +185,24 @@ impl Scene {
             "--log-rotate=1M:2".into(),
             format!(
                 "--rdzv-conf=lease_ttl={lease},last_call_timeout={last_call},min_round_time=200ms,\
-                 join_timeout=60s,takeover_delay=12s"
+                 join_timeout=60s,takeover_delay=12s{}",
+                secrets.iter().map(|secrets| format!(",{}", secrets.of_an_agent())).collect::<String>()
             ),
-            "--no-python".into(),
-            binary("elastic-trainer").display().to_string(),
         ];
-        words.extend(TRAINING.map(str::to_owned));
-        words.push(format!("--epochs={epochs}"));
-        words.push(format!("--checkpoint-dir={}", checkpoints.path().display()));
-        words.push(format!("--trace={}", trace.display()));
+        words.extend(secrets.iter().flat_map(Secrets::of_a_peer));
+        words.push("--no-python".into());
+        let run = Run { epochs, trace: trace.clone(), checkpoints: Some(checkpoints.path().to_owned()) };
+        words.extend(stage.training.words(&run));
         let clock = stage.clock.as_deref().filter(|_| wall_clock);
-        let node = |host: &Host| Node::new(host.clone(), folder, words.clone(), restarts, clock);
+        // An agent that starts while certificates have ended fails. systemd's tries are 10 s apart, and outlast that.
+        let tries = restarts.max(if secrets.is_some() { 20 } else { 0 });
+        let node = |host: &Host| Node::new(host.clone(), folder, words.clone(), tries, clock);
         let nodes: Result<Vec<Node>> = stage.nodes.iter().map(node).collect();
-        let coordinator = coordinator
-            .then(|| Coordinator::start(&stage.coordinator, cluster.endpoints(), &folder.join("coordinator.log")));
+        let coordinator = coordinator.then(|| {
+            let secrets = secrets.iter().flat_map(|secrets| [secrets.of_a_coordinator(), secrets.of_a_peer()].concat());
+            let words = [vec![format!("--etcd={}", cluster.endpoints())], secrets.collect()].concat();
+            Coordinator::start(&stage.coordinator, words, &folder.join("coordinator.log"))
+        });
         Ok(Scene {
             nodes: nodes?,
             coordinator: coordinator.transpose()?,
@@ -210,7 +215,7 @@ impl Scene {
             lost: Vec::new(),
             again: Vec::new(),
             newer_etcd: stage.newer_etcd.clone(),
-            steps: stage.losses.keys().max().copied().unwrap_or(0),
+            steps: stage.results.keys().max().copied().unwrap_or(0),
             folder: folder.to_owned(),
         })
     }

@@ -12,13 +12,13 @@ use elastic_coordinator::job::RoundState;
 use etcd_client::GetOptions;
 use serde::{Deserialize, Serialize};
 
+use super::Stage;
 use super::checker::{self, Broken};
 use super::coordinator::Coordinator;
 use super::fault::{Action, Fault, Who};
 use super::nodes::Process;
 use super::scene::{Course, Scene, pause};
 use super::usage::{Sample, Trend, percentile, trends};
-use super::{Stage, readable};
 
 /// The longest until the job is whole, from a fault's end on.
 const WHOLE: Duration = Duration::from_secs(90);
@@ -215,8 +215,8 @@ impl Soaked {
         let lines = scene.observer.lines().to_vec();
         let events = scene.observer.events().clone();
         let mut wrong = checker::history(&events);
-        wrong.extend(checker::endless(&lines, &stage.losses));
-        wrong.extend(readable(scene.checkpoints.path()));
+        wrong.extend(checker::endless(&lines, &stage.results));
+        wrong.extend(stage.training.spoilt(scene.checkpoints.path(), &events));
         self.broken.extend(wrong.into_iter().map(|Broken(text)| text));
         self.steps = lines.iter().filter(|line| line.is_step()).count() as u64;
         self.rounds = events.round().map_or(0, |round| round.number);

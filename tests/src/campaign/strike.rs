@@ -16,6 +16,7 @@ use super::memory::Cage;
 use super::names::Answers;
 use super::nodes::Process;
 use super::scene::Scene;
+use super::secrets::Holder;
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
@@ -39,6 +40,8 @@ enum Undo {
     Coordinator,
     ContinueCoordinator,
     Memory(Cage),
+    Renew(Holder),
+    Rights,
 }
 
 impl Struck {
@@ -258,6 +261,19 @@ impl Scene {
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
+            Action::Expire(holder) => {
+                struck.then(Undo::Renew(holder));
+                self.cluster.renew(holder, true)?;
+            }
+            Action::TakeRights => {
+                struck.then(Undo::Rights);
+                let (secrets, mut client) = self.cluster.users().await?;
+                secrets.rights(&mut client, false).await?;
+            }
+            Action::ForgetTokens => {
+                let (secrets, mut client) = self.cluster.users().await?;
+                secrets.forget_tokens(&mut client).await?;
+            }
             Action::Compact => self.cluster.compact().await?,
             Action::NoSpace => {
                 struck.then(Undo::Space);
@@ -323,6 +339,11 @@ impl Scene {
                 }
                 Undo::Repeat(repeated) => drop(repeated),
                 Undo::Memory(cage) => drop(cage),
+                Undo::Renew(holder) => self.cluster.renew(holder, false)?,
+                Undo::Rights => {
+                    let (secrets, mut client) = self.cluster.users().await?;
+                    secrets.rights(&mut client, true).await?;
+                }
                 Undo::Ways => hosts::mend_all()?,
                 Undo::Cable(at) => self.nodes[at].host.link(true)?,
                 Undo::Disk(at) => self.nodes[at].disk.mend()?,

@@ -10,11 +10,13 @@ use tempfile::TempDir;
 pub struct Certs {
     /// The CA's certificate.
     pub ca: PathBuf,
-    /// The server's certificate for 127.0.0.1, and its key.
+    /// The server's certificate, for 127.0.0.1 if nothing else was said, and its key.
     pub server: (PathBuf, PathBuf),
     /// A client's certificate, and its key.
     pub client: (PathBuf, PathBuf),
     issuer: CertifiedIssuer<'static, KeyPair>,
+    /// What the server is called.
+    hosts: Vec<String>,
     dir: TempDir,
 }
 
@@ -26,10 +28,19 @@ impl Certs {
 
     /// The same, of a CA that ends then.
     pub fn of_a_ca_until(until: impl Into<Option<SystemTime>>) -> Certs {
+        Certs::made(until.into(), vec!["127.0.0.1".to_owned(), "localhost".to_owned()])
+    }
+
+    /// The same, of a server with these names and addresses.
+    pub fn of_hosts(hosts: Vec<String>) -> Certs {
+        Certs::made(None, hosts)
+    }
+
+    fn made(until: Option<SystemTime>, hosts: Vec<String>) -> Certs {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut params = CertificateParams::new(Vec::new()).expect("CA parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.not_after = until.into().map_or(params.not_after, SystemTime::into);
+        params.not_after = until.map_or(params.not_after, SystemTime::into);
         // Each CA has a name of its own, as real ones do.
         let name = format!("CA of {}", dir.path().display());
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -37,19 +48,19 @@ impl Certs {
         let ca_file = dir.path().join("ca.pem");
         std::fs::write(&ca_file, ca.pem()).expect("write the CA");
         // etcd's own gateway dials its client port with the server's certificate, so that serves both purposes.
-        let server = leaf(dir.path(), "server", None, &ca);
-        let client = leaf(dir.path(), "client", None, &ca);
-        Certs { ca: ca_file, server, client, issuer: ca, dir }
+        let server = leaf(dir.path(), "server", &hosts, None, &ca);
+        let client = leaf(dir.path(), "client", &[], None, &ca);
+        Certs { ca: ca_file, server, client, issuer: ca, hosts, dir }
     }
 
     /// Makes the server's certificate and key anew, in place, until then.
     pub fn renew_server(&self, until: SystemTime) {
-        leaf(self.dir.path(), "server", Some(until), &self.issuer);
+        leaf(self.dir.path(), "server", &self.hosts, Some(until), &self.issuer);
     }
 
     /// Makes the client's certificate and key anew, in place, until then.
     pub fn renew_client(&self, until: SystemTime) {
-        leaf(self.dir.path(), "client", Some(until), &self.issuer);
+        leaf(self.dir.path(), "client", &[], Some(until), &self.issuer);
     }
 }
 
@@ -59,8 +70,13 @@ impl Default for Certs {
     }
 }
 
-fn leaf(dir: &Path, name: &str, until: Option<SystemTime>, ca: &CertifiedIssuer<'_, KeyPair>) -> (PathBuf, PathBuf) {
-    let hosts = if name == "server" { vec!["127.0.0.1".to_owned(), "localhost".to_owned()] } else { Vec::new() };
+fn leaf(
+    dir: &Path,
+    name: &str,
+    hosts: &[String],
+    until: Option<SystemTime>,
+    ca: &CertifiedIssuer<'_, KeyPair>,
+) -> (PathBuf, PathBuf) {
     let mut params = CertificateParams::new(hosts).expect("names");
     params.not_after = until.map_or(params.not_after, SystemTime::into);
     params.distinguished_name.push(rcgen::DnType::CommonName, name);

@@ -30,8 +30,8 @@ fn good() -> Vec<Line> {
     ]
 }
 
-fn reference() -> Losses {
-    losses(&good()).unwrap()
+fn reference() -> Results {
+    results(&good()).unwrap()
 }
 
 #[test]

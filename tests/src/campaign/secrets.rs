@@ -1,0 +1,151 @@
+//! What a job needs where nothing is spoken in the open: certificates, users of etcd, and tokens that soon end.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
+
+use crate::etcd::Certs;
+
+/// How long a token lasts, so that many end in each job.
+const TOKEN: &str = "3s";
+
+/// The user of agents and coordinators, and that of whoever makes users.
+const USER: &str = "elastic";
+const ROOT: &str = "root";
+
+/// Whose certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// The members of etcd.
+    Store,
+    /// The nodes: one certificate, for etcd and for each other.
+    Nodes,
+}
+
+/// Made for one job.
+#[derive(Clone)]
+pub struct Secrets {
+    certs: Arc<Certs>,
+    folder: PathBuf,
+}
+
+impl Secrets {
+    /// An authority, and certificates: etcd's members have these names and addresses.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn new(folder: &Path, members: Vec<String>) -> Result<Secrets> {
+        let secrets = Secrets { certs: Arc::new(Certs::of_hosts(members)), folder: folder.to_owned() };
+        for name in [USER, "tokens"] {
+            std::fs::write(secrets.file(name), format!("the secret of {name}"))?;
+        }
+        Ok(secrets)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("secret-{name}"))
+    }
+
+    /// What a member of etcd is told.
+    pub fn of_a_member(&self) -> Vec<String> {
+        let Certs { ca, server: (certificate, key), .. } = &*self.certs;
+        let flag = |name: &str, file: &Path| format!("--{name}={}", file.display());
+        let tokens = self.file("tokens");
+        vec![
+            flag("trusted-ca-file", ca),
+            flag("cert-file", certificate),
+            flag("key-file", key),
+            "--client-cert-auth".into(),
+            "--bcrypt-cost=4".into(),
+            format!("--auth-token=jwt,sign-method=HS256,priv-key={},ttl={TOKEN}", tokens.display()),
+        ]
+    }
+
+    /// What an agent's `--rdzv-conf` says.
+    pub fn of_an_agent(&self) -> String {
+        let Certs { ca, client: (certificate, key), .. } = &*self.certs;
+        let (ca, certificate, key) = (ca.display(), certificate.display(), key.display());
+        format!("cacert={ca},cert={certificate},key={key},user={USER},password_file={}", self.file(USER).display())
+    }
+
+    /// What a coordinator is told.
+    pub fn of_a_coordinator(&self) -> Vec<String> {
+        self.of_an_agent()
+            .split(',')
+            .map(|setting| format!("--{}", setting.replace("password_file", "password-file")))
+            .collect()
+    }
+
+    /// What agents and coordinators are told, to speak with each other.
+    pub fn of_a_peer(&self) -> Vec<String> {
+        let Certs { ca, client: (certificate, key), .. } = &*self.certs;
+        [("cert", certificate), ("key", key), ("ca", ca)]
+            .map(|(name, file)| format!("--peer-{name}={}", file.display()))
+            .to_vec()
+    }
+
+    /// What the campaign itself connects with: as [`ROOT`], once users are asked for.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn connect_with(&self, options: ConnectOptions, as_root: bool) -> Result<ConnectOptions> {
+        let read = |file: &Path| std::fs::read(file).with_context(|| format!("read {}", file.display()));
+        let Certs { ca, client: (certificate, key), .. } = &*self.certs;
+        let identity = Identity::from_pem(read(certificate)?, read(key)?);
+        let options =
+            options.with_tls(TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca)?)).identity(identity));
+        Ok(if as_root { options.with_user(ROOT, ROOT) } else { options })
+    }
+
+    /// Makes the users, and has etcd ask for them from now on.
+    ///
+    /// # Errors
+    /// etcd does not.
+    pub async fn ask_for_users(&self, client: &mut Client) -> Result<()> {
+        let password = std::fs::read_to_string(self.file(USER))?;
+        for (user, password) in [(ROOT, ROOT), (USER, password.as_str())] {
+            client.user_add(user, password, None).await?;
+            client.role_add(user).await?;
+            client.user_grant_role(user, user).await?;
+        }
+        let own = Permission::new(PermissionType::Readwrite, "/elastic/").with_prefix();
+        client.role_grant_permission(USER, own).await?;
+        client.auth_enable().await?;
+        Ok(())
+    }
+
+    /// Takes the job's user its rights, or gives them back.
+    ///
+    /// # Errors
+    /// etcd does not.
+    pub async fn rights(&self, client: &mut Client, yes: bool) -> Result<()> {
+        if yes {
+            client.user_grant_role(USER, USER).await?;
+        } else {
+            client.user_revoke_role(USER, USER).await?;
+        }
+        Ok(())
+    }
+
+    /// Has etcd forget all tokens: setting a password does, also the same one.
+    ///
+    /// # Errors
+    /// etcd does not.
+    pub async fn forget_tokens(&self, client: &mut Client) -> Result<()> {
+        client.user_change_password(USER, std::fs::read_to_string(self.file(USER))?).await?;
+        Ok(())
+    }
+
+    /// Makes certificates anew: one that has ended, or one that has not.
+    pub fn renew(&self, holder: Holder, ended: bool) {
+        const HOUR: Duration = Duration::from_secs(3600);
+        let until = if ended { SystemTime::now() - HOUR } else { SystemTime::now() + 24 * HOUR };
+        match holder {
+            Holder::Store => self.certs.renew_server(until),
+            Holder::Nodes => self.certs.renew_client(until),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a job of the campaign trains with, and what that shows when nothing disturbs it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use elastic_coordinator::job::Keys;
+
+use super::checker::{self, Broken, Results};
+use super::cluster::Reach;
+use super::history::{Events, Observer};
+use crate::binaries::{binary, remove_settings};
+use crate::torch::{Torch, script};
+
+/// The workers' program.
+#[derive(Debug, Clone)]
+pub enum Training {
+    /// `elastic-trainer`.
+    Trainer,
+    /// `tests/pytorch/trains_in_campaign.py`, by this Python.
+    PyTorch(Torch),
+}
+
+/// Where a training writes, and for how long it trains.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// Epochs.
+    pub epochs: u32,
+    /// Its record of steps.
+    pub trace: PathBuf,
+    /// The folder with its checkpoints, if it is to have any.
+    pub checkpoints: Option<PathBuf>,
+}
+
+impl Training {
+    /// PyTorch's.
+    ///
+    /// # Errors
+    /// There is no PyTorch.
+    pub fn pytorch() -> Result<Training> {
+        Ok(Training::PyTorch(Torch::find().context("no Python that has PyTorch")?))
+    }
+
+    /// What an agent is told to run.
+    pub fn words(&self, run: &Run) -> Vec<String> {
+        let mut words = match self {
+            Training::Trainer => {
+                let of_snapshots = ["--snapshot-every=1", "--checkpoint-every=25", "--peer-timeout=6", "--device=cpu"];
+                let mut words = vec![binary("elastic-trainer").display().to_string(), "digits".into()];
+                words.push("--hidden=1024,256".into());
+                words.extend(of_snapshots.map(str::to_owned));
+                words
+            }
+            Training::PyTorch(torch) => {
+                let mut words = torch.program(&script("trains_in_campaign.py"));
+                let package = script("../../agent/python").display().to_string();
+                let scratch = run.trace.parent().unwrap_or(Path::new("/")).display().to_string();
+                words.splice(1..1, [format!("PYTHONPATH={package}"), format!("TEST_DIR={scratch}")]);
+                words
+            }
+        };
+        words.push(format!("--epochs={}", run.epochs));
+        words.push(format!("--trace={}", run.trace.display()));
+        words.extend(run.checkpoints.iter().map(|folder| format!("--checkpoint-dir={}", folder.display())));
+        words
+    }
+
+    /// The results of one worker that nothing disturbs.
+    ///
+    /// # Errors
+    /// It does not end well.
+    pub async fn undisturbed(&self, folder: &Path, epochs: u32) -> Result<Results> {
+        let run = Run { epochs, trace: folder.join("undisturbed"), checkpoints: None };
+        let mut command = Command::new(binary("elastic-agent"));
+        remove_settings(&mut command);
+        command.args(["--standalone", "--no-python"]).args(self.words(&run)).env("OMP_NUM_THREADS", "1");
+        command.env("XDG_RUNTIME_DIR", folder).stdout(Stdio::null()).stderr(Stdio::piped());
+        let output = tokio::process::Command::from(command).output().await?;
+        if !output.status.success() {
+            bail!("the undisturbed training ends with {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        }
+        let nowhere = Keys::new("/nowhere", &"none".parse().context("a job's id")?);
+        let mut observer = Observer::new(Reach::default(), &nowhere, &run.trace);
+        checker::results(observer.lines()).map_err(|Broken(text)| anyhow::anyhow!(text))
+    }
+
+    /// Checkpoints that are not whole. One of the trainer's whose save was cut short counts as none; of PyTorch's the
+    /// committed one counts.
+    pub fn spoilt(&self, folder: &Path, events: &Events) -> Option<Broken> {
+        match self {
+            Training::Trainer => {
+                let verify = ["checkpoint", "verify"];
+                let output = Command::new(binary("elastic-trainer")).args(verify).arg(folder).output().ok()?;
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                let spoilt = said.lines().find(|line| line.contains(" bad: ") && !line.contains("cut short"))?;
+                Some(Broken(spoilt.to_owned()))
+            }
+            Training::PyTorch(_) => {
+                // An operator may have written something else there.
+                let record: serde_json::Value = serde_json::from_str(events.get("checkpoint")?).ok()?;
+                let (path, committed) = (record["path"].as_str()?, record["digest"].as_str()?);
+                let output = Command::new("sha256sum").arg(path).output().ok()?;
+                let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                let found = format!("sha256:{}", said.split(' ').next().unwrap_or_default());
+                (found != committed).then(|| Broken(format!("{path} was committed as {committed}, and is {found}")))
+            }
+        }
+    }
+}
