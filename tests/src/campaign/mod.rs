@@ -45,7 +45,7 @@ use self::checker::{Broken, Results};
 use self::fault::{Action, Fault};
 use self::hosts::Host;
 use self::names::Names;
-use self::scene::{Course, EPOCHS, Phase, Scene};
+use self::scene::{Course, Phase, Scene};
 use self::setting::Setting;
 use self::training::Training;
 use crate::etcd::etcd35;
@@ -119,7 +119,7 @@ impl Stage {
             newer_etcd: etcd35(),
             etcd: setting.etcd()?,
             setting,
-            results: training.undisturbed(folder, EPOCHS).await?,
+            results: training.undisturbed(folder).await?,
             training,
             folder: folder.to_owned(),
         })

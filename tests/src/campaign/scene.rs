@@ -78,25 +78,23 @@ pub struct Course {
     coordinator: bool,
     /// Restarts that it has, and each node's agent.
     restarts: u32,
-    epochs: u32,
+    /// None: as many as the training has when nothing disturbs it.
+    epochs: Option<u32>,
 }
 
 impl Course {
     /// A job that is struck in this moment, and comes to its end.
     pub fn to_its_end(phase: Phase, wall_clock: bool, coordinator: bool) -> Course {
         let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
-        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: EPOCHS }
+        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None }
     }
 
     /// A job that a coordinator leads, and that is ended by its operator.
     pub fn endless() -> Course {
         const MANY: u32 = 1_000_000;
-        Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: MANY }
+        Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: Some(MANY) }
     }
 }
-
-/// Epochs of a job that comes to its end.
-pub const EPOCHS: u32 = 5;
 
 /// The longest that a job may take to reach a moment.
 const REACHED: Duration = Duration::from_secs(60);
@@ -190,7 +188,9 @@ impl Scene {
             ),
         ];
         words.extend(secrets.iter().flat_map(Secrets::of_a_peer));
+        words.extend(stage.training.flags());
         words.push("--no-python".into());
+        let epochs = epochs.unwrap_or(stage.training.epochs());
         let run = Run { epochs, trace: trace.clone(), checkpoints: Some(checkpoints.path().to_owned()) };
         words.extend(stage.training.words(&run));
         let clock = stage.clock.as_deref().filter(|_| wall_clock);

@@ -97,7 +97,7 @@ impl Secrets {
         let identity = Identity::from_pem(read(certificate)?, read(key)?);
         let options =
             options.with_tls(TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca)?)).identity(identity));
-        Ok(if as_root { options.with_user(ROOT, ROOT) } else { options })
+        Ok(if as_root { options.with_user(ROOT, ROOT).with_auto_token_refresh(true) } else { options })
     }
 
     /// Makes the users, and has etcd ask for them from now on.

@@ -41,6 +41,19 @@ impl Training {
         Ok(Training::PyTorch(Torch::find().context("no Python that has PyTorch")?))
     }
 
+    /// Epochs of a job that comes to its end: enough for a node to come meanwhile, which takes PyTorch's longer.
+    pub fn epochs(&self) -> u32 {
+        match self {
+            Training::Trainer => 5,
+            Training::PyTorch(_) => 15,
+        }
+    }
+
+    /// What agents are told besides: PyTorch's workers begin with seconds of imports, which `--warm-up` does ahead.
+    pub fn flags(&self) -> Option<String> {
+        matches!(self, Training::PyTorch(_)).then(|| "--warm-up=60".into())
+    }
+
     /// What an agent is told to run.
     pub fn words(&self, run: &Run) -> Vec<String> {
         let mut words = match self {
@@ -69,8 +82,8 @@ impl Training {
     ///
     /// # Errors
     /// It does not end well.
-    pub async fn undisturbed(&self, folder: &Path, epochs: u32) -> Result<Results> {
-        let run = Run { epochs, trace: folder.join("undisturbed"), checkpoints: None };
+    pub async fn undisturbed(&self, folder: &Path) -> Result<Results> {
+        let run = Run { epochs: self.epochs(), trace: folder.join("undisturbed"), checkpoints: None };
         let mut command = Command::new(binary("elastic-agent"));
         remove_settings(&mut command);
         command.args(["--standalone", "--no-python"]).args(self.words(&run)).env("OMP_NUM_THREADS", "1");
