@@ -83,7 +83,7 @@ pub(super) const CONF: &str = "Further settings, KEY=VALUE with commas: join_tim
      lease_ttl, margin, min_round_time, takeover_delay, start_timeout, stop_grace, drain_grace, quiesce_timeout \
      (times such as 30, 500ms, 10m); on_store_loss; prefix; job_protocol=N (begin \
      a new job with this version of the protocol, while some agents are of an older release); api=v3|v2 (etcd); protocol=http|https, cacert, cert, key; \
-     user, password_file; is_host (c10d); workers_store=agent|workers, workers_store_memory (256MiB),
+     user, password_file; is_host (c10d); workers_store=agent|workers, workers_store_memory (256MiB), \
      workers_store_open (false)";
 pub(super) const STANDALONE: &str = "Train on this node alone, without a store; each start is a new job";
 pub(super) const LOCAL_ADDR: &str = "Host name or address that other nodes use for this one [default: the address of \

@@ -49,6 +49,8 @@ impl Default for WorkersStoreLimits {
 const CONNECTION: usize = 512;
 /// Most bytes held of a first request. torch's first request is always smaller: it waits for the others or pings.
 const FIRST_REQUEST: usize = 128 * 1024;
+/// Most bytes read at once from a connection whose host has not been introduced. Its first are all that is kept.
+const WAITING: usize = 1024;
 /// Most bytes read at once from one connection.
 const CHUNK: usize = 64 * 1024;
 /// A client with this many unsent bytes is not read from.
@@ -266,8 +268,8 @@ impl Server {
                 let why = match connection.entry {
                     Entry::Served => "its first request takes too long",
                     _ => {
-                        "no agent of this round has introduced that host; do workers have a network of their own, as in \
-                         a container, give --rdzv-conf workers_store_open=true"
+                        "no agent of this round has introduced that host; if workers have a network of their own, as \
+                         in a container, give --rdzv-conf workers_store_open=true"
                     }
                 };
                 self.close(slot, connection, Ending::Stranger(why));
@@ -390,7 +392,8 @@ impl Server {
     }
 
     fn read(&mut self, slot: u32, connection: &mut Connection, chunk: &mut [u8]) -> Result<(), Ending> {
-        let count = match (&connection.socket).read(chunk) {
+        let most = if connection.entry == Entry::Served { chunk.len() } else { WAITING };
+        let count = match (&connection.socket).read(&mut chunk[..most]) {
             Ok(0) => return Err(Ending::Gone),
             Ok(count) => count,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
