@@ -109,6 +109,6 @@ with session:
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
             if session.step():
                 harness.trace("applied", step=step, pid=os.getpid(), at=time.monotonic())
-            time.sleep(0.005)
+            time.sleep(0.02)
     tell("end", session.step_number, sum=sum(float(whole(one).abs().sum()) for one in model.parameters()))
 harness.exit_now()

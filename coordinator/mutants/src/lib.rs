@@ -48,20 +48,20 @@ const SEEDS: u64 = 4_000;
 /// Where a search that takes long has found its mutant before. It begins there: a hint, no more. Where the machines have
 /// changed since, it goes on from the first seed.
 const FOUND_AT: &[(&str, u64)] = &[
-    ("lost_is_fenced", Family::ROLES + 196),
-    ("fence_after_the_lease", 120),
-    ("fence_by_the_newer_proof", Family::ROLES + 521),
-    ("generation_at_once", Family::ROLES + 228),
-    ("count_before_streams", Family::ROLES + 2_400),
-    ("word_without_age", Family::ROLES + 591),
+    ("lost_is_fenced", Family::ROLES + 229),
+    ("fence_after_the_lease", 37),
+    ("fence_by_the_newer_proof", Family::EXCLUSIONS + 117),
+    ("generation_at_once", Family::ROLES + 174),
+    ("count_before_streams", Family::ROLES + 1_465),
+    ("word_without_age", Family::ROLES + 227),
     ("heard_from_receipt", Family::ROLES + 2_400),
-    ("proven_by_the_answer", Family::ROLES + 489),
+    ("proven_by_the_answer", Family::ROLES + 176),
     ("reclaimed_in_spite_of_a_tombstone", Family::ROLES + 807),
-    ("join_timeout_is_not_seen", 996),
-    ("old_news", 56),
-    ("a_pause_lets_workers_rest", Family::PAUSES + 141),
-    ("who_rests_is_not_paused", Family::PAUSES + 2_505),
-    ("the_excluded_always_take_part", Family::EXCLUSIONS + 68),
+    ("join_timeout_is_not_seen", Family::EXCLUSIONS + 219),
+    ("old_news", Family::PAUSES + 28),
+    ("a_pause_lets_workers_rest", Family::PAUSES + 182),
+    ("who_rests_is_not_paused", Family::PAUSES + 147),
+    ("the_excluded_always_take_part", Family::EXCLUSIONS + 47),
     ("the_excluded_never_take_part", Family::EXCLUSIONS + 2_065),
 ];
 
@@ -100,7 +100,7 @@ fn found(name: &'static str) {
 /// Without a fault nothing is found: also where batches are so small that a handful of nodes needs several.
 #[test]
 fn the_machines_as_they_are_keep_every_promise() {
-    for seed in (0..300).flat_map(of_each_kind) {
+    for seed in (0..100).flat_map(of_each_kind) {
         if run(seed, None, Telling::Silent).breach.is_some() {
             let ran = run(seed, None, Telling::Kept);
             panic!("seed {seed}: {:?}\n\n{}\n\n{}", ran.breach, ran.scenario, ran.story);
