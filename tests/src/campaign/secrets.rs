@@ -87,7 +87,7 @@ impl Secrets {
             .to_vec()
     }
 
-    /// What the campaign itself connects with: as [`ROOT`], once users are asked for.
+    /// What the campaign itself connects with: as the user root, once etcd asks who it is.
     ///
     /// # Errors
     /// A file cannot be read.
