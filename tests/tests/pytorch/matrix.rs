@@ -1,6 +1,6 @@
 //! Every script by every means to meet: with fixed nodes, of which one is killed and replaced, and with nodes that come
-//! and go. `make test` plays a few of these pairs, in which each means has a part, beside the examples (`readme.rs`) and what
-//! sessions live through (`session`); `make test-torch-matrix` plays all.
+//! and go. `make test` plays a few of these pairs, in which each script, each means and each kind of change has a part;
+//! `make test-torch-matrix` plays all.
 
 use std::net::TcpStream;
 
@@ -38,7 +38,7 @@ matrix! {
     #[ignore = "make test-torch-matrix"] fsdp_on_c10d_with_changing_nodes = changing_nodes(FSDP, C10d);
     #[ignore = "make test-torch-matrix"] fsdp_alone = alone(FSDP, Standalone);
     #[ignore = "make test-torch-matrix"] imagenet_on_etcd_with_fixed_nodes = fixed_nodes(IMAGENET, Etcd);
-    #[ignore = "make test-torch-matrix"] imagenet_on_etcd_with_changing_nodes = changing_nodes(IMAGENET, Etcd);
+    imagenet_on_etcd_with_changing_nodes = changing_nodes(IMAGENET, Etcd);
     #[ignore = "make test-torch-matrix"] imagenet_on_c10d_with_fixed_nodes = fixed_nodes(IMAGENET, C10d);
     #[ignore = "make test-torch-matrix"] imagenet_on_c10d_with_changing_nodes = changing_nodes(IMAGENET, C10d);
     #[ignore = "make test-torch-matrix"] imagenet_alone = alone(IMAGENET, Standalone);
