@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::job::{FailureClass, JobId, Keys, NodeId, NodeRecord, Phase, Sealed, Spec};
 use elastic_coordinator::node::Parting;
 use elastic_coordinator::rendezvous::End;
-use elastic_coordinator::store::{Event, KeyValue, Op, Revision, Scope, Store, Txn, WatchUpdate};
+use elastic_coordinator::store::{
+    self, Event, KeyValue, LeaseId, Op, Revision, Scope, Store, StoreError, Txn, TxnResult, WatchUpdate, Watcher,
+};
 use elastic_coordinator::workers::checkpoint::{LastWord, last_word};
 use elastic_tests::counting_store::{CountingStore, KEYS};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
@@ -76,6 +79,55 @@ async fn a_failure_costs_a_restart_and_the_budget_ends_the_job_with_its_cause() 
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// A store that refuses what leaders alone watch.
+struct RefusesLeaders(Arc<dyn Store>);
+
+#[async_trait]
+impl Store for RefusesLeaders {
+    async fn txn(&self, txn: Txn) -> store::Result<TxnResult> {
+        self.0.txn(txn).await
+    }
+
+    async fn watch(&self, scope: Scope, from: Revision) -> store::Result<Watcher> {
+        match scope {
+            Scope::Prefix(prefix) if prefix.ends_with("/nodes/") => {
+                Err(StoreError::Denied { endpoints: "e".into(), cause: "permission denied".into() })
+            }
+            scope => self.0.watch(scope, from).await,
+        }
+    }
+
+    async fn grant(&self, ttl: Duration) -> store::Result<LeaseId> {
+        self.0.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> store::Result<Option<Duration>> {
+        self.0.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> store::Result<()> {
+        self.0.revoke(lease).await
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_watch_what_leaders_watch_leaves_the_lead_to_others() {
+    let mut job = TestJob::of(2, 2);
+    let whole = Arc::clone(&job.store);
+    job.store = Arc::new(RefusesLeaders(Arc::clone(&whole)));
+    let a = job.start("a").await;
+
+    match a.parting(WITHIN).await.unwrap() {
+        Parting::End(End::StoreLost(why)) => assert!(why.contains("permission denied"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(whole.range(&job.keys.leader()).await.unwrap().0.is_empty(), "its key of the lead is gone");
+    job.store = whole;
+    let (mut b, mut c) = (job.start("b").await, job.start("c").await);
+    b.runs(1, 2, WITHIN).await.unwrap();
+    c.runs(1, 2, WITHIN).await.unwrap();
 }
 
 #[tokio::test]

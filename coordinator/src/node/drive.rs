@@ -9,7 +9,7 @@ use super::tasks::{AbortOnDrop, Alarm, watch};
 use super::{Command, GroupReport, Inbox, Node, Parting, Status, epoch_ms, pulse_client};
 use crate::job::{JobSecret, Keys, LeaderRecord};
 use crate::rendezvous::{End, Leader, Member, MemberInput, MemberOutput};
-use crate::store::{LeaseId, Revision};
+use crate::store::{LeaseId, Revision, WatchUpdate};
 use crate::time::Time;
 
 pub(super) struct Drive<'a> {
@@ -155,7 +155,12 @@ impl<'a> Drive<'a> {
         let leader = self.leader.as_mut()?;
         let done = act(leader);
         if leader.is_over() {
+            let broken = leader.broken();
             self.leader = None;
+            if let Some(error) = broken {
+                // It ends as from a watch of its own, and its key of the lead with it: while that stands, nobody leads.
+                self.member(MemberInput::Watched(WatchUpdate::Broken(error)));
+            }
         }
         Some(done)
     }

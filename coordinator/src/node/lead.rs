@@ -17,7 +17,7 @@ use super::pulse_proof::Shown;
 use super::tasks::{self, AbortOnDrop, Alarm};
 use crate::job::{NodeId, Phase};
 use crate::rendezvous::{Demand, Leader, LeaderInput, LeaderOutput, Word};
-use crate::store::{Revision, Store};
+use crate::store::{Revision, Store, StoreError};
 use crate::time::Time;
 use crate::tls::MutualTls;
 
@@ -102,6 +102,8 @@ pub(crate) struct LeaderDrive {
     strangers: BTreeSet<u64>,
     /// Nodes in whose names streams were turned away: once is enough to be told.
     forged: BTreeSet<NodeId>,
+    /// Why the store tells it nothing more.
+    broken: Option<StoreError>,
     /// When it began.
     begun: Time,
     /// When the own node counts as heard next.
@@ -132,6 +134,7 @@ impl LeaderDrive {
             counts,
             strangers,
             forged,
+            broken: None,
             begun: now,
             beat_at: now,
         };
@@ -151,6 +154,11 @@ impl LeaderDrive {
     /// The term is over: nothing follows.
     pub(crate) fn is_over(&self) -> bool {
         self.leader.is_over()
+    }
+
+    /// Why the term is over, where the store ended it and no other leader did.
+    pub(crate) fn broken(&self) -> Option<StoreError> {
+        self.broken.clone()
     }
 
     /// The leader's word now; none before it has read the job.
@@ -399,15 +407,22 @@ impl LeaderDrive {
                     }
                 });
             }
-            LeaderOutput::Deposed => {
-                self.watches.clear();
-                self.streams.clear();
-                self.counts.clear();
-                self.strangers.clear();
+            LeaderOutput::Deposed => self.close(),
+            LeaderOutput::Broken(error) => {
+                tracing::warn!("leading is not possible: {error}");
+                self.broken = Some(error);
+                self.close();
             }
             LeaderOutput::Say(line) => (self.say)(line),
             LeaderOutput::Warn(line) => tracing::warn!("{line}"),
         }
+    }
+
+    fn close(&mut self) {
+        self.watches.clear();
+        self.streams.clear();
+        self.counts.clear();
+        self.strangers.clear();
     }
 
     /// Finishes the transaction under way, and what follows from it, before the leader leaves.

@@ -237,6 +237,10 @@ impl World {
                 self.at(hop, Happening::Suspect { p, term, node, port: peer.port, until });
             }
             LeaderOutput::Deposed => self.stop_leading(p),
+            LeaderOutput::Broken(error) => {
+                self.stop_leading(p);
+                self.member(p, MemberInput::Watched(WatchUpdate::Broken(error)));
+            }
             LeaderOutput::Say(_) | LeaderOutput::Warn(_) => {}
         }
     }

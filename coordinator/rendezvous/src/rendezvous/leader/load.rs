@@ -260,9 +260,8 @@ impl Leader {
                 self.reload(false);
             }
             WatchUpdate::Broken(error) => {
-                self.warn(format!("leading is not possible: {error}"), out);
                 self.over = true;
-                out.push(LeaderOutput::Deposed);
+                out.push(LeaderOutput::Broken(error));
             }
             WatchUpdate::Events(events) => {
                 for event in events {

@@ -64,6 +64,9 @@ pub enum LeaderOutput {
     Suspect(NodeId, Endpoint),
     /// The term is over: another leads. Nothing follows.
     Deposed,
+    /// The term is over: for this reason the store tells it nothing more. Nothing follows. Whoever holds the `leader` key
+    /// must let go of it, or nobody leads.
+    Broken(StoreError),
     /// A line for the log.
     Say(String),
     /// A line for the log that asks somebody to do something.
