@@ -10,6 +10,7 @@ use elastic_coordinator::job::Endpoint;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::workers_store::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
 
@@ -17,6 +18,8 @@ use super::workers_store::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
 const LIMIT: Duration = Duration::from_secs(5);
 /// How soon it is tried again, where no try has succeeded.
 const RETRY: Duration = Duration::from_millis(200);
+/// The store may come later than this node. After this, something keeps them apart.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is done again: a host may get another address while a round runs.
 const AGAIN: Duration = Duration::from_secs(60);
 
@@ -38,14 +41,24 @@ impl Drop for Introduction {
 }
 
 async fn introduce(store: Endpoint, known: Known) {
+    let late = Instant::now() + PATIENCE;
     let mut told = false;
     loop {
         match everywhere(&store, &known).await {
-            Ok(()) => tokio::time::sleep(AGAIN).await,
+            Ok(()) => {
+                // From now on the round's workers know by themselves how it is.
+                told = true;
+                tokio::time::sleep(AGAIN).await;
+            }
             Err(error) => {
-                if !std::mem::replace(&mut told, true) {
-                    let at = format_args!("{}:{}", store.host, store.port);
-                    tracing::debug!("the workers' store at {at} has not let this host in yet: {error}");
+                if Instant::now() >= late && !std::mem::replace(&mut told, true) {
+                    tracing::warn!(
+                        "the workers' store at {}:{} has not let this host in for {} s, so its workers cannot meet the \
+                         others: {error}. Each node must reach that port of rank 0's node",
+                        store.host,
+                        store.port,
+                        PATIENCE.as_secs()
+                    );
                 }
                 tokio::time::sleep(RETRY).await;
             }
@@ -74,5 +87,50 @@ async fn at(address: SocketAddr, known: &Known) -> io::Result<()> {
     match stream.read_u8().await? {
         ADMITTED => Ok(()),
         other => Err(io::Error::other(format!("it answers {other}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc;
+
+    use elastic_coordinator::job::JobSecret;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// A log whose lines a test receives.
+    struct Log(mpsc::Sender<String>);
+
+    impl Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(String::from_utf8_lossy(bytes).into_owned()).map_err(io::Error::other)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_is_not_let_in_says_so_once() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let store = Endpoint { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+        let known = Known { secret: JobSecret::of([7; JobSecret::LENGTH]), job: "job".into(), round: 1 };
+        let (log, said) = mpsc::channel();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || Log(log.clone())).finish();
+        let _told = tracing::subscriber::set_default(subscriber);
+        let _introduction = Introduction::begin(store, known);
+        let mut lines = Vec::new();
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * PATIENCE {
+            // It answers nobody.
+            drop(listener.accept().await.unwrap());
+            lines.extend(said.try_iter());
+            assert!(lines.is_empty() || begun.elapsed() >= PATIENCE, "it may only be late: {lines:?}");
+        }
+        let [line] = &lines[..] else { panic!("it is said once: {lines:?}") };
+        assert!(line.contains("WARN") && line.contains("has not let this host in for 10 s"), "{line}");
     }
 }
