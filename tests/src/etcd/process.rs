@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -13,10 +14,17 @@ pub fn free_port() -> u16 {
     port
 }
 
-/// Ports that were free a moment ago.
+/// Ports that were free a moment ago. They lie below those that the kernel gives to connections: of another test's
+/// thousands none takes one of these before its server does.
 pub(super) fn free_ports<const N: usize>() -> [u16; N] {
-    let listeners: Vec<_> = (0..N).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
-    std::array::from_fn(|n| listeners[n].local_addr().expect("an address").port())
+    const TRIES: u16 = 1000;
+    const LOWEST: u16 = 10_000;
+    const PORTS: u64 = 32_768 - LOWEST as u64;
+    let port = |_| LOWEST + (RandomState::new().hash_one("a port") % PORTS) as u16;
+    let tried = (0..TRIES).map(port).filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+    let held: Vec<TcpListener> = tried.take(N).collect();
+    assert_eq!(held.len(), N, "of {TRIES} ports not {N} are free");
+    std::array::from_fn(|n| held[n].local_addr().expect("an address").port())
 }
 
 /// Starts a process whose output goes to `log` and that dies with the thread that started it.
