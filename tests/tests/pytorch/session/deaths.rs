@@ -84,6 +84,17 @@ async fn a_gpt_that_sums_by_nccl_outlives_some_deaths() {
 }
 
 #[tokio::test]
+async fn a_convolutional_net_outlives_some_deaths() {
+    let Some(torch) = Torch::find() else { return };
+    let mut scene = Scene::start(&torch, &["conv"]).await;
+    scene.grows().await;
+    scene.dies("forward", Who::Agent, 0).await;
+    scene.dies("optimizer", Who::Worker, 1).await;
+    scene.a_worker_stops().await;
+    scene.ends_as_undisturbed(&torch, "conv").await;
+}
+
+#[tokio::test]
 #[ignore = "takes minutes: make chaos"]
 async fn a_gpt_outlives_every_death() {
     outlives_every_death(&["gpt"]).await;
