@@ -39,7 +39,7 @@ SIZES ?=
 PROFILE ?= release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-torchft campaign soak fuzz chaos simulate model
+.PHONY: help demo test test-torchrun test-torch-matrix test-torch-latest test-torch-debian test-frameworks gpu gpu-kit wheel dist test-dist verify fix bench bench-scale bench-torch bench-recoveries bench-torchft campaign soak fuzz chaos simulate model
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,11 @@ bench-torch: ## Times PyTorch's launcher and store, and ours, side by side
 	@scripts/setup.sh test
 	cargo build --locked --release --workspace --bins
 	cargo bench --locked --package elastic-tests --bench torchrun --bench torchelastic --bench tcp_store
+
+bench-recoveries: ## Kills a worker, then an agent, 1,000 times under elastic-agent and 10 times under torchrun, in turns: half an hour
+	@scripts/setup.sh test
+	cargo build --locked --release --workspace --bins
+	cargo bench --locked --package elastic-tests --bench torchrun -- 10 1000
 
 bench-torchft: ## Kills workers of a session, of torchft and of torchrun, and times how each goes on: fifteen minutes
 	@scripts/setup.sh test

@@ -1,5 +1,6 @@
 //! torchrun and elastic-agent side by side in one run, taking turns: launch, idle, and on `c10d` the failure of a
 //! worker and the death of an agent, one of two. The workers import nothing. Run by `make bench-torch`; needs PyTorch.
+//! `-- 10 1000`: failures and deaths alone, ten of torchrun's and a hundred of ours after each.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
 
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use elastic_tests::binaries::binary;
+use elastic_tests::campaign::usage::percentile;
 use elastic_tests::torch::Torch;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -28,38 +30,61 @@ enum Launcher {
 
 use Launcher::{Ours, Torchrun};
 
+/// What is measured once, of one launcher.
+type Measure = fn(&Torch, Launcher) -> Result<f64>;
+
 fn main() -> Result<()> {
     let torch = Torch::find().context("there is no torchrun to compare with")?;
-    let launch = || -> Result<[f64; 2]> { Ok([launch(&torch, Torchrun)?, launch(&torch, Ours)?]) };
-    report("launch of `--standalone --no-python true`", "ms", &repeat(LAUNCHES, launch)?);
-    let [theirs, ours] = [idle(&torch, Torchrun)?, idle(&torch, Ours)?];
-    report("an idle agent: peak memory", "MiB", &[[theirs.0, ours.0]]);
-    report("an idle agent: processor time", "ms a minute", &[[theirs.1, ours.1]]);
-    let recover = || Ok([recovery(&torch, Torchrun)?, recovery(&torch, Ours)?]);
-    report("a worker killed → all workers started again", "ms", &repeat(RECOVERIES, recover)?);
-    let lose = || Ok([loss(&torch, Torchrun)?, loss(&torch, Ours)?]);
-    report("an agent killed → the survivor's workers started again", "ms", &repeat(RECOVERIES, lose)?);
+    let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let counts = match numbers[..] {
+        [] => {
+            report("launch of `--standalone --no-python true`", "ms", &turns("", [LAUNCHES; 2], &torch, launch)?);
+            let [theirs, ours] = [idle(&torch, Torchrun)?, idle(&torch, Ours)?];
+            report("an idle agent: peak memory", "MiB", &[vec![theirs.0], vec![ours.0]]);
+            report("an idle agent: processor time", "ms a minute", &[vec![theirs.1], vec![ours.1]]);
+            [RECOVERIES; 2]
+        }
+        [theirs, ours] if theirs > 0 => [theirs, ours],
+        _ => bail!("of recoveries: how many of torchrun's, at least one, and how many of ours, as in `-- 10 1000`"),
+    };
+    let recoveries: [(&str, Measure); 2] = [
+        ("a worker killed → all workers started again", recovery),
+        ("an agent killed → the survivor's workers started again", loss),
+    ];
+    for (what, measure) in recoveries {
+        report(what, "ms", &turns(what, counts, &torch, measure)?);
+    }
     Ok(())
 }
 
-fn repeat(times: usize, measure: impl Fn() -> Result<[f64; 2]>) -> Result<Vec<[f64; 2]>> {
-    (0..times).map(|_| measure()).collect()
+/// Measures both so often: after each of torchrun's turns ours, as many as leave all turns alike.
+fn turns(what: &str, [theirs, ours]: [usize; 2], torch: &Torch, measure: Measure) -> Result<[Vec<f64>; 2]> {
+    let mut samples = [Vec::new(), Vec::new()];
+    for turn in 1..=theirs {
+        samples[0].push(measure(torch, Torchrun)?);
+        while samples[1].len() < ours * turn / theirs {
+            samples[1].push(measure(torch, Ours)?);
+        }
+        if ours > theirs {
+            eprintln!("{what}: turn {turn} of {theirs}");
+        }
+    }
+    Ok(samples)
 }
 
-fn report(what: &str, unit: &str, samples: &[[f64; 2]]) {
-    let spread = |which: usize| {
-        let mut all: Vec<f64> = samples.iter().map(|sample| sample[which]).collect();
-        all.sort_by(f64::total_cmp);
-        (all[all.len() / 2], all[0], all[all.len() - 1])
+/// Median, least and most; where there are many, also the 99th percentile.
+fn report(what: &str, unit: &str, samples: &[Vec<f64>; 2]) {
+    let show = |all: &Vec<f64>| {
+        let [least, median, most] = [0.0, 50.0, 100.0].map(|percent| percentile(all, percent));
+        let last = (all.len() >= 100).then(|| format!(", 99 % {:.1}", percentile(all, 99.0))).unwrap_or_default();
+        format!("{median:.1} ({least:.1}–{most:.1}{last}), n {}", all.len())
     };
-    let show = |(median, least, most): (f64, f64, f64)| format!("{median:.1} ({least:.1}–{most:.1})");
-    let (theirs, ours) = (spread(0), spread(1));
+    let [theirs, ours] = samples;
     println!(
-        "{what}, {unit}, n {}: torchrun {}   elastic-agent {}   ratio {:.0}",
-        samples.len(),
+        "{what}, {unit}: torchrun {}   elastic-agent {}   ratio {:.0}",
         show(theirs),
         show(ours),
-        theirs.0 / ours.0
+        percentile(theirs, 50.0) / percentile(ours, 50.0)
     );
 }
 
@@ -135,8 +160,8 @@ fn two_nodes(torch: &Torch, launcher: Launcher) -> Result<(Job, [RunningAgent; 2
     wait("the store is served", || TcpStream::connect(("127.0.0.1", port)).ok())?;
     let nodes = [host, start()?];
     let workers = job.whole()?;
-    // A round that has just begun is not what fails.
-    std::thread::sleep(Duration::from_secs(1));
+    // Not a round that has just begun fails, and not always in the same moment of what either does in turns.
+    std::thread::sleep(Duration::from_millis(300) + Duration::from_nanos(now()? as u64 % 300_000_000));
     Ok((job, nodes, workers))
 }
 
@@ -199,7 +224,8 @@ impl Job {
     fn end<const N: usize>(&self, agents: [RunningAgent; N]) -> Result<()> {
         drop(agents);
         for (pid, ..) in self.starts().into_iter().filter(|start| is_alive(start.0)) {
-            kill(pid)?;
+            // A guard may have been quicker.
+            let _ = kill(pid);
         }
         Ok(())
     }
