@@ -198,9 +198,9 @@ mod tests {
         let mut child = std::process::Command::new("sh").args(["-c", "sleep 60 & wait"]).spawn().unwrap();
         let pid = child.id() as i32;
         let mut stacks = collect(pid).await;
-        // The shell may not have forked yet.
+        // The shell may not have forked yet, or not come to rest.
         for _ in 0..500 {
-            if stacks.text.contains("(sleep)") {
+            if stacks.text.contains("(sleep)") && stacks.excerpt.starts_with('S') {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
