@@ -2,7 +2,7 @@
 //! worker and the death of an agent, one of two. The workers import nothing. Run by `make bench-torch`; needs PyTorch.
 //! `-- 10 1000`: failures and deaths alone, ten of torchrun's and a hundred of ours after each.
 
-#![allow(clippy::print_stdout, clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -76,7 +76,7 @@ fn turns(what: &str, [theirs, ours]: [usize; 2], torch: &Torch, measure: Measure
 fn report(what: &str, unit: &str, samples: &[Vec<f64>; 2]) {
     let show = |all: &Vec<f64>| {
         let [least, median, most] = [0.0, 50.0, 100.0].map(|percent| percentile(all, percent));
-        let last = (all.len() >= 100).then(|| format!(", 99 % {:.1}", percentile(all, 99.0))).unwrap_or_default();
+        let last = if all.len() >= 100 { format!(", 99 % {:.1}", percentile(all, 99.0)) } else { String::new() };
         format!("{median:.1} ({least:.1}–{most:.1}{last}), n {}", all.len())
     };
     let [theirs, ours] = samples;
