@@ -160,7 +160,7 @@ fn two_nodes(torch: &Torch, launcher: Launcher) -> Result<(Job, [RunningAgent; 2
     wait("the store is served", || TcpStream::connect(("127.0.0.1", port)).ok())?;
     let nodes = [host, start()?];
     let workers = job.whole()?;
-    // Not a round that has just begun fails, and not always in the same moment of what either does in turns.
+    // The round has run for a moment. How long differs, so that failures do not all meet a launcher at the same beat.
     std::thread::sleep(Duration::from_millis(300) + Duration::from_nanos(now()? as u64 % 300_000_000));
     Ok((job, nodes, workers))
 }

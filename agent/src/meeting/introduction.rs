@@ -46,7 +46,7 @@ async fn introduce(store: Endpoint, known: Known) {
     loop {
         match everywhere(&store, &known).await {
             Ok(()) => {
-                // From now on the round's workers know by themselves how it is.
+                // Workers that have been let in see by themselves when the store goes away.
                 told = true;
                 tokio::time::sleep(AGAIN).await;
             }
