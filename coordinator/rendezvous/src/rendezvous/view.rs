@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::exclusion::KnownFaults;
 use super::roster::{Roster, SealedMember};
-use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RoundRecord, Spec, Versioned};
+use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
 use crate::time::Time;
 
@@ -40,7 +40,7 @@ pub struct View {
 }
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
-/// There are two at once, and one more after each minute.
+/// There are two at once, and one more after each [`View::growth_refill`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GrowthTokens {
     /// When all of them are there again.
@@ -49,16 +49,15 @@ pub struct GrowthTokens {
 
 impl GrowthTokens {
     const MOST: u32 = 2;
-    const REFILL: Duration = Duration::from_secs(60);
 
     /// From when on one is there.
-    pub(super) fn ready(self) -> Time {
-        self.full.minus(GrowthTokens::REFILL * (GrowthTokens::MOST - 1))
+    pub(super) fn ready(self, refill: Duration) -> Time {
+        self.full.minus(refill * (GrowthTokens::MOST - 1))
     }
 
     /// One less.
-    pub(super) fn spend(&mut self, now: Time) {
-        self.full = self.full.max(now) + GrowthTokens::REFILL;
+    pub(super) fn spend(&mut self, now: Time, refill: Duration) {
+        self.full = self.full.max(now) + refill;
     }
 }
 
@@ -216,6 +215,17 @@ impl View {
             || self.round.value.leaving.contains(&member.rank.name)
             || self.round.value.paused;
         if leaves { self.spec.timings.drain_grace } else { self.spec.timings.stop_grace }
+    }
+
+    /// Whether growth costs the members no more than a pause: it stops no process, newcomers are ready to begin, and it
+    /// is not counted as a restart.
+    pub(super) fn growth_is_cheap(&self) -> bool {
+        self.roster.all_warm_up() && self.spec.restart_policy != RestartPolicy::All
+    }
+
+    /// After how long a spent token is there again.
+    pub(super) fn growth_refill(&self) -> Duration {
+        if self.growth_is_cheap() { self.spec.timings.min_round_time } else { Duration::from_secs(60) }
     }
 
     /// Whether newcomers have been gathered long enough; if not, when they will have been. Latecomers extend the call,

@@ -224,8 +224,8 @@ fn growth(
         return (Verdict::Wait, "newcomers wait until the round runs fully".to_owned());
     }
     let settled = view.since + view.spec.timings.min_round_time;
-    let called = if newcomers >= room { None } else { view.last_call(now) };
-    let grows = settled.min(view.quick.ready());
+    let called = if newcomers >= room || view.growth_is_cheap() { None } else { view.last_call(now) };
+    let grows = settled.min(view.quick.ready(view.growth_refill()));
     if let Some(until) = called.into_iter().chain((now < grows).then_some(grows)).max() {
         wake.at(until);
         return (Verdict::Wait, format!("{newcomers} newcomers are being gathered"));

@@ -5,6 +5,7 @@ mod admission;
 mod cost;
 mod doubt;
 mod exclusion;
+mod growth;
 mod history;
 mod pause;
 
@@ -26,6 +27,7 @@ struct Scene {
     ranks: Vec<&'static str>,
     fewest: usize,
     most: usize,
+    last_call_ms: u64,
     min_round_time_ms: u64,
     policy: &'static str,
     exclude_after: u32,
@@ -50,6 +52,7 @@ impl Scene {
             ranks,
             fewest: 1,
             most: 3,
+            last_call_ms: 0,
             min_round_time_ms: 0,
             policy,
             exclude_after: 0,
@@ -93,9 +96,9 @@ impl Scene {
         let kv = |key: String, value: Value| kv(key, value, 4);
         let spec = json!({
             "protocol": 1, "min_nodes": self.fewest, "max_nodes": self.most, "max_restarts": 3, "lease_ttl_ms": 10_000,
-            "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
-            "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": self.min_round_time_ms,
-            "restart_policy": self.policy, "exclude_after": self.exclude_after,
+            "last_call_ms": self.last_call_ms, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000,
+            "stop_grace_ms": 1000, "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000,
+            "min_round_time_ms": self.min_round_time_ms, "restart_policy": self.policy, "exclude_after": self.exclude_after,
         });
         let ranks = self.ranks.iter().enumerate().map(|(rank, name)| {
             let place = json!({ "group_rank": rank, "first_rank": rank, "role_rank_base": rank, "role_world_size": 2 });

@@ -196,7 +196,7 @@ impl Leader {
                     return self.start(Doing::Form { record, evict, quick, rest }, txn, out);
                 }
                 if quick {
-                    view.quick.spend(now);
+                    view.quick.spend(now, view.growth_refill());
                 }
                 let stage = |round: &RoundRecord| (round.number, round.paused);
                 if stage(&record) != stage(&view.round.value) {

@@ -46,6 +46,8 @@ pub struct Roster {
     late: BTreeSet<NodeId>,
     /// Members that wait without some of their workers, and could start new ones ahead.
     lacking: BTreeSet<NodeId>,
+    /// Nodes whose workers cannot start ahead.
+    cold: BTreeSet<NodeId>,
     /// Members that were evicted and may be at work until their fence point, by when they were.
     settling: Index<Time>,
     /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
@@ -66,6 +68,7 @@ pub struct Roster {
 struct Marks {
     names: Vec<String>,
     place: Option<u32>,
+    cold: bool,
     newcomer: Option<(Revision, Time)>,
     member: Option<MemberMarks>,
 }
@@ -101,6 +104,7 @@ impl Roster {
             missing: BTreeSet::new(),
             late: BTreeSet::new(),
             lacking: BTreeSet::new(),
+            cold: BTreeSet::new(),
             settling: Index::default(),
             doubtful: Index::default(),
             answered: Index::default(),
@@ -247,6 +251,11 @@ impl Roster {
         self.lacking.iter().inspect(|_| looks::count())
     }
 
+    /// Whether the workers of all nodes that are there can start ahead.
+    pub(super) fn all_warm_up(&self) -> bool {
+        self.cold.is_empty()
+    }
+
     /// The last to be evicted of those that may be at work until their fence point: when.
     pub(super) fn last_unsettled(&self) -> Option<Time> {
         self.settling.greatest().copied()
@@ -341,6 +350,7 @@ impl Roster {
         Marks {
             names: names.cloned().collect(),
             place: present.and_then(|it| it.record.place),
+            cold: present.is_some_and(|it| !it.record.warms_up),
             newcomer: present.filter(|_| !contact.dead && self.is_placeless(node)).map(|it| (it.created, it.arrived)),
             member: member.map(|member| {
                 let evicted = member.evicted.is_some();
@@ -371,6 +381,9 @@ impl Roster {
         if let Some(place) = marks.place {
             self.places.add(place, node);
             self.recount_place(place);
+        }
+        if marks.cold {
+            self.cold.insert(node.clone());
         }
         if let Some((created, arrived)) = marks.newcomer {
             self.newcomers.add(created, node);
@@ -416,6 +429,7 @@ impl Roster {
             self.places.take(&place, node);
             self.recount_place(place);
         }
+        self.cold.remove(node);
         if let Some((created, arrived)) = marks.newcomer {
             self.newcomers.take(&created, node);
             self.arrivals.take(&arrived, node);

@@ -28,6 +28,7 @@ fn present(node: &NodeId, x: u8, y: u8) -> Present {
     let mut record: NodeRecord = serde_json::from_value(about(node)).unwrap();
     record.phase = PHASES[usize::from(x) % 4];
     record.round = (!y.is_multiple_of(3)).then(|| u64::from(y % 3));
+    record.warms_up = x.is_multiple_of(2);
     record.place = (x % 5 > 2).then(|| u32::from(y % 2));
     let created = Revision(i64::from(x % 7));
     Present { record, created, modified: Revision(i64::from(y)), arrived: time(y), said: time(x) }
@@ -86,6 +87,7 @@ proptest! {
             roster.is_placeless(node) && !roster.contacts.get(*node).is_some_and(|contact| contact.dead)
         }).collect();
         prop_assert_eq!(roster.count_newcomers(), newcomers.len());
+        prop_assert_eq!(roster.all_warm_up(), roster.nodes.values().all(|it| it.record.warms_up));
         let echoes = roster.members.iter().filter(|(node, it)| **node != roster.own && it.evicted.is_none());
         let echoes: Vec<_> =
             echoes.map(|(node, _)| roster.contacts.get(node).and_then(|contact| contact.echoed)).collect();
