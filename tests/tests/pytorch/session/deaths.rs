@@ -55,16 +55,12 @@ async fn a_state_that_is_being_sent_when_its_only_holder_dies_comes_back_from_me
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
 
-/// What `make test` has time for.
 #[tokio::test]
-async fn a_gpt_outlives_some_deaths() {
+async fn a_gpt_outlives_every_kill() {
     let Some(torch) = Torch::find() else { return };
     let mut scene = Scene::start(&torch, &["gpt"]).await;
     scene.grows().await;
-    let some = [("backward", Who::Worker), ("last sum", Who::Two), ("send", Who::Agent)];
-    for (number, (phase, who)) in some.into_iter().enumerate() {
-        scene.dies(phase, who, number).await;
-    }
+    scene.every_kill().await;
     scene.a_node_leaves().await;
     scene.ends_as_undisturbed(&torch, "gpt").await;
 }
@@ -84,13 +80,15 @@ async fn a_gpt_that_sums_by_nccl_outlives_some_deaths() {
 }
 
 #[tokio::test]
-async fn a_convolutional_net_outlives_some_deaths() {
+async fn a_convolutional_net_outlives_some_kills_and_all_else() {
     let Some(torch) = Torch::find() else { return };
     let mut scene = Scene::start(&torch, &["conv"]).await;
     scene.grows().await;
-    scene.dies("forward", Who::Agent, 0).await;
-    scene.dies("optimizer", Who::Worker, 1).await;
-    scene.a_worker_stops().await;
+    let some = [("forward", Who::Agent), ("backward", Who::Two), ("optimizer", Who::Worker)];
+    for (number, (phase, who)) in some.into_iter().enumerate() {
+        scene.dies(phase, who, number).await;
+    }
+    scene.all_else().await;
     scene.ends_as_undisturbed(&torch, "conv").await;
 }
 
@@ -122,15 +120,8 @@ async fn outlives_every_death(words: &[&str]) {
     let mut scene = Scene::start(&torch, words).await;
     // Nobody is told of it: three come at once.
     scene.grows().await;
-    for (number, phase) in PHASES.into_iter().enumerate() {
-        for who in [Who::Worker, Who::Agent, Who::Two] {
-            scene.dies(phase, who, number).await;
-        }
-    }
-    scene.a_worker_stops().await;
-    scene.a_node_stops().await;
-    scene.a_node_leaves().await;
-    scene.etcd_is_away().await;
+    scene.every_kill().await;
+    scene.all_else().await;
     scene.ends_as_undisturbed(&torch, words[0]).await;
 }
 
@@ -178,6 +169,22 @@ impl Scene {
         let first = steps(round).map(|line| line.number("step")).min().unwrap();
         let before = (1..round).rev().find_map(|round| steps(round).map(|line| line.number("step")).max()).unwrap();
         assert_eq!(before + 1, first, "round {round}");
+    }
+
+    async fn every_kill(&mut self) {
+        for (number, phase) in PHASES.into_iter().enumerate() {
+            for who in [Who::Worker, Who::Agent, Who::Two] {
+                self.dies(phase, who, number).await;
+            }
+        }
+    }
+
+    /// What befalls it beside kills.
+    async fn all_else(&mut self) {
+        self.a_worker_stops().await;
+        self.a_node_stops().await;
+        self.a_node_leaves().await;
+        self.etcd_is_away().await;
     }
 
     async fn dies(&mut self, phase: &str, who: Who, turn: usize) {
