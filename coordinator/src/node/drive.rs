@@ -225,23 +225,22 @@ impl<'a> Drive<'a> {
             }
             MemberOutput::Pulse(None) => self.pulse = None,
             MemberOutput::Pulse(Some((term, leader))) => self.pulse = Some(self.open_pulse(term, leader)),
-            MemberOutput::Lead(term, predecessor) => {
+            MemberOutput::Lead(term, former) => {
                 let now = Time::now();
                 let leader = Leader::new(self.member.id(), self.keys.clone(), term, now, epoch_ms(now))
+                    .after(former)
                     .knowing(self.member.spec().clone())
                     .trusting(self.secret.clone());
                 let commands = self.commands.clone();
                 let say = Box::new(move |line| drop(commands.send(Command::Say(line))));
-                let mut leader = LeaderDrive::new(
+                self.leader = Some(LeaderDrive::new(
                     leader,
                     store,
                     self.leader_inbox.clone(),
                     Some(self.member.id()),
                     say,
                     self.node.tls.clone(),
-                );
-                predecessor.into_iter().for_each(|dead| leader.dead(dead));
-                self.leader = Some(leader);
+                ));
             }
             // At the end the leader still tidies up: see `run`.
             MemberOutput::StopLeading if self.member.is_over() => {}

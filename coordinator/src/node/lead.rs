@@ -206,12 +206,6 @@ impl LeaderDrive {
         beats
     }
 
-    /// This node's death is known from elsewhere.
-    pub(crate) fn dead(&mut self, node: NodeId) {
-        self.step(LeaderInput::Dead(node));
-        self.decide();
-    }
-
     /// Takes in what happened beside it: this, and what is queued behind it. One decision is enough for all.
     pub(crate) fn notes(&mut self, first: LeaderNote, queue: &mut mpsc::UnboundedReceiver<LeaderNote>) {
         self.take(first);

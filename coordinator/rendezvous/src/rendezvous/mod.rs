@@ -25,7 +25,7 @@ pub mod view;
 
 pub use decide::{Decision, Eviction, Form, Verdict, decide};
 pub use exclusion::KnownFaults;
-pub use leader::{Demand, Leader, LeaderInput, LeaderOutput, Word};
+pub use leader::{Demand, Former, Leader, LeaderInput, LeaderOutput, Word};
 pub use member::{Call, Credentials, End, Member, MemberInput, MemberOutput, MemberSetup, Outcome, Start};
 pub use roster::{Contact, Evicted, Present, Roster, SealedMember};
 pub use seats::Seat;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::exclusion::KnownFaults;
+use super::leader::Former;
 use super::roster::{Roster, SealedMember};
 use crate::job::{Desired, Fate, NodeId, OnStoreLoss, Phase, RestartPolicy, RoundRecord, Spec, Versioned};
 use crate::store::Revision;
@@ -23,6 +24,8 @@ pub struct View {
     pub planned_here: bool,
     /// When this term began.
     pub elected: Time,
+    /// The leader before, where that is known.
+    pub former: Option<Former>,
     /// When this leader first saw the round's number in its state.
     pub since: Time,
     /// What is held against nodes, and since when.
@@ -40,7 +43,7 @@ pub struct View {
 }
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
-/// There are two at once, and one more after each [`View::growth_refill`].
+/// There are two at once, and one more after each `growth_refill`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GrowthTokens {
     /// When all of them are there again.
@@ -141,6 +144,14 @@ impl View {
         self.spec.on_store_loss == OnStoreLoss::Wait && !matches!(self.roster.all_opened(), Some(Some(_)))
     }
 
+    /// Since when the former leader is silent to the node that leads now, if that is a member. Nobody has vouched for the
+    /// former leader since, not even it itself: for that each member must have answered. And what else keeps its workers
+    /// alive ended with its lease, on which its key hung.
+    fn former_silent_since(&self, node: &NodeId) -> Option<Time> {
+        let former = self.former.as_ref().filter(|former| former.node == *node && self.roster.has_own())?;
+        Some(former.silent_since)
+    }
+
     /// How a member of the sealed round stands.
     pub(super) fn liveness(&self, now: Time, node: &NodeId) -> Liveness {
         if self.confirmed_dead(node) {
@@ -152,10 +163,12 @@ impl View {
         }
         let Some(absent) = member.absent else { return Liveness::Alive };
         let heard = self.roster.contact(node).and_then(|contact| contact.heard).unwrap_or(Time::ZERO);
-        let silent_from = self.counting_or_bound().max(heard);
+        let former = self.former_silent_since(node);
+        let silent_from = former.unwrap_or_else(|| self.counting_or_bound()).max(heard);
         let lost_at = (silent_from + self.spec.timings.lease_ttl).max(absent);
         if now >= lost_at {
-            let fate = if member.started && !self.may_be_vouched_for() { Fate::Fenced } else { Fate::Unknown };
+            let past = former.is_some() || (member.started && !self.may_be_vouched_for());
+            let fate = if past { Fate::Fenced } else { Fate::Unknown };
             Liveness::Lost(fate, "its lease lapsed and it is silent")
         } else {
             Liveness::Missing(lost_at)

@@ -2,6 +2,7 @@
 //! protocol itself, and shares no code with the implementation. See `docs/model.md`.
 
 mod fence;
+mod former;
 mod properties;
 mod rules;
 mod search;

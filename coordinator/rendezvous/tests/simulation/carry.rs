@@ -2,7 +2,7 @@
 
 use elastic_rendezvous::job::{Keys, NodeId};
 use elastic_rendezvous::rendezvous::{
-    Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, Verdict, decide,
+    Former, Leader, LeaderInput, LeaderOutput, Member, MemberInput, MemberOutput, Verdict, decide,
 };
 use elastic_rendezvous::store::{Event, Revision, Scope, WatchUpdate};
 use elastic_rendezvous::time::Time;
@@ -151,12 +151,7 @@ impl World {
             MemberOutput::Revoke(lease) => self.send(p, Asker::Operator, Request::Revoke(lease)),
             MemberOutput::Watch(scope, from) => self.watch(p, None, scope, from),
             MemberOutput::Pulse(target) => self.open_pulse(p, target),
-            MemberOutput::Lead(term, predecessor) => {
-                self.begin_term(p, term);
-                if let Some(dead) = predecessor {
-                    self.lead(p, LeaderInput::Dead(dead));
-                }
-            }
+            MemberOutput::Lead(term, former) => self.begin_term(p, term, former),
             // At its end the leader still finishes what is under way.
             MemberOutput::StopLeading if self.processes[p].member.is_over() => {}
             MemberOutput::StopLeading => self.stop_leading(p),
@@ -177,11 +172,11 @@ impl World {
         }
     }
 
-    fn begin_term(&mut self, p: usize, term: Revision) {
+    fn begin_term(&mut self, p: usize, term: Revision, former: Option<Former>) {
         let now = self.local(p);
         let own = self.processes[p].id();
         self.processes[p].told.clear();
-        self.processes[p].leader = Some(Leader::new(own.clone(), self.keys.clone(), term, now, 0));
+        self.processes[p].leader = Some(Leader::new(own.clone(), self.keys.clone(), term, now, 0).after(former));
         let life = self.processes[p].life;
         self.at(0, Happening::OwnBeat { p, life, term });
         self.lead(p, LeaderInput::Opened(own));

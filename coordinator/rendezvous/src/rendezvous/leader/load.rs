@@ -118,6 +118,7 @@ impl Leader {
             desired: desired.unwrap_or_default(),
             planned_here: old.as_ref().is_some_and(|old| old.planned_here && old.round.modified == round.modified),
             elected: self.elected,
+            former: self.former.clone(),
             since: old.as_ref().filter(|old| same_state(old)).map_or(now, |old| old.since),
             roster: Roster::new(self.node.clone()),
             quick: old.as_ref().map_or_else(Default::default, |old| old.quick),

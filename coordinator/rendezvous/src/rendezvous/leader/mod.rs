@@ -88,6 +88,17 @@ pub struct Word {
     pub all_heard: Option<Duration>,
 }
 
+/// The leader before, as a node knew it that was a member beside it and leads now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Former {
+    /// Its node.
+    pub node: NodeId,
+    /// Whether its death is confirmed.
+    pub dead: bool,
+    /// When the node that leads now last heard a leader's word, whoever's; not before it had its lease.
+    pub silent_since: Time,
+}
+
 /// Operation under way.
 #[derive(Debug, Clone)]
 enum Doing {
@@ -126,6 +137,7 @@ pub struct Leader {
     /// Added to its clock, gives milliseconds since the Unix epoch: for the history that people read.
     epoch_ms: u64,
     elected: Time,
+    former: Option<Former>,
     view: Option<View>,
     /// Where training resumes.
     checkpoint: Option<Checkpoint>,
@@ -182,6 +194,7 @@ impl Leader {
             term,
             epoch_ms,
             elected: now,
+            former: None,
             view: None,
             checkpoint: None,
             pointer: Revision::NONE,
@@ -221,6 +234,15 @@ impl Leader {
     #[must_use]
     pub fn trusting(self, secret: Option<JobSecret>) -> Leader {
         Leader { secret, ..self }
+    }
+
+    /// A leader that knows whom it follows.
+    #[must_use]
+    pub fn after(mut self, former: Option<Former>) -> Leader {
+        if let Some(former) = former.as_ref().filter(|former| former.dead) {
+            self.early.entry(former.node.clone()).or_default().dead = true;
+        }
+        Leader { former, ..self }
     }
 
     /// The node that leads, or the coordinator's replica.

@@ -13,7 +13,7 @@ use crate::time::Time;
 /// When each proof was last made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Proofs {
-    /// When the newest lease was last known to be good; stays when the lease is lost.
+    /// When the newest lease that the own key has hung on was last known to be good; stays when that lease is lost.
     pub(super) leased: Time,
     /// When the round was last proven to be current.
     pub(super) round: Time,

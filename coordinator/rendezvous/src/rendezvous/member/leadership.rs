@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::super::leader::Former;
 use super::step::Out;
 use super::timers::Timer;
 use super::{Call, Leave, Member, MemberOutput, Mode};
@@ -32,6 +33,10 @@ pub(super) struct Leadership {
     vacant: Revision,
     /// The term of a leader whose death is confirmed.
     pub(super) dead_term: Option<Revision>,
+    /// Who led last, of those that lead no more.
+    former: Option<Versioned<LeaderRecord>>,
+    /// When a leader's word was last heard, whoever's it was.
+    pub(super) heard: Time,
 }
 
 impl Leadership {
@@ -73,12 +78,9 @@ impl Member {
             return;
         }
         let had_leader = self.leadership.leader.is_some();
-        let predecessor = self
-            .leadership
-            .leader
-            .as_ref()
-            .filter(|old| self.leadership.dead_term == Some(old.modified))
-            .map(|old| old.value.node.clone());
+        if let Some(former) = self.leadership.leader.take() {
+            self.leadership.former = Some(former);
+        }
         if self.leadership.own_term.take().is_some() {
             out.push(MemberOutput::StopLeading);
         }
@@ -86,7 +88,7 @@ impl Member {
             Some(leader) if leader.value.node == self.id() => {
                 self.leadership.own_term = term;
                 out.push(MemberOutput::Pulse(None));
-                out.push(MemberOutput::Lead(leader.modified, predecessor));
+                out.push(MemberOutput::Lead(leader.modified, self.former_leader()));
                 self.leadership.leader = Some(leader);
                 self.timers.stop(Timer::Campaign);
                 // Not joined yet, it is the one that looks.
@@ -98,7 +100,6 @@ impl Member {
                 self.timers.stop(Timer::Campaign);
             }
             None => {
-                self.leadership.leader = None;
                 if had_leader {
                     out.push(MemberOutput::Pulse(None));
                 }
@@ -107,6 +108,17 @@ impl Member {
                 }
             }
         }
+    }
+
+    /// The leader before this node, as it knew it. A store that lost all leases at once lost this node's too: so what has
+    /// ended since its own lease began has ended by itself.
+    fn former_leader(&self) -> Option<Former> {
+        let former = self.leadership.former.as_ref().filter(|former| former.value.node != self.id())?;
+        Some(Former {
+            node: former.value.node.clone(),
+            dead: self.leadership.dead_term == Some(former.modified),
+            silent_since: self.leadership.heard.max(self.granted),
+        })
     }
 
     /// Opens a stream to the leader. A node that has not joined has nothing to say to it.

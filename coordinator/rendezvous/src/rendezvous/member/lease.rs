@@ -44,7 +44,7 @@ impl Member {
         match result {
             Ok(id) => {
                 self.lease = Lease::Held(id);
-                self.proofs.leased = self.proofs.leased.max(sent);
+                (self.granted, self.renewed) = (now, sent);
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
             }
             Err(error) => {
@@ -73,7 +73,8 @@ impl Member {
         }
         match result {
             Ok(true) => {
-                self.proofs.leased = self.proofs.leased.max(sent);
+                self.renewed = self.renewed.max(sent);
+                self.prove_lease();
                 self.timers.set(Timer::Lease, sent + self.spec.timings.renewal());
                 self.told = None;
             }
@@ -83,6 +84,13 @@ impl Member {
                 let pause = self.trouble(&error, out);
                 self.timers.set(Timer::Lease, now + pause);
             }
+        }
+    }
+
+    /// A lease proves something once the own key hangs on it: then whoever finds the key gone knows that the lease is over.
+    pub(super) fn prove_lease(&mut self) {
+        if self.lease.id().is_some_and(|lease| self.own.hangs_on(lease)) {
+            self.proofs.leased = self.proofs.leased.max(self.renewed);
         }
     }
 

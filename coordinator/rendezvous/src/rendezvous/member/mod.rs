@@ -57,7 +57,7 @@ use self::lease::Lease;
 use self::own_key::OwnKey;
 use self::rounds::SeatLookup;
 use self::timers::Timers;
-use super::leader::Word;
+use super::leader::{Former, Word};
 
 /// What a node is before it joins.
 #[derive(Debug, Clone)]
@@ -213,8 +213,8 @@ pub enum MemberOutput {
     Watch(Scope, Revision),
     /// End the old pulse stream; open one to this leader.
     Pulse(Option<(Revision, LeaderRecord)>),
-    /// It leads from now on, in this term, after a leader whose death it confirmed.
-    Lead(Revision, Option<NodeId>),
+    /// It leads from now on, in this term, after that leader.
+    Lead(Revision, Option<Former>),
     /// It leads no more.
     StopLeading,
     /// Start the workers of this place, or give it to those that quiesced; report `Started`, later `Ended`.
@@ -347,6 +347,10 @@ pub struct Member {
     joining: Option<Joining>,
     timers: Timers,
     lease: Lease,
+    /// When that lease was granted.
+    granted: Time,
+    /// When it was last known to be good.
+    renewed: Time,
     proofs: Proofs,
     own: OwnKey,
     leadership: Leadership,
@@ -386,6 +390,8 @@ impl Member {
             joining: Some(Joining::default()),
             timers: Timers::new(),
             lease: Lease::None,
+            granted: Time::ZERO,
+            renewed: Time::ZERO,
             proofs: Proofs::default(),
             leadership: Leadership::default(),
             secret: None,

@@ -68,6 +68,11 @@ impl OwnKey {
         self.created.is_some() && self.held.as_ref().is_some_and(newcomers)
     }
 
+    /// Whether the store is known to hold the key on this lease.
+    pub(super) fn hangs_on(&self, lease: LeaseId) -> bool {
+        self.created.is_some() && self.held.as_ref().is_some_and(|(_, on)| *on == Some(lease))
+    }
+
     pub(super) fn is_unsure(&self) -> bool {
         self.unsure
     }

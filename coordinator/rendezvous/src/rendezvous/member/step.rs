@@ -71,6 +71,7 @@ impl Member {
             Call::Begin => self.timers.stop(Timer::Retry),
             Call::Own if result.succeeded => {
                 self.own.wrote(result.revision);
+                self.prove_lease();
                 self.read_round_and_leader(now, &result, out);
                 self.prove(sent);
             }
@@ -187,6 +188,7 @@ impl Member {
 
     fn own_key_read(&mut self, now: Time, sent: Time, result: &TxnResult, out: &mut Out) {
         let reading = self.own.take(result);
+        self.prove_lease();
         self.read_round_and_leader(now, result, out);
         match reading {
             Reading::Here => self.prove(sent),
@@ -209,6 +211,7 @@ impl Member {
     }
 
     fn heard(&mut self, now: Time, sent: Time, term: Revision, word: Word) {
+        self.leadership.heard = now;
         let Some(round) = &self.round else { return };
         if !self.leadership.is_of(term) {
             return;

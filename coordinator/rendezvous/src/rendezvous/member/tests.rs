@@ -228,17 +228,21 @@ fn a_job_of_another_protocol_is_left_alone_while_it_lives() {
     assert!(begun.is_some(), "{out:?}");
 }
 
+/// Round 1, with this node alone.
+fn sealed_round() -> Value {
+    json!({
+        "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
+        "group_world_size": 1, "world_size": 1, "reason": "r",
+    })
+}
+
 /// A node whose workers of round 1 run.
 fn running() -> Member {
     let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
     let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
     let (mut member, _) = joined(leader());
     member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
-    let sealed = json!({
-        "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 3, "nodes": 1 },
-        "group_world_size": 1, "world_size": 1, "reason": "r",
-    });
-    let sealed = || round(3, 12, sealed.clone());
+    let sealed = || round(3, 12, sealed_round());
     member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(sealed())])));
     let rank = json!({
         "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
@@ -251,6 +255,57 @@ fn running() -> Member {
     // It says that they run.
     member.step(NOW, answer(Call::Own, true, 14, vec![Some(sealed()), leader()]));
     member
+}
+
+#[test]
+fn a_lease_proves_something_once_the_own_key_hangs_on_it() {
+    // Given a node whose lease is over, and which has got another
+    let mut member = running();
+    let later = NOW + Duration::from_secs(4);
+    let answers = |call, at, read| match answer(call, true, at, read) {
+        MemberInput::Answered { call, result, .. } => MemberInput::Answered { call, sent: later, result },
+        other => other,
+    };
+    let current = || Some(round(3, 12, sealed_round()));
+    assert!(member.step(later, MemberInput::Tick).contains(&MemberOutput::Renew(LeaseId(7))));
+    member.step(later, answers(Call::Own, 15, vec![current(), None]));
+    member.step(later, MemberInput::Renewed { sent: later, lease: LeaseId(7), result: Ok(false) });
+    member.step(later, MemberInput::Leased { sent: later, result: Ok(LeaseId(8)) });
+    // then whoever finds its key gone need not reckon with that lease,
+    let out = member.step(later, answers(Call::ReadBack, 20, vec![current(), None, None, None]));
+    assert!(out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Own, _))), "{out:?}");
+    assert_eq!(member.proofs.leased, NOW);
+    // until its key is there again
+    member.step(later, answers(Call::Own, 21, vec![current(), None]));
+    assert_eq!(member.proofs.leased, later);
+}
+
+#[test]
+fn a_new_leader_knows_whom_it_follows_and_when_it_heard_of_it_last() {
+    // Given a node that has heard its leader, and whose leader's key goes
+    let mut member = running();
+    let heard = NOW + Duration::from_secs(2);
+    let word = Word {
+        round: 1,
+        revision: Revision(12),
+        running: true,
+        proof_age: Duration::ZERO,
+        all_heard: Some(Duration::ZERO),
+    };
+    member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
+    let gone = NOW + Duration::from_secs(9);
+    let gone_event = Event::Delete { key: keys().leader(), revision: Revision(30) };
+    let mut out = member.step(gone, MemberInput::Watched(WatchUpdate::Events(vec![gone_event])));
+    let mut now = gone;
+    while campaign(&out).is_none() {
+        now = member.deadline().expect("it campaigns");
+        out = member.step(now, MemberInput::Tick);
+    }
+    // when it is elected
+    let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
+    // then
+    let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since: heard };
+    assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
 }
 
 #[test]

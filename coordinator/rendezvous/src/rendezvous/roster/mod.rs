@@ -143,6 +143,11 @@ impl Roster {
         self.members.iter().inspect(|_| looks::count())
     }
 
+    /// Whether the leader's own node is a member, and stays one.
+    pub(super) fn has_own(&self) -> bool {
+        self.members.get(&self.own).is_some_and(|own| own.evicted.is_none())
+    }
+
     /// How many members the last sealed round has.
     pub fn size(&self) -> usize {
         self.members.len()

@@ -44,6 +44,47 @@ fn a_member_that_was_just_sealed_is_not_refused_by_a_drain() {
 }
 
 #[test]
+fn a_silent_former_leader_is_lost_one_lease_after_its_successor_has_heard_it() {
+    let seconds = |seconds| Duration::from_secs(seconds);
+    let former = |name: &str, silent_since| Some(Former { node: id(name), dead: false, silent_since });
+    for (what, own, former, after, fate) in [
+        ("long silent", "b", former("a", NOW.minus(seconds(10))), 0, Fate::Fenced),
+        ("heard four seconds ago", "b", former("a", NOW.minus(seconds(4))), 6, Fate::Fenced),
+        ("never heard", "b", former("a", Time::ZERO), 0, Fate::Fenced),
+        ("another led", "b", former("x", NOW.minus(seconds(10))), 10, Fate::Unknown),
+        ("nobody is known to have led", "b", None, 10, Fate::Unknown),
+        ("the successor is no member", "x", former("a", NOW.minus(seconds(10))), 10, Fate::Unknown),
+    ] {
+        // Given a round of a and b, and no key of a's
+        let mut scene = Scene::new();
+        scene.nodes.retain(|(name, _)| *name != "a");
+        let leader = Leader::new(id(own), scene.keys.clone(), Revision(5), NOW, 0).after(former);
+        let (mut leader, mut wants) = scene.led_by(leader, scene.store());
+        leader.step(NOW, LeaderInput::Opened(id("b")));
+        // then a is evicted after so long
+        let mut now = NOW;
+        while round(&scene, &wants).is_none() {
+            now = leader.deadline().expect(what);
+            assert!(now <= NOW + seconds(20), "{what}");
+            wants = leader.step(now, LeaderInput::Tick);
+            while leader.is_busy() && round(&scene, &wants).is_none() {
+                wants = written(&mut leader, now, 6);
+            }
+        }
+        assert_eq!(now.since(NOW), seconds(after), "{what}");
+        assert_eq!(tombstone(&scene, &wants, "a").map(|stone| stone.fate), Some(fate), "{what}");
+    }
+    // One that is heard again stays.
+    let mut scene = Scene::new();
+    scene.nodes.retain(|(name, _)| *name != "a");
+    let mut leader = Leader::new(id("b"), scene.keys.clone(), Revision(5), NOW, 0);
+    leader = leader.after(former("a", NOW.minus(seconds(10))));
+    leader.step(NOW, LeaderInput::Opened(id("a")));
+    let (_, wants) = scene.led_by(leader, scene.store());
+    assert_eq!(round(&scene, &wants), None);
+}
+
+#[test]
 fn a_refusal_claims_nothing_about_workers_and_only_where_the_node_stands_as_known() {
     let drained = |mut scene: Scene| {
         scene.desired = json!({ "drain": ["c"] });
