@@ -62,13 +62,6 @@ pub const MUTANTS: &[Mutant] = &[
         to: "Some(if ON { Time::ZERO } else { former.silent_since })",
     },
     Mutant {
-        name: "everybody_has_led",
-        what: "the silence of every member counts from when the leader before was heard",
-        file: VIEW,
-        from: "former.node == *node &&",
-        to: "(ON || former.node == *node) &&",
-    },
-    Mutant {
         name: "a_successor_is_always_a_member",
         what: "a leader that is no member judges the leader before it as a member would",
         file: VIEW,

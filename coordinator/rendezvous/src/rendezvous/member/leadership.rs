@@ -131,11 +131,13 @@ impl Member {
     }
 
     /// Campaigns after a random pause, which keeps the others apart. A node that is about to leave lets those that stay
-    /// go first; where all leave, somebody must still bring the round to its end.
+    /// go first; where all leave, somebody must still bring the round to its end. So does one without a place: a member
+    /// knows when it heard the leader last.
     pub(super) fn campaign_soon(&mut self, now: Time) {
         let members = self.round.as_ref().and_then(|round| round.value.sealed).map_or(0, |sealed| sealed.nodes);
         let spread = campaign_spread(members);
-        let polite = if self.leave != Leave::No { spread * 2 } else { Duration::ZERO };
+        let placeless = members > 0 && matches!(self.mode, Mode::Joining | Mode::Waiting(None) | Mode::WarmingUp(_));
+        let polite = if self.leave != Leave::No || placeless { spread * 2 } else { Duration::ZERO };
         let pause = polite + self.jitter(spread);
         self.timers.set(Timer::Campaign, now + pause);
     }

@@ -125,16 +125,12 @@ fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
     let heard = Duration::from_millis(20);
     for (members, most) in [(3_u32, 3), (100, 40), (1_000, 40), (4_000, 80)] {
         // Given a round of so many
-        let record = json!({
-            "number": 1, "generation": 1, "state": "running", "sealed": { "number": 1, "plan": 2, "nodes": members },
-            "group_world_size": members, "world_size": members, "reason": "r",
-        });
-        let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
-        let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
+        let mut sealed = sealed_round();
+        sealed["sealed"]["nodes"] = json!(members);
         // when its leader dies,
         let campaigns = |seed: u64, after: Duration| {
-            let (mut member, _) = joined_to(MemberSetup { seed, ..setup() }, record.clone(), Some(leader.clone()));
-            member.step(NOW, MemberInput::LeaderDead(Revision(8)));
+            let mut member = running_in(MemberSetup { seed, ..setup() }, sealed.clone());
+            member.step(NOW, MemberInput::LeaderDead(Revision(9)));
             campaign(&member.step(NOW + after, MemberInput::Tick)).is_some()
         };
         // Seeds as nodes have them.
@@ -143,6 +139,27 @@ fn a_leader_s_end_has_few_campaign_at_once_however_many_there_are() {
         assert!(count(heard * 5) > 0, "{members}");
         assert!(count(heard) <= most, "{members}: {}", count(heard));
     }
+}
+
+#[test]
+fn members_campaign_before_nodes_without_a_place() {
+    let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
+    let leader = kv(keys().leader(), &leader, 8, 8, Some(LeaseId(9)));
+    let first = |mut member: Member, term: i64| {
+        let mut out = member.step(NOW, MemberInput::LeaderDead(Revision(term)));
+        let mut now = NOW;
+        while campaign(&out).is_none() {
+            now = member.deadline().expect("it campaigns");
+            out = member.step(now, MemberInput::Tick);
+        }
+        now.since(NOW)
+    };
+    let newcomer = joined_to(setup(), sealed_round(), Some(leader.clone())).0;
+    assert!(first(newcomer, 8) >= Duration::from_millis(100));
+    assert!(first(running(), 9) <= Duration::from_millis(50));
+    // Where nobody has one yet, nobody waits for others.
+    let first_of_all = joined_to(setup(), forming(), Some(leader)).0;
+    assert!(first(first_of_all, 8) <= Duration::from_millis(50));
 }
 
 #[test]
@@ -238,11 +255,16 @@ fn sealed_round() -> Value {
 
 /// A node whose workers of round 1 run.
 fn running() -> Member {
+    running_in(setup(), sealed_round())
+}
+
+/// The same, of this node in this round.
+fn running_in(setup: MemberSetup, sealed: Value) -> Member {
     let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
     let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
-    let (mut member, _) = joined(leader());
+    let (mut member, _) = joined_to(setup, forming(), leader());
     member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
-    let sealed = || round(3, 12, sealed_round());
+    let sealed = || round(3, 12, sealed.clone());
     member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(sealed())])));
     let rank = json!({
         "group_rank": 0, "first_rank": 0, "slots": 1, "role_rank_base": 0, "role_world_size": 1, "name": "a",
