@@ -247,8 +247,8 @@ impl Site {
         Site { etcd, unsteady, steady, nodes, others, targets }
     }
 
-    /// Four jobs at a time begin and end, and again and again etcd pauses. What was written just before is answered late.
-    async fn struggles(&self, until: impl Future<Output = ()>) {
+    /// Until that has happened, four jobs at a time begin and end.
+    async fn beside_short_jobs(&self, until: impl Future<Output = ()>) {
         let over = &Cell::new(false);
         let short = &Job::on(&self.etcd, "1").program(["true"]);
         let jobs = (0..4).map(|place| async move {
@@ -257,6 +257,16 @@ impl Site {
                 assert_eq!(short.start_with("short", &[&id]).exit(LIMIT).await, 0);
             }
         });
+        let until = async {
+            until.await;
+            over.set(true);
+        };
+        tokio::join!(until, join_all(jobs));
+    }
+
+    /// Until that has happened, etcd pauses again and again. What was written just before is answered late.
+    async fn beside_pauses(&self, until: impl Future<Output = ()>) {
+        let over = &Cell::new(false);
         let pauses = async {
             while !over.get() {
                 self.etcd.pause().await;
@@ -269,7 +279,7 @@ impl Site {
             until.await;
             over.set(true);
         };
-        tokio::join!(until, join_all(jobs), pauses);
+        tokio::join!(until, pauses);
     }
 
     async fn ctl(&self, args: &[&str]) {
@@ -334,9 +344,10 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     mute.kill();
     site.ctl(&["close", "silent"]).await;
 
-    // When etcd answers late, and many jobs begin and end in a short time, each has its alert.
-    site.struggles(async {
-        prometheus.fires("ElasticStoreSlow").await;
+    // When many jobs begin and end in a short time, and etcd answers late, each has its alert. The jobs take long while
+    // etcd does so.
+    site.beside_short_jobs(async {
+        site.beside_pauses(prometheus.fires("ElasticStoreSlow")).await;
         prometheus.fires("ElasticLeadershipUnsteady").await;
     })
     .await;
