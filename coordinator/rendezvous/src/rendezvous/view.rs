@@ -52,6 +52,8 @@ pub struct GrowthTokens {
 
 impl GrowthTokens {
     const MOST: u32 = 2;
+    /// Where growth is not cheap.
+    const REFILL: Duration = Duration::from_secs(60);
 
     /// From when on one is there.
     pub(super) fn ready(self, refill: Duration) -> Time {
@@ -238,7 +240,7 @@ impl View {
 
     /// After how long a spent token is there again.
     pub(super) fn growth_refill(&self) -> Duration {
-        if self.growth_is_cheap() { self.spec.timings.min_round_time } else { Duration::from_secs(60) }
+        if self.growth_is_cheap() { self.spec.timings.min_round_time } else { GrowthTokens::REFILL }
     }
 
     /// Whether newcomers have been gathered long enough; if not, when they will have been. Latecomers extend the call,

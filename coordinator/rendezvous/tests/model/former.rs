@@ -29,6 +29,8 @@ enum Mutation {
     HeardFromReceipt,
     /// K is no member of L's round: L does not need its answers.
     NoMember,
+    /// K counts silence from before it got its lease.
+    OldSilence,
 }
 
 /// L's question to the store, and whether that has renewed the lease.
@@ -57,6 +59,8 @@ struct Clocks {
     held: u8,
     /// Since K has heard a pulse of L.
     heard: u8,
+    /// Since K got its lease.
+    granted: u8,
     renewal: Option<Renewal>,
     pulse: Option<Pulse>,
     works: bool,
@@ -72,6 +76,7 @@ enum Event {
     FormerHearsStore,
     FormerReads,
     FormerGetsAnotherLease,
+    StoreLosesLeases,
     FormerPulses,
     KeptAnswers,
     FormerHearsKept,
@@ -101,6 +106,7 @@ impl Model for FormerLeader {
             round: 0,
             held: FENCE,
             heard: TTL,
+            granted: TTL,
             renewal: None,
             pulse: None,
             works: true,
@@ -111,7 +117,8 @@ impl Model for FormerLeader {
 
     fn actions(&self, clocks: &Clocks, events: &mut Vec<Event>) {
         let over = clocks.lease == TTL;
-        let silent = clocks.heard == TTL || self.broken(Mutation::SealAtOnce);
+        let counted = if self.broken(Mutation::OldSilence) { clocks.heard } else { clocks.heard.min(clocks.granted) };
+        let silent = counted == TTL || self.broken(Mutation::SealAtOnce);
         let possible = [
             (Event::Tick, !clocks.sealed),
             (Event::FormerRenews, clocks.renewal.is_none()),
@@ -120,6 +127,7 @@ impl Model for FormerLeader {
             // Until the next round is forming, any read shows this one.
             (Event::FormerReads, !clocks.sealed),
             (Event::FormerGetsAnotherLease, over),
+            (Event::StoreLosesLeases, !over),
             (Event::FormerPulses, clocks.pulse.is_none()),
             // A node that campaigns has left its leader's stream.
             (Event::KeptAnswers, !clocks.elected && clocks.pulse.is_some_and(|pulse| !pulse.answered)),
@@ -138,7 +146,9 @@ impl Model for FormerLeader {
                 let pulse = next.pulse.iter_mut().map(|pulse| &mut pulse.age);
                 let proofs = [&mut next.leased, &mut next.round, &mut next.held];
                 proofs.into_iter().chain(renewal).chain(pulse).for_each(|age| *age = FENCE.min(*age + 1));
-                [&mut next.lease, &mut next.heard].into_iter().for_each(|age| *age = TTL.min(*age + 1));
+                [&mut next.lease, &mut next.heard, &mut next.granted]
+                    .into_iter()
+                    .for_each(|age| *age = TTL.min(*age + 1));
                 if self.broken(Mutation::NoMember) {
                     next.held = 0;
                 }
@@ -156,6 +166,7 @@ impl Model for FormerLeader {
                     next.leased = 0;
                 }
             }
+            Event::StoreLosesLeases => (next.lease, next.granted) = (TTL, 0),
             Event::FormerPulses => next.pulse = Some(Pulse { age: 0, answered: false }),
             Event::KeptAnswers => {
                 next.pulse.as_mut()?.answered = true;
@@ -179,6 +190,7 @@ impl Model for FormerLeader {
             Event::FormerHearsStore => "L hears of it",
             Event::FormerReads => "L reads that its round is the newest",
             Event::FormerGetsAnotherLease => "L gets another lease, and its key is not on it yet",
+            Event::StoreLosesLeases => "the store loses all leases, and K gets another",
             Event::FormerPulses => "L sends a pulse to K",
             Event::KeptAnswers => "K hears it and answers",
             Event::FormerHearsKept => "L hears K's answer",
@@ -225,4 +237,9 @@ fn an_answer_counted_from_its_receipt_is_too_young() {
 #[test]
 fn a_successor_that_is_no_member_is_not_missed() {
     breaks(Mutation::NoMember);
+}
+
+#[test]
+fn a_store_that_loses_all_leases_takes_the_keys_of_nodes_with_young_proofs() {
+    breaks(Mutation::OldSilence);
 }

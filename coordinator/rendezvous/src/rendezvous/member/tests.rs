@@ -303,10 +303,7 @@ fn a_lease_proves_something_once_the_own_key_hangs_on_it() {
 }
 
 #[test]
-fn a_new_leader_knows_whom_it_follows_and_when_it_heard_of_it_last() {
-    // Given a node that has heard its leader, and whose leader's key goes
-    let mut member = running();
-    let heard = NOW + Duration::from_secs(2);
+fn a_new_leader_knows_whom_it_follows_and_since_when_that_is_silent() {
     let word = Word {
         round: 1,
         revision: Revision(12),
@@ -314,20 +311,26 @@ fn a_new_leader_knows_whom_it_follows_and_when_it_heard_of_it_last() {
         proof_age: Duration::ZERO,
         all_heard: Some(Duration::ZERO),
     };
-    member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
-    let gone = NOW + Duration::from_secs(9);
-    let gone_event = Event::Delete { key: keys().leader(), revision: Revision(30) };
-    let mut out = member.step(gone, MemberInput::Watched(WatchUpdate::Events(vec![gone_event])));
-    let mut now = gone;
-    while campaign(&out).is_none() {
-        now = member.deadline().expect("it campaigns");
-        out = member.step(now, MemberInput::Tick);
+    let later = NOW + Duration::from_secs(2);
+    // Given a node that has heard its leader, or never has since it got its lease
+    for (heard, silent_since) in [(Some(later), later), (None, NOW)] {
+        let mut member = running();
+        if let Some(heard) = heard {
+            member.step(heard, MemberInput::Word { sent: NOW, term: Revision(9), word });
+        }
+        // when the leader's key goes, and it is elected
+        let mut now = NOW + Duration::from_secs(9);
+        let gone = Event::Delete { key: keys().leader(), revision: Revision(30) };
+        let mut out = member.step(now, MemberInput::Watched(WatchUpdate::Events(vec![gone])));
+        while campaign(&out).is_none() {
+            now = member.deadline().expect("it campaigns");
+            out = member.step(now, MemberInput::Tick);
+        }
+        let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
+        // then
+        let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since };
+        assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
     }
-    // when it is elected
-    let out = member.step(now, answer(Call::Campaign, true, 31, vec![]));
-    // then
-    let former = Former { node: NodeId::from_text("b:1"), dead: false, silent_since: heard };
-    assert!(out.contains(&MemberOutput::Lead(Revision(31), Some(former))), "{out:?}");
 }
 
 #[test]

@@ -46,8 +46,8 @@ pub struct Roster {
     late: BTreeSet<NodeId>,
     /// Members that wait without some of their workers, and could start new ones ahead.
     lacking: BTreeSet<NodeId>,
-    /// Nodes whose workers cannot start ahead.
-    cold: BTreeSet<NodeId>,
+    /// How many nodes there are whose workers cannot start ahead.
+    cold: usize,
     /// Members that were evicted and may be at work until their fence point, by when they were.
     settling: Index<Time>,
     /// Members that are neither dead nor left, by when they were evicted, if they were, and what they say.
@@ -104,7 +104,7 @@ impl Roster {
             missing: BTreeSet::new(),
             late: BTreeSet::new(),
             lacking: BTreeSet::new(),
-            cold: BTreeSet::new(),
+            cold: 0,
             settling: Index::default(),
             doubtful: Index::default(),
             answered: Index::default(),
@@ -258,7 +258,7 @@ impl Roster {
 
     /// Whether the workers of all nodes that are there can start ahead.
     pub(super) fn all_warm_up(&self) -> bool {
-        self.cold.is_empty()
+        self.cold == 0
     }
 
     /// The last to be evicted of those that may be at work until their fence point: when.
@@ -387,9 +387,7 @@ impl Roster {
             self.places.add(place, node);
             self.recount_place(place);
         }
-        if marks.cold {
-            self.cold.insert(node.clone());
-        }
+        self.cold += usize::from(marks.cold);
         if let Some((created, arrived)) = marks.newcomer {
             self.newcomers.add(created, node);
             self.arrivals.add(arrived, node);
@@ -434,7 +432,7 @@ impl Roster {
             self.places.take(&place, node);
             self.recount_place(place);
         }
-        self.cold.remove(node);
+        self.cold -= usize::from(marks.cold);
         if let Some((created, arrived)) = marks.newcomer {
             self.newcomers.take(&created, node);
             self.arrivals.take(&arrived, node);
