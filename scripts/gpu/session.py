@@ -3,6 +3,7 @@ comes back, and a worker is killed. Then what a session costs beside plain PyTor
 [--nccl-library FILE] [--small]. WORKER is the script trains_by_nccl.py."""
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -107,8 +108,10 @@ def costs(options: argparse.Namespace) -> None:
 
     def plain():
         model, optimizer = model_and_optimizer()
+        batches = itertools.cycle(DataLoader(TensorDataset(torch.arange(batch)), batch))
 
         def step():
+            next(batches)
             optimizer.zero_grad(set_to_none=True)
             loss_of(model).backward()
             optimizer.step()

@@ -32,7 +32,28 @@ class _Bucket:
         for part in parts:
             self.views.append(self.flat[at : at + part.numel()].view_as(part))
             at += part.numel()
+        # How many gradients the backward pass still has to compute.
         self.missing = 0
+        # Whether the parameters' gradients lie here.
+        self.filled = False
+        self.sharded = any(map(is_sharded, parameters))
+
+    def fill(self) -> None:
+        """Takes the gradients in here, in one call for all: a call for each would keep a GPU waiting."""
+        if self.filled:
+            return
+        found, places = [], []
+        for parameter, view in zip(self.parameters, self.views):
+            if parameter.grad is None:
+                # The backward pass has not used it here.
+                view.zero_()
+            else:
+                found.append(_part(parameter.grad))
+                places.append(view)
+            parameter.grad = _gradient_of(parameter, view)
+        if found:
+            torch._foreach_copy_(places, found)
+        self.filled = True
 
 
 class Gradients:
@@ -52,9 +73,9 @@ class Gradients:
         else:
             self._buckets.append(_Bucket([], _VOTES))
         self._place = {
-            parameter: (number, at)
-            for number, bucket in enumerate(self._buckets)
-            for at, parameter in enumerate(bucket.parameters)
+            parameter: (bucket, view)
+            for bucket in self._buckets
+            for parameter, view in zip(bucket.parameters, bucket.views)
         }
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._accumulated)
@@ -64,18 +85,22 @@ class Gradients:
         self._group: Group | None = None
         self._votes = (False, False)
         self._works: list[Any] = []
-        self._filled: set[torch.nn.Parameter] = set()
         self.clear()
 
     def clear(self) -> None:
         """Forgets all gradients, and sums that were given up. Of these nothing may be under way any more."""
-        self._group, self._works, self._filled = None, [], set()
+        self._group, self._works = None, []
         for bucket in self._buckets:
+            bucket.filled = False
             for parameter in bucket.parameters:
                 parameter.grad = None
 
     def keep(self, *, first: bool) -> None:
-        """The backward pass of one batch is over: its gradients have been added to those of the others."""
+        """The backward pass of one batch is over. Those of the step's other batches add to its gradients, in the buckets;
+        where a sharded model's gradients lie is for it to choose until the sums begin."""
+        for bucket in self._buckets:
+            if not bucket.sharded:
+                bucket.fill()
 
     def sum_over(self, group: Group, *, changing: bool, leaving: bool) -> None:
         """From here on, a gradient that a backward pass has accumulated is complete here, and is summed over `group`.
@@ -89,20 +114,16 @@ class Gradients:
     def finish(self) -> tuple[int, int]:
         """Waits until all sums are complete: also those of parameters that the backward pass has not used here. Returns
         the number of ranks that know of a change, and of those that leave."""
-        for parameter, (number, at) in self._place.items():
-            if parameter not in self._filled:
-                view = self._buckets[number].views[at]
-                if is_sharded(parameter) and parameter.grad is not None:
-                    view.copy_(_part(parameter.grad))
-                else:
-                    view.zero_()
-                parameter.grad = _gradient_of(parameter, view)
         while len(self._works) < len(self._buckets):
             self._start(self._buckets[len(self._works)])
         group, works = self._group, self._works
         self._group, self._works = None, []
         for work in works:
             group.finish(work)
+        if group.size == 1:
+            # There is no sum to wait for: the GPU computes on while the next calls are made.
+            changing, leaving = self._votes
+            return int(changing), int(leaving)
         changing, leaving = self._buckets[-1].votes.tolist()
         return round(changing), round(leaving)
 
@@ -112,13 +133,8 @@ class Gradients:
             hook.remove()
 
     def _accumulated(self, parameter: torch.nn.Parameter) -> None:
-        number, at = self._place[parameter]
-        bucket = self._buckets[number]
-        if parameter not in self._filled:
-            # The first of the step. To copy it costs less than to add it to zeros.
-            self._filled.add(parameter)
-            parameter.grad = bucket.views[at].copy_(parameter.grad)
-        elif parameter.grad.data_ptr() != bucket.views[at].data_ptr():
+        bucket, view = self._place[parameter]
+        if bucket.filled and parameter.grad.data_ptr() != view.data_ptr():
             raise RuntimeError("a gradient was replaced between two batches of a step: leave zero_grad to the session")
         if self._group is None:
             return
@@ -128,6 +144,7 @@ class Gradients:
             self._start(self._buckets[len(self._works)])
 
     def _start(self, bucket: _Bucket) -> None:
+        bucket.fill()
         if bucket is self._buckets[-1]:
             for place, vote in enumerate(self._votes):
                 bucket.votes[place] = float(vote)
