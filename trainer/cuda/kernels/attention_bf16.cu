@@ -274,28 +274,32 @@ attention_by_heads(Bf16 *__restrict__ to, const Bf16 *__restrict__ triples, int 
 
 // Writes for each row of each head the dot product of the derivative by the outputs with these: the mean, by the softmax's
 // weights, of the derivative by the weights. And, as `attention_by_heads` does, that derivative; with a `depth` of 0 that
-// is left out. A block for each row of the batch, a warp for each of its heads.
+// is left out. A block for each row of the batch; a warp for each of its heads, or for two of up to 64 columns.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_means(Bf16 *__restrict__ to, float *__restrict__ means, const Bf16 *__restrict__ output_slopes,
                 const Bf16 *__restrict__ outputs, int time, int heads, int columns, int depth)
 {
     const bool whole = aligned(output_slopes, columns) && aligned(outputs, columns);
-    const int row = blockIdx.x % time, sequence = blockIdx.x / time, column = lane() * 4;
-    for (int head = threadIdx.x / WARP; head < heads; head += WARPS) {
+    const int row = blockIdx.x % time, sequence = blockIdx.x / time;
+    const int lanes = columns > 64 ? WARP : WARP / 2, column = threadIdx.x % lanes * 4;
+    // All threads of a warp go round as often, since they add together.
+#pragma unroll 2
+    for (int warps = threadIdx.x / WARP * (WARP / lanes); warps < heads; warps += THREADS / lanes) {
+        const int head = warps + lane() / lanes;
         const long long from = ((long long)blockIdx.x * heads + head) * columns;
         const long long line = ((long long)sequence * heads + head) * time + row;
-        const Four slope = four(output_slopes + from, column, columns, whole);
-        const Four output = four(outputs + from, column, columns, whole);
+        const int there = head < heads ? columns : 0;
+        const Four slope = four(output_slopes + from, column, there, whole);
+        const Four output = four(outputs + from, column, there, whole);
         float mean = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++)
             mean += output.at[i] * slope.at[i];
-#pragma unroll
-        for (int flips = WARP / 2; flips > 0; flips /= 2)
+        for (int flips = lanes / 2; flips > 0; flips /= 2)
             mean += __shfl_xor_sync(0xffffffff, mean, flips);
-        if (column < depth)
+        if (head < heads && column < depth)
             put(to + line * depth, column, depth, true, slope);
-        if (lane() == 0)
+        if (head < heads && column == 0)
             means[line] = mean;
     }
 }

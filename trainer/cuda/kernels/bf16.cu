@@ -10,14 +10,21 @@ union Bits {
 };
 
 // The nearest bf16. Of two that are equally near it is the one whose last bit is 0, as IEEE 754 rounds. What is too large
-// becomes infinite; NaN stays NaN. It uses integers alone, so that every compiler gives the same result.
+// becomes infinite; NaN stays NaN. Where there is no instruction for it, it uses integers alone, so that every compiler
+// gives the same result.
 static __device__ Bf16 nearest_bf16(float value)
 {
+#if __CUDA_ARCH__ >= 800
+    Bf16 nearest;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(nearest) : "f"(value));
+    return nearest;
+#else
     Bits of;
     of.value = value;
     if ((of.bits & 0x7fffffffu) > 0x7f800000u)
         return (Bf16)(of.bits >> 16 | 0x40u);
     return (Bf16)((of.bits + 0x7fffu + (of.bits >> 16 & 1u)) >> 16);
+#endif
 }
 
 // A number of either kind as f32.

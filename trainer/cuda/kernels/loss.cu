@@ -62,10 +62,34 @@ cross_entropy(float *scores, const unsigned *labels, float *losses, int classes)
         losses[blockIdx.x] = logf(sum) - (right - top);
 }
 
-// e to the power of what a score is above the largest. By way of 2 to a power it is one instruction on a GPU.
+// e to the power of what a score is above the largest, by way of 2 to a power: one instruction on a GPU, which gives zero
+// instead of subnormal numbers.
 static __device__ float power(float score, float top)
 {
-    return exp2f((score - top) * LOG2E);
+    const float exponent = (score - top) * LOG2E;
+#ifdef __CUDA_ARCH__
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+    return power;
+#else
+    return exp2f(exponent);
+#endif
+}
+
+// Four scores of a row. What is behind the classes is below all numbers, so that its power is zero.
+static __device__ Four scores_of(const Bf16 *row, int place, int classes, int padded)
+{
+    Four here = four(row, place, padded, true);
+    // For nearly all threads one comparison, in place of four.
+    if (place + 4 > classes) {
+        Bits nothing;
+        nothing.bits = 0xff800000u;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (place + i >= classes)
+                here.at[i] = nothing.value;
+    }
+    return here;
 }
 
 // The same of scores in bf16, in rows of `padded` numbers, a multiple of four. What is behind the classes is no class:
@@ -78,32 +102,31 @@ cross_entropy_bf16(Bf16 *scores, const unsigned *labels, float *losses, int clas
     const float right = widened(row[label]);
 
     float top = widened(row[0]), sum = 0.0f;
-#pragma unroll 2
+#pragma unroll 4
     for (int place = threadIdx.x * 4; place < classes; place += 4 * MANY) {
-        const Four here = four(row, place, padded, true);
-        float most = top;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (place + i < classes)
-                most = fmaxf(most, here.at[i]);
+        const Four here = scores_of(row, place, classes, padded);
+        const float most = fmaxf(fmaxf(fmaxf(here.at[0], here.at[1]), fmaxf(here.at[2], here.at[3])), top);
         if (most > top) {
             sum *= power(top, most);
             top = most;
         }
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            if (place + i < classes)
-                sum += power(here.at[i], top);
+            sum += power(here.at[i], top);
     }
     gather<MANY>(top, sum);
 
     const float share = 1.0f / sum;
-#pragma unroll 2
+#pragma unroll 4
     for (int place = threadIdx.x * 4; place < padded; place += 4 * MANY) {
-        Four here = four(row, place, padded, true);
+        Four here = scores_of(row, place, classes, padded);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            here.at[i] = place + i < classes ? power(here.at[i], top) * share - (place + i == label ? 1.0f : 0.0f) : 0.0f;
+            here.at[i] = power(here.at[i], top) * share;
+        if (place == (label & ~3))
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                here.at[i] -= place + i == label ? 1.0f : 0.0f;
         put(row, place, padded, true, here);
     }
     if (threadIdx.x == 0)

@@ -218,7 +218,7 @@ static __device__ void sum_norms(float *__restrict__ weights, float *__restrict_
     const int end = min(rows, (int)(blockIdx.y + 1) * CHUNK);
     const bool whole = aligned(inputs, columns) && aligned(slope_out, columns);
     Four weight = {}, bias = {};
-#pragma unroll 2
+#pragma unroll 4
     for (int row = blockIdx.y * CHUNK + threadIdx.x / ACROSS; row < end; row += DOWN) {
         const float mean = stats[2 * (long long)row], scale = stats[2 * (long long)row + 1];
         const Four slope = four(slope_out + (long long)row * columns, column, columns, whole);
