@@ -379,6 +379,21 @@ impl World {
             let include = self.desired().include;
             self.desire(Desired { include, ..Desired::default() });
         }
+        if self.scenario.loses_the_rest {
+            self.lose_the_rest();
+        }
+    }
+
+    /// Loses hosts that are not excluded for failures of theirs, until the others are as few as the job needs.
+    fn lose_the_rest(&mut self) {
+        let faults = self.store_round().map_or_else(Vec::new, |round| round.value.faults);
+        let excluded: Vec<&String> =
+            faults.iter().filter(|faults| faults.excluded.is_some()).map(|faults| &faults.node).collect();
+        let others = (0..self.hosts.len()).filter(|host| !excluded.contains(&&format!("n{host}")));
+        let spare = if excluded.is_empty() { 0 } else { self.hosts.len() - self.scenario.spec.min_nodes as usize };
+        for host in others.take(spare).collect::<Vec<usize>>() {
+            self.crash_host(host);
+        }
     }
 
     /// Workers end well from now on.

@@ -82,6 +82,12 @@ fn exclusions() {
     play(Family::EXCLUSIONS..Family::EXCLUSIONS + PART);
 }
 
+/// Jobs that exclude nodes and then need them.
+#[test]
+fn needs() {
+    play(Family::NEEDS..Family::NEEDS + PART);
+}
+
 #[test]
 fn crowds() {
     play(Family::CROWDS..Family::CROWDS + 12);
@@ -106,7 +112,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Plays as many seeds as the environment variable `ELASTIC_SEEDS` says, from `ELASTIC_FROM` on, by turns of anything, of
-/// what is late, of roles, of pauses and of exclusions: for long searches.
+/// what is late, of roles, of pauses, of exclusions and of needs: for long searches.
 #[test]
 #[ignore = "takes as long as it is told to"]
 fn search() {
@@ -118,7 +124,7 @@ fn search() {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(number) = Some(next.fetch_add(1, Relaxed)).filter(|&number| number < count) {
-                    let kinds = [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS];
+                    let kinds = [0, Family::LATE, Family::ROLES, Family::PAUSES, Family::EXCLUSIONS, Family::NEEDS];
                     let seed = from + number + kinds[number as usize % kinds.len()];
                     if let Some(breach) = run(seed, None, Telling::Silent).breach {
                         println!("seed {seed} breaks the promise \"{}\": {:.400}", breach.promise, breach.what);
@@ -131,7 +137,9 @@ fn search() {
             });
         }
     });
-    println!("{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses, of exclusions");
+    println!(
+        "{count} seeds played from {from} on: of anything, of what is late, of roles, of pauses, of exclusions, of needs"
+    );
     assert_eq!(broken.into_inner(), 0, "of {count} seeds");
 }
 

@@ -108,6 +108,8 @@ pub(crate) struct Scenario {
     pub(crate) late: f64,
     /// Two hosts that never reach each other, not even when all else works again.
     pub(crate) apart: Option<(usize, usize)>,
+    /// When all else works again, so many hosts are gone for good that those excluded for their failures are needed.
+    pub(crate) loses_the_rest: bool,
 }
 
 /// What the scenarios of a seed are about.
@@ -125,6 +127,8 @@ pub(crate) enum Family {
     Paused,
     /// Anything, of a job that excludes nodes, by itself and by its operator.
     Excluding,
+    /// The same of a job that cannot do without the nodes that it has excluded.
+    Needing,
 }
 
 impl Family {
@@ -138,9 +142,12 @@ impl Family {
     pub(crate) const PAUSES: u64 = 1 << 43;
     /// The first seed of jobs that exclude nodes.
     pub(crate) const EXCLUSIONS: u64 = 1 << 44;
+    /// The first seed of jobs that exclude nodes and then need them.
+    pub(crate) const NEEDS: u64 = 1 << 45;
 
     pub(crate) fn of(seed: u64) -> Family {
         match seed {
+            Family::NEEDS.. => Family::Needing,
             Family::EXCLUSIONS.. => Family::Excluding,
             Family::PAUSES.. => Family::Paused,
             Family::ROLES.. => Family::Role,
@@ -161,6 +168,7 @@ impl Scenario {
             Family::Role => any.late(dice).role(dice),
             Family::Paused => any.paused(dice),
             Family::Excluding => any.excluding(dice),
+            Family::Needing => any.excluding(dice).needing(dice),
         }
     }
 
@@ -259,6 +267,28 @@ impl Scenario {
         self
     }
 
+    /// When all else works again, other hosts are gone for good.
+    fn needing(mut self, dice: &mut Dice) -> Scenario {
+        self.hosts = dice.between(3, 7) as usize;
+        self.first = self.hosts;
+        self.clash = false;
+        self.slots = vec![1; self.hosts];
+        self.aware = vec![dice.chance(0.5); self.hosts];
+        self.spec.max_nodes = self.hosts as u32;
+        self.spec.min_nodes = self.hosts as u32 - 1;
+        self.spec.exclude_after = Some(dice.between(1, 3) as u32);
+        self.spec.max_restarts = 1000;
+        self.failing = dice.between(2, 5) as f64 / 10.0;
+        // What it waits for is over before an exclusion ends by itself.
+        let timings = &mut self.spec.timings;
+        timings.start_timeout = Duration::from_secs(dice.between(8, 12));
+        timings.stop_grace = Duration::from_secs(dice.between(1, 3));
+        timings.drain_grace = Duration::from_secs(1);
+        timings.takeover_delay = Duration::from_secs(20);
+        self.loses_the_rest = true;
+        self
+    }
+
     fn crowd(mut self, dice: &mut Dice) -> Scenario {
         self.hosts = dice.between(100, 151) as usize;
         self.first = self.hosts;
@@ -328,6 +358,7 @@ impl Scenario {
             losing,
             late: 0.0,
             apart: None,
+            loses_the_rest: false,
         }
     }
 
