@@ -245,6 +245,12 @@ fn a_rank_that_dies_in_the_midst_of_sending_is_not_waited_for() {
 }
 
 #[test]
+fn a_step_has_the_gradient_of_its_global_batch() {
+    let Some(torch) = Torch::find() else { return };
+    meet_without_agents(&torch, "gives_gradients.py", &[]);
+}
+
+#[test]
 fn sums_in_order_have_the_same_bits_whatever_the_number_of_ranks() {
     let Some(torch) = Torch::find() else { return };
     meet_without_agents(&torch, "sums_in_order.py", &[]);

@@ -1,0 +1,93 @@
+"""A session's gradient is that of the mean loss over the global batch: with one rank and with two, from one pass and from
+several, and zero where no pass has used a parameter. A gradient that is replaced in the middle of a step is refused."""
+
+import sys
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import elastic_agent.torch as elastic
+import ranks
+
+SAMPLES, BATCH = 24, 12
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(16, 300), torch.nn.Linear(300, 3)
+        # In a bucket with others; used by the first step alone.
+        self.at_first = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs, places):
+        out = self.second(torch.tanh(self.first(inputs)))
+        return out + self.at_first if places[0] < BATCH else out
+
+
+inputs = torch.linspace(-1, 1, SAMPLES * 16, dtype=torch.float64).reshape(SAMPLES, 16).sin()
+dataset = TensorDataset(inputs, torch.arange(SAMPLES) % 3, torch.arange(SAMPLES))
+loss_of = torch.nn.functional.cross_entropy
+
+
+def session_of(piece):
+    model = Network().double()
+    sampler = elastic.ElasticBatchSampler(dataset, BATCH, micro_batch=piece, shuffle=False)
+    # The parameters stay: the gradient of each step can be computed anew.
+    return model, sampler, elastic.Session(model, torch.optim.SGD(model.parameters(), lr=0.0), sampler)
+
+
+def gives_gradients(piece):
+    model, sampler, session = session_of(piece)
+    steps, seen = 0, {}
+
+    def compare(optimizer, args, kwargs):
+        nonlocal steps
+        plain, some = Network().double(), slice(BATCH * steps, BATCH * (steps + 1))
+        loss_of(plain(dataset.tensors[0][some], dataset.tensors[2][some]), dataset.tensors[1][some]).backward()
+        for (name, found), wanted in zip(model.named_parameters(), plain.parameters()):
+            if wanted.grad is None:
+                assert not found.grad.any(), f"{name}: {found.grad}"
+            else:
+                torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-12, atol=1e-15, msg=name)
+        steps += 1
+
+    session.optimizer.register_step_pre_hook(compare)
+    with session:
+        for some, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            seen.setdefault(session.step_number, []).extend(places.tolist())
+            session.backward(loss_of(model(some, places), labels))
+            session.step()
+    assert steps == SAMPLES // BATCH and len(seen) == steps, (steps, seen)
+
+
+def refuses_another_gradient():
+    model, sampler, session = session_of(4)
+    refused = False
+    with session:
+        for some, labels, places in session.steps(DataLoader(dataset, batch_sampler=sampler)):
+            try:
+                session.backward(loss_of(model(some, places), labels))
+            except RuntimeError as error:
+                assert "leave zero_grad to the session" in str(error), error
+                refused = True
+                break
+            model.zero_grad(set_to_none=True)
+            session.step()
+    assert refused
+
+
+def rank(port, size, piece, number):
+    torch.set_num_threads(1)
+    if size == 1:
+        ranks.alone()
+    else:
+        ranks.Agent(port, number, size, 1, first_round=piece)
+    gives_gradients(piece)
+
+
+if __name__ == "__main__":
+    for size in (1, 2):
+        for piece in (BATCH, 5, 2):
+            ranks.run(size, lambda number: rank(int(sys.argv[1]), size, piece, number))
+    ranks.run(1, lambda number: (ranks.alone(), refuses_another_gradient()))
