@@ -139,7 +139,9 @@ fn what_is_in_memory_alone_is_saved_as_soon_as_a_successor_has_it() {
         .filter(|line| line["event"] == "committed")
         .map(|line| line["step"].as_u64().unwrap())
         .collect();
-    assert_eq!(commits, [step, last]);
+    // At once, which is when the thread that makes the slots' memory ready has done so: beside it steps go on. No other
+    // checkpoint is due before the last step.
+    assert!(commits.len() == 2 && (step..last).contains(&commits[0]) && commits[1] == last, "{step}: {commits:?}");
     // When the job has committed a later step than the snapshot's, then the snapshot is not used.
     let committed = agent.last_commit();
     let (_agent, worker) = start(folder.path(), &flags, 3, &memory, Some(&committed));
