@@ -57,9 +57,9 @@ fn a_sample_of_certificates_and_users_breaks_no_promise() {
     all_hold(30, &["--setting", "secured", "--sample", "30", "--seed", "3"]);
 }
 
-/// Two minutes of `make soak`: long enough to see it at work, too short for what grows slowly.
+/// Two minutes of `make soak`, after the job has come of age: long enough to see it at work, too short for what grows slowly.
 #[test]
-#[ignore = "takes two minutes: make chaos"]
+#[ignore = "takes four minutes: make chaos"]
 fn a_job_that_is_struck_again_and_again_is_whole_again_each_time() {
     let words = ["--soak", "2", "--every", "1", "--fault", "is killed", "--fault", "is reset"];
     let Some((said, _)) = play(&words) else { return };

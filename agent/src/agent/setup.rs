@@ -264,6 +264,7 @@ pub(super) fn logs(options: &Options, hostname: &str) -> LogSpec {
         duplicate_stdout: options.logs.duplicate_stdout.clone(),
         duplicate_stderr: options.logs.duplicate_stderr.clone(),
         rotation: options.logs.rotation,
+        attempts: options.logs.attempts,
         role: options.role.clone(),
         hostname: hostname.to_owned(),
     }

@@ -143,6 +143,7 @@ pub(super) fn definition(dialect: Dialect) -> Command {
         .arg(value("duplicate-stdout-filters", "WORD,…", help::DUPLICATE_STDOUT))
         .arg(value("duplicate-stderr-filters", "WORD,…", help::DUPLICATE_STDERR))
         .arg(value("log-rotate", "SIZE[:KEEP]", help::LOG_ROTATE))
+        .arg(value("log-attempts", "N", help::LOG_ATTEMPTS))
         .arg(value("report", "text|json", help::REPORT))
         .arg(Arg::new("verbose").long("verbose").short('v').action(ArgAction::Count).help(help::VERBOSE))
         .arg(switch("json-logs", help::JSON_LOGS))

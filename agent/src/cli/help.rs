@@ -159,6 +159,8 @@ pub(super) const DUPLICATE_STDOUT: &str = "Copy lines of tee'd standard output t
 pub(super) const DUPLICATE_STDERR: &str = "The same for standard error and filtered_stderr.log";
 pub(super) const LOG_ROTATE: &str = "Start a new log file at this size, with K, M or G, and keep this many full ones \
      [default: never; 4 are kept]";
+pub(super) const LOG_ATTEMPTS: &str = "Keep the log folders of this many of the newest attempts, and of those that \
+     workers still write to; older ones are removed [default: all are kept]";
 pub(super) const REPORT: &str = "How to report the end of the job: text on standard error, or json: in addition one \
      line on standard output [default: text]";
 pub(super) const VERBOSE: &str = "Log more; twice: everything. Also LOGLEVEL (DEBUG, INFO, WARNING, ERROR)";

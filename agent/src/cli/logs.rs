@@ -36,6 +36,7 @@ pub(super) fn logs(settings: &Settings<'_>) -> Result<LogOptions, UsageError> {
             const ADVICE: &str = "write SIZE or SIZE:KEEP, for example 500M or 1G:10";
             text.parse().map_err(|cause: String| Refusal::new(cause, ADVICE))
         })?,
+        attempts: settings.parsed("log-attempts", |text| values::count(text, 1))?,
     })
 }
 

@@ -324,13 +324,14 @@ fn streams_may_differ_by_rank_also_beyond_nine() {
 fn log_flags_arrive() {
     let logs =
         run("--local-ranks-filter=0,12 --log-line-prefix-template=[${rank}]: --duplicate-stdout-filters a,,b,c \
-                    --duplicate_stderr_filters=e --log-rotate 1M:2 t")
+                    --duplicate_stderr_filters=e --log-rotate 1M:2 --log-attempts=3 t")
         .logs;
     assert_eq!(logs.console_ranks, Some([0, 12].into()));
     assert_eq!(logs.prefix.as_deref(), Some("[${rank}]:"));
     assert_eq!(logs.duplicate_stdout.unwrap().to_string(), "a,,b,c");
     assert_eq!(logs.duplicate_stderr.unwrap().to_string(), "e");
     assert_eq!(logs.rotation.unwrap().to_string(), "1048576:2");
+    assert_eq!(logs.attempts, Some(3));
     assert_eq!(run("t").logs, LogOptions::default());
 
     // The variable that every flag has takes precedence over torchrun's own variable.

@@ -80,19 +80,22 @@ pub struct Course {
     restarts: u32,
     /// None: as many as the training has when nothing disturbs it.
     epochs: Option<u32>,
+    /// Flags of its agents, beside those that each job has.
+    flags: &'static [&'static str],
 }
 
 impl Course {
     /// A job that is struck in this moment, and comes to its end.
     pub fn to_its_end(phase: Phase, wall_clock: bool, coordinator: bool) -> Course {
         let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
-        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None }
+        Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None, flags: &[] }
     }
 
     /// A job that a coordinator leads, and that is ended by its operator.
     pub fn endless() -> Course {
         const MANY: u32 = 1_000_000;
-        Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: Some(MANY) }
+        let flags = &["--log-attempts=4"];
+        Course { last_call: "300ms", wall_clock: false, coordinator: true, restarts: MANY, epochs: Some(MANY), flags }
     }
 }
 
@@ -168,7 +171,7 @@ impl Scene {
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
         let observer = Observer::new(cluster.reach.clone(), &keys, &trace);
-        let Course { last_call, wall_clock, coordinator, restarts, epochs } = course;
+        let Course { last_call, wall_clock, coordinator, restarts, epochs, flags } = course;
         let lease = LEASE.as_secs();
         let mut words = vec![
             "--rdzv-backend=etcd".to_owned(),
@@ -187,6 +190,7 @@ impl Scene {
                 secrets.iter().map(|secrets| format!(",{}", secrets.of_an_agent())).collect::<String>()
             ),
         ];
+        words.extend(flags.iter().map(ToString::to_string));
         words.extend(secrets.iter().flat_map(Secrets::of_a_peer));
         words.extend(stage.training.flags());
         words.push("--no-python".into());

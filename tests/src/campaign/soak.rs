@@ -7,16 +7,17 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use elastic_coordinator::job::RoundState;
+use elastic_coordinator::job::history::KEPT;
 use etcd_client::GetOptions;
 use serde::{Deserialize, Serialize};
 
 use super::Stage;
 use super::checker::{self, Broken};
 use super::coordinator::Coordinator;
-use super::fault::{Action, Fault, Who};
-use super::nodes::Process;
+use super::fault::{self, Action, Fault, Who};
+use super::nodes::{Node, Process};
 use super::scene::{Course, Scene, pause};
 use super::usage::{Sample, Trend, percentile, trends};
 
@@ -31,6 +32,9 @@ const STUCK: Duration = Duration::from_secs(30);
 
 /// Faults between two compactions of etcd, which its operators have it do by itself.
 const COMPACTED: usize = 10;
+
+/// Rounds after which an agent holds as many ports as it ever does: those of its last 64.
+const AGED: u64 = 70;
 
 /// What is done to the job.
 pub struct Soak {
@@ -102,6 +106,8 @@ impl Stage {
         scene.until("somebody leads", named).await?;
         let mut soaked = Soaked::default();
         scene.whole(Duration::ZERO).await?;
+        tell("the job comes of age: rounds until all that it keeps of its past is full");
+        scene.age().await?;
         let begun = scene.observer.elapsed();
         while scene.observer.elapsed() - begun < soak.lasts && soaked.broken.is_empty() {
             soaked.samples.push(sample(&scene).await?);
@@ -131,6 +137,7 @@ impl Stage {
             if at % COMPACTED == COMPACTED - 1 {
                 scene.cluster.compact().await?;
             }
+            scene.nodes.iter().try_for_each(Node::tidy)?;
             if scene.coordinator.as_mut().is_some_and(|coordinator| coordinator.revive().is_ok_and(|anew| anew)) {
                 soaked.broken.push(format!("{}: the coordinator has ended", fault.name));
             }
@@ -148,6 +155,21 @@ impl Stage {
 }
 
 impl Scene {
+    /// Kills an agent again and again, until the job has as many events and its first agent as many ports as they ever have.
+    async fn age(&mut self) -> Result<()> {
+        const KILLS: u64 = 2 * AGED;
+        let killed = fault::all().into_iter().find(|fault| fault.name == "an agent is killed");
+        let killed = killed.context("an agent is killed")?;
+        for _ in 0..KILLS {
+            let round = self.observer.events().round().map_or(0, |round| round.number);
+            if round >= AGED && count(self, &self.keys.events()).await? >= KEPT {
+                return Ok(());
+            }
+            self.recover(&killed).await?;
+        }
+        bail!("a job has no {AGED} rounds and {KEPT} events after {KILLS} kills")
+    }
+
     /// The fault strikes, and the job becomes whole again.
     async fn recover(&mut self, fault: &Fault) -> Result<Recovery> {
         let (struck, mended) = self.suffer(fault).await?;
@@ -204,7 +226,7 @@ impl Scene {
         const CLOSED: i32 = 4;
         self.cluster.put(&self.keys.desired(), r#"{"closed":true}"#).await?;
         self.until("all agents end", |scene| scene.nodes.iter().all(|node| node.end().is_some())).await?;
-        let codes: Vec<Option<i32>> = self.nodes.iter().map(super::nodes::Node::end).collect();
+        let codes: Vec<Option<i32>> = self.nodes.iter().map(Node::end).collect();
         ensure!(codes.iter().all(|&code| code == Some(CLOSED)), "a job was closed, and its agents end with {codes:?}");
         self.until("no process is left", |scene| scene.nodes.iter().all(|node| node.host.processes().is_empty())).await
     }
@@ -265,10 +287,15 @@ async fn sample(scene: &Scene) -> Result<Sample> {
     coordinator.into_iter().for_each(|pid| sample.process("coordinator", pid));
     (0..scene.cluster.members.len()).filter_map(|at| scene.cluster.pid(at)).for_each(|pid| sample.process("etcd", pid));
     sample.folder("checkpoint", scene.checkpoints.path());
+    sample.at_most("keys", count(scene, "/elastic").await? as f64);
+    Ok(sample)
+}
+
+/// How many keys the store has that begin so.
+async fn count(scene: &Scene, prefix: &str) -> Result<u64> {
     let mut client = scene.cluster.client().await?;
     let all = GetOptions::new().with_prefix().with_count_only();
-    sample.at_most("keys", client.get("/elastic", Some(all)).await?.count() as f64);
-    Ok(sample)
+    Ok(client.get(prefix, Some(all)).await?.count().try_into()?)
 }
 
 fn draw(seed: u64, at: usize) -> u64 {
@@ -278,7 +305,6 @@ fn draw(seed: u64, at: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::campaign::fault;
 
     #[test]
     fn a_soak_spares_the_first_node_s_processes_and_whatever_ends_a_job() {

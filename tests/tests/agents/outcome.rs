@@ -185,6 +185,27 @@ async fn each_restart_leaves_torchruns_attempt_directory() {
 }
 
 #[tokio::test]
+async fn attempts_that_are_too_old_leave_no_logs_if_so_asked() {
+    let go = tempfile::tempdir().unwrap();
+    let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.path().join("go").display());
+    let job = script(&format!("echo text; [ $TORCHELASTIC_RESTART_COUNT != 3 ] || {wait}; exit 1"));
+    let job = job.flag("--max-restarts=3").flag("--redirects=1").flag("--log-attempts=2");
+    let mut agent = job.start("a");
+    let attempts = || -> Vec<String> {
+        let runs = job.path("logs").read_dir().into_iter().flatten().flatten();
+        let attempts = runs.filter_map(|run| run.path().read_dir().ok()).flatten().flatten();
+        let mut names: Vec<String> = attempts.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let gone = async || (attempts() == ["attempt_2", "attempt_3"]).then_some(());
+    eventually("the older attempts' logs are gone", LIMIT, gone).await;
+    std::fs::write(go.path().join("go"), "").unwrap();
+    assert_eq!(agent.exit(LIMIT).await, JOB_FAILED, "{}", agent.output());
+    assert_eq!(attempts(), ["attempt_2", "attempt_3"]);
+}
+
+#[tokio::test]
 async fn a_change_of_members_keeps_the_logs_of_the_attempt() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2").flag("--redirects=2");

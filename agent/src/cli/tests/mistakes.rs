@@ -28,7 +28,7 @@ fn every_mistake_is_one_line_with_what_why_and_what_to_do() {
         ("--nodes=2 t", "no such flag; did you mean `--nnodes`?"),
         ("--node=2 t", "write one of --node-name, --node-rank"),
         ("--rdzv=etcd t", "--rdzv: it could stand for several flags; write one of --rdzv-backend, --rdzv-endpoint"),
-        ("--log=x t", "write one of --log-dir, --log-line-prefix-template, --log-rotate, --logs-specs"),
+        ("--log=x t", "write one of --log-dir, --log-line-prefix-template, --log-rotate, --log-attempts, --logs-specs"),
         ("--rdzv_=etcd t", "it could stand for several flags"),
         ("", "PROGRAM: nothing to run is named; put the script after the flags"),
         ("--standalone", "PROGRAM: nothing to run is named"),
@@ -100,6 +100,7 @@ fn every_mistake_is_one_line_with_what_why_and_what_to_do() {
         ("--duplicate-stdout-filters=a, t", "an empty word is in every line; write words between commas"),
         ("--log-rotate=1 t", "--log-rotate=1: 1 bytes are less than 4096; write SIZE or SIZE:KEEP"),
         ("--log-rotate=1M:0 t", "`0` is not a number of files"),
+        ("--log-attempts=0 t", "--log-attempts=0: 0 is less than 1; give a whole number from 1 to"),
         ("--report=xml t", "--report=xml: `xml` is not known; give `text` or `json`"),
         (
             "--numa-binding=near t",

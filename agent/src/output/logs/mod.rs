@@ -25,6 +25,7 @@
 //! file that the agent writes drops what a full disk does not take, notes the gap, and goes on. A *redirected* stream
 //! is the worker's own file: on a full disk the worker's own write fails, as with any shell redirection.
 
+mod attempts;
 mod console;
 mod file;
 mod filter;
@@ -45,8 +46,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::output::template;
 
@@ -58,6 +62,7 @@ pub use options::{LogDir, LogOptions};
 pub use reading::LogReaders;
 pub use route::{ParseStreamsError, Streams, StreamsByRank};
 
+use attempts::{Attempts, Folder};
 use file::LogFile;
 use filter::Duplicates;
 use history::Source;
@@ -102,6 +107,8 @@ pub struct LogSpec {
     pub duplicate_stderr: Option<Needles>,
     /// `--log-rotate`.
     pub rotation: Option<Rotation>,
+    /// `--log-attempts`: how many attempts' folders stay, beside those that workers still write to. `None`: all.
+    pub attempts: Option<u32>,
     /// `--role`.
     pub role: String,
     /// This host's name.
@@ -123,6 +130,9 @@ pub struct Logs {
     console: Console,
     /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
     root: Option<PathBuf>,
+    attempts: Attempts,
+    /// Holds a lock on `root`, see [`in_use`].
+    _in_use: Arc<OnceLock<File>>,
     flow: Flow,
     history: History,
 }
@@ -166,7 +176,9 @@ impl Logs {
     }
 
     fn at(root: Option<PathBuf>, spec: LogSpec, console: Console) -> Logs {
-        Logs { spec, console, root, flow: Flow::new(), history: History::default() }
+        let attempts = Attempts::new(spec.attempts);
+        let in_use = root.as_deref().map(in_use).unwrap_or_default();
+        Logs { spec, console, root, attempts, _in_use: in_use, flow: Flow::new(), history: History::default() }
     }
 
     /// What readers of the output look up here.
@@ -187,21 +199,17 @@ impl Logs {
     /// Opens the attempt of a round. If its directory cannot be created, this logs a warning, and the attempt has no
     /// files.
     pub fn begin_attempt(&self, restarts: u32, round: u64) -> Attempt<'_> {
-        let mut directory = None;
-        if let Some(root) = &self.root {
-            let name = format!("attempt_{restarts}");
-            for path in [root.join(&name), root.join(format!("{name}_round_{round}"))] {
-                match fs::create_dir(&path) {
-                    Ok(()) => directory = Some(path),
-                    Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-                    Err(error) => tracing::warn!(
-                        directory = %path.display(), %error,
+        let begun = self.root.as_ref().map(|root| self.attempts.begin(root, restarts, round));
+        let directory = begun.and_then(|begun| {
+            begun
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        restarts, round, %error,
                         "cannot create a log directory; this attempt's output goes to the console"
-                    ),
-                }
-                break;
-            }
-        }
+                    );
+                })
+                .ok()
+        });
         let duplicates = |needles: &Option<Needles>, name: &str| {
             let path = directory.as_ref()?.join(name);
             let opened = Duplicates::open(needles.as_ref()?, &path);
@@ -220,6 +228,28 @@ impl Logs {
     pub async fn finish(&self, patience: Duration) -> bool {
         self.flow.ends(patience).await
     }
+}
+
+/// Tells those who remove old files that this directory is in use, for as long as what this returns is held, by a shared
+/// lock on it: systemd-tmpfiles (tmpfiles.d(5)) passes over a directory that it cannot lock, as Debian 13 has it do in
+/// `/tmp` after ten days. A network file system's lock may never come, so it is asked for beside everything else.
+fn in_use(directory: &Path) -> Arc<OnceLock<File>> {
+    let lock = Arc::new(OnceLock::new());
+    let (kept, directory) = (Arc::clone(&lock), directory.to_owned());
+    let work = move || {
+        let taken = File::open(&directory).and_then(|file| {
+            flock(&file, FlockOperation::NonBlockingLockShared)?;
+            Ok(file)
+        });
+        match taken {
+            Ok(file) => drop(kept.set(file)),
+            Err(error) => tracing::debug!(directory = %directory.display(), %error, "cannot lock the log directory"),
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("log lock".to_owned()).spawn(work) {
+        tracing::debug!(%error, "cannot start the thread that locks the log directory");
+    }
+    lock
 }
 
 /// Removes a log directory if there is no file in it, and then its parent directory, which was made for it. This is for
@@ -244,7 +274,7 @@ fn remove_empty(directory: &Path) {
 #[derive(Debug)]
 pub struct Attempt<'a> {
     logs: &'a Logs,
-    directory: Option<PathBuf>,
+    directory: Option<Folder>,
     duplicate_stdout: Option<Duplicates>,
     duplicate_stderr: Option<Duplicates>,
 }
@@ -252,7 +282,7 @@ pub struct Attempt<'a> {
 impl Attempt<'_> {
     /// The attempt's directory. `None` if nothing is written.
     pub fn directory(&self) -> Option<&Path> {
-        self.directory.as_deref()
+        self.directory.as_ref().map(|folder| folder.as_path())
     }
 
     /// Prepares the output of all workers, given as pairs of local rank and rank. They are prepared at the same time,
@@ -280,6 +310,7 @@ impl Attempt<'_> {
         let (redirects, tee) = (spec.redirects.of(local_rank), spec.tee.of(local_rank));
         let mut logs = WorkerLogs {
             error_file: directory.as_ref().map(|directory| directory.join("error.json")),
+            _attempt: self.directory.clone(),
             stderr: StderrTail::Unseen,
             streams: Vec::new(),
         };
@@ -404,6 +435,8 @@ impl WorkerOutput<'_> {
 #[derive(Debug)]
 pub struct WorkerLogs {
     error_file: Option<PathBuf>,
+    /// Keeps the attempt's folder for as long as the worker may write there, and its error is to be read.
+    _attempt: Option<Folder>,
     stderr: StderrTail,
     streams: Vec<Stream>,
 }
@@ -485,7 +518,29 @@ fn open_null() -> io::Result<File> {
 mod tests {
     use std::sync::{Condvar, Mutex};
 
+    use elastic_coordinator::time::Time;
+
     use super::*;
+
+    #[test]
+    fn a_directory_in_use_is_locked_as_those_who_remove_old_files_heed() {
+        let directory = tempfile::tempdir().unwrap();
+        let free = || {
+            let file = File::open(directory.path()).unwrap();
+            flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        };
+        let (one, other) = (in_use(directory.path()), in_use(directory.path()));
+        let begun = Time::now();
+        while one.get().is_none() || other.get().is_none() {
+            assert!(Time::now().since(begun) < Duration::from_secs(10));
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!free());
+        drop(one);
+        assert!(!free());
+        drop(other);
+        assert!(free());
+    }
 
     #[test]
     fn files_that_take_long_are_opened_at_once() {

@@ -36,4 +36,6 @@ pub struct LogOptions {
     pub duplicate_stderr: Option<Needles>,
     /// When log files are rotated. None stands for never.
     pub rotation: Option<Rotation>,
+    /// How many attempts' folders stay, beside those that workers still write to. None stands for all.
+    pub attempts: Option<u32>,
 }
