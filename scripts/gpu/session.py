@@ -3,7 +3,6 @@ comes back, and a worker is killed. Then what a session costs beside plain PyTor
 [--nccl-library FILE] [--small]. WORKER is the script trains_by_nccl.py."""
 
 import argparse
-import itertools
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from losses import traced
@@ -96,19 +96,37 @@ def costs(options: argparse.Namespace) -> None:
         with torch.autocast(device, dtype=torch.bfloat16):
             return model(data, data) / data.numel()
 
+    settle, waits = torch.cuda.synchronize if device == "cuda" else lambda: None, []
+
     def timed(step):
-        taken = []
-        for number in range(steps + 3):
-            began = time.perf_counter()
+        """Of steps that follow each other freely."""
+        for _ in range(3):
             step()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            taken.append(1e3 * (time.perf_counter() - began))
-        return statistics.median(taken[3:])
+        settle()
+        began = time.perf_counter()
+        for _ in range(steps):
+            step()
+        settle()
+        return 1e3 * (time.perf_counter() - began) / steps
+
+    def waited(step):
+        """How often so many steps wait for the GPU: it then has nothing to do while the next calls are made."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                for _ in range(5):
+                    step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(one.message) for one in caught)
+
+    # Batches for all steps of one epoch: a loader is begun anew by neither.
+    dataset = TensorDataset(torch.arange((steps + 10) * batch))
 
     def plain():
         model, optimizer = model_and_optimizer()
-        batches = itertools.cycle(DataLoader(TensorDataset(torch.arange(batch)), batch))
+        batches = iter(DataLoader(dataset, batch))
 
         def step():
             next(batches)
@@ -120,17 +138,19 @@ def costs(options: argparse.Namespace) -> None:
 
     def in_session():
         model, optimizer = model_and_optimizer()
-        dataset = TensorDataset(torch.arange(batch))
         sampler = elastic.ElasticBatchSampler(dataset, batch)
         with elastic.Session(model, optimizer, sampler) as session:
-            batches = session.steps(DataLoader(dataset, batch_sampler=sampler), epochs=steps + 10)
+            batches = session.steps(DataLoader(dataset, batch_sampler=sampler))
 
             def step():
                 next(batches)
                 session.backward(loss_of(model))
                 session.step()
 
-            return timed(step)
+            taken = timed(step)
+            if device == "cuda":
+                waits.append(waited(step))
+            return taken
 
     times = {"plain": [], "in a session": []}
     for _ in range(turns):
@@ -139,6 +159,10 @@ def costs(options: argparse.Namespace) -> None:
     medians = {way: statistics.median(each) for way, each in times.items()}
     told = {way: f"{median:.2f} ms" for way, median in medians.items()}
     result(costs="a step", **told, ratio=round(medians["in a session"] / medians["plain"], 3))
+    # The loss is read now and then.
+    result(waits="for the GPU in 5 steps of a session", found=waits)
+    if any(found > 1 for found in waits):
+        raise Failed("a session's step waits for the GPU")
 
 
 def main() -> int:

@@ -146,8 +146,9 @@ class Gradients:
     def _start(self, bucket: _Bucket) -> None:
         bucket.fill()
         if bucket is self._buckets[-1]:
-            for place, vote in enumerate(self._votes):
-                bucket.votes[place] = float(vote)
+            for place, vote in zip(bucket.votes.unbind(), self._votes):
+                # An assignment would copy the number from the host, and wait for all that the GPU has to do.
+                place.fill_(float(vote))
         self._works.append(self._group.start_sum(bucket.flat))
 
 
