@@ -215,7 +215,7 @@ async fn users_are_told_what_they_may_not_do() {
     assert_eq!(told.code, Some(0), "{:#?}", told.findings);
     told.says("write", &at, "ok", "ms");
     let told = Told::by(&[&user[..], &[&right, "--prefix", "/elsewhere"]].concat()).await;
-    told.says("write", &at, "warning", "may not write");
+    told.says("write", &at, "unknown", "may not write");
     assert_eq!(told.code, Some(0), "{:#?}", told.findings);
 }
 

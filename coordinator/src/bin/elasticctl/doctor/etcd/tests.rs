@@ -165,10 +165,10 @@ fn releases_sizes_and_times_have_their_bounds() {
 }
 
 #[test]
-fn a_user_without_rights_is_a_warning_and_a_write_that_fails_is_none() {
+fn a_user_without_rights_may_be_of_one_job_and_a_write_that_fails_is_a_failure() {
     let at = "m2:2379";
     for (error, state, advice) in [
-        (StoreError::Denied { endpoints: at.into(), cause: "no".into() }, State::Warning, "grant-permission"),
+        (StoreError::Denied { endpoints: at.into(), cause: "no".into() }, State::Unknown, "grant-permission"),
         (StoreError::NoSpace { endpoints: at.into() }, State::Failed, "alarm list"),
     ] {
         let mut cluster = three();
