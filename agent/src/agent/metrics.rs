@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use elastic_coordinator::node::Status;
 use elastic_coordinator::store::metered::CallObserver;
 use elastic_coordinator::time::Time;
+use elastic_coordinator::tls::MutualTls;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -51,6 +52,8 @@ pub struct Metrics {
     calls: Family<Labels, Counter>,
     call_times: Timings,
     gpus: GpuMetrics,
+    certificate_end: Family<Labels, Gauge>,
+    tls: Option<MutualTls>,
 }
 
 fn round_buckets() -> Histogram {
@@ -62,8 +65,8 @@ fn call_buckets() -> Histogram {
 }
 
 impl Metrics {
-    /// Those of this job's agent on this node, before it has joined.
-    pub fn new(job: &str, node: &str) -> Arc<Metrics> {
+    /// Those of this job's agent on this node, before it has joined; and of the certificates by which it speaks with others.
+    pub fn new(job: &str, node: &str, tls: Option<MutualTls>) -> Arc<Metrics> {
         let labels = [("job", job), ("node", node)].map(|(name, value)| (name.into(), value.to_owned().into()));
         let mut registry = Registry::with_prefix_and_labels("elastic_agent", labels.into_iter());
         let forming = round_buckets();
@@ -104,6 +107,11 @@ impl Metrics {
             recovery,
             call_times,
             gpus: GpuMetrics::registered(&mut registry),
+            certificate_end: register!(
+                "peer_certificate_expiry_timestamp_seconds",
+                "When the certificate that this agent shows to others ends"
+            ),
+            tls,
             registry,
         })
     }
@@ -197,6 +205,9 @@ impl Metrics {
         if let Some(fence) = group.fence {
             self.margin.get_or_create(&Vec::new()).set(fence.since(now).as_secs_f64());
         }
+        if let Some(tls) = &self.tls {
+            self.certificate_end.get_or_create(&Vec::new()).set(number(tls.good_until()));
+        }
         let stages = self.stages();
         for stage in Stage::ALL {
             let counted = self.stage_seconds.get_or_create(&vec![("stage", stage.name().to_owned())]);
@@ -221,7 +232,7 @@ mod tests {
     #[test]
     fn dashboard_and_alerts_ask_for_nothing_that_is_not_served() {
         // Given an agent that has something to say in each family: without a series a family is not shown at all,
-        let metrics = Metrics::new("digits", "a");
+        let metrics = Metrics::new("digits", "a", None);
         let label = |name, value: &str| vec![(name, value.to_owned())];
         metrics.observer()("read", true, Duration::from_millis(1));
         metrics.rounds.get_or_create(&label("change", "first")).inc();
@@ -230,6 +241,7 @@ mod tests {
         metrics.steps.get_or_create(&label("rank", "0")).set(1);
         metrics.step_ages.get_or_create(&label("rank", "0")).set(1.0);
         metrics.margin.get_or_create(&Vec::new()).set(1.0);
+        metrics.certificate_end.get_or_create(&Vec::new()).set(1);
         let all = GpuHealth {
             utilization: Some(75),
             memory: Some(GpuMemory::default()),

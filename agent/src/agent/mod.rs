@@ -108,7 +108,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let open = async { Ok(backend::open(&options.rendezvous, &paths, way, timings.join_timeout).await?) };
     let Some(mut backend) = unless_told(&mut signals, open).await? else { return Ok(End::Drained) };
     // Nobody asks for metrics without a port.
-    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name));
+    let metrics = options.watch.health.map(|_| Metrics::new(options.job.as_ref(), &identity.name, tls.clone()));
     if let Some(metrics) = &metrics {
         backend.observed_by(metrics.observer());
     }

@@ -65,10 +65,10 @@ fn set_up_log(json: bool) {
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
-    let shared = Arc::<Shared>::default();
+    let tls = cli.peers.tls().map_err(anyhow::Error::msg)?;
+    let shared = Arc::new(Shared::new(tls.clone()));
     let (leave, leaving) = watch::channel(false);
     let mut serving = None;
-    let tls = cli.peers.tls().map_err(anyhow::Error::msg)?;
     let store: Arc<dyn Store> = if cli.embedded {
         let server = EmbeddedServer::bind_with(
             cli.listen,

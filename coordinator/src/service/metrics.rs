@@ -43,6 +43,7 @@ pub struct Metrics {
     forming: Histogram,
     calls: Family<Labels, Counter>,
     call_times: Timings,
+    certificate_end: Family<Labels, Gauge>,
     /// Since when rounds are forming: their number, and when they were first seen so.
     begun: Mutex<BTreeMap<JobId, (u64, Time)>>,
 }
@@ -96,6 +97,10 @@ impl Default for Metrics {
             evictions: register!("evictions", "Nodes seen to be evicted, by what was known of them"),
             terms: register!("leader_terms", "Terms of leadership seen to begin, by who leads"),
             calls: register!("store_requests", "Requests to the store, by kind and outcome"),
+            certificate_end: register!(
+                "peer_certificate_expiry_timestamp_seconds",
+                "When the certificate that this replica shows to agents ends"
+            ),
             forming,
             queue,
             call_times,
@@ -184,8 +189,9 @@ impl Metrics {
         self.call_times.get_or_create(&vec![("call", call.to_owned())]).observe(took.as_secs_f64());
     }
 
-    /// The text format, with the gauges as `overview` has them now.
-    pub(super) fn render(&self, overview: Option<&Overview>) -> String {
+    /// The text format, with the gauges as `overview` has them now, and when the replica's certificate ends, in seconds since
+    /// 1970.
+    pub(super) fn render(&self, overview: Option<&Overview>, certificate_end: Option<u64>) -> String {
         let gauges = [
             &self.jobs,
             &self.nodes,
@@ -203,6 +209,9 @@ impl Metrics {
         }
         for (id, job) in overview.iter().flat_map(|overview| &overview.jobs) {
             self.job(id, job);
+        }
+        if let Some(end) = certificate_end {
+            self.certificate_end.get_or_create(&Vec::new()).set(i64::try_from(end).unwrap_or(i64::MAX));
         }
         let mut text = String::new();
         // Writing to a string does not fail.
@@ -275,7 +284,7 @@ mod tests {
         metrics.saw(Time::from_millis(1000), &job, &round(2, "forming"));
         metrics.saw(Time::from_millis(2000), &job, &round(2, "forming"));
         metrics.saw(Time::from_millis(3000), &job, &round(2, "running"));
-        let text = metrics.render(None);
+        let text = metrics.render(None, None);
         assert!(text.contains("elastic_round_forming_seconds_sum 2.0"), "{text}");
         assert!(text.contains("elastic_rounds_formed_total 1"), "{text}");
         assert!(text.contains(r#"elastic_jobs{state="running"} 0"#), "{text}");
@@ -292,7 +301,7 @@ mod tests {
         metrics.saw(Time::from_millis(1000), &job, &paused);
         metrics.saw(Time::from_millis(900_000), &job, &round(2, "forming"));
         metrics.saw(Time::from_millis(901_000), &job, &round(2, "running"));
-        let text = metrics.render(None);
+        let text = metrics.render(None, None);
         assert!(text.contains("elastic_round_forming_seconds_sum 1.0"), "{text}");
     }
 
@@ -314,7 +323,7 @@ mod tests {
             KeyValue { key, value, create_revision: at, mod_revision: at, lease: None }
         };
         let overview = Overview::of("/elastic", &records.map(kv));
-        let text = Metrics::default().render(Some(&overview));
+        let text = Metrics::default().render(Some(&overview), None);
         for told in [r#"{job="J",by="operator"} 2"#, r#"{job="J",by="failures"} 1"#] {
             assert!(text.contains(&format!("elastic_job_nodes_excluded{told}")), "{text}");
         }
@@ -327,13 +336,13 @@ mod tests {
             let lines = text.lines().filter(|line| line.contains("_total")).filter_map(|line| line.rsplit_once(' '));
             lines.map(|(series, value)| (series.to_owned(), value.to_owned())).collect()
         };
-        let before = counters(metrics.render(None));
+        let before = counters(metrics.render(None, None));
         let tombstone = serde_json::from_str(r#"{"reason":"r","round":1,"fate":"unknown"}"#).unwrap();
         let job = "J".parse().unwrap();
         metrics.saw(Time::from_millis(1), &job, &Change::Evicted(NodeId::from_text("a:1"), tombstone));
         metrics.saw(Time::from_millis(1), &job, &round(1, "failed"));
         metrics.called("write", false, Duration::from_millis(1));
-        let after = counters(metrics.render(None));
+        let after = counters(metrics.render(None, None));
         let counted: Vec<_> = after.iter().filter(|(_, value)| *value != "0").collect();
         assert_eq!(counted.len(), 3, "{counted:?}");
         assert!(before.values().all(|value| value == "0"), "{before:?}");
@@ -373,7 +382,7 @@ mod tests {
         let tombstone = serde_json::from_str(r#"{"reason":"r","round":1,"fate":"dead"}"#).unwrap();
         metrics.saw(Time::from_millis(1), &job, &Change::Evicted(node, tombstone));
         metrics.called("get", true, Duration::from_millis(1));
-        let served = metrics.render(Some(&overview));
+        let served = metrics.render(Some(&overview), Some(1));
 
         // then each metric that the dashboard's queries or the alerts name is there.
         let is_served = |name: &str| {

@@ -88,9 +88,16 @@ pub struct Shared {
     changes: watch::Sender<()>,
     /// Counters.
     pub metrics: Metrics,
+    /// How it speaks with agents.
+    tls: Option<MutualTls>,
 }
 
 impl Shared {
+    /// Of a replica that speaks so with agents, before it runs.
+    pub fn new(tls: Option<MutualTls>) -> Shared {
+        Shared { tls, ..Shared::default() }
+    }
+
     fn overview(&self) -> MutexGuard<'_, Option<Overview>> {
         self.overview.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,7 +119,7 @@ impl Shared {
 
     /// Everything Prometheus is told, in its text format.
     pub fn render(&self) -> String {
-        self.metrics.render(self.overview().as_ref())
+        self.metrics.render(self.overview().as_ref(), self.tls.as_ref().map(MutualTls::good_until))
     }
 }
 

@@ -52,6 +52,8 @@ pub struct MutualTls(Followed<Ends>);
 
 /// The settings of both ends.
 struct Ends {
+    /// When our own certificate ends, in seconds since 1970.
+    until: u64,
     server: Arc<ServerConfig>,
     client: Arc<ClientConfig>,
 }
@@ -77,6 +79,11 @@ impl MutualTls {
             Ends::of(&names, certificate, key, authority)
         })
         .map(MutualTls)
+    }
+
+    /// When our own certificate ends, in seconds since 1970.
+    pub fn good_until(&self) -> u64 {
+        self.0.now().until
     }
 
     /// What a server of HTTP is set to now.
@@ -139,7 +146,7 @@ impl Ends {
         authority: &str,
     ) -> Result<Ends, String> {
         let chain = certificates(certificate_file, certificate)?;
-        still_good(certificate_file, &chain)?;
+        let until = end_of(certificate_file, &chain)?;
         let mut roots = RootCertStore::empty();
         for root in certificates(authority_file, authority)? {
             roots.add(root).map_err(|error| format!("{authority_file}: {error}"))?;
@@ -169,16 +176,16 @@ impl Ends {
         client.alpn_protocols = vec![ALPN[0].to_vec()];
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
-        Ok(Ends { server: Arc::new(server), client: Arc::new(client) })
+        Ok(Ends { until, server: Arc::new(server), client: Arc::new(client) })
     }
 }
 
-/// Nobody would accept a certificate that has ended: better to say so here.
-fn still_good(file: &str, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+/// When a certificate ends. Nobody would accept one that has: better to say so here.
+fn end_of(file: &str, chain: &[CertificateDer<'_>]) -> Result<u64, String> {
     let (_, own) = X509Certificate::from_der(&chain[0]).map_err(|error| format!("{file}: {error}"))?;
     let until = u64::try_from(own.validity().not_after.timestamp()).unwrap_or(0);
     if until * 1000 > date::now_ms() {
-        return Ok(());
+        return Ok(until);
     }
     let ended = date::utc(until * 1000);
     Err(format!(

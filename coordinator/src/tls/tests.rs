@@ -14,6 +14,7 @@ use tokio_rustls::TlsConnector;
 use super::mutual::Anyone;
 use super::*;
 use crate::listener::{Port, Share};
+use crate::time::date;
 
 const WITHIN: Duration = Duration::from_secs(20);
 
@@ -149,9 +150,14 @@ async fn files_are_followed_and_broken_ones_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let node = MutualTls::follow(ours.write(folder.path(), &ours)).unwrap();
     let ((old, _a), (new, _b)) = (ours.node(), next.node());
-    let port = echo(Some(node)).await;
+    let port = echo(Some(node.clone())).await;
     assert_eq!((asks(&old, port).await, asks(&new, port).await.is_ok()), (Ok(()), false));
+    let hour = date::now_ms() / 1000 + 3600;
+    assert!(node.good_until().abs_diff(hour) < 60, "{} {hour}", node.good_until());
     next.write(folder.path(), &next);
+    let (certificate, key) = next.sign(7200);
+    std::fs::write(folder.path().join("c"), certificate).unwrap();
+    std::fs::write(folder.path().join("k"), key).unwrap();
     let renewed = async {
         while asks(&new, port).await.is_err() {
             sleep(Duration::from_millis(50)).await;
@@ -159,6 +165,7 @@ async fn files_are_followed_and_broken_ones_change_nothing() {
     };
     timeout(WITHIN, renewed).await.expect("the new files are read");
     assert!(asks(&old, port).await.is_err());
+    assert!(node.good_until().abs_diff(hour + 3600) < 60, "{} {hour}", node.good_until());
     // One is broken, and the next look but one finds it whole again: those in between were not used.
     std::fs::write(folder.path().join("a"), "rubbish").unwrap();
     sleep(crate::followed::LOOK + Duration::from_millis(200)).await;

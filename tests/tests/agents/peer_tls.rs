@@ -57,6 +57,17 @@ fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
+/// What `/metrics` says on when the certificate ends.
+async fn certificate_end(pki: &Pki, at: &str, name: &str) -> Option<u64> {
+    let file = |name: &str| pki.path(name).display().to_string();
+    let mut curl = tokio::process::Command::new("curl");
+    curl.args(["--silent", "--fail", "--max-time", "5", "--cacert", &file("ca.pem")]);
+    curl.args(["--cert", &file("a.pem"), "--key", &file("a-key.pem"), &format!("{at}/metrics")]);
+    let text = String::from_utf8(curl.output().await.unwrap().stdout).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.rsplit_once(' ')?.1.parse().ok()
+}
+
 async fn ask_health(pki: &Pki, port: u16, certificate: bool) -> bool {
     let file = |name: &str| pki.path(name).display().to_string();
     let mut curl = tokio::process::Command::new("curl");
@@ -88,7 +99,8 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     let text = "left to its agents: its agents speak TLS with each other";
     eventually("the plain replica says why", LIMIT, async || plain_replica.log().contains(text).then_some(())).await;
     assert_ne!(job.leader(&etcd).await.split('-').next(), Some("coordinator"));
-    let _replica = replica(&words(&pki.flags("coordinator")));
+    let web = format!("127.0.0.1:{}", free_port());
+    let _replica = replica(&[&words(&pki.flags("coordinator"))[..], &["--http", &web]].concat());
     let led = async || job.leader(&etcd).await.starts_with("coordinator").then_some(());
     eventually("the replica leads", LIMIT, led).await;
 
@@ -122,6 +134,16 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     );
     assert!(ask_health(&pki, health, true).await);
     assert!(!ask_health(&pki, health, false).await);
+
+    // Both tell when their certificates end, here in a year
+    let year = elastic_coordinator::time::date::now_ms() / 1000 + 365 * 86_400;
+    for (at, name) in [
+        (format!("https://127.0.0.1:{health}"), "elastic_agent_peer_certificate_expiry_timestamp_seconds{"),
+        (format!("http://{web}"), "elastic_peer_certificate_expiry_timestamp_seconds"),
+    ] {
+        let end = certificate_end(&pki, &at, name).await;
+        assert!(end.is_some_and(|end| end.abs_diff(year) < 2 * 86_400), "{at}: {end:?} {year}");
+    }
 
     // Its leader hears the nodes, and acts on a death at once
     first.of("b").kill();

@@ -376,8 +376,18 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     // When the only coordinator ends, and one comes that nodes cannot reach, each has its alert.
     drop(first);
     prometheus.fires("ElasticCoordinatorGone").await;
-    let _unreachable = coordinator(&site.etcd, http, &["--peer-address", "127.0.0.1:1"]);
+    let unreachable = coordinator(&site.etcd, http, &["--peer-address", "127.0.0.1:1"]);
     prometheus.fires("ElasticCoordinatorLeadsNothing").await;
+    drop(unreachable);
+    // When its certificate ends in three days, that is told, too.
+    let pki = tempfile::tempdir().unwrap();
+    let folder = pki.path().to_str().unwrap();
+    site.ctl(&["certs", "authority", folder]).await;
+    site.ctl(&["certs", "node", folder, "c", "--valid", "3d"]).await;
+    let certificate = ["--peer-cert=c.pem", "--peer-key=c-key.pem", "--peer-ca=ca.pem"];
+    let certificate = certificate.map(|flag| flag.replace('=', &format!("={folder}/")));
+    let _outdated = coordinator(&site.etcd, http, &certificate.each_ref().map(String::as_str));
+    prometheus.fires("ElasticCertificateEnds").await;
 
     let fired = prometheus.fired().await;
     assert_eq!(fired, all);
