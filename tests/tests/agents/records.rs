@@ -2,7 +2,7 @@
 
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::store::{Op, Store, Txn};
-use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
+use elastic_tests::agents::{AT_ONCE, JOB_FAILED, Job, LIMIT, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::wait::eventually;
 
@@ -84,6 +84,32 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
         let mut agents = anew.start_all(["a", "b"]);
         anew.runs(1, 2).await.exit(0);
         assert_eq!(exits(&mut agents).await, [0, 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_nobody_can_read_ends_a_job_that_would_resume_from_it() {
+    // Given rubbish in the place of what an earlier job of this id committed
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let (store, keys) = (etcd.store(), Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap()));
+    store.txn(Txn::of([Op::put(keys.checkpoint(), "7")])).await.unwrap();
+    for mended in [false, true] {
+        // when agents start
+        let job = Job::on(&etcd, "2");
+        let mut agents = job.start_all(["a", "b"]);
+        if mended {
+            job.runs(1, 2).await.exit(0);
+            assert_eq!(exits(&mut agents).await, [0, 0]);
+            continue;
+        }
+        // then the job fails at once, and every agent names the key, and what to do
+        assert_eq!(exits(&mut agents).await, [JOB_FAILED, JOB_FAILED]);
+        for agent in &agents {
+            let said = agent.output();
+            assert!(said.contains(&keys.checkpoint()) && said.contains("delete it to begin from nothing"), "{said}");
+        }
+        // and when that was done, it begins
+        store.delete(vec![], &keys.checkpoint()).await.unwrap();
     }
 }
 

@@ -40,6 +40,8 @@ pub struct View {
     pub stale_rounds: BTreeSet<u64>,
     /// Nodes whose keys hold no record of ours, by when these were written.
     pub strays: BTreeMap<NodeId, Revision>,
+    /// Why nobody knows where training resumes, in a generation that has had no round yet.
+    pub unreadable_checkpoint: Option<String>,
 }
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.

@@ -94,6 +94,14 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         // Only now that nobody's workers are still ending: they were given longer than for another round.
         return (Verdict::Form(Form::of(round.number)), because(RESUMED));
     }
+    if let Some(problem) = &view.unreadable_checkpoint {
+        let message = format!(
+            "{problem} Nobody knows where training resumes: write it anew, or delete it to begin from nothing; then start \
+             the agents again"
+        );
+        let cause = Failure::new(FailureClass::Lost, message.clone());
+        return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message);
+    }
     if here < view.min_nodes() {
         let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());
         if let Some(Contest { place, one, other }) = contest {

@@ -103,7 +103,12 @@ impl Leader {
             strays.push(format!("{problem} What was desired before holds: delete it, and ask again with elasticctl"));
             self.view.as_ref().map(|old| old.desired.clone())
         });
-        self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays)?;
+        let read = self.checkpoint_read(one(3), self.view.is_some(), &round.value, strays);
+        // Where no round was sealed nobody is at work: the job can end with that. Else it is not led, and works on.
+        let unreadable_checkpoint = match read {
+            Err(problem) if round.value.sealed.is_none() => Some(problem),
+            read => read.map(|()| None)?,
+        };
         self.secret_read(one(8), strays);
         let last = one(7).map(|kv| history::number(&self.keys, &kv.key));
         self.history_counts = last != Some(None);
@@ -125,6 +130,7 @@ impl Leader {
             probe: old.as_ref().and_then(|old| old.probe),
             stale_rounds: Default::default(),
             strays: Default::default(),
+            unreadable_checkpoint,
             faults: old.as_ref().map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
             round,
         };
@@ -293,6 +299,9 @@ impl Leader {
             if let Some(view) = &self.view {
                 let round = view.round.value.clone();
                 self.checkpoint_read(put, true, &round, &mut strays)?;
+            }
+            if let Some(view) = self.view.as_mut().filter(|_| strays.is_empty()) {
+                view.unreadable_checkpoint = None;
             }
             return strays.into_iter().next().map_or(Ok(()), Err);
         }

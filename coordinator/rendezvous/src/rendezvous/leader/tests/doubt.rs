@@ -351,11 +351,46 @@ fn one_bad_record_does_not_stop_a_leader() {
             assert_eq!(round(&scene, &wants).map(|record| record.number), Some(2), "{key}, {read_before}: {wants:?}");
         }
     }
-    // Where nobody knows from where training resumes, no round is sealed
+    // Where nobody knows from where training resumes, no round is sealed while workers may be at work
     let mut store = failed.store();
     store[3] = rubbish(&failed.keys.checkpoint());
     let (_, wants) = failed.led(store);
     assert!(matches!(&wants[..], [LeaderOutput::Warn(_)]), "{wants:?}");
+}
+
+#[test]
+fn a_generation_without_rounds_ends_if_nobody_knows_where_training_resumes() {
+    // Given nodes that wait for the first round, and rubbish where the checkpoint should be
+    let mut scene = Scene::new();
+    scene.round = json!({ "number": 1, "generation": 1, "state": "forming", "group_world_size": 0, "world_size": 0,
+        "restarts": 0, "reason": "the job begins" });
+    scene.nodes.iter_mut().for_each(|(_, says)| *says = json!({ "phase": "waiting" }));
+    scene.ranks.clear();
+    let mut store = scene.store();
+    store[3] = vec![KeyValue { value: b"rubbish".to_vec(), ..kv(scene.keys.checkpoint(), json!({}), 4) }];
+
+    // then the job fails with that as its cause, which names the key and what to do
+    let (mut leader, wants) = scene.led(store.clone());
+    assert_eq!(round(&scene, &wants).map(|record| record.state), Some(RoundState::Forming), "its own plan: {wants:?}");
+    let ended = round(&scene, &written(&mut leader, NOW, 7)).expect("a result");
+    assert_eq!(ended.state, RoundState::Failed);
+    let cause = ended.cause.expect("a cause").message;
+    assert!(cause.contains(&scene.keys.checkpoint()) && cause.contains("delete it to begin from nothing"), "{cause}");
+
+    // but while an operator has paused it, it waits, and goes on with what is written anew
+    scene.desired = json!({ "paused": true });
+    store[2] = scene.store()[2].clone();
+    let (mut leader, wants) = scene.led(store);
+    assert!(round(&scene, &wants).is_none_or(|record| record.state == RoundState::Forming), "{wants:?}");
+    let wants = written(&mut leader, NOW, 7);
+    assert_eq!(round(&scene, &wants), None, "{wants:?}");
+    let saved = json!({ "step": 7, "path": "/c/7", "digest": "d", "round": 1 });
+    let event = Event::Put(kv(scene.keys.checkpoint(), saved, 8));
+    leader.step(NOW, LeaderInput::Watched(WatchUpdate::Events(vec![event])));
+    let wants = desired(&mut leader, &scene, NOW, 9, json!({}));
+    assert_eq!(round(&scene, &wants).map(|record| record.state), Some(RoundState::Forming), "resumed: {wants:?}");
+    let sealed = round(&scene, &written(&mut leader, NOW, 10)).expect("it goes on");
+    assert_eq!((sealed.state, sealed.checkpoint.map(|it| it.step)), (RoundState::Running, Some(7)));
 }
 
 /// A put of a spec in the words of its own record: the order of a test's JSON is another one.
