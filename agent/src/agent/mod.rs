@@ -127,6 +127,12 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         let fit = async { Ok(preflight::pass_peers(&options.preflight, &joining).await?) };
         let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     }
+    if let (Some(store), Some(_)) = (backend.store(), options.warm_up) {
+        // What warms up may take a minute: better to end before it than after.
+        let readable =
+            async { setup::round_is_readable(store.as_ref(), &paths.keys).await.map_err(anyhow::Error::msg) };
+        let Some(()) = unless_told(&mut signals, readable).await? else { return Ok(End::Drained) };
+    }
     health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
     let address = setup::address(&options, &hostname);

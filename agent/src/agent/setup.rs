@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release};
+use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Versioned};
 use elastic_coordinator::node::Node;
 use elastic_coordinator::node::logs::LogRequest;
 use elastic_coordinator::node::torchelastic::TorchElastic;
+use elastic_coordinator::store::Store;
 use elastic_coordinator::tls::MutualTls;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
@@ -205,6 +206,13 @@ pub(super) fn participation(
             Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
         }
     }
+}
+
+/// Whether the job's `round`, if there is one, is one of ours: nobody can join a job without it. A store that does not
+/// answer tells nothing.
+pub(super) async fn round_is_readable(store: &dyn Store, keys: &Keys) -> Result<(), String> {
+    let Ok(Some(round)) = store.get(&keys.round()).await else { return Ok(()) };
+    Versioned::<RoundRecord>::parse(&round).map(drop)
 }
 
 /// The node's own record in the store, as it is when the node joins.

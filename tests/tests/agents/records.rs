@@ -88,6 +88,18 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
 }
 
 #[tokio::test]
+async fn workers_do_not_warm_up_for_a_round_that_nobody_can_read() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
+    etcd.store().txn(Txn::of([Op::put(keys.round(), "{}")])).await.unwrap();
+    let job = Job::on(&etcd, "1").flag("--warm-up=60");
+    let mut agent = job.start("a");
+    assert_eq!(agent.exit(LIMIT).await, 1, "{}", agent.output());
+    let said = agent.output();
+    assert!(said.contains(&keys.round()) && !said.contains("warm up"), "{said}");
+}
+
+#[tokio::test]
 async fn a_checkpoint_that_nobody_can_read_ends_a_job_that_would_resume_from_it() {
     // Given rubbish in the place of what an earlier job of this id committed
     let etcd = EtcdServer::start(EtcdOptions::default()).await;

@@ -38,11 +38,17 @@ pub struct View {
     pub probe: Option<(u64, Revision)>,
     /// Rounds before the current one that still have keys.
     pub stale_rounds: BTreeSet<u64>,
+    /// Nodes that have a tombstone, and since when this leader knows of it.
+    pub tombstones: BTreeMap<NodeId, Time>,
     /// Nodes whose keys hold no record of ours, by when these were written.
     pub strays: BTreeMap<NodeId, Revision>,
     /// Why nobody knows where training resumes, in a generation that has had no round yet.
     pub unreadable_checkpoint: Option<String>,
 }
+
+/// How long a tombstone stays. Its node's workers have ended long before, by their fence point, and so has any write of its
+/// agent that is still under way. A node that comes back later finds the group gone on without it, and comes as a newcomer.
+const TOMBSTONE: Duration = Duration::from_secs(600);
 
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
 /// There are two at once, and one more after each `growth_refill`.
@@ -109,6 +115,13 @@ impl View {
                 sealed.number, sealed.plan.0
             )
         })
+    }
+
+    /// Tombstones that tell nobody anything any more, and those that will be so, with the time from which on: all but of
+    /// members, of whom they say how surely they are lost.
+    pub(super) fn old_tombstones(&self) -> impl Iterator<Item = (Time, &NodeId)> {
+        let others = self.tombstones.iter().filter(|(node, _)| self.roster.member(node).is_none());
+        others.map(|(node, since)| (*since + TOMBSTONE, node))
     }
 
     pub(super) fn confirmed_dead(&self, node: &NodeId) -> bool {

@@ -63,8 +63,17 @@ pub enum Verdict {
     },
     /// Turn away nodes that may not take part.
     Refuse(Vec<Eviction>),
-    /// Delete the keys of rounds that are over.
-    Prune(Vec<u64>),
+    /// Delete keys that nobody needs any more.
+    Prune(Stale),
+}
+
+/// Keys that nobody needs any more.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Stale {
+    /// Rounds that are over.
+    pub rounds: Vec<u64>,
+    /// Nodes that were evicted long ago.
+    pub tombstones: Vec<NodeId>,
 }
 
 /// A round to be formed.

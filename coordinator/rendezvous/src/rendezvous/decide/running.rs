@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::refusals::refusals;
-use super::{Eviction, Form, PAUSED, Verdict, Wake, by_operator, eviction, names, started};
+use super::{Eviction, Form, PAUSED, Stale, Verdict, Wake, by_operator, eviction, names, started};
 use crate::job::{Failure, FailureClass, Fate, NodeId, Phase, RestartPolicy, RoundState};
 use crate::rendezvous::roster::Says;
 use crate::rendezvous::view::{Liveness, View};
@@ -78,8 +78,14 @@ pub(super) fn running(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         return refusal;
     }
     let all_running = all_say(Phase::Running);
-    if all_running && !view.stale_rounds.is_empty() {
-        return (Verdict::Prune(view.stale_rounds.iter().copied().collect()), "the round runs fully".to_owned());
+    if all_running {
+        let (old, later): (Vec<_>, Vec<_>) = view.old_tombstones().partition(|(from, _)| *from <= now);
+        let rounds: Vec<u64> = view.stale_rounds.iter().copied().collect();
+        if !rounds.is_empty() || !old.is_empty() {
+            let tombstones = old.into_iter().map(|(_, node)| node.clone()).collect();
+            return (Verdict::Prune(Stale { rounds, tombstones }), "the round runs fully".to_owned());
+        }
+        later.into_iter().for_each(|(from, _)| wake.at(from));
     }
     growth(now, view, wake, all_running, next)
 }

@@ -129,6 +129,7 @@ impl Leader {
             quick: old.as_ref().map_or_else(Default::default, |old| old.quick),
             probe: old.as_ref().and_then(|old| old.probe),
             stale_rounds: Default::default(),
+            tombstones: Default::default(),
             strays: Default::default(),
             unreadable_checkpoint,
             faults: old.as_ref().map(|old| old.faults.clone()).unwrap_or_default().read(now, &round.value.faults),
@@ -172,6 +173,8 @@ impl Leader {
         }
         for kv in many(5) {
             let Some(node) = Keys::node_of(&self.keys.evictions(), &kv.key) else { continue };
+            let since = old.as_ref().and_then(|old| old.tombstones.get(&node)).copied().unwrap_or(now);
+            view.tombstones.insert(node.clone(), since);
             if view.roster.member(&node).is_none() {
                 continue;
             }

@@ -10,7 +10,7 @@ mod transactions;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::decide::{Decision, Eviction, Verdict, decide};
+use super::decide::{Decision, Eviction, Stale, Verdict, decide};
 use super::roster::Contact;
 use super::seats::Seat;
 use super::view::View;
@@ -112,8 +112,8 @@ enum Doing {
     Finish { record: RoundRecord, swept: Vec<NodeId> },
     /// Turning nodes away.
     Refuse { nodes: Vec<NodeId> },
-    /// Deleting the keys of rounds that are over.
-    Prune { rounds: Vec<u64> },
+    /// Deleting keys that nobody needs any more.
+    Prune(Stale),
     /// Deleting what done nodes left behind a final state.
     Sweep { swept: Vec<NodeId> },
     /// Proving that it still leads.
@@ -463,8 +463,8 @@ impl Leader {
                 let (doing, txn) = self.refuse_txn(view, &evictions);
                 self.start(doing, txn, out);
             }
-            Verdict::Prune(rounds) => {
-                let (doing, txn) = self.prune_txn(rounds);
+            Verdict::Prune(stale) => {
+                let (doing, txn) = self.prune_txn(stale);
                 self.start(doing, txn, out);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::decide::{Eviction, Form, MOST_EVICTIONS};
+use super::super::decide::{Eviction, Form, MOST_EVICTIONS, Stale};
 use super::super::roster::{Evicted, SealedMember};
 use super::super::seats::Seat;
 use super::super::view::View;
@@ -157,14 +157,16 @@ impl Leader {
         swept.iter().map(|node| Op::delete(self.keys.node(node))).collect()
     }
 
-    /// Deletes as many of these rounds' keys as fit; the rest stay stale and are deleted later.
-    pub(super) fn prune_txn(&self, mut rounds: Vec<u64>) -> (Doing, Txn) {
+    /// Deletes as many of these keys as fit; the rest stay stale and are deleted later.
+    pub(super) fn prune_txn(&self, Stale { mut rounds, mut tombstones }: Stale) -> (Doing, Txn) {
         rounds.truncate(BATCH / 2);
+        tombstones.truncate(BATCH - 2 * rounds.len());
         let of = |number: &u64| {
             [Op::delete_prefix(self.keys.ranks_of_round(*number)), Op::delete_prefix(self.keys.barriers(*number))]
         };
-        let txn = self.guarded(rounds.iter().flat_map(of).collect());
-        (Doing::Prune { rounds }, txn)
+        let evicted = tombstones.iter().map(|node| Op::delete(self.keys.evicted(node)));
+        let txn = self.guarded(rounds.iter().flat_map(of).chain(evicted).collect());
+        (Doing::Prune(Stale { rounds, tombstones }), txn)
     }
 
     /// Writes the round with its line of history, after what else belongs to it. An operator may write a line beside
@@ -203,6 +205,7 @@ impl Leader {
                     view.since = now;
                 }
                 for eviction in evict {
+                    view.tombstones.entry(eviction.node.clone()).or_insert(now);
                     view.roster.remove(&eviction.node);
                     let evicted = Evicted { at: now, fate: eviction.fate };
                     view.roster.change_member(&eviction.node, |member| {
@@ -237,12 +240,15 @@ impl Leader {
                 self.wrote_round(record, result.revision);
             }
             // The deletions come back through the watch; until then the same keys would be swept again.
-            Doing::Refuse { nodes } | Doing::Sweep { swept: nodes } => {
-                nodes.iter().for_each(|node| view.roster.remove(node))
-            }
-            Doing::Prune { rounds } => rounds.iter().for_each(|round| {
-                view.stale_rounds.remove(round);
+            Doing::Refuse { nodes } => nodes.into_iter().for_each(|node| {
+                view.roster.remove(&node);
+                view.tombstones.entry(node).or_insert(now);
             }),
+            Doing::Sweep { swept } => swept.iter().for_each(|node| view.roster.remove(node)),
+            Doing::Prune(Stale { rounds, tombstones }) => {
+                view.stale_rounds.retain(|round| !rounds.contains(round));
+                view.tombstones.retain(|node, _| !tombstones.contains(node));
+            }
             Doing::Prove => self.spec_seen(result),
             Doing::Mend => {}
         }

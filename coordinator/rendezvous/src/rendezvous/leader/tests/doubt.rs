@@ -305,6 +305,47 @@ fn pruning_goes_on_until_the_last_stale_round() {
 }
 
 #[test]
+fn tombstones_go_ten_minutes_after_a_leader_first_saw_them() {
+    // Given a round that runs fully, and tombstones of nodes that are no members, more than one transaction takes
+    let mut scene = Scene::new();
+    for name in ["a", "b"] {
+        scene = scene.node(name, json!({ "phase": "running", "round": 1 }));
+    }
+    let mut store = scene.store();
+    let stone = json!({ "round": 1, "fate": "dead", "reason": "it is gone" });
+    let evicted = |number| scene.keys.evicted(&id(&format!("x{number}")));
+    store[5] = (0..130).map(|number| kv(evicted(number), stone.clone(), 4)).collect();
+    let (mut leader, wants) = scene.led(store);
+    assert_eq!(txn(&wants), None);
+    assert!(leader.wake.is_some_and(|at| at <= NOW + Duration::from_secs(600)), "{:?}", leader.wake);
+
+    // then none goes before its time, and all go then
+    let before = leader.step(NOW + Duration::from_secs(599), LeaderInput::Tick);
+    assert!(!deletes(&before).iter().any(|key| key.contains("/evicted/")), "{before:?}");
+    let mut pruned = BTreeSet::new();
+    let late = NOW + Duration::from_secs(600);
+    let mut wants = leader.step(late, LeaderInput::Tick);
+    for revision in 10..20 {
+        if let Some(txn) = txn(&wants) {
+            assert!(txn.then.len() <= 128);
+        }
+        pruned.extend(deletes(&wants).into_iter().filter(|key| key.contains("/evicted/")));
+        wants = written(&mut leader, late, revision);
+    }
+    assert_eq!(pruned, (0..130).map(evicted).collect());
+}
+
+/// The keys that it wants deleted.
+fn deletes(wants: &[LeaderOutput]) -> Vec<String> {
+    let ops = txn(wants).into_iter().flat_map(|txn| &txn.then);
+    ops.filter_map(|op| match op {
+        Op::Delete { key } => Some(key.clone()),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
 fn one_bad_record_does_not_stop_a_leader() {
     let blame = json!({ "class": "own", "message": "ValueError: boom" });
     let failed = Scene::new().node("b", json!({ "phase": "failed", "round": 1, "failure": blame }));
