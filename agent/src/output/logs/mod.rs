@@ -30,6 +30,7 @@ mod console;
 mod file;
 mod filter;
 mod history;
+mod in_use;
 mod lines;
 mod options;
 mod reading;
@@ -50,8 +51,6 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-
 use crate::output::template;
 
 pub use console::{Console, ConsoleStream};
@@ -66,6 +65,7 @@ use attempts::{Attempts, Folder};
 use file::LogFile;
 use filter::Duplicates;
 use history::Source;
+use in_use::in_use;
 use lines::{Lines, Tail};
 use ring::Ring;
 use stream::{Course, Flow, SharedTail, Stream};
@@ -131,7 +131,7 @@ pub struct Logs {
     /// `<log_dir>/<run id>_<random>`. `None` if nothing is written.
     root: Option<PathBuf>,
     attempts: Attempts,
-    /// Holds a lock on `root`, see [`in_use`].
+    /// Holds a lock on `root`, see [`in_use()`].
     _in_use: Arc<OnceLock<File>>,
     flow: Flow,
     history: History,
@@ -228,28 +228,6 @@ impl Logs {
     pub async fn finish(&self, patience: Duration) -> bool {
         self.flow.ends(patience).await
     }
-}
-
-/// Tells those who remove old files that this directory is in use, for as long as what this returns is held, by a shared
-/// lock on it: systemd-tmpfiles (tmpfiles.d(5)) passes over a directory that it cannot lock, as Debian 13 has it do in
-/// `/tmp` after ten days. A network file system's lock may never come, so it is asked for beside everything else.
-fn in_use(directory: &Path) -> Arc<OnceLock<File>> {
-    let lock = Arc::new(OnceLock::new());
-    let (kept, directory) = (Arc::clone(&lock), directory.to_owned());
-    let work = move || {
-        let taken = File::open(&directory).and_then(|file| {
-            flock(&file, FlockOperation::NonBlockingLockShared)?;
-            Ok(file)
-        });
-        match taken {
-            Ok(file) => drop(kept.set(file)),
-            Err(error) => tracing::debug!(directory = %directory.display(), %error, "cannot lock the log directory"),
-        }
-    };
-    if let Err(error) = thread::Builder::new().name("log lock".to_owned()).spawn(work) {
-        tracing::debug!(%error, "cannot start the thread that locks the log directory");
-    }
-    lock
 }
 
 /// Removes a log directory if there is no file in it, and then its parent directory, which was made for it. This is for
@@ -518,29 +496,7 @@ fn open_null() -> io::Result<File> {
 mod tests {
     use std::sync::{Condvar, Mutex};
 
-    use elastic_coordinator::time::Time;
-
     use super::*;
-
-    #[test]
-    fn a_directory_in_use_is_locked_as_those_who_remove_old_files_heed() {
-        let directory = tempfile::tempdir().unwrap();
-        let free = || {
-            let file = File::open(directory.path()).unwrap();
-            flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
-        };
-        let (one, other) = (in_use(directory.path()), in_use(directory.path()));
-        let begun = Time::now();
-        while one.get().is_none() || other.get().is_none() {
-            assert!(Time::now().since(begun) < Duration::from_secs(10));
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!free());
-        drop(one);
-        assert!(!free());
-        drop(other);
-        assert!(free());
-    }
 
     #[test]
     fn files_that_take_long_are_opened_at_once() {
