@@ -311,7 +311,7 @@ pub enum Fate {
     Dead,
 }
 
-/// An evicted node, `evicted/<node>`. Kept while it is a member of the last sealed round, and then for ten minutes.
+/// An evicted node, `evicted/<node>`. Kept while it is a member of the last sealed round, and then for some minutes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// The sealed round it was evicted from; zero if it had no place yet.

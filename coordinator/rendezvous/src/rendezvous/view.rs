@@ -46,10 +46,6 @@ pub struct View {
     pub unreadable_checkpoint: Option<String>,
 }
 
-/// How long a tombstone stays. Its node's workers have ended long before, by their fence point, and so has any write of its
-/// agent that is still under way. A node that comes back later finds the group gone on without it, and comes as a newcomer.
-const TOMBSTONE: Duration = Duration::from_secs(600);
-
 /// Growth that need not wait until the round is `min_round_time` old: what is frequent is damped, not what is first.
 /// There are two at once, and one more after each `growth_refill`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -120,8 +116,11 @@ impl View {
     /// Tombstones that tell nobody anything any more, and those that will be so, with the time from which on: all but of
     /// members, of whom they say how surely they are lost.
     pub(super) fn old_tombstones(&self) -> impl Iterator<Item = (Time, &NodeId)> {
+        // Its node's workers end by their fence point, and so does any write of its agent that is under way: in half of
+        // this time. A node that comes back later finds the group gone on without it, and comes as a newcomer.
+        let stays = 2 * (self.spec.timings.lease_ttl + self.spec.timings.takeover_delay);
         let others = self.tombstones.iter().filter(|(node, _)| self.roster.member(node).is_none());
-        others.map(|(node, since)| (*since + TOMBSTONE, node))
+        others.map(move |(node, since)| (*since + stays, node))
     }
 
     pub(super) fn confirmed_dead(&self, node: &NodeId) -> bool {
