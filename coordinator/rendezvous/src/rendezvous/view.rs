@@ -42,7 +42,7 @@ pub struct View {
     pub tombstones: BTreeMap<NodeId, Time>,
     /// Nodes whose keys hold no record of ours, by when these were written.
     pub strays: BTreeMap<NodeId, Revision>,
-    /// Why nobody knows where training resumes, in a generation that has had no round yet.
+    /// Why nobody knows where training resumes, while no round is sealed, and so nobody is at work.
     pub unreadable_checkpoint: Option<String>,
 }
 
