@@ -266,7 +266,7 @@ impl Soaked {
             let _ = writeln!(text, "| {} | {} | {pauses} s | {wholes} s |", name.unwrap_or("all"), of.len());
         }
         text.push_str("\n| in use | second quarter | last quarter | most |\n|---|---|---|---|\n");
-        for Trend { name, before, after, most } in trends(&self.samples) {
+        for Trend { name, before, after, most, .. } in trends(&self.samples) {
             let _ = writeln!(text, "| {name} | {before:.0} | {after:.0} | {most:.0} |");
         }
         text
