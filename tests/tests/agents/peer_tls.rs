@@ -59,23 +59,24 @@ fn said(output: &Output) -> String {
 
 /// What `/metrics` says on when the certificate ends.
 async fn certificate_end(pki: &Pki, at: &str, name: &str) -> Option<u64> {
-    let file = |name: &str| pki.path(name).display().to_string();
-    let mut curl = tokio::process::Command::new("curl");
-    curl.args(["--silent", "--fail", "--max-time", "5", "--cacert", &file("ca.pem")]);
-    curl.args(["--cert", &file("a.pem"), "--key", &file("a-key.pem"), &format!("{at}/metrics")]);
-    let text = String::from_utf8(curl.output().await.unwrap().stdout).unwrap();
+    let text = String::from_utf8(curl(pki, true, &format!("{at}/metrics")).await.stdout).unwrap();
     let line = text.lines().find(|line| line.starts_with(name))?;
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
 async fn ask_health(pki: &Pki, port: u16, certificate: bool) -> bool {
+    curl(pki, certificate, &format!("https://127.0.0.1:{port}/live")).await.status.success()
+}
+
+/// What stands there for who trusts the authority, and shows a certificate or none.
+async fn curl(pki: &Pki, certificate: bool, at: &str) -> Output {
     let file = |name: &str| pki.path(name).display().to_string();
     let mut curl = tokio::process::Command::new("curl");
     curl.args(["--silent", "--fail", "--max-time", "5", "--cacert", &file("ca.pem")]);
     if certificate {
         curl.args(["--cert", &file("a.pem"), "--key", &file("a-key.pem")]);
     }
-    curl.arg(format!("https://127.0.0.1:{port}/live")).output().await.unwrap().status.success()
+    curl.arg(at).output().await.unwrap()
 }
 
 #[tokio::test]

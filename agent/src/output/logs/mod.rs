@@ -199,12 +199,12 @@ impl Logs {
     /// Opens the attempt of a round. If its directory cannot be created, this logs a warning, and the attempt has no
     /// files.
     pub fn begin_attempt(&self, restarts: u32, round: u64) -> Attempt<'_> {
-        let begun = self.root.as_ref().map(|root| self.attempts.begin(root, restarts, round));
-        let directory = begun.and_then(|begun| {
+        let directory = self.root.as_ref().and_then(|root| {
+            let begun = self.attempts.begin(root, restarts, round);
             begun
                 .inspect_err(|error| {
                     tracing::warn!(
-                        restarts, round, %error,
+                        within = %root.display(), restarts, round, %error,
                         "cannot create a log directory; this attempt's output goes to the console"
                     );
                 })
