@@ -124,7 +124,7 @@ impl Cluster {
             "--heartbeat-interval=50",
             "--election-timeout=500",
             // Of its log it then has these in memory, and 5,000 for members that come late: what a job writes in some
-            // minutes. It would be a day's by default, until etcd 3.6.
+            // minutes. It would be some hours' by default, until etcd 3.6.
             "--snapshot-count=1000",
             "--log-level=warn",
             "--logger=zap",
