@@ -9,7 +9,9 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
+import types
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -23,10 +25,16 @@ parser.add_argument("--trace", required=True)
 parser.add_argument("--checkpoint-dir")
 arguments = parser.parse_args()
 
+# An optimizer imports all of torch.compile, only to say that it is not to be compiled. That costs each worker as much as
+# torch itself, and nothing here compiles.
+compiler = types.ModuleType("torch._dynamo")
+compiler.disable = lambda function, *_, **__: function
+compiler.graph_break = lambda: None
+torch._dynamo = sys.modules["torch._dynamo"] = compiler
+
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 10))
-# The first optimizer of a process costs seconds of imports.
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 elastic_agent.ready()
 

@@ -14,6 +14,7 @@ use elastic_tests::campaign::scene::Phase;
 use elastic_tests::campaign::setting::Setting;
 use elastic_tests::campaign::soak::{Soak, suits};
 use elastic_tests::campaign::{JOB, Outcome, Stage, report};
+use tokio::signal::unix::{SignalKind, signal};
 
 const HELP: &str = "\
 Strikes jobs of the built programs with faults, each in each moment of a job's life, and judges what came of it.
@@ -76,7 +77,8 @@ fn options() -> Result<Option<Options>> {
             "--sample" => options.sample = Some(value()?.parse().context("--sample wants a number")?),
             "--seed" => options.seed = value()?.parse().context("--seed wants a number")?,
             "--out" => options.out = Some(value()?.into()),
-            "--keep" => options.keep = Some(value()?.into()),
+            // Agents pass over a run-time folder whose path is relative, and two campaigns would share their locks.
+            "--keep" => options.keep = Some(std::path::absolute(value()?).context("--keep wants a folder")?),
             "--soak" => options.soak = Some(60 * seconds(&word, &value()?)?),
             "--every" => options.every = Some(seconds(&word, &value()?)?),
             "--report" => options.report = true,
@@ -164,10 +166,17 @@ fn run(options: Options) -> Result<ExitCode> {
                 None => play(&options, &cells).await,
             }
         };
+        // The first process of a namespace has to ask for signals, or gets none.
+        let mut terminated = signal(SignalKind::terminate())?;
+        let stopped = async {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => (),
+                _ = terminated.recv() => (),
+            }
+        };
         tokio::select! {
             code = playing => code,
-            // The first process of a namespace has to ask for signals, or gets none.
-            _ = tokio::signal::ctrl_c() => match options.soak {
+            () = stopped => match options.soak {
                 Some(_) => bail!("interrupted; a soak is told when it is over, and begins anew"),
                 None => bail!("interrupted; --out goes on from here"),
             },
