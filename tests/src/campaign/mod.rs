@@ -21,15 +21,19 @@ pub mod disk;
 pub mod fault;
 pub mod history;
 pub mod hosts;
+pub mod limit;
 pub mod memory;
 pub mod names;
 pub mod nodes;
+#[cfg(test)]
+mod opener;
 pub mod report;
 pub mod scene;
 pub mod secrets;
 pub mod setting;
 pub mod soak;
 pub mod strike;
+pub mod tracer;
 pub mod training;
 pub mod usage;
 

@@ -1,22 +1,23 @@
 //! Doing what a fault says, and undoing it.
 
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use rustix::process::Signal;
 
 use super::coordinator::Coordinator;
 use super::fault::{Action, Direction, Place, Side, Which, Who};
 use super::hosts::{self, Cut, send};
+use super::limit::Limit;
 use super::memory::Cage;
 use super::names::Answers;
 use super::nodes::Process;
 use super::scene::Scene;
 use super::secrets::Holder;
+use super::tracer::Tracer;
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
@@ -24,8 +25,8 @@ pub struct Struck(Vec<Undo>);
 
 enum Undo {
     Continue(u32),
-    LetGo(Child),
-    Limit(Pid, Resource, Rlimit),
+    LetGo(Tracer),
+    Limit(Limit),
     Repeat(Repeated),
     Ways,
     Cable(usize),
@@ -128,14 +129,14 @@ impl Scene {
             Action::Inject(process, who, what) => {
                 for at in self.struck(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.then(Undo::LetGo(inject(pid, what)?));
+                        struck.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
                     }
                 }
             }
             Action::Exhaust(process, who, resource) => {
                 for at in self.struck(who) {
                     for pid in self.nodes[at].processes(process) {
-                        exhaust(pid, resource).into_iter().for_each(|undo| struck.then(undo));
+                        struck.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
                     }
                 }
             }
@@ -234,7 +235,7 @@ impl Scene {
             Action::InjectStore(which, what) => {
                 for at in self.members(which).await? {
                     if let Some(pid) = self.cluster.pid(at) {
-                        struck.then(Undo::LetGo(inject(pid, what)?));
+                        struck.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
                     }
                 }
             }
@@ -328,15 +329,8 @@ impl Scene {
         for undo in struck.0 {
             match undo {
                 Undo::Continue(pid) => send(pid, Signal::CONT),
-                Undo::LetGo(mut tracer) => {
-                    // Asked to end, it lets go of whom it traces; killed, it might not.
-                    send(tracer.id(), Signal::INT);
-                    let _ = tracer.wait();
-                }
-                Undo::Limit(pid, resource, limit) => {
-                    // It may have ended.
-                    let _ = prlimit(Some(pid), resource, limit);
-                }
+                Undo::LetGo(tracer) => drop(tracer),
+                Undo::Limit(limit) => limit.give_back()?,
                 Undo::Repeat(repeated) => drop(repeated),
                 Undo::Memory(cage) => drop(cage),
                 Undo::Renew(holder) => self.cluster.renew(holder, false)?,
@@ -445,28 +439,4 @@ impl Scene {
             }
         }
     }
-}
-
-/// Has system calls of a process and its threads fail or be slow.
-fn inject(pid: u32, what: &str) -> Result<Child> {
-    let calls = what.split(':').next().unwrap_or_default();
-    let mut command = Command::new("strace");
-    command.args(["-q", "-q", "-f", "-p", &pid.to_string(), "-o", "/dev/null"]);
-    command.arg("-e").arg(format!("trace={calls}")).arg("-e").arg(format!("inject={what}"));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().context("start strace; install it")
-}
-
-/// Lets a process have no more of this than it has now.
-fn exhaust(pid: u32, resource: Resource) -> Option<Undo> {
-    let used = match resource {
-        Resource::Nofile => std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64,
-        _ => {
-            let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
-            pages.split(' ').next()?.parse::<u64>().ok()? * rustix::param::page_size() as u64
-        }
-    };
-    let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
-    let old = prlimit(Some(pid), resource, Rlimit { current: Some(used), maximum: Some(1 << 40) }).ok()?;
-    Some(Undo::Limit(pid, resource, old))
 }

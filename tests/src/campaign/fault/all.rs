@@ -53,13 +53,23 @@ fn processes() -> Vec<Fault> {
         Fault::new("all workers are killed for want of memory", SHORT, &[OutOfMemory(Worker, All)]).charges(3),
         Fault::new("an agent is killed for want of memory", LONG, &[OutOfMemory(Agent, Follower)]),
         Fault::new(
-            "a guard can start no process",
+            "a worker is killed where a guard can start no process",
             SHORT,
-            &[Inject(Guard, Follower, "clone,clone3,fork,vfork:error=EAGAIN")],
+            &[Inject(Guard, Follower, "clone,clone3,fork,vfork:error=EAGAIN"), Kill(Worker, Follower)],
         )
         .charges(3),
-        Fault::new("programs take 20 s to start", AT_ONCE, &[Inject(Guard, Follower, "execve:delay_enter=20000000")]),
-        Fault::new("mkdir takes 20 s", AT_ONCE, &[Inject(Agent, Follower, "mkdir,mkdirat:delay_enter=20000000")]),
+        Fault::new(
+            "a worker is killed where programs take 20 s to start",
+            Duration::from_secs(25),
+            &[Inject(Guard, Follower, "execve:delay_enter=20000000"), Kill(Worker, Follower)],
+        )
+        .charges(1),
+        Fault::new(
+            "a worker is killed where mkdir takes 20 s",
+            Duration::from_secs(25),
+            &[Inject(Agent, Follower, "mkdir,mkdirat:delay_enter=20000000"), Kill(Worker, Follower)],
+        )
+        .charges(1),
         Fault::new(
             "an agent sends everything 100 ms late",
             LONG,
@@ -161,7 +171,12 @@ fn disks() -> Vec<Fault> {
         Fault::new("the checkpoints' disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
         Fault::new("fsync takes a second", LONG, &[Inject(Worker, All, "fsync,fdatasync:delay_enter=1000000")]),
         Fault::new("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]),
-        Fault::new("writing fails", SHORT, &[Inject(Worker, All, "pwrite64,ftruncate:error=EIO")]),
+        Fault::new(
+            "mkdir and rename fail",
+            SHORT,
+            &[Inject(Worker, All, "mkdir,mkdirat,rename,renameat,renameat2:error=EIO")],
+        )
+        .charges(1),
     ]
 }
 

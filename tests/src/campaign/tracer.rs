@@ -1,0 +1,72 @@
+//! System calls that fail or are slow.
+
+use std::fs::DirEntry;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use super::hosts::send;
+
+/// An `strace` that has system calls of a process do as it says, until it is dropped.
+#[derive(Debug)]
+pub struct Tracer(Child);
+
+impl Tracer {
+    /// Has system calls of this process, of its threads and of its children fail or be slow, as `strace --inject` takes
+    /// it. There is none if the process has ended.
+    ///
+    /// # Errors
+    /// There is no `strace`, or it may not trace.
+    pub async fn attach(pid: u32, what: &str) -> Result<Option<Tracer>> {
+        let calls = what.split(':').next().unwrap_or_default();
+        let mut command = Command::new("strace");
+        command.args(["-q", "-q", "-f", "-p", &pid.to_string(), "-o", "/dev/null"]);
+        command.arg("-e").arg(format!("trace={calls}")).arg("-e").arg(format!("inject={what}"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut tracer = Tracer(command.spawn().context("start strace; install it")?);
+        // No longer, since a process that starts threads all the time has always one that is not traced yet.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while !is_traced(pid) && Instant::now() < deadline {
+            if let Some(status) = tracer.0.try_wait()? {
+                ensure!(!Path::new(&format!("/proc/{pid}")).exists(), "strace cannot trace: {status}");
+                return Ok(None);
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(Some(tracer))
+    }
+}
+
+impl Drop for Tracer {
+    /// Asked to end, it lets go of whom it traces; killed, it might not.
+    fn drop(&mut self) {
+        send(self.0.id(), Signal::INT);
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether each thread of a process has a tracer.
+fn is_traced(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let status = |thread: DirEntry| std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+    threads.map(status).all(|status| !status.contains("TracerPid:\t0\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::opener::Opener;
+
+    #[tokio::test]
+    async fn system_calls_fail_at_once_and_until_it_is_dropped() {
+        let mut process = Opener::new();
+        assert!(process.opens());
+        let tracer = Tracer::attach(process.pid(), "open,openat:error=EIO").await.unwrap().unwrap();
+        assert!(!process.opens());
+        drop(tracer);
+        assert!(process.opens());
+    }
+}
