@@ -27,13 +27,13 @@ impl Tracer {
         command.arg("-e").arg(format!("trace={calls}")).arg("-e").arg(format!("inject={what}"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut tracer = Tracer(command.spawn().context("start strace; install it")?);
-        // No longer, since a process that starts threads all the time has always one that is not traced yet.
-        let deadline = Instant::now() + Duration::from_secs(2);
-        while !is_traced(pid) && Instant::now() < deadline {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !is_traced(pid) {
             if let Some(status) = tracer.0.try_wait()? {
-                ensure!(!Path::new(&format!("/proc/{pid}")).exists(), "strace cannot trace: {status}");
+                ensure!(has_ended(pid), "strace cannot trace process {pid}: {status}");
                 return Ok(None);
             }
+            ensure!(Instant::now() < deadline, "strace does not trace process {pid} within 10 s");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(Some(tracer))
@@ -53,6 +53,11 @@ fn is_traced(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let status = |thread: DirEntry| std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
     threads.map(status).all(|status| !status.contains("TracerPid:\t0\n"))
+}
+
+/// Whether a process is gone, or only waits for its parent to ask how it ended.
+fn has_ended(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}/exe")).read_link().is_err()
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub struct Trend {
     pub after: f64,
     /// The most.
     pub most: f64,
-    /// The most in the first half of the time: what has a bound goes up and down below it, and a leak above.
+    /// The most in the first half of the time. What has a bound goes up and down below that; a leak goes above it.
     most_before: f64,
 }
 
@@ -77,8 +77,7 @@ impl Trend {
             (_, "threads") => 2.0,
             _ => 4.0,
         };
-        let before = self.before.max(self.most_before);
-        self.after - before > f64::max(chance, 0.1 * before)
+        self.after - self.most_before > f64::max(chance, 0.1 * self.most_before)
     }
 }
 
@@ -93,7 +92,7 @@ pub fn trends(samples: &[Sample]) -> Vec<Trend> {
             before: percentile(&used[quarter..(2 * quarter).max(quarter + 1).min(used.len())], 50.0),
             after: percentile(&used[used.len() - quarter.max(1)..], 50.0),
             most: used.iter().copied().fold(0.0, f64::max),
-            most_before: used[..used.len() / 2].iter().copied().fold(0.0, f64::max),
+            most_before: used[..(used.len() / 2).max(1)].iter().copied().fold(0.0, f64::max),
         }
     };
     names.into_iter().map(of).collect()
