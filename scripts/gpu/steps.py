@@ -85,6 +85,8 @@ def steps(setting: Setting) -> "List[Step]":
     no_nccl = "" if not setting.libraries or setting.nccl_library else "it needs a stand-in for NCCL (--nccl-library)"
     return [
         Step(1, "libraries", "the GPU, and which libraries are found and which are shadowed", 60, script("libraries.py")),
+        Step(1, "check", "each GPU multiplies, and multiplies right: elastic-trainer check-gpus", 60,
+             [trainer, "check-gpus"], {}, no_device),
         Step(1, "trainer", "digits on GPU 0, with the libraries of this Python", 60, digits),
         Step(1, "no-path", "the same with no library path set and in no Python environment", 45, digits,
              {} if setting.libraries else nowhere),

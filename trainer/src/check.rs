@@ -16,13 +16,13 @@ const INNER: usize = 64;
 /// Why GPUs are not fit.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// There is none, or it does not answer.
+    /// There is none, or a library is missing.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// Some multiply wrongly, or not at all. What is wrong with each was printed.
     #[error(
-        "{unfit} of {all} GPUs are not fit: look for memory errors and Xids (nvidia-smi -q, dmesg), then reset or \
-         replace them"
+        "{unfit} of {all} GPUs are not fit, for the reasons printed; where one fails or multiplies wrongly, look for \
+         memory errors and Xids (nvidia-smi -q, dmesg), then reset or replace it"
     )]
     Unfit {
         /// So many.
@@ -38,13 +38,14 @@ pub enum CheckError {
 /// Checks all GPUs that the driver shows, and prints a line for each.
 ///
 /// # Errors
-/// One is not fit, there is none, or nothing can be printed.
+/// One is not fit, there is none, a library is missing or does not fit, or nothing can be printed.
 pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), CheckError> {
     let all = Gpu::count(surroundings)?;
     let mut unfit = 0;
     for number in 0..all {
         match check(surroundings, number) {
             Ok(fit) => writeln!(out, "GPU {number}: {fit}")?,
+            Err(Unfit::Cuda(error)) if error.is_of_software() => return Err(error.into()),
             Err(why) => {
                 unfit += 1;
                 writeln!(out, "GPU {number}: not fit: {why}")?;
@@ -55,10 +56,18 @@ pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), Chec
     if unfit == 0 { Ok(()) } else { Err(CheckError::Unfit { unfit, all }) }
 }
 
+/// Why a GPU is not fit.
+#[derive(Debug, thiserror::Error)]
+enum Unfit {
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error("{name} multiplies wrongly: {wrong}")]
+    Wrong { name: String, wrong: String },
+}
+
 /// What is said of a GPU that is fit, or what is wrong with one that is not.
-fn check(surroundings: &Surroundings, number: usize) -> Result<String, String> {
-    let told = |error: CudaError| error.to_string();
-    let mut gpu = Gpu::open(surroundings, number).map_err(told)?;
+fn check(surroundings: &Surroundings, number: usize) -> Result<String, Unfit> {
+    let mut gpu = Gpu::open(surroundings, number)?;
     let name = gpu.name().to_owned();
     let begun = Instant::now();
     // By cuBLASLt where it is there, and by the trainer's own kernel.
@@ -66,8 +75,8 @@ fn check(surroundings: &Surroundings, number: usize) -> Result<String, String> {
         if own {
             gpu = gpu.without_library();
         }
-        if let Some(wrong) = judge(&product(&gpu).map_err(told)?) {
-            return Err(format!("{name} multiplies wrongly: {wrong}"));
+        if let Some(wrong) = judge(&product(&gpu)?) {
+            return Err(Unfit::Wrong { name, wrong });
         }
     }
     Ok(format!("{name} multiplies right, within {} ms", begun.elapsed().as_millis()))

@@ -130,6 +130,23 @@ impl CudaError {
         }
     }
 
+    /// Whether a library, or the driver, is missing or does not fit, which says nothing of a GPU.
+    pub fn is_of_software(&self) -> bool {
+        match self {
+            CudaError::Missing { .. }
+            | CudaError::Unloadable { .. }
+            | CudaError::Lacks { .. }
+            | CudaError::Shadowed { .. }
+            | CudaError::OldDriver { .. }
+            | CudaError::NewLibrary { .. }
+            | CudaError::Compile { .. } => true,
+            CudaError::NoGpu { .. }
+            | CudaError::NoSuchGpu { .. }
+            | CudaError::OutOfMemory { .. }
+            | CudaError::Failed { .. } => false,
+        }
+    }
+
     /// Whether the machine seems to have a GPU, which cannot be used and stays idle.
     pub fn is_of_a_gpu(&self) -> bool {
         !matches!(self, CudaError::NoGpu { .. } | CudaError::Missing { name: DRIVER, .. })

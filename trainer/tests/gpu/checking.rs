@@ -1,6 +1,6 @@
 //! `elastic-trainer check-gpus`, on the double of the driver.
 
-use crate::training::{refused, run};
+use crate::training::{command, ended, refused, run};
 
 #[test]
 fn each_gpu_is_told_of_and_one_that_fails_fails_the_check() {
@@ -13,8 +13,21 @@ fn each_gpu_is_told_of_and_one_that_fails_fails_the_check() {
         assert!(fit, "{printed}");
     }
     let (well, printed, logged) = run("check-gpus", "devices=2,fail=1");
-    assert!(!well && logged.contains("of 2 GPUs are not fit: look for memory errors and Xids"), "{logged}");
+    assert!(!well && logged.contains("of 2 GPUs are not fit") && logged.contains("memory errors and Xids"), "{logged}");
     assert!(printed.starts_with("GPU 0: not fit: GPU 0 failed to "), "{printed}");
     let why = refused("check-gpus", "devices=0");
     assert!(why.contains("the NVIDIA driver shows no GPU"), "{why}");
+}
+
+#[test]
+fn a_missing_library_is_not_taken_for_a_broken_gpu() {
+    if crate::library::is_installed(&["libnvrtc.so.13", "libnvrtc.so.12"], None, Some("/nowhere")) {
+        eprintln!("passed over: NVRTC is installed in a folder of the system");
+        return;
+    }
+    let mut without = command("check-gpus", "devices=2");
+    without.env("VIRTUAL_ENV", "/nowhere").env("LD_LIBRARY_PATH", "/nowhere");
+    let (well, printed, logged) = ended(without.output().unwrap());
+    assert!(!well && logged.contains("libnvrtc.so.13 is not to be found; pip install nvidia-cuda-nvrtc"), "{logged}");
+    assert!(!logged.contains("replace") && !printed.contains("not fit"), "{printed}{logged}");
 }
