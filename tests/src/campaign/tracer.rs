@@ -41,10 +41,20 @@ impl Tracer {
 }
 
 impl Drop for Tracer {
-    /// Asked to end, it lets go of whom it traces; killed, it might not.
+    /// Asked to end, it lets go of whom it traces; killed, it might not. But while a process of several threads is
+    /// ending, it waits for the first of them to stop, for ever: that one is a zombie by then, and stays one until the
+    /// others are let go, which are only ending too.
     fn drop(&mut self) {
         send(self.0.id(), Signal::INT);
-        let _ = self.0.wait();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while let Ok(None) = self.0.try_wait() {
+            if Instant::now() > deadline {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 
@@ -62,6 +72,8 @@ fn has_ended(pid: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
     use crate::campaign::opener::Opener;
 
@@ -73,5 +85,30 @@ mod tests {
         assert!(!process.opens());
         drop(tracer);
         assert!(process.opens());
+    }
+
+    #[tokio::test]
+    async fn a_process_that_is_ending_thread_by_thread_is_let_go_as_well() {
+        // Its first thread ends, by a system call that leaves the other alone, once it reads that it may.
+        let script = "import ctypes, threading, time\n\
+                      threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n\
+                      input()\n\
+                      ctypes.CDLL(None).pthread_exit(None)";
+        let mut process = Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+        let status = format!("/proc/{}/status", process.id());
+        let becomes = |wanted: &str| {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while !std::fs::read_to_string(&status).unwrap().contains(wanted) {
+                assert!(Instant::now() < deadline, "not {wanted}");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        };
+        becomes("Threads:\t2");
+        let tracer = Tracer::attach(process.id(), "open:error=EIO").await.unwrap().unwrap();
+        process.stdin.take().unwrap().write_all(b"\n").unwrap();
+        becomes("State:\tZ");
+        drop(tracer);
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 }
