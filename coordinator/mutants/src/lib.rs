@@ -60,7 +60,7 @@ const FOUND_AT: &[(&str, u64)] = &[
     ("join_timeout_is_not_seen", Family::EXCLUSIONS + 219),
     ("old_news", Family::PAUSES + 28),
     ("a_pause_lets_workers_rest", Family::PAUSES + 182),
-    ("who_rests_is_not_paused", Family::PAUSES + 1_131),
+    ("who_rests_is_not_paused", Family::PAUSES + 2_505),
     ("the_excluded_always_take_part", Family::EXCLUSIONS + 47),
 ];
 

@@ -76,11 +76,16 @@ async fn workers_that_know_about_rounds_end_too() {
         nodes
     };
     assert_eq!(stopped(), ["a", "b"], "each got the signal");
-    // Those that a node starts before it joins do not stay either.
+    // Those that a node starts before it joins do not stay either, and get no place while they end.
+    touch(&job, "lingers-c-0");
     let c = job.start_with("c", &["--warm-up=60"]);
     eventually("the worker of c is stopped", LIMIT, async || (stopped() == ["a", "b", "c"]).then_some(())).await;
     elasticctl(&etcd, &["resume", "job"]).await;
+    places(&job, round(&first), 2).await;
+    std::fs::remove_file(job.path("lingers-c-0")).unwrap();
     let second = places(&job, round(&first), 3).await;
+    let dismissed = json_lines(&job.path("stopped")).into_iter().find(|line| line["node"] == "c").unwrap();
+    assert_ne!(pid(of(&second, "c", 0)), pid(&dismissed));
     for node in ["a", "b"] {
         assert_ne!(pid(of(&second, node, 0)), pid(of(&first, node, 0)));
         assert_eq!(of(&second, node, 0)["rank"], of(&first, node, 0)["rank"]);

@@ -21,6 +21,7 @@ note("started", node=node, local_rank=local_rank, pid=os.getpid(),
     **{name: os.environ.get(name) for name in ("RANK", "MASTER_PORT", "ELASTIC_ROUND", "ELASTIC_WARM_UP")})
 def stopped(*_):
     note("stopped", node=node, local_rank=local_rank, pid=os.getpid())
+    while told("lingers"): time.sleep(0.02)
     os._exit(1)
 signal.signal(signal.SIGTERM, stopped)
 agent = socket.socket(socket.AF_UNIX)

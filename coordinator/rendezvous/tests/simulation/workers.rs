@@ -205,7 +205,11 @@ impl World {
 
     pub(crate) fn stop_workers(&mut self, p: usize, grace: Duration) {
         self.processes[p].stop_asked = true;
-        let Some(tree) = &self.processes[p].tree else { return self.tell_stopped(p) };
+        let Some(tree) = &self.processes[p].tree else {
+            // Asked where there is none, an agent says so each time.
+            self.processes[p].stopped_told = false;
+            return self.tell_stopped(p);
+        };
         let (id, quiet) = (tree.id, tree.quiet);
         let grace = self.hosts[self.processes[p].host].clock.lasts(grace);
         let takes = match self.dice.between(0, 100) {

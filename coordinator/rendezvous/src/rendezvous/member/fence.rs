@@ -37,9 +37,9 @@ impl Proofs {
 }
 
 impl Member {
-    /// When this node's workers must be gone, if it has any.
+    /// When this node's workers must be gone, if it has any that have had a place.
     pub(super) fn fence_point(&self) -> Option<Time> {
-        (self.workers != Workers::None).then(|| self.proofs.fence_point(&self.spec))
+        (!matches!(self.workers, Workers::None | Workers::Dismissed)).then(|| self.proofs.fence_point(&self.spec))
     }
 
     /// Whether workers started now would have time to live.

@@ -284,6 +284,9 @@ enum Workers {
     WarmingUp,
     /// They were told to end, and may take their grace: those of this round, unless they were at rest.
     Stopping(Option<u64>),
+    /// Started before the node had ever had a place, they were told to end. They have touched nothing, so no fence point
+    /// is theirs.
+    Dismissed,
     /// They were killed; the last of them is being waited for.
     Killed,
 }

@@ -98,8 +98,9 @@ impl Member {
                 self.stop_for_pause(round, out);
                 self.own.lost_track();
             }
-            // Its agent may have started workers ahead of its first place.
+            // Its agent may have started workers ahead of its first place. It gets none before they are gone.
             Mode::Waiting(None) if round.paused && self.setup.record.warms_up => {
+                self.workers = Workers::Dismissed;
                 out.push(MemberOutput::Stop(self.spec.timings.drain_grace));
             }
             // A new plan may have been made because this node was evicted, and it has nothing to write that would tell.

@@ -283,7 +283,7 @@ impl Member {
         let round = match self.workers {
             Workers::Alive(round) | Workers::Quiescing(round) => Some(round),
             Workers::Quiesced | Workers::Short | Workers::WarmingUp => None,
-            Workers::None | Workers::Stopping(_) | Workers::Killed => return,
+            Workers::None | Workers::Stopping(_) | Workers::Dismissed | Workers::Killed => return,
         };
         self.workers = Workers::Stopping(round);
         let timings = &self.spec.timings;

@@ -422,7 +422,27 @@ fn a_newcomer_to_a_paused_job_ends_the_workers_that_it_has_started_ahead() {
         paused["paused"] = json!(true);
         let out = member.step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, paused))]));
         assert_eq!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), warms_up, "{out:?}");
+        assert!(!out.iter().any(|output| matches!(output, MemberOutput::Fence(Some(_)))), "{out:?}");
+        assert_eq!(member.wanted().is_none(), warms_up);
     }
+}
+
+#[test]
+fn workers_that_were_started_ahead_are_gone_before_their_node_takes_its_place() {
+    // Given a node that waits for its first place, with workers, when its job is paused and resumed
+    let mut setup = setup();
+    setup.record.warms_up = true;
+    let (mut member, _) = joined_to(setup, forming(), None);
+    member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
+    let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
+    let mut paused = forming();
+    paused["paused"] = json!(true);
+    let out = member.step(NOW, news(round(3, 12, paused)));
+    assert!(out.contains(&MemberOutput::Stop(Duration::from_secs(30))), "{out:?}");
+    let looks_up = |out: Vec<MemberOutput>| out.iter().any(|output| matches!(output, MemberOutput::Txn(Call::Seat, _)));
+    // then it looks for its place once they are gone.
+    assert!(!looks_up(member.step(NOW, news(round(3, 13, sealed_round())))));
+    assert!(looks_up(member.step(NOW, MemberInput::Stopped { master: None })));
 }
 
 #[test]

@@ -110,7 +110,8 @@ impl Member {
     /// Whether nothing would ever call it again: its part is not over, no timer is set, and nothing that it asked for is
     /// to be answered. Never true after a step; the simulation watches that.
     pub fn is_stuck(&self) -> bool {
-        let awaits = !self.calls.is_empty() || self.lease.is_awaited() || self.workers == Workers::Killed;
+        let ending = matches!(self.workers, Workers::Dismissed | Workers::Killed);
+        let awaits = !self.calls.is_empty() || self.lease.is_awaited() || ending;
         self.is_finished() || (self.mode != Mode::Over && self.deadline().is_none() && !awaits)
     }
 }
