@@ -173,6 +173,9 @@ impl Drop for Observer {
 /// How long the observer waits before it asks again.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How long a member may take for its first answer.
+const ANSWERS: Duration = Duration::from_millis(1500);
+
 async fn watch(etcd: Reach, root: String, events: Arc<Mutex<Events>>, began: Instant) {
     let mut next = 1;
     loop {
@@ -187,12 +190,13 @@ async fn watch_once(etcd: &Reach, root: &str, events: &Mutex<Events>, began: Ins
         let options = ConnectOptions::new()
             .with_connect_timeout(Duration::from_millis(300))
             .with_keep_alive(Duration::from_millis(500), Duration::from_millis(1000));
-        let Ok(mut client) = etcd.connect(address, options).await else { continue };
-        // A member that cannot answer a linearizable read tells nothing new.
-        let asked = tokio::time::timeout(Duration::from_secs(1), client.get(root, None)).await;
-        if !matches!(asked, Ok(Ok(_))) {
-            continue;
-        }
+        // A member that cannot answer a linearizable read tells nothing new, nor does one that is long in greeting.
+        let asked = tokio::time::timeout(ANSWERS, async {
+            let mut client = etcd.connect(address, options).await?;
+            client.get(root, None).await?;
+            anyhow::Ok(client)
+        });
+        let Ok(Ok(mut client)) = asked.await else { continue };
         let from = WatchOptions::new().with_prefix().with_start_revision(*next).with_progress_notify();
         let mut stream = client.watch(root, Some(from)).await?;
         while let Some(response) = stream.message().await? {

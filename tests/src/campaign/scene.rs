@@ -299,13 +299,15 @@ impl Scene {
         let trouble = self.over(mended).await.err().map(|error| format!("{error:#}"));
         let end = self.observer.elapsed();
         let codes = self.nodes.iter().map(super::nodes::Node::end).collect();
-        // Who watches over the workers may take a moment longer than the agent.
+        // Who watches over the workers may take a moment longer than the agent, and the observer may hear of the end
+        // later than the agents.
         let left_over = |scene: &Scene| -> Vec<u32> {
             let hosts = scene.nodes.iter().enumerate().filter(|(at, _)| !scene.lost.contains(at));
             hosts.flat_map(|(_, node)| node.host.processes()).collect()
         };
         let begun = Instant::now();
-        while trouble.is_none() && begun.elapsed() < Duration::from_secs(10) && !left_over(self).is_empty() {
+        let settled = |scene: &Scene| left_over(scene).is_empty() && scene.observer.events().is_over();
+        while trouble.is_none() && begun.elapsed() < Duration::from_secs(10) && !settled(self) {
             tokio::time::sleep(PERIOD).await;
         }
         let steps: Vec<Duration> =
