@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use etcd_client::{
@@ -15,6 +15,9 @@ use super::hosts::{Host, send};
 use super::secrets::{Holder, Secrets};
 
 const READY: Duration = Duration::from_secs(20);
+
+/// How long etcd may refuse a change of its members.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 /// One member.
 #[derive(Debug)]
@@ -179,16 +182,9 @@ impl Cluster {
         let members = client.member_list().await?;
         let name = &self.members[at].host.name;
         let lost = members.members().iter().find(|member| member.name() == name).context("the lost member")?.id();
-        client.member_remove(lost).await?;
+        patiently(async || client.member_remove(lost).await).await?;
         let peer = format!("http://{}:2380", self.members[at].host.address());
-        // A cluster that has just lost a member may still be busy with that.
-        for left in (0..20).rev() {
-            match client.member_add([peer.clone()], None).await {
-                Ok(_) => break,
-                Err(error) if left == 0 => return Err(error.into()),
-                Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
-            }
-        }
+        patiently(async || client.member_add([peer.clone()], None).await).await?;
         self.members[at].joins = true;
         self.spawn(at)
     }
@@ -208,7 +204,7 @@ impl Cluster {
     /// # Errors
     /// None does.
     pub async fn client(&self) -> Result<Client> {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while begun.elapsed() < READY {
             for address in &self.reach.addresses {
                 let options = ConnectOptions::new()
@@ -349,6 +345,18 @@ impl Cluster {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+/// Asks etcd to change its members: just begun, or having just lost one, it refuses for some seconds.
+async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<T, etcd_client::Error>) -> Result<T> {
+    let begun = Instant::now();
+    loop {
+        match ask().await {
+            Ok(done) => return Ok(done),
+            Err(error) if begun.elapsed() > PATIENCE => return Err(error.into()),
+            Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
+        }
     }
 }
 
