@@ -89,7 +89,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_process_that_is_ending_thread_by_thread_is_let_go_as_well() {
-        // Its first thread ends, by a system call that leaves the other alone, once it reads that it may.
+        // Its first thread ends, and the other does not, once it reads that it may.
         let script = "import ctypes, threading, time\n\
                       threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n\
                       input()\n\
