@@ -214,7 +214,8 @@ fn store() -> Vec<Fault> {
 }
 
 fn operators() -> Vec<Fault> {
-    use Action::{Delete, DeleteNode, Overwrite, OverwriteNode};
+    use Action::{Delete, DeleteNode, Overwrite, OverwriteNode, Wait};
+    let pause = |time| [Overwrite("desired", r#"{"paused":true}"#), Wait(time), Overwrite("desired", "{}")];
     vec![
         Fault::new("an operator deletes a node's record", AT_ONCE, &[DeleteNode]),
         Fault::new("an operator deletes the leader's record", AT_ONCE, &[Delete("leader")]),
@@ -230,6 +231,8 @@ fn operators() -> Vec<Fault> {
         Fault::new("the checkpoint's record is rubbish", AT_ONCE, &[Overwrite("checkpoint", "7")])
             .ends(&[0, 1, 5])
             .charges(5),
+        Fault::new("an operator pauses the job for 1.5 s", AT_ONCE, &pause(SHORT)),
+        Fault::new("an operator resumes a job that is still pausing", AT_ONCE, &pause(Duration::from_millis(50))),
         Fault::new("an operator closes the job", AT_ONCE, &[Overwrite("desired", r#"{"closed":true}"#)]).ends(&[0, 4]),
     ]
 }
