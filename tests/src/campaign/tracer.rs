@@ -76,6 +76,7 @@ mod tests {
 
     use super::*;
     use crate::campaign::opener::Opener;
+    use crate::wait::eventually;
 
     #[tokio::test]
     async fn system_calls_fail_at_once_and_until_it_is_dropped() {
@@ -96,17 +97,14 @@ mod tests {
                       ctypes.CDLL(None).pthread_exit(None)";
         let mut process = Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
         let status = format!("/proc/{}/status", process.id());
-        let becomes = |wanted: &str| {
-            let deadline = Instant::now() + Duration::from_secs(30);
-            while !std::fs::read_to_string(&status).unwrap().contains(wanted) {
-                assert!(Instant::now() < deadline, "not {wanted}");
-                std::thread::sleep(Duration::from_millis(2));
-            }
+        let becomes = async |wanted: &str| {
+            let says = async || std::fs::read_to_string(&status).unwrap().contains(wanted).then_some(());
+            eventually(wanted, Duration::from_secs(30), says).await;
         };
-        becomes("Threads:\t2");
+        becomes("Threads:\t2").await;
         let tracer = Tracer::attach(process.id(), "open:error=EIO").await.unwrap().unwrap();
         process.stdin.take().unwrap().write_all(b"\n").unwrap();
-        becomes("State:\tZ");
+        becomes("State:\tZ").await;
         drop(tracer);
         process.kill().unwrap();
         process.wait().unwrap();
