@@ -2,6 +2,10 @@
 # Unpacks out of Debian's packages what this machine needs for programs of another architecture, into target/packaging/.
 # Nothing is installed, and the machine's own apt is left as it is. Run again, it does nothing.
 #
+# It is for machines whose toolchain lacks the standard library of that architecture, and cannot download it. The library
+# must be of the compiler's very build, so both come from Debian: rustc-web, with which Debian builds its browsers, and
+# which is new enough even in Debian 12. The release workflow builds on a machine of each architecture instead.
+#
 #   scripts/debian-foreign.sh rust aarch64      into rust-aarch64/: Debian's newest Rust, with the standard library of this
 #                                               machine and of that one; bin/rustc runs it
 #   scripts/debian-foreign.sh emulator aarch64  into emulator-aarch64/: bin/emulator runs a program of such a machine, by

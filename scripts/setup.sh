@@ -165,6 +165,9 @@ slurm() {
     say "without Slurm, the test that submits examples/train.sbatch is left out"
 }
 
+# Debian's PyTorch is too old (1.13, without distributed checkpoints). Wheels built for the CPU are on an index that not
+# every machine reaches. So scripts/torch.sh takes the CUDA wheels without their 3 GB of libraries: Gloo, DDP, FSDP2 and
+# distributed checkpoints are the real ones, and nothing with NCCL is tested this way.
 pytorch() {
     if [[ -z ${ELASTIC_TORCH_PYTHON:-} ]]; then
         python3 -c 'import ensurepip' 2>/dev/null || packages "no such program" python3-venv
@@ -175,7 +178,9 @@ pytorch() {
 }
 
 # The compiler that there is, and the oldest that these sources and their libraries are for (Cargo.toml). Debian 12 has
-# 1.63. No toolchain is pinned: see docs/decisions/0042-no-pinned-toolchain.md.
+# 1.63. There is no rust-toolchain.toml: rustup would download that toolchain even if a newer one is installed, and fail
+# without a network. `channel = "stable"` does the same where the only toolchain was installed by its number. Compilers
+# that do not come from rustup ignore the file, so it could not replace this check.
 rust() {
     local needed found
     needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$root/Cargo.toml")

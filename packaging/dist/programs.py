@@ -9,6 +9,9 @@ from pathlib import Path
 from project import PROGRAMS, ROOT, Failure, Project, run
 
 # The oldest system that they run on: Debian 10, Ubuntu 18.10, RHEL 8 and their like. Wheels call it manylinux_2_28.
+# Not musl: a static program cannot open shared libraries, so the trainer would have no GPU (CUDA, NVRTC, cuBLASLt, NCCL)
+# and the agent could not check GPUs (NVML). musl also looks host names up without nsswitch.conf, so an agent and its
+# workers could find different addresses. PyTorch's wheels need the same glibc.
 GLIBC = (2, 28)
 # What they may ask of it: glibc's own libraries.
 LIBRARIES = {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}

@@ -2,6 +2,10 @@
 //!
 //! Types and names are those of `nccl.h`. Result codes are plain numbers, since a newer library may return codes that
 //! are not known here.
+//!
+//! It is bound here because no crate does: NVIDIA's bindings are not published, and `cudarc` has no asynchronous errors,
+//! no abort from another thread, and enums that are undefined for newer codes. It is loaded at run time, so a machine
+//! without NCCL runs everything else.
 #![allow(unsafe_code)]
 
 use std::error::Error;
