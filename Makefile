@@ -107,6 +107,7 @@ test-dist: ## Installs what make dist has made where nothing else is, and trains
 
 verify: ## Checks form, lints, documentation and dependencies; changes nothing
 	@$(STEP) setup scripts/setup.sh verify
+	@$(STEP) text sh -c 'python3 -B -m unittest discover --quiet --start-directory scripts/text && scripts/check-text.py'
 	@$(STEP) format cargo fmt --all --check
 	@$(STEP) lints cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
 	@$(STEP) "lints without CUDA" cargo clippy --quiet --locked --package elastic-trainer --no-default-features --all-targets -- -D warnings
