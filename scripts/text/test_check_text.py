@@ -112,6 +112,13 @@ class Ceilings(unittest.TestCase):
         fallen = check.lowered({"product lines in a": 900}, {"product lines in a": 800})
         self.assertEqual(fallen, {"product lines in a": 800})
 
+    def test_budgets_move_with_code_and_their_sum_does_not_rise(self):
+        ceilings = {"dead links": 1, "product lines in a": 200, "product lines in all": 200}
+        counts = {"dead links": 3, "product lines in a": 90, "product lines in b": 110, "product lines in all": 200}
+        budgets = {"product lines in a": 100, "product lines in b": 200, "product lines in all": 200}
+        self.assertEqual(check.moved(ceilings, counts), {"dead links": 1} | budgets)
+        self.assertEqual(check.moved(ceilings, counts | {"product lines in all": 201}), ceilings)
+
 
 if __name__ == "__main__":
     unittest.main()
