@@ -7,7 +7,6 @@ pub mod logs;
 pub mod operator;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 
@@ -130,38 +129,5 @@ impl PeerFlags {
     /// The file that cannot be used, and why.
     pub fn tls(&self) -> Result<Option<MutualTls>, String> {
         self.files().map(MutualTls::follow).transpose()
-    }
-}
-
-/// Reads a time in whole units: `30s`, `90m`, `12h`, `7d`.
-fn age(text: &str) -> Result<Duration, String> {
-    const ADVICE: &str = "write a number with s, m, h or d, for example 90m, 12h or 7d";
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let seconds = match unit {
-        "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(ADVICE.to_owned()),
-    };
-    let number: u64 = number.parse().map_err(|_| ADVICE.to_owned())?;
-    // A hundred years: more would be a slip, and no sum with it overflows.
-    let seconds = number.checked_mul(seconds).filter(|seconds| *seconds <= 36_500 * 86_400);
-    seconds.map(Duration::from_secs).ok_or_else(|| format!("that is more than 100 years: {ADVICE}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_have_a_unit() {
-        for (text, seconds) in [("0s", 0), ("90m", 5400), ("12h", 43_200), ("7d", 604_800)] {
-            assert_eq!(age(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for text in ["", "7", "d", "-1d", "1.5h", "7 d", "7w", "99999999d", "99999999999999999999s"] {
-            assert!(age(text).is_err(), "{text}");
-        }
     }
 }

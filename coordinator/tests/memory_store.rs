@@ -9,7 +9,9 @@ use std::time::Duration;
 use elastic_coordinator::embedded::Hub;
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::{Limits, Span};
-use elastic_coordinator::store::{Event, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher};
+use elastic_coordinator::store::{
+    Event, Mirror, News, Op, Revision, Scope, Store, StoreError, Txn, WatchUpdate, Watcher,
+};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -120,4 +122,49 @@ async fn a_watch_from_nowhere_and_a_full_store_are_refused() {
     let full = store.txn(Txn::of([Op::put("b", "")])).await;
     assert!(matches!(full, Err(StoreError::NoSpace { .. })));
     assert_eq!(store.hub().with(|mvcc, _| mvcc.records(&Span::prefix(b"")).len()), 1);
+}
+
+#[tokio::test]
+async fn a_mirror_reads_once_and_then_tells_each_change_once() {
+    let store = MemoryStore::start(Limits::default());
+    put(&store, "j/a", "1").await;
+    let mut mirror = Mirror::open(&store, "j/").await.unwrap();
+    // After the read and before it is told.
+    put(&store, "j/b", "2").await;
+    put(&store, "elsewhere", "").await;
+    let News::All { revision, values } = mirror.next().await.unwrap() else { panic!("all comes first") };
+    assert_eq!((revision, values.len()), (Revision(2), 1));
+    let told = |news: News| match news {
+        News::Changes(events) => events.iter().map(|event| event.key().to_owned()).collect::<Vec<_>>(),
+        News::All { .. } => panic!("all is told once"),
+    };
+    assert_eq!(told(mirror.next().await.unwrap()), ["j/b"]);
+    assert_eq!(mirror.try_next().unwrap(), None);
+    store.txn(Txn::of([Op::put("j/c", ""), Op::delete("j/a")])).await.unwrap();
+    assert_eq!(told(mirror.next().await.unwrap()), ["j/c", "j/a"]);
+}
+
+#[tokio::test]
+async fn a_mirror_whose_history_was_compacted_reads_all_again() {
+    let store = MemoryStore::start(Limits { history_revisions: 10, ..Limits::default() });
+    let mut mirror = Mirror::open(&store, "j/").await.unwrap();
+    for write in 0..100 {
+        put(&store, &format!("j/{}", write % 3), &write.to_string()).await;
+    }
+    let mut alls = 0;
+    let newest = loop {
+        match mirror.next().await.unwrap() {
+            News::All { revision, values } => {
+                alls += 1;
+                if alls == 2 {
+                    break (revision, values.len());
+                }
+            }
+            News::Changes(_) => {}
+        }
+    };
+    assert_eq!(newest, (Revision(101), 3));
+    put(&store, "j/new", "").await;
+    let next = mirror.next().await.unwrap();
+    assert!(matches!(&next, News::Changes(events) if events[0].key() == "j/new"), "{next:?}");
 }

@@ -294,28 +294,6 @@ async fn elasticctl_shows_the_truth_to_people_and_programs() {
 }
 
 #[tokio::test]
-async fn bench_measures_etcd_and_leaves_nothing() {
-    let scene = Scene::on_etcd(1, 1).await;
-    let measured = scene.ctl_json(&["bench", "--seconds", "1", "--clients", "4"]).await;
-    let requests: Vec<(&str, u64)> = measured["requests"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|of| {
-            let times = ["median_ms", "p99_ms", "slowest_ms"].map(|time| of[time].as_f64().unwrap());
-            assert!(times[0] > 0.0 && times.is_sorted() && of["failed"] == 0, "{of}");
-            (of["request"].as_str().unwrap(), of["clients"].as_u64().unwrap())
-        })
-        .collect();
-    assert_eq!(requests, [("read", 1), ("write", 1), ("read", 4), ("write", 4), ("event", 1)]);
-    assert!(measured["shortest_lease_ttl_ms"].as_f64().is_some_and(|lease| lease >= 4000.0), "{measured}");
-    let (left, _) = scene.store.range("/elastic/").await.unwrap();
-    assert!(left.is_empty(), "{left:?}");
-    let text = scene.ctl_ok(&["bench", "--seconds", "1", "--clients", "1"]).await;
-    assert!(text.contains("A SECOND") && text.contains("a lease_ttl of "), "{text}");
-}
-
-#[tokio::test]
 async fn describe_says_why_a_node_waits() {
     let scene = Scene::on_etcd(1, 1).await;
     let [a] = scene.nodes(["a"]).await;

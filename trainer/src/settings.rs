@@ -118,10 +118,10 @@ pub struct Settings {
     pub plot: Option<PathBuf>,
     /// Give up on a peer that keeps a step waiting for this long; and, where a peer is lost, on a next round that does
     /// not begin to form for as long
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", default_value = "30", value_parser = patience)]
     pub peer_timeout: Duration,
     /// Give up on a round whose workers have not all appeared after this long
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", default_value = "60", value_parser = patience)]
     pub form_timeout: Duration,
 }
 
@@ -205,9 +205,9 @@ fn not_negative(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|&value: &f32| value.is_finite() && value >= 0.0).ok_or("must be 0 or more".to_owned())
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    value.filter(|time| !time.is_zero()).ok_or("must be a number of seconds above 0".to_owned())
+fn patience(text: &str) -> Result<Duration, String> {
+    let time = elastic_flags::duration_or_seconds(text).map_err(|refused| refused.to_string())?;
+    if time.is_zero() { Err("must be above 0".to_owned()) } else { Ok(time) }
 }
 
 /// The place that the environment gives this process. Without an agent it is alone.

@@ -140,7 +140,7 @@ pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
             "store_type" => entry.parse(store_type)?,
             "api" => conf.v2 = entry.parse(api)?,
             "workers_store" => conf.agent_store = Some(entry.parse(workers_store)?),
-            "workers_store_memory" => conf.store_memory = Some(entry.parse(bytes)?),
+            "workers_store_memory" => conf.store_memory = Some(entry.parse(store_memory)?),
             "workers_store_open" => conf.open_store = entry.parse(boolean)?,
             key => {
                 conf.warnings.push(format!("{} {key}: accepted, but there is nothing here that it sets", setting.name))
@@ -292,16 +292,10 @@ fn workers_store(text: &str) -> Result<bool, Refusal> {
     }
 }
 
-/// Reads a number of bytes, with or without KiB, MiB or GiB.
-fn bytes(text: &str) -> Result<usize, Refusal> {
-    let units = [("KiB", 10), ("MiB", 20), ("GiB", 30)];
-    let (number, shift) =
-        units.into_iter().find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift))).unwrap_or((text, 0));
-    let bytes = number.parse().ok().and_then(|number: usize| number.checked_mul(1 << shift));
-    match bytes {
-        Some(bytes) if bytes >= 1 << 20 => Ok(bytes),
-        Some(_) => Err(Refusal::new("less than 1MiB is too little to work with", "leave it out, or give more")),
-        None => Err(Refusal::new(format!("`{text}` is not a size"), "give one such as 256MiB")),
+fn store_memory(text: &str) -> Result<usize, Refusal> {
+    match elastic_flags::size(text)? {
+        bytes if bytes >= 1 << 20 => Ok(usize::try_from(bytes).unwrap_or(usize::MAX)),
+        _ => Err(Refusal::new("less than 1MiB is too little to work with", "leave it out, or give more")),
     }
 }
 

@@ -48,6 +48,12 @@ pub(super) struct Refusal {
     pub(super) syntax: bool,
 }
 
+impl From<elastic_flags::Refused> for Refusal {
+    fn from(refused: elastic_flags::Refused) -> Refusal {
+        Refusal::new(refused.cause, refused.advice)
+    }
+}
+
 impl Refusal {
     pub(super) fn new(cause: impl Into<String>, advice: impl Into<String>) -> Refusal {
         Refusal { cause: cause.into(), advice: advice.into(), syntax: false }

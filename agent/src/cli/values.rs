@@ -68,28 +68,18 @@ pub(super) fn workers(text: &str) -> Result<WorkerCount, Refusal> {
     }
 }
 
-/// Reads a time: `30`, `30s`, `0.5`, `500ms`, `10m`, `2h`. As with torchrun, a bare number counts seconds.
+/// Reads a time of a year at most: `30`, `30s`, `0.5`, `500ms`, `10m`, `2h`. As with torchrun, a bare number counts
+/// seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, Refusal> {
-    const ADVICE: &str = "write seconds or a number with ms, s, m or h, for example 30, 500ms or 10m";
-    const LONGEST: f64 = 365.0 * 86_400.0;
-    let text = text.trim();
-    let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let seconds = match unit {
-        "" | "s" => 1.0,
-        "ms" => 0.001,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(Refusal::new(format!("`{text}` has no unit that is known"), ADVICE)),
-    };
-    let number = number.trim();
-    let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    match number.parse::<f64>() {
-        Ok(n) if plain && n * seconds <= LONGEST => Ok(Duration::from_millis((n * seconds * 1000.0).round() as u64)),
-        Ok(_) if plain => Err(Refusal::new(format!("`{text}` is longer than a year"), ADVICE)),
-        Ok(n) if n < 0.0 => Err(Refusal::new("a time cannot be negative", ADVICE)),
-        _ => Err(Refusal::new(format!("`{text}` is not a time"), ADVICE)),
+    const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+    let time = elastic_flags::duration_or_seconds(text)?;
+    if time > LONGEST {
+        return Err(Refusal::new(
+            format!("`{text}` is longer than a year"),
+            "write a shorter time, for example 30 or 10m",
+        ));
     }
+    Ok(Duration::from_millis((time.as_secs_f64() * 1000.0).round() as u64))
 }
 
 /// Reads bits per second: `800Mbit`, `2.5Gbit`. `Mbps` and `MB` are not taken: people mean bits or bytes by them.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use elastic_coordinator::job::overview::{Job, Overview};
 use elastic_coordinator::job::{JobId, Keys, RoundState, Vacancy};
-use elastic_coordinator::store::{Guard, LeaseId, Op, Revision, Scope, Store, StoreError, WatchUpdate};
+use elastic_coordinator::store::{Guard, LeaseId, Mirror, Op, Revision, Store, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -92,17 +92,11 @@ struct Reader {
 impl Reader {
     /// Tells what the records say, at first and after each change, until the watch breaks.
     async fn watch(&self) -> Result<Infallible, StoreError> {
-        let (values, revision) = self.store.range(&self.root).await?;
-        let mut overview = Overview::of(&self.prefix, &values);
-        let mut watcher = self.store.watch(Scope::Prefix(self.root.clone()), revision.next()).await?;
+        let mut overview = Overview::new(&self.prefix);
+        let mut mirror = Mirror::open(&*self.store, &self.root).await?;
         loop {
+            overview.take(mirror.next().await?);
             self.tell(overview.jobs.get(&self.job));
-            match watcher.recv().await {
-                Some(WatchUpdate::Events(events)) => events.iter().for_each(|event| drop(overview.apply(event))),
-                Some(WatchUpdate::Snapshot { values, .. }) => overview = Overview::of(&self.prefix, &values),
-                Some(WatchUpdate::Broken(error)) => return Err(error),
-                None => return Err(StoreError::Invalid("the watch has ended".into())),
-            }
         }
     }
 

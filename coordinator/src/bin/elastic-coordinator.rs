@@ -174,16 +174,12 @@ fn peer(cli: &Cli, bound: SocketAddr) -> anyhow::Result<Endpoint> {
         let host = if bound.ip().is_unspecified() { outward(cli) } else { bound.ip() };
         return Ok(Endpoint { host: host.to_string(), port: bound.port() });
     };
-    let bare = given.parse::<IpAddr>().is_ok();
-    let (host, port) = match given.rsplit_once(':').filter(|_| !bare) {
-        Some((host, port)) if !host.ends_with(':') => {
-            (host, port.parse().with_context(|| format!("--peer-address {given}: {port:?} is not a port"))?)
-        }
-        _ => (given.as_str(), bound.port()),
+    // An address alone, also an IPv6 one without brackets.
+    let (host, port) = match given.parse::<IpAddr>() {
+        Ok(_) => (given.clone(), bound.port()),
+        Err(_) => elastic_flags::endpoint(given, bound.port()).with_context(|| format!("--peer-address {given}"))?,
     };
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    anyhow::ensure!(!host.is_empty(), "--peer-address {given}: a host is missing");
-    Ok(Endpoint { host: host.to_owned(), port })
+    Ok(Endpoint { host, port })
 }
 
 /// The address of this machine's interface that leads to the store, or, if the store is on this machine, to other

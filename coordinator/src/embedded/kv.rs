@@ -23,7 +23,7 @@ pub(super) struct KvService {
 impl KvService {
     fn run(&self, txn: &MvccTxn) -> RpcResult<PbTxnResponse> {
         let done = self.hub.with(|mvcc, now| mvcc.txn(now, txn)).map_err(status)?;
-        Ok(wire::txn_response(self.cluster.header(done.revision), done.branch))
+        Ok(wire::txn_response(self.cluster.header(done.revision), done))
     }
 
     /// Runs a single operation. Its answer has the full header, as it does not come inside a transaction's.

@@ -13,7 +13,6 @@ use tonic::{Request, Response, Streaming};
 
 use super::Hub;
 use super::cluster::{Closing, Cluster, RpcResult, Stream};
-use super::quotas::Quotas;
 use super::status::status;
 use crate::store::LeaseId;
 
@@ -21,7 +20,6 @@ pub(super) struct LeaseService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
-    pub(super) quotas: Quotas,
 }
 
 fn seconds(duration: Duration) -> i64 {
@@ -31,18 +29,11 @@ fn seconds(duration: Duration) -> i64 {
 #[tonic::async_trait]
 impl PbLeaseService for LeaseService {
     async fn lease_grant(&self, request: Request<PbLeaseGrantRequest>) -> RpcResult<Response<PbLeaseGrantResponse>> {
-        let quota = self.quotas.of(&request);
         let PbLeaseGrantRequest { ttl, id } = request.into_inner();
         let ttl = Duration::from_secs(u64::try_from(ttl).unwrap_or(0));
         let id = (id != 0).then_some(LeaseId(id));
-        let lives = |id| self.hub.with(|mvcc, now| mvcc.lease(now, id).is_some());
-        let grant = || {
-            self.hub.with(|mvcc, now| {
-                let (id, ttl) = mvcc.grant(now, id, ttl).map_err(status)?;
-                Ok((id, (ttl, mvcc.revision())))
-            })
-        };
-        let (id, (ttl, revision)) = quota.lease(lives, grant)?;
+        let granted = self.hub.with(|mvcc, now| Ok((mvcc.grant(now, id, ttl)?, mvcc.revision())));
+        let ((id, ttl), revision) = granted.map_err(status)?;
         let header = Some(self.cluster.header(revision));
         Ok(Response::new(PbLeaseGrantResponse { header, id: id.0, ttl: seconds(ttl), error: String::new() }))
     }

@@ -12,7 +12,6 @@ mod hub;
 mod kv;
 mod lease;
 mod memory_store;
-mod quotas;
 mod server;
 mod status;
 mod watch;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use etcd_client::proto::{PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::service::Routes;
 use tonic::transport::Server;
 
@@ -17,7 +17,6 @@ use super::cluster::{Closing, Cluster};
 use super::kv::KvService;
 use super::lease::LeaseService;
 use super::mvcc::Limits;
-use super::quotas::Quotas;
 use super::status::auth_not_enabled;
 use super::watch::WatchService;
 use super::{Hub, MemoryStore};
@@ -82,6 +81,8 @@ pub struct Options {
     pub tls: Option<MutualTls>,
     /// Bounds on what it holds.
     pub limits: Limits,
+    /// Most watches at a time, of all clients together. Each stream that carries watches counts as one more.
+    pub watches: usize,
     /// How often a watch that asked for it is told of the store's progress. etcd's default is ten minutes.
     pub progress_every: Duration,
     /// How often a silent client is asked whether it is there, and how long it may take to answer.
@@ -91,7 +92,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let (progress_every, client_check) = (Duration::from_secs(600), Duration::from_secs(10));
-        Options { allow_remote: false, tls: None, limits: Limits::default(), progress_every, client_check }
+        let (limits, watches) = (Limits::default(), 1 << 16);
+        Options { allow_remote: false, tls: None, limits, watches, progress_every, client_check }
     }
 }
 
@@ -163,9 +165,9 @@ impl EmbeddedServer {
         let message = options.limits.request_bytes + MESSAGE_OVERHEAD;
         let admin = AdminService { hub: hub.clone(), cluster, address };
         let kv = KvService { hub: hub.clone(), cluster };
-        let (quotas, progress_every) = (Quotas::default(), options.progress_every);
-        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone(), quotas: quotas.clone() };
-        let watch = WatchService { hub, cluster, closing: closing.clone(), quotas, progress_every };
+        let lease = LeaseService { hub: hub.clone(), cluster, closing: closing.clone() };
+        let (places, progress_every) = (Arc::new(Semaphore::new(options.watches)), options.progress_every);
+        let watch = WatchService { hub, cluster, closing: closing.clone(), places, progress_every };
         let routes = Routes::new(PbKvServer::new(kv).max_decoding_message_size(message))
             .add_service(PbLeaseServer::new(lease))
             .add_service(PbWatchServer::new(watch))

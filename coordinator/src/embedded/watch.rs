@@ -9,14 +9,13 @@ use std::time::Duration;
 
 use etcd_client::proto::{PbWatchRequest, PbWatchRequestUnion, PbWatchResponse, PbWatchService};
 use futures::StreamExt;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::cluster::{Closing, Cluster, RpcResult, Stream};
 use super::mvcc::{Compacted, Span};
-use super::quotas::{Quota, Quotas, WatchPermit};
 use super::{Batch, Hub, Subscription, status, wire};
 use crate::store::Revision;
 
@@ -26,11 +25,18 @@ const RESPONSES_AHEAD: usize = 4;
 /// The id in an answer that is about the stream rather than a watch.
 const NO_WATCH: i64 = -1;
 
+/// Room for one watch, or for one stream of watches, until it is dropped.
+fn place(places: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, &'static str> {
+    let full = |_| "the embedded store has as many watches as it takes; use etcd for more";
+    Arc::clone(places).try_acquire_owned().map_err(full)
+}
+
 pub(super) struct WatchService {
     pub(super) hub: Arc<Hub>,
     pub(super) cluster: Cluster,
     pub(super) closing: Closing,
-    pub(super) quotas: Quotas,
+    /// Room for watches and for the streams that carry them.
+    pub(super) places: Arc<Semaphore>,
     /// How often a watch that asked for it is told of the store's progress.
     pub(super) progress_every: Duration,
 }
@@ -40,13 +46,12 @@ impl PbWatchService for WatchService {
     type WatchStream = Stream<PbWatchResponse>;
 
     async fn watch(&self, request: Request<Streaming<PbWatchRequest>>) -> RpcResult<Response<Self::WatchStream>> {
-        let quota = self.quotas.of(&request);
-        let place = quota.watch()?;
+        let place = place(&self.places).map_err(Status::resource_exhausted)?;
         let (answers, stream) = mpsc::channel(RESPONSES_AHEAD);
         let session = Session {
             hub: self.hub.clone(),
             cluster: self.cluster,
-            quota,
+            places: Arc::clone(&self.places),
             _place: place,
             answers,
             wake: Arc::new(Notify::new()),
@@ -70,7 +75,7 @@ struct Gone;
 
 struct Watch {
     subscription: Subscription,
-    _place: WatchPermit,
+    _place: OwnedSemaphorePermit,
     prev_kv: bool,
     progress_notify: bool,
     puts: bool,
@@ -80,8 +85,8 @@ struct Watch {
 struct Session {
     hub: Arc<Hub>,
     cluster: Cluster,
-    quota: Quota,
-    _place: WatchPermit,
+    places: Arc<Semaphore>,
+    _place: OwnedSemaphorePermit,
     answers: mpsc::Sender<Result<PbWatchResponse, Status>>,
     wake: Arc<Notify>,
     watches: BTreeMap<i64, Watch>,
@@ -137,7 +142,7 @@ impl Session {
         };
         let place = match refused {
             Some(reason) => Err(reason.to_owned()),
-            None => self.quota.watch().map_err(|full| full.message().to_owned()),
+            None => place(&self.places).map_err(str::to_owned),
         };
         let place = match place {
             Ok(place) => place,

@@ -9,10 +9,10 @@ use etcd_client::proto::{
 use tonic::Status;
 
 use super::mvcc::{
-    Branch, Compare, Delete, Error, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record,
-    Relation, Response, Sort, SortBy, Span, Target,
+    Compare, Delete, Error, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record, Relation,
+    Response, Sort, SortBy, Span, Target, TxnResponse,
 };
-use super::status::{self, status};
+use super::status::{self, not_here, status};
 use crate::store::{LeaseId, Revision};
 
 /// Zero is protobuf's "not said".
@@ -36,6 +36,9 @@ pub(super) fn range(request: PbRangeRequest) -> Result<Range, Status> {
         2 => Some(Sort { by, descending: true }),
         _ => return Err(status::invalid_sort()),
     };
+    if [request.min_mod_revision, request.max_mod_revision, request.min_create_revision] != [0; 3] {
+        return Err(not_here("filter by mod revision or by smallest create revision"));
+    }
     Ok(Range {
         span: Span::of(request.key, request.range_end),
         revision: said(request.revision),
@@ -43,9 +46,6 @@ pub(super) fn range(request: PbRangeRequest) -> Result<Range, Status> {
         sort,
         keys_only: request.keys_only,
         count_only: request.count_only,
-        min_mod_revision: said(request.min_mod_revision),
-        max_mod_revision: said(request.max_mod_revision),
-        min_create_revision: said(request.min_create_revision),
         max_create_revision: said(request.max_create_revision),
     })
 }
@@ -83,7 +83,7 @@ fn operation(operation: PbTxnRequestOp) -> Result<MvccRequest, Status> {
         Some(PbTxnOpRequest::RequestRange(request)) => MvccRequest::Range(range(request)?),
         Some(PbTxnOpRequest::RequestPut(request)) => MvccRequest::Put(put(request)?),
         Some(PbTxnOpRequest::RequestDeleteRange(request)) => MvccRequest::Delete(delete(request)),
-        Some(PbTxnOpRequest::RequestTxn(request)) => MvccRequest::Txn(txn(request)?),
+        Some(PbTxnOpRequest::RequestTxn(_)) => return Err(not_here("nested transactions")),
         None => return Err(status(Error::KeyNotFound)),
     })
 }
@@ -125,8 +125,6 @@ pub(super) fn key_value(record: &Record) -> PbKeyValue {
     }
 }
 
-/// As etcd shows it: a key that came to be in this revision has nothing before it, also where the same transaction had
-/// deleted another of that name.
 pub(super) fn event(event: &MvccEvent, prev_kv: bool) -> PbEvent {
     const PUT: i32 = 0;
     const DELETE: i32 = 1;
@@ -134,11 +132,10 @@ pub(super) fn event(event: &MvccEvent, prev_kv: bool) -> PbEvent {
         Some(record) => key_value(record),
         None => PbKeyValue { key: event.key.to_vec(), mod_revision: event.revision.0, ..PbKeyValue::default() },
     };
-    let created = event.record.as_ref().is_some_and(|record| record.create_revision == event.revision);
     PbEvent {
         r#type: if event.record.is_some() { PUT } else { DELETE },
         kv: Some(kv),
-        prev_kv: event.prev.as_ref().filter(|_| prev_kv && !created).map(|record| key_value(record)),
+        prev_kv: event.prev.as_ref().filter(|_| prev_kv).map(|record| key_value(record)),
     }
 }
 
@@ -152,9 +149,9 @@ pub(super) fn range_response(header: PbResponseHeader, response: RangeResponse) 
 }
 
 /// Answers inside a transaction carry only the revision in their headers.
-pub(super) fn txn_response(header: PbResponseHeader, branch: Branch) -> PbTxnResponse {
+pub(super) fn txn_response(header: PbResponseHeader, done: TxnResponse) -> PbTxnResponse {
     let inner = PbResponseHeader { revision: header.revision, ..PbResponseHeader::default() };
-    let responses = branch.responses.into_iter().map(|response| PbResponseOp {
+    let responses = done.responses.into_iter().map(|response| PbResponseOp {
         response: Some(match response {
             Response::Range(response) => PbTxnOpResponse::ResponseRange(range_response(inner, response)),
             Response::Put(prev) => PbTxnOpResponse::ResponsePut(PbPutResponse {
@@ -166,8 +163,7 @@ pub(super) fn txn_response(header: PbResponseHeader, branch: Branch) -> PbTxnRes
                 deleted: deleted as i64,
                 prev_kvs: prev.iter().map(|record| key_value(record)).collect(),
             }),
-            Response::Txn(branch) => PbTxnOpResponse::ResponseTxn(txn_response(inner, branch)),
         }),
     });
-    PbTxnResponse { header: Some(header), succeeded: branch.succeeded, responses: responses.collect() }
+    PbTxnResponse { header: Some(header), succeeded: done.succeeded, responses: responses.collect() }
 }

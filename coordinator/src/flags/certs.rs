@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::age;
+use elastic_flags::duration;
 
 /// What to make.
 #[derive(Debug, Clone, Args)]
@@ -25,7 +25,7 @@ pub enum CertsCommand {
         /// A folder, made if it is not there; an authority in it is never overwritten
         folder: PathBuf,
         /// How long it is good for: 365d, 12h
-        #[arg(long, value_parser = age, default_value = "3650d", value_name = "TIME")]
+        #[arg(long, value_parser = duration, default_value = "3650d", value_name = "TIME")]
         valid: Duration,
     },
     /// Make a certificate and its key for each name: NAME.pem and NAME-key.pem
@@ -40,7 +40,7 @@ pub enum CertsCommand {
         #[arg(required = true, value_name = "NAME[,NAME…]")]
         names: Vec<String>,
         /// How long they are good for: 365d, 12h; no longer than the authority
-        #[arg(long, value_parser = age, default_value = "365d", value_name = "TIME")]
+        #[arg(long, value_parser = duration, default_value = "365d", value_name = "TIME")]
         valid: Duration,
         /// Take the place of files that are there, at once for each file: running programs read them within a second
         #[arg(long)]

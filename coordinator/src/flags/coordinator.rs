@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
+use elastic_flags::duration;
 
-use super::{PeerFlags, StoreFlags, age};
+use super::{PeerFlags, StoreFlags};
 
 /// Lead every elastic job under a prefix.
 ///
@@ -94,7 +95,7 @@ pub struct Flags {
     /// Delete jobs that ended longer ago than this: 12h, 30d [default: keep them for ever]
     ///
     /// All of a job's records go: its history, its result, its resume point. Checkpoint files stay.
-    #[arg(long, value_parser = age, value_name = "TIME")]
+    #[arg(long, value_parser = duration, value_name = "TIME")]
     pub keep_finished: Option<Duration>,
 
     /// Delete all but the last N jobs that have ended [default: keep all]

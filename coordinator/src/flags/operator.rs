@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use elastic_flags::duration;
 
 use super::certs::CertsFlags;
 use super::logs::LogsFlags;
-use super::{PeerFlags, StoreFlags, age};
+use super::{PeerFlags, StoreFlags};
 use crate::job::{JobId, Requester};
 use crate::service::http::users::Role;
 
@@ -30,7 +31,6 @@ Examples:
   elasticctl set train --max 8             grow or shrink a running job
   elasticctl pause train                   stop its workers, and keep its agents, until resume
   elasticctl doctor train                  what is wrong with etcd and with a job, and what to type
-  elasticctl bench                         how fast etcd answers, and which lease_ttl that allows
   elasticctl certs authority pki           a private authority for TLS among agents and coordinators
   elasticctl certs node pki gpu1 gpu2      certificates of two nodes
   elasticctl token anna --role operate     let anna change jobs over the coordinator's API
@@ -203,7 +203,7 @@ pub enum Command {
         #[arg(long, requires = "older_than")]
         finished: bool,
         /// Time since their end, by the clock of this machine: 90m, 12h, 7d
-        #[arg(long, value_parser = age, requires = "finished", value_name = "TIME")]
+        #[arg(long, value_parser = duration, requires = "finished", value_name = "TIME")]
         older_than: Option<Duration>,
         /// Only say what would be deleted
         #[arg(long)]
@@ -232,25 +232,13 @@ pub enum Command {
         #[arg(long, value_name = "JOB")]
         job: Vec<JobId>,
         /// How long the token holds: 12h, 30d [default: until its line is taken out]
-        #[arg(long, value_parser = age, value_name = "TIME")]
+        #[arg(long, value_parser = duration, value_name = "TIME")]
         expires: Option<Duration>,
     },
     /// Make a private authority and certificates, for mutual TLS among agents and coordinators
     ///
     /// No store is asked.
     Certs(CertsFlags),
-    /// Measure how fast etcd answers what jobs ask it, and say which lease_ttl that allows
-    ///
-    /// Reads and writes by one client and by many at once, and the time from a write until a watch tells of it. Keys under
-    /// PREFIX/v1/bench/ are written and deleted. Jobs on the same etcd feel it: --seconds bounds how long.
-    Bench {
-        /// How long each kind of request is asked for
-        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=60), value_name = "SECONDS")]
-        seconds: u16,
-        /// How many ask at once
-        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "N")]
-        clients: u16,
-    },
     /// Look at what jobs depend on, and say what is wrong and what to type
     ///
     /// Each endpoint of etcd is asked by itself: does its name resolve, does its port accept, do TLS and the password

@@ -15,7 +15,7 @@ use crate::job::{
     Asked, Checkpoint, Desired, EventRecord, JobId, Keys, Requester, RoundRecord, Versioned, history, to_json,
 };
 use crate::removal::{RemovalError, Target, check, remove};
-use crate::store::{Guard, Op, Revision, Scope, Store, Txn, Watcher};
+use crate::store::{Guard, Op, Revision, Store, Txn};
 use crate::time::date;
 use crate::tls::MutualTls;
 use error::listing;
@@ -86,14 +86,6 @@ impl Operator {
             prefix: self.prefix.clone(),
             there: listing(there, "there are", "there is none at all; is --prefix right?"),
         })
-    }
-
-    /// Follows a job's keys from a revision on.
-    ///
-    /// # Errors
-    /// The store's.
-    pub async fn follow(&self, job: &Job, from: Revision) -> Result<Watcher, OperatorError> {
-        Ok(self.store.watch(Scope::Prefix(job.keys.events()), from).await?)
     }
 
     /// Asks something of a job in somebody's name. Asking twice for the same changes nothing, and is told once.

@@ -5,8 +5,8 @@
 
 mod access;
 mod api;
-mod changes;
 mod grpc;
+mod operations;
 mod page;
 mod problem;
 pub mod users;

@@ -37,7 +37,7 @@ use crate::node::lead::{LeaderDrive, LeaderNote};
 use crate::node::pulse_server::{self, PeerPort};
 use crate::node::tasks::{AbortOnDrop, Alarm};
 use crate::rendezvous::Leader;
-use crate::store::{Guard, LeaseId, Op, Result, Revision, Scope, Store, Txn, TxnResult, WatchUpdate, Watcher};
+use crate::store::{Guard, LeaseId, Mirror, News, Op, Result, Revision, Store, Txn, TxnResult};
 use crate::time::Time;
 use crate::tls::MutualTls;
 use claim::Move;
@@ -175,7 +175,7 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     let (leads, asked, away, foreign) = Default::default();
     let mut service = Service { store, prefix, record, tls, shared, front, leads, asked, away, foreign, answers };
     tokio::pin!(stop);
-    let mut watcher = tokio::select! {
+    let mut mirror = tokio::select! {
         opened = service.open() => opened?,
         () = &mut stop => return Ok(()),
     };
@@ -183,10 +183,7 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            update = watcher.recv() => match update {
-                Some(update) => service.watched(update)?,
-                None => watcher = service.open().await?,
-            },
+            news = mirror.next() => service.saw(news?),
             Some(answer) = answered.recv() => service.answered(answer),
             Ok(()) = lease.changed() => {
                 *service.shared.lease() = *lease.borrow_and_update();
@@ -206,55 +203,40 @@ pub async fn run(setup: ServiceSetup, stop: impl Future<Output = ()>) -> Result<
 }
 
 impl Service {
-    /// Reads all jobs and watches them from there, however long the store takes to come.
-    async fn open(&mut self) -> Result<Watcher> {
+    /// Reads all jobs and watches them, however long the store takes to come.
+    async fn open(&self) -> Result<Mirror> {
         let prefix = Keys::jobs(&self.prefix);
         let mut said = false;
         loop {
-            let opened = async {
-                let (values, revision) = self.store.range(&prefix).await?;
-                let watcher = self.store.watch(Scope::Prefix(prefix.clone()), revision.next()).await?;
-                Ok((Overview::again(&self.prefix, &values, revision), watcher))
-            };
-            match opened.await {
-                Ok((overview, watcher)) => {
-                    tracing::info!(jobs = overview.jobs.len(), "watching {prefix}");
-                    *self.shared.overview() = Some(overview);
-                    self.shared.changes.send_replace(());
-                    self.settle_all();
-                    return Ok(watcher);
-                }
-                Err(error) if !crate::store::StoreError::is_transient(&error) => return Err(error),
-                Err(error) => {
+            match Mirror::open(&*self.store, &prefix).await {
+                Err(error) if error.is_transient() => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!("{error}; waiting for it");
                     }
                     tokio::time::sleep(RETRY).await;
                 }
+                opened => return opened,
             }
         }
     }
 
-    fn watched(&mut self, update: WatchUpdate) -> Result<()> {
-        match update {
-            WatchUpdate::Events(events) => {
-                let mut touched = BTreeSet::new();
-                for event in events {
-                    touched.extend(self.event(&event));
-                }
+    fn saw(&mut self, news: News) {
+        match news {
+            News::Changes(events) => {
+                let touched: BTreeSet<JobId> = events.iter().filter_map(|event| self.event(event)).collect();
                 self.shared.changes.send_replace(());
                 for job in touched {
                     self.settle(&job);
                 }
             }
-            WatchUpdate::Snapshot { values, revision } => {
-                *self.shared.overview() = Some(Overview::again(&self.prefix, &values, revision));
+            News::All { values, revision } => {
+                let overview = Overview::again(&self.prefix, &values, revision);
+                tracing::info!(jobs = overview.jobs.len(), "watching {}", Keys::jobs(&self.prefix));
+                *self.shared.overview() = Some(overview);
                 self.shared.changes.send_replace(());
                 self.settle_all();
             }
-            WatchUpdate::Broken(error) => return Err(error),
         }
-        Ok(())
     }
 
     /// Takes in an event; the job to be looked at, if one is.

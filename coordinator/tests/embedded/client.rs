@@ -5,7 +5,9 @@ use std::time::Duration;
 use elastic_coordinator::embedded::Options;
 use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::store::{Op, Revision, Store, Txn as OwnTxn};
-use etcd_client::{Client, Compare, CompareOp, ConnectOptions, Error, PutOptions, Txn, TxnOp, TxnOpResponse};
+use etcd_client::{
+    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, Txn, TxnOp, TxnOpResponse,
+};
 
 use super::{serve, serve_with, within};
 
@@ -49,23 +51,19 @@ async fn all_conditions_and_operations_of_a_transaction_arrive() {
         Compare::create_revision("a", CompareOp::Greater, 0).with_prefix(),
         Compare::version("nobody", CompareOp::Equal, 0).with_prefix(),
     ];
-    let inner = Txn::new().when([Compare::version("b", CompareOp::Equal, 0)]).and_then([TxnOp::put("c", "3", None)]);
     let txn = Txn::new().when(holds).and_then([
         TxnOp::put("b", "2", Some(PutOptions::new().with_prev_key())),
-        TxnOp::txn(inner),
-        TxnOp::get("c", None),
+        TxnOp::get("b", None),
         TxnOp::delete("a", None),
     ]);
     let response = client.txn(txn).await.unwrap();
     assert!(response.succeeded());
     let responses = response.op_responses();
-    let [TxnOpResponse::Put(put), TxnOpResponse::Txn(inner), TxnOpResponse::Get(get), TxnOpResponse::Delete(delete)] =
-        &responses[..]
-    else {
+    let [TxnOpResponse::Put(put), TxnOpResponse::Get(get), TxnOpResponse::Delete(delete)] = &responses[..] else {
         panic!("{responses:?}");
     };
-    assert!(put.prev_key().is_none() && inner.succeeded());
-    assert_eq!((get.kvs()[0].value(), get.kvs()[0].mod_revision(), delete.deleted()), (&b"3"[..], 5, 1));
+    assert!(put.prev_key().is_none());
+    assert_eq!((get.kvs()[0].value(), get.kvs()[0].mod_revision(), delete.deleted()), (&b"2"[..], 5, 1));
 }
 
 #[tokio::test]
@@ -91,6 +89,12 @@ async fn refusals_have_etcds_codes_and_texts() {
     assert_eq!(refused, (exists, "etcdserver: lease already exists".into()));
     let refused = refusal(client.lease_grant(9_000_000_001, None).await.unwrap_err());
     assert_eq!(refused, (out_of_range, "etcdserver: too large lease TTL".into()));
+    let nested = Txn::new().and_then([TxnOp::txn(Txn::new())]);
+    let refused = refusal(client.txn(nested).await.unwrap_err());
+    assert!(refused.1.contains("no nested transactions"), "{refused:?}");
+    let filtered = GetOptions::new().with_min_mod_revision(1);
+    let refused = refusal(client.get("a", Some(filtered)).await.unwrap_err());
+    assert!(refused.1.contains("no filter by mod revision"), "{refused:?}");
 }
 
 #[tokio::test]

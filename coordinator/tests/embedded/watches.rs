@@ -150,6 +150,26 @@ async fn a_stream_carries_many_watches_and_each_can_be_canceled() {
 }
 
 #[tokio::test]
+async fn watches_beyond_the_bound_are_refused_until_others_end() {
+    // A stream and a watch on it.
+    let server = serve_with(Options { watches: 2, ..Options::default() }).await;
+    let mut client = server.client().await;
+    let mut stream = client.watch("a", Some(WatchOptions::new().with_watch_id(7))).await.unwrap();
+    assert!(next(&mut stream).await.created());
+    stream.watch("b", None).await.unwrap();
+    let refused = next(&mut stream).await;
+    assert!(refused.canceled() && refused.cancel_reason().contains("as many watches as it takes"), "{refused:?}");
+    let mut other = server.client().await;
+    let refused = other.watch("c", None).await.unwrap_err();
+    assert!(refused.to_string().contains("as many watches as it takes"), "{refused}");
+    stream.cancel(7).await.unwrap();
+    assert!(next(&mut stream).await.canceled());
+    stream.watch("b", None).await.unwrap();
+    let created = next(&mut stream).await;
+    assert!(created.created() && !created.canceled());
+}
+
+#[tokio::test]
 async fn a_watch_of_the_future_waits_for_it() {
     let server = serve().await;
     let mut client = server.client().await;

@@ -95,7 +95,7 @@ fn localize_txn(txn: &mut PbTxnResponse, base: i64) {
                 delete.header = None;
                 delete.prev_kvs.iter_mut().for_each(|kv| localize(kv, base));
             }
-            PbTxnOpResponse::ResponseTxn(inner) => localize_txn(inner, base),
+            PbTxnOpResponse::ResponseTxn(_) => panic!("an answer to a nested transaction, which was not asked"),
         }
     }
 }

@@ -42,7 +42,7 @@ pub(crate) struct Range {
     limit: i64,
     sort: Option<(SortTarget, SortOrder)>,
     flags: (bool, bool),
-    bounds: [Option<i64>; 4],
+    created_by: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +75,6 @@ pub(crate) enum Op {
     Range(Range),
     Put(Put),
     Delete(Span, bool),
-    Txn(Plan),
 }
 
 #[derive(Clone, Debug)]
@@ -136,10 +135,7 @@ impl Absolute<'_> {
         if range.flags.1 {
             options = options.with_count_only();
         }
-        let [min_mod, max_mod, min_create, max_create] =
-            range.bounds.map(|bound| bound.map_or(0, |at| self.revision(at)));
-        let options = options.with_min_mod_revision(min_mod).with_max_mod_revision(max_mod);
-        (key, options.with_min_create_revision(min_create).with_max_create_revision(max_create))
+        (key, options.with_max_create_revision(range.created_by.map_or(0, |at| self.revision(at))))
     }
 
     fn put(&self, put: &Put) -> (String, &'static str, PutOptions) {
@@ -206,7 +202,6 @@ impl Absolute<'_> {
                 let (key, options) = self.delete(span, *prev);
                 TxnOp::delete(key, Some(options))
             }
-            Op::Txn(plan) => TxnOp::txn(self.txn(plan)),
         }
     }
 }
@@ -299,11 +294,11 @@ fn range() -> impl Strategy<Value = Range> {
     use SortOrder::{Ascend, Descend};
     use SortTarget::{Create, Key, Mod, Value, Version};
     let sort = (select(&[Key, Version, Create, Mod, Value][..]), select(&[Ascend, Descend][..]));
-    let rarely = || proptest::option::weighted(0.15, relative());
     let sort = proptest::option::of(sort);
-    let bounds = [rarely(), rarely(), rarely(), rarely()];
-    (span(), proptest::option::weighted(0.3, relative()), 0i64..4, sort, any::<(bool, bool)>(), bounds)
-        .prop_map(|(span, revision, limit, sort, flags, bounds)| Range { span, revision, limit, sort, flags, bounds })
+    let created_by = proptest::option::weighted(0.15, relative());
+    (span(), proptest::option::weighted(0.3, relative()), 0i64..4, sort, any::<(bool, bool)>(), created_by).prop_map(
+        |(span, revision, limit, sort, flags, created_by)| Range { span, revision, limit, sort, flags, created_by },
+    )
 }
 
 fn put() -> impl Strategy<Value = Put> {
@@ -338,14 +333,10 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    let flat = (vec(condition(), 0..2), vec(op(), 0..3), vec(op(), 0..3));
-    flat.prop_map(|(when, then, otherwise)| Plan { when, then, otherwise }).prop_recursive(2, 8, 3, |inner| {
-        let op = || prop_oneof![3 => op(), 1 => inner.clone().prop_map(Op::Txn)];
-        (vec(condition(), 0..2), vec(op(), 0..3), vec(op(), 0..3)).prop_map(|(when, then, otherwise)| Plan {
-            when,
-            then,
-            otherwise,
-        })
+    (vec(condition(), 0..2), vec(op(), 0..4), vec(op(), 0..4)).prop_map(|(when, then, otherwise)| Plan {
+        when,
+        then,
+        otherwise,
     })
 }
 

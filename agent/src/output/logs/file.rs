@@ -33,17 +33,10 @@ impl fmt::Display for Rotation {
 impl FromStr for Rotation {
     type Err = String;
 
-    /// Reads `500M` or `1G:10`. K, M and G stand for powers of 1024. Without a number of files, four are kept.
+    /// Reads `500M`, `500MiB` or `1G:10`. Without a number of files, four are kept.
     fn from_str(text: &str) -> Result<Rotation, String> {
         let (size, keep) = text.split_once(':').map_or((text, None), |(size, keep)| (size, Some(keep)));
-        let (digits, unit) = match size.char_indices().last() {
-            Some((at, 'K' | 'k')) => (&size[..at], 1 << 10),
-            Some((at, 'M' | 'm')) => (&size[..at], 1 << 20),
-            Some((at, 'G' | 'g')) => (&size[..at], 1 << 30),
-            _ => (size, 1),
-        };
-        let size = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-        let size = size.ok_or_else(|| format!("`{digits}` is not a size"))?;
+        let size = elastic_flags::size(size).map_err(|refused| refused.cause)?;
         if size < Rotation::LEAST {
             return Err(format!("{size} bytes are less than {}", Rotation::LEAST));
         }
@@ -187,7 +180,7 @@ mod tests {
         for (text, problem) in [
             ("", "`` is not a size"),
             ("-1", "`-1` is not a size"),
-            ("99999999999999G", "`99999999999999` is not a size"),
+            ("99999999999999G", "`99999999999999G` is not a size"),
             ("4k:0", "`0` is not a number of files"),
             ("1", "1 bytes are less than 4096"),
         ] {

@@ -7,7 +7,7 @@ use super::{
     Checkpoint, Desired, EventRecord, JobId, JobKey, JobProtocol, Keys, LeaderRecord, NodeId, NodeRecord, Phase,
     ProgressRecord, RankRecord, Release, RoundRecord, Spec, Tombstone, Versioned,
 };
-use crate::store::{Event, KeyValue, Revision};
+use crate::store::{Event, KeyValue, News, Revision};
 
 /// The jobs under one prefix.
 #[derive(Debug, Clone)]
@@ -88,6 +88,14 @@ impl Overview {
         let mut overview = Overview::of(prefix, values);
         overview.jobs.values_mut().for_each(|job| job.changed = revision);
         overview
+    }
+
+    /// Takes in what a mirror of all jobs, or of one, delivers.
+    pub fn take(&mut self, news: News) {
+        match news {
+            News::All { values, .. } => *self = Overview::of(&self.prefix, &values),
+            News::Changes(events) => events.iter().for_each(|event| drop(self.apply(event))),
+        }
     }
 
     /// Takes in an event: the job it is about, and what it changed of interest.

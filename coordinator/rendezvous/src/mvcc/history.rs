@@ -42,15 +42,7 @@ impl History {
         self.events.back().map(|event| event.revision)
     }
 
-    /// Adds an event whose `prev` is what it found, which may itself be of this revision: a transaction can write a key
-    /// and delete it again. What etcd shows, and what undoing a revision leaves, is the record before the revision.
-    pub(super) fn push(&mut self, mut event: MvccEvent) {
-        if event.prev.as_ref().is_none_or(|prev| prev.mod_revision == event.revision) {
-            let mut siblings = self.events.iter().rev().take_while(|earlier| earlier.revision == event.revision);
-            if let Some(earlier) = siblings.find(|earlier| earlier.key == event.key) {
-                event.prev = earlier.prev.clone();
-            }
-        }
+    pub(super) fn push(&mut self, event: MvccEvent) {
         self.bytes += event.size();
         self.events.push_back(event);
     }

@@ -25,8 +25,8 @@ pub use error::Error;
 pub use history::Compacted;
 pub use lease::{LeaseStatus, MAX_TTL};
 pub use request::{
-    Branch, Compare, Delete, Key, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record,
-    Relation, Response, Sort, SortBy, Span, Target, TxnResponse,
+    Compare, Delete, Key, MvccEvent, MvccRequest, MvccTxn, Put, PutLease, Range, RangeResponse, Record, Relation,
+    Response, Sort, SortBy, Span, Target, TxnResponse,
 };
 
 use std::collections::BTreeMap;
@@ -108,11 +108,6 @@ impl Mvcc {
     /// Revision of the last write.
     pub fn revision(&self) -> Revision {
         self.revision
-    }
-
-    /// The oldest revision that can still be read or watched from; zero if all can.
-    pub fn oldest(&self) -> Revision {
-        self.history.oldest()
     }
 
     /// Bytes charged for live keys and history together.

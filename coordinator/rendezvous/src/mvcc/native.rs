@@ -18,9 +18,9 @@ impl Mvcc {
             failure: branch(&txn.otherwise),
         };
         let done = self.txn(now, &native)?;
-        let ops = if done.branch.succeeded { &txn.then } else { &txn.otherwise };
-        let results = ops.iter().zip(done.branch.responses).map(|(op, response)| result(op, response));
-        Ok(TxnResult { succeeded: done.branch.succeeded, revision: done.revision, results: results.collect() })
+        let ops = if done.succeeded { &txn.then } else { &txn.otherwise };
+        let results = ops.iter().zip(done.responses).map(|(op, response)| result(op, response));
+        Ok(TxnResult { succeeded: done.succeeded, revision: done.revision, results: results.collect() })
     }
 
     /// Every key in scope, in key order.
@@ -88,7 +88,7 @@ fn result(op: &Op, response: Response) -> OpResult {
             OpResult::Values(range.records.iter().map(|record| KeyValue::from(&**record)).collect())
         }
         Response::Delete { deleted, .. } => OpResult::Deleted(deleted as i64),
-        Response::Put(_) | Response::Txn(_) => OpResult::Put,
+        Response::Put(_) => OpResult::Put,
     }
 }
 

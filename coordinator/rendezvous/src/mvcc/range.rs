@@ -48,7 +48,7 @@ impl Mvcc {
             Some(at) => self.state_at(&range.span, at).into_values().collect(),
         };
         let count = records.len();
-        records.retain(|record| passes(range, record));
+        records.retain(|record| range.max_create_revision.is_none_or(|max| record.create_revision <= max));
         if let Some(sort) = range.sort {
             sort_records(&mut records, sort);
         }
@@ -79,13 +79,6 @@ impl Mvcc {
         }
         state
     }
-}
-
-fn passes(range: &Range, record: &Record) -> bool {
-    range.min_mod_revision.is_none_or(|min| record.mod_revision >= min)
-        && range.max_mod_revision.is_none_or(|max| record.mod_revision <= max)
-        && range.min_create_revision.is_none_or(|min| record.create_revision >= min)
-        && range.max_create_revision.is_none_or(|max| record.create_revision <= max)
 }
 
 fn sort_records(records: &mut [Arc<Record>], sort: Sort) {

@@ -143,13 +143,7 @@ pub struct Range {
     pub keys_only: bool,
     /// Only count.
     pub count_only: bool,
-    /// Only keys last written at or after this.
-    pub min_mod_revision: Option<Revision>,
-    /// Only keys last written at or before this.
-    pub max_mod_revision: Option<Revision>,
-    /// Only keys created at or after this.
-    pub min_create_revision: Option<Revision>,
-    /// Only keys created at or before this.
+    /// Only keys created at or before this, as etcd's locks ask.
     pub max_create_revision: Option<Revision>,
 }
 
@@ -163,9 +157,6 @@ impl Range {
             sort: None,
             keys_only: false,
             count_only: false,
-            min_mod_revision: None,
-            max_mod_revision: None,
-            min_create_revision: None,
             max_create_revision: None,
         }
     }
@@ -213,8 +204,6 @@ pub enum MvccRequest {
     Put(Put),
     /// A deletion.
     Delete(Delete),
-    /// A transaction within the transaction. Its conditions look at the state before the whole.
-    Txn(MvccTxn),
 }
 
 /// What a condition looks at, and what it is held against.
@@ -296,24 +285,15 @@ pub enum Response {
         /// Them, if that was wanted.
         prev: Vec<Arc<Record>>,
     },
-    /// To a nested transaction.
-    Txn(Branch),
-}
-
-/// The branch a transaction took and what came of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Branch {
-    /// Whether the conditions held.
-    pub succeeded: bool,
-    /// One answer for each operation of the branch.
-    pub responses: Vec<Response>,
 }
 
 /// Answer to a whole transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TxnResponse {
-    /// The outcome.
-    pub branch: Branch,
+    /// Whether the conditions held.
+    pub succeeded: bool,
+    /// One answer for each operation of the branch taken.
+    pub responses: Vec<Response>,
     /// The store's revision after it.
     pub revision: Revision,
 }

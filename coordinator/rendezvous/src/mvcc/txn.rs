@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::request::size_of;
 use super::{
-    Branch, Compare, Error, Mvcc, MvccRequest, MvccTxn, Put, PutLease, Range, Record, Relation, Response, Span, Target,
-    TxnResponse,
+    Compare, Error, Mvcc, MvccRequest, MvccTxn, Put, PutLease, Record, Relation, Response, Span, Target, TxnResponse,
 };
 use crate::store::Revision;
 use crate::time::Time;
@@ -21,33 +20,20 @@ impl Mvcc {
         self.expire(now);
         check_form(txn, self.limits.txn_ops)?;
         check_size(txn, self.limits.request_bytes)?;
-        writes_of(&txn.success)?;
-        writes_of(&txn.failure)?;
-        let chosen = self.choose(txn);
-        let mut growth = Growth::default();
-        self.check_puts(&chosen, &mut growth)?;
-        self.check_ranges(&chosen)?;
-        self.check_space(&growth)?;
-        let at = self.revision.next();
-        let branch = self.run(at, &chosen);
-        self.commit(at);
-        Ok(TxnResponse { branch, revision: self.revision })
-    }
-
-    /// Judges all conditions, nested ones too, on the state before the transaction.
-    fn choose<'a>(&self, txn: &'a MvccTxn) -> Chosen<'a> {
+        check_duplicates(&txn.success)?;
+        check_duplicates(&txn.failure)?;
         let succeeded = txn.compare.iter().all(|compare| self.holds(compare));
         let requests = if succeeded { &txn.success } else { &txn.failure };
-        let steps = requests
-            .iter()
-            .map(|request| match request {
-                MvccRequest::Txn(txn) => Step::Txn(self.choose(txn)),
-                MvccRequest::Range(range) => Step::Range(range),
-                MvccRequest::Put(put) => Step::Put(put),
-                MvccRequest::Delete(delete) => Step::Delete(&delete.span, delete.prev_kv),
-            })
-            .collect();
-        Chosen { succeeded, steps }
+        self.check_puts(requests)?;
+        for request in requests {
+            if let MvccRequest::Range(range) = request {
+                self.check_range(range)?;
+            }
+        }
+        let at = self.revision.next();
+        let responses = requests.iter().map(|request| self.run(at, request)).collect();
+        self.commit(at);
+        Ok(TxnResponse { succeeded, responses, revision: self.revision })
     }
 
     fn holds(&self, compare: &Compare) -> bool {
@@ -58,59 +44,41 @@ impl Mvcc {
         found.all(|record| relates(compare, Some(record)))
     }
 
-    fn check_puts(&self, chosen: &Chosen, growth: &mut Growth) -> Result<(), Error> {
-        for step in &chosen.steps {
-            match step {
-                Step::Put(put) => {
-                    let old = self.live.get(put.key.as_slice());
-                    if old.is_none() && (put.value.is_none() || put.lease == PutLease::Keep) {
-                        return Err(Error::KeyNotFound);
-                    }
-                    if let PutLease::On(lease) = put.lease
-                        && !self.leases.exists(lease)
-                    {
-                        return Err(Error::LeaseNotFound);
-                    }
-                    growth.add(put, old);
-                }
-                Step::Txn(inner) => self.check_puts(inner, growth)?,
-                Step::Range(_) | Step::Delete(..) => {}
+    /// Refuses puts that lack what they need, and growth beyond the bounds. What does not grow is let through, so that
+    /// a full store can still be used.
+    fn check_puts(&self, requests: &[MvccRequest]) -> Result<(), Error> {
+        let (mut gained, mut given_up, mut keys) = (0, 0, 0);
+        for request in requests {
+            let MvccRequest::Put(put) = request else { continue };
+            let old = self.live.get(put.key.as_slice());
+            if old.is_none() && (put.value.is_none() || put.lease == PutLease::Keep) {
+                return Err(Error::KeyNotFound);
+            }
+            if let PutLease::On(lease) = put.lease
+                && !self.leases.exists(lease)
+            {
+                return Err(Error::LeaseNotFound);
+            }
+            if let Some(value) = &put.value {
+                gained += size_of(&put.key, value);
+                given_up += old.map_or(0, |record| record.size());
+            }
+            keys += usize::from(old.is_none());
+        }
+        let bytes_full = gained > given_up && self.live_bytes + gained - given_up > self.limits.live_bytes;
+        let keys_full = keys > 0 && self.live.len() + keys > self.limits.live_keys;
+        if bytes_full || keys_full { Err(Error::NoSpace) } else { Ok(()) }
+    }
+
+    fn run(&mut self, at: Revision, request: &MvccRequest) -> Response {
+        match request {
+            MvccRequest::Range(range) => Response::Range(self.read(range)),
+            MvccRequest::Put(put) => Response::Put(self.put(at, put).filter(|_| put.prev_kv)),
+            MvccRequest::Delete(delete) => {
+                let prev = self.delete(at, &delete.span);
+                Response::Delete { deleted: prev.len(), prev: if delete.prev_kv { prev } else { Vec::new() } }
             }
         }
-        Ok(())
-    }
-
-    fn check_ranges(&self, chosen: &Chosen) -> Result<(), Error> {
-        chosen.steps.iter().try_for_each(|step| match step {
-            Step::Range(range) => self.check_range(range),
-            Step::Txn(inner) => self.check_ranges(inner),
-            Step::Put(_) | Step::Delete(..) => Ok(()),
-        })
-    }
-
-    /// Refuses growth beyond the bounds. What does not grow is let through, so that a full store can still be used.
-    fn check_space(&self, growth: &Growth) -> Result<(), Error> {
-        let bytes = growth.gained > growth.given_up
-            && self.live_bytes + growth.gained - growth.given_up > self.limits.live_bytes;
-        let keys = growth.keys > 0 && self.live.len() + growth.keys > self.limits.live_keys;
-        if bytes || keys { Err(Error::NoSpace) } else { Ok(()) }
-    }
-
-    fn run(&mut self, at: Revision, chosen: &Chosen) -> Branch {
-        let responses = chosen
-            .steps
-            .iter()
-            .map(|step| match step {
-                Step::Range(range) => Response::Range(self.read(range)),
-                Step::Put(put) => Response::Put(self.put(at, put).filter(|_| put.prev_kv)),
-                Step::Delete(span, prev_kv) => {
-                    let prev = self.delete(at, span);
-                    Response::Delete { deleted: prev.len(), prev: if *prev_kv { prev } else { Vec::new() } }
-                }
-                Step::Txn(inner) => Response::Txn(self.run(at, inner)),
-            })
-            .collect();
-        Branch { succeeded: chosen.succeeded, responses }
     }
 
     fn put(&mut self, at: Revision, put: &Put) -> Option<Arc<Record>> {
@@ -128,37 +96,6 @@ impl Mvcc {
     fn delete(&mut self, at: Revision, span: &Span) -> Vec<Arc<Record>> {
         let keys: Vec<_> = self.live.range::<[u8], _>(span.bounds()).map(|(key, _)| key.clone()).collect();
         keys.iter().filter_map(|key| self.remove(at, key)).collect()
-    }
-}
-
-/// A transaction whose conditions have been judged: what will be done.
-struct Chosen<'a> {
-    succeeded: bool,
-    steps: Vec<Step<'a>>,
-}
-
-enum Step<'a> {
-    Range(&'a Range),
-    Put(&'a Put),
-    Delete(&'a Span, bool),
-    Txn(Chosen<'a>),
-}
-
-/// What the puts of a transaction would add to the live keys.
-#[derive(Default)]
-struct Growth {
-    gained: usize,
-    given_up: usize,
-    keys: usize,
-}
-
-impl Growth {
-    fn add(&mut self, put: &Put, old: Option<&Arc<Record>>) {
-        if let Some(value) = &put.value {
-            self.gained += size_of(&put.key, value);
-            self.given_up += old.map_or(0, |record| record.size());
-        }
-        self.keys += usize::from(old.is_none());
     }
 }
 
@@ -181,38 +118,21 @@ fn relates(compare: &Compare, record: Option<&Arc<Record>>) -> bool {
     }
 }
 
-/// Counts and empty keys. As in etcd, a nested transaction has what its parent's widest part left over.
-fn check_form(txn: &MvccTxn, budget: usize) -> Result<(), Error> {
-    let widest = txn.compare.len().max(txn.success.len()).max(txn.failure.len());
-    if widest > budget {
-        return Err(Error::TooManyOps { max: budget });
+/// Counts and empty keys.
+fn check_form(txn: &MvccTxn, max: usize) -> Result<(), Error> {
+    if txn.compare.len().max(txn.success.len()).max(txn.failure.len()) > max {
+        return Err(Error::TooManyOps { max });
     }
-    if txn.compare.iter().any(|compare| compare.span.start().is_empty()) {
-        return Err(Error::EmptyKey);
-    }
-    for request in txn.success.iter().chain(&txn.failure) {
-        let key = match request {
-            MvccRequest::Txn(inner) => {
-                check_form(inner, budget - widest)?;
-                continue;
-            }
-            MvccRequest::Range(range) => range.span.start(),
-            MvccRequest::Put(put) => &put.key,
-            MvccRequest::Delete(delete) => delete.span.start(),
-        };
-        if key.is_empty() {
-            return Err(Error::EmptyKey);
-        }
-    }
-    Ok(())
+    let compared = txn.compare.iter().map(|compare| compare.span.start());
+    let requested = txn.success.iter().chain(&txn.failure).map(|request| match request {
+        MvccRequest::Range(range) => range.span.start(),
+        MvccRequest::Put(put) => put.key.as_slice(),
+        MvccRequest::Delete(delete) => delete.span.start(),
+    });
+    if compared.chain(requested).any(<[u8]>::is_empty) { Err(Error::EmptyKey) } else { Ok(()) }
 }
 
 fn check_size(txn: &MvccTxn, max: usize) -> Result<(), Error> {
-    let bytes = bytes_of(txn);
-    if bytes > max { Err(Error::TooLarge { bytes, max }) } else { Ok(()) }
-}
-
-fn bytes_of(txn: &MvccTxn) -> usize {
     let compares = txn.compare.iter().map(|compare| {
         let value = if let Target::Value(value) = &compare.target { value.len() } else { 0 };
         compare.span.len() + value
@@ -221,49 +141,23 @@ fn bytes_of(txn: &MvccTxn) -> usize {
         MvccRequest::Range(range) => range.span.len(),
         MvccRequest::Put(put) => put.key.len() + put.value.as_ref().map_or(0, Vec::len),
         MvccRequest::Delete(delete) => delete.span.len(),
-        MvccRequest::Txn(inner) => bytes_of(inner),
     });
-    compares.chain(requests).sum()
+    let bytes = compares.chain(requests).sum();
+    if bytes > max { Err(Error::TooLarge { bytes, max }) } else { Ok(()) }
 }
 
-/// What a list of requests may write, whichever branches are taken.
-struct Writes<'a> {
-    puts: BTreeSet<&'a [u8]>,
-    deletes: Vec<&'a Span>,
-}
-
-impl<'a> Writes<'a> {
-    fn put(&mut self, key: &'a [u8]) -> Result<(), Error> {
-        if self.deletes.iter().any(|span| span.contains(key)) || !self.puts.insert(key) {
+/// Refuses a put of a key that another put writes or a deletion covers.
+fn check_duplicates(requests: &[MvccRequest]) -> Result<(), Error> {
+    let mut puts = BTreeSet::new();
+    for request in requests {
+        let MvccRequest::Put(put) = request else { continue };
+        let deleted = requests.iter().any(|other| match other {
+            MvccRequest::Delete(delete) => delete.span.contains(&put.key),
+            _ => false,
+        });
+        if deleted || !puts.insert(&put.key) {
             return Err(Error::DuplicateKey);
         }
-        Ok(())
     }
-}
-
-/// Finds keys written twice, by etcd's rule: a put conflicts with another put of its key and with any deletion over it,
-/// unless the two are in opposite branches of one nested transaction. Like etcd it overlooks a deletion in a nested
-/// transaction that follows the put in another nested one; the order of operations decides that.
-fn writes_of(requests: &[MvccRequest]) -> Result<Writes<'_>, Error> {
-    let deletes = requests.iter().filter_map(|request| match request {
-        MvccRequest::Delete(delete) => Some(&delete.span),
-        _ => None,
-    });
-    let mut writes = Writes { puts: BTreeSet::new(), deletes: deletes.collect() };
-    for request in requests {
-        if let MvccRequest::Txn(inner) = request {
-            let (then, otherwise) = (writes_of(&inner.success)?, writes_of(&inner.failure)?);
-            for key in then.puts.union(&otherwise.puts) {
-                writes.put(key)?;
-            }
-            writes.deletes.extend(then.deletes);
-            writes.deletes.extend(otherwise.deletes);
-        }
-    }
-    for request in requests {
-        if let MvccRequest::Put(put) = request {
-            writes.put(&put.key)?;
-        }
-    }
-    Ok(writes)
+    Ok(())
 }

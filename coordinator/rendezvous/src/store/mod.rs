@@ -6,8 +6,10 @@
 //! The contract suite in `elastic_tests::contract` holds every implementation to this page.
 
 mod error;
+mod mirror;
 
 pub use error::StoreError;
+pub use mirror::{Mirror, News};
 
 use std::fmt;
 use std::time::Duration;

@@ -13,7 +13,7 @@ use elastic_coordinator::job::overview::{Job, Overview};
 use elastic_coordinator::job::{Endpoint, JobId, JobSecret, NodeId, RankRecord, RoundRecord, Versioned};
 use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, open};
 use elastic_coordinator::operator::Operator;
-use elastic_coordinator::store::{Scope, WatchUpdate, Watcher};
+use elastic_coordinator::store::Mirror;
 use elastic_coordinator::tls::MutualTls;
 use elastic_proto::logs::{LogChunk, LogsReply};
 use serde_json::json;
@@ -65,7 +65,7 @@ impl Asking {
 /// # Errors
 /// There is nothing to be read, and why.
 pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> anyhow::Result<ExitCode> {
-    let (id, job, revision) = operator.job(&flags.job).await?;
+    let (id, job, _) = operator.job(&flags.job).await?;
     let round = job.round.as_ref().map(|round| round.value.clone()).context("the job has no round")?;
     let targets = targets(&id, &job, flags)?;
     if targets.is_empty() && (!flags.follow || round.state.is_final()) {
@@ -83,9 +83,7 @@ pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> a
     let asking = Asking { job: id, secret, client: format!("elasticctl on {host}"), query, tls: operator.tls.clone() };
     let printer = Printer { prefixed: flags.rank.is_none(), json, terminal: std::io::stdout().is_terminal() };
     if flags.follow {
-        // Events from here on tell of nodes that come.
-        let watch = operator.store.watch(Scope::Prefix(job.keys.root().to_owned()), revision.next()).await?;
-        return follow(operator, asking, job, targets, watch, flags.node.as_deref(), printer).await;
+        return follow(operator, asking, job, targets, flags.node.as_deref(), printer).await;
     }
     let (mut failed, asked) = (0, targets.len());
     for target in targets {
@@ -119,10 +117,12 @@ async fn follow(
     asking: Asking,
     mut job: Job,
     targets: Vec<Target>,
-    mut watch: Watcher,
     only: Option<&str>,
     printer: Printer,
 ) -> anyhow::Result<ExitCode> {
+    // Tells of nodes that come.
+    let mut mirror = Mirror::open(&*operator.store, job.keys.root()).await?;
+    let mut overview = Overview::new(&operator.prefix);
     let asking = Arc::new(asking);
     let (heard, mut hearing) = mpsc::channel(AHEAD);
     // By port: an agent that was evicted goes on under another node's id, in the same stream.
@@ -158,16 +158,10 @@ async fn follow(
                     }
                 }
             },
-            update = watch.recv() => {
-                let mut overview = Overview::new(&operator.prefix);
-                overview.jobs.insert(asking.job.clone(), job);
-                match update.context("the watch has ended")? {
-                    WatchUpdate::Events(events) => events.iter().for_each(|event| drop(overview.apply(event))),
-                    WatchUpdate::Snapshot { values, .. } => overview = Overview::of(&operator.prefix, &values),
-                    WatchUpdate::Broken(error) => return Err(error.into()),
-                }
+            news = mirror.next() => {
+                overview.take(news?);
                 let gone = || format!("job {} was deleted", asking.job);
-                job = overview.jobs.remove(&asking.job).with_context(gone)?;
+                job = overview.jobs.get(&asking.job).cloned().with_context(gone)?;
                 for (node, record) in &job.nodes {
                     let (name, peer) = (&record.value.name, &record.value.peer);
                     let is_new = known.insert(node.clone()) && only.is_none_or(|only| name == only);

@@ -1,6 +1,5 @@
 //! `elasticctl`: shows the jobs, and passes on what an operator asks of them. Agents start jobs.
 
-mod bench;
 mod certs;
 mod delete;
 mod doctor;
@@ -17,10 +16,10 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Parser;
 use elastic_coordinator::flags::operator::{Command, Flags as Cli, Output};
-use elastic_coordinator::job::overview::{Change, Overview};
+use elastic_coordinator::job::overview::Overview;
 use elastic_coordinator::job::{Requester, json};
 use elastic_coordinator::operator::{Granted, Operator, Wish};
-use elastic_coordinator::store::{Store, WatchUpdate};
+use elastic_coordinator::store::{Mirror, Store};
 
 #[allow(clippy::print_stderr)]
 fn main() -> ExitCode {
@@ -80,18 +79,11 @@ async fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Certs(flags) => certs::make(flags.what, json),
         Command::Token { name, role, job, expires } => token::make(name, role, job, expires, json),
-        Command::Bench { seconds, clients } => {
-            let operator = connect().await?;
-            let each = std::time::Duration::from_secs(seconds.into());
-            progress(&format!("asking for {} s", seconds * if clients > 1 { 5 } else { 3 }));
-            let samples = bench::run(&operator.store, &operator.prefix, each, clients.into()).await?;
-            if json { print_json(&bench::json(&samples)) } else { print(&bench::text(&samples)) }
-        }
         Command::Top { job } => {
             let place = format!("{} {}", cli.store.etcd.join(","), cli.store.prefix);
             top::run(&connect().await?, &place, job.as_deref()).await
         }
-        Command::Events { job, follow } => events(&connect().await?, &cli.store.prefix, &job, follow, json).await,
+        Command::Events { job, follow } => events(&connect().await?, &job, follow, json).await,
         Command::Logs(flags) => return logs::run(&connect().await?, &flags, json).await,
         Command::Drain { job, node } => ask(&connect().await?, &job, Wish::Drain { node }, &by(), json).await,
         Command::Undrain { job, node } => ask(&connect().await?, &job, Wish::Undrain { node }, &by(), json).await,
@@ -128,51 +120,28 @@ async fn ask(operator: &Operator, job: &str, wish: Wish, by: &Requester, json: b
     print_desired(&desired, json)
 }
 
-async fn events(operator: &Operator, prefix: &str, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {
-    let (id, job, revision) = operator.job(job).await?;
-    let show = |number: u64, event: &_| {
-        let line = if json { json::event(number, event).to_string() } else { show::event_line(event) };
-        print(&format!("{line}\n"))
-    };
+/// Prints a job's history, and with `follow` what is added to it until the user stops.
+async fn events(operator: &Operator, job: &str, follow: bool, json: bool) -> anyhow::Result<()> {
+    let (id, job, _) = operator.job(job).await?;
+    let mut mirror = Mirror::open(&*operator.store, &job.keys.events()).await?;
+    let mut overview = Overview::new(&operator.prefix);
     if !json {
         print(&format!("{}\n", show::events_header()))?;
     }
-    for (number, event) in &job.events {
-        show(*number, event)?;
-    }
-    if !follow {
-        return Ok(());
-    }
-    let mut last = job.events.keys().next_back().copied();
-    let mut watcher = operator.follow(&job, revision.next()).await?;
+    let mut last = None;
     loop {
-        let update = tokio::select! {
-            update = watcher.recv() => update.context("the watch has ended")?,
+        tokio::select! {
+            news = mirror.next() => overview.take(news?),
             _ = tokio::signal::ctrl_c() => return Ok(()),
-        };
-        match update {
-            WatchUpdate::Events(changes) => {
-                let mut seen = Overview::new(prefix);
-                for change in &changes {
-                    if let Some((_, Some(Change::Event(_)))) = seen.apply(change) {
-                        let new = seen.jobs.get(&id).into_iter().flat_map(|job| &job.events);
-                        for (number, event) in new.filter(|(number, _)| last.is_none_or(|last| **number > last)) {
-                            show(*number, event)?;
-                        }
-                        last = last.max(seen.jobs.get(&id).and_then(|job| job.events.keys().next_back().copied()));
-                    }
-                }
-            }
-            WatchUpdate::Snapshot { values, .. } => {
-                let seen = Overview::of(prefix, &values);
-                for (number, event) in seen.jobs.get(&id).into_iter().flat_map(|job| &job.events) {
-                    if last.is_none_or(|last| *number > last) {
-                        show(*number, event)?;
-                        last = Some(*number);
-                    }
-                }
-            }
-            WatchUpdate::Broken(error) => return Err(error.into()),
+        }
+        let events = overview.jobs.get(&id).into_iter().flat_map(|job| &job.events);
+        for (number, event) in events.filter(|(number, _)| last.is_none_or(|last| **number > last)) {
+            let line = if json { json::event(*number, event).to_string() } else { show::event_line(event) };
+            print(&format!("{line}\n"))?;
+        }
+        last = last.max(overview.jobs.get(&id).and_then(|job| job.events.keys().next_back().copied()));
+        if !follow {
+            return Ok(());
         }
     }
 }
@@ -196,15 +165,6 @@ fn print_desired(desired: &elastic_coordinator::job::Desired, json: bool) -> any
     let priority = if desired.priority == 0 { String::new() } else { format!(", priority {}", desired.priority) };
     let (min, max) = (number(desired.min_nodes), number(desired.max_nodes));
     print(&format!("asked of the job now: min {min}, max {max}{priority}, drained {drained}{named}{paused}{closed}\n"))
-}
-
-/// Says on a terminal what is waited for.
-#[allow(clippy::print_stderr)]
-fn progress(text: &str) {
-    use std::io::IsTerminal;
-    if std::io::stderr().is_terminal() {
-        eprintln!("elasticctl: {text}");
-    }
 }
 
 #[allow(clippy::print_stderr)]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context;
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::job::overview::Overview;
-use elastic_coordinator::store::{Scope, Store, WatchUpdate};
+use elastic_coordinator::store::{Mirror, Store};
 use elastic_coordinator::time::date;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -39,9 +39,10 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
     if let Some(job) = job {
         screen.open(operator.job(job).await?.0);
     }
-    let (mut overview, revision) = operator.jobs().await?;
     let jobs = Keys::jobs(&operator.prefix);
-    let mut watcher = operator.store.watch(Scope::Prefix(jobs.clone()), revision.next()).await?;
+    let mut mirror = Mirror::open(&*operator.store, &jobs).await?;
+    let mut overview = Overview::new(&operator.prefix);
+    overview.take(mirror.next().await?);
     let (told, mut trouble) = watch::channel(None);
     tokio::spawn(check(Arc::clone(&operator.store), jobs, told));
 
@@ -56,11 +57,11 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
         let old = trouble.borrow_and_update().clone();
         terminal.draw(&screen.draw(&overview, old.as_deref(), columns, rows, date::now_ms()))?;
         tokio::select! {
-            update = watcher.recv() => {
-                take(&mut overview, operator, update.context("the watch has ended")?)?;
+            news = mirror.next() => {
+                overview.take(news?);
                 tokio::time::sleep(LEAST).await;
-                while let Ok(update) = watcher.try_recv() {
-                    take(&mut overview, operator, update)?;
+                while let Some(news) = mirror.try_next()? {
+                    overview.take(news);
                 }
             }
             key = terminal.key() => match screen.press(key, &overview) {
@@ -75,19 +76,6 @@ pub(crate) async fn run(operator: &Operator, place: &str, job: Option<&str>) -> 
             _ = hangup.recv() => return Ok(()),
         }
     }
-}
-
-fn take(overview: &mut Overview, operator: &Operator, update: WatchUpdate) -> anyhow::Result<()> {
-    match update {
-        WatchUpdate::Events(events) => {
-            for event in &events {
-                overview.apply(event);
-            }
-        }
-        WatchUpdate::Snapshot { values, .. } => *overview = Overview::of(&operator.prefix, &values),
-        WatchUpdate::Broken(error) => return Err(error.into()),
-    }
-    Ok(())
 }
 
 /// Tells why the store does not answer, while it does not. A watch alone would only be silent.

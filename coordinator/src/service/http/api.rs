@@ -1,29 +1,27 @@
-//! What the JSON API, version 1, reads: from memory alone. Its shapes are in `docs/coordinator.md`; what it changes is in
-//! [`super::changes`]. The gRPC API reads by the same functions.
+//! The JSON API, version 1: which path and which body or query is which [`Operation`], and the answer as JSON. Its shapes
+//! are in `docs/coordinator.md`.
 
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Extension, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Extension, Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Router, middleware};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
+use super::Site;
 use super::access::{Caller, Refuse, admit};
+use super::operations::{Listing, Operation, wish};
 use super::problem::{Problem, answer};
-use super::users::Role;
-use super::{Site, changes};
-use crate::job::overview::{Job, Overview};
-use crate::job::{self, JobId, JobState};
-use crate::service::Shared;
 
-/// Jobs in one answer unless less is asked for.
-const MOST_JOBS: usize = 1_000;
+/// Most bytes of a body, or of a gRPC message.
+pub(super) const LONGEST: usize = 16 * 1024;
 
 /// Longest `wait`, in seconds. It is less than a port leaves an old connection for its last answer.
 const LONGEST_WAIT: u64 = 8;
@@ -34,7 +32,8 @@ pub(super) fn router(site: &Arc<Site>) -> Router<Arc<Site>> {
         .route("/jobs", get(jobs))
         .route("/jobs/{job}", get(job))
         .route("/jobs/{job}/events", get(events))
-        .merge(changes::router())
+        .route("/jobs/{job}/{call}", post(change))
+        .layer(DefaultBodyLimit::max(LONGEST))
         .fallback(async || {
             Problem(StatusCode::NOT_FOUND, "there are /v1/jobs, /v1/jobs/JOB, /v1/jobs/JOB/events and /v1/me".into())
         })
@@ -48,69 +47,22 @@ fn refuse(problem: Problem) -> Response {
     problem.into_response()
 }
 
-/// Who the caller is: what a page needs to know to show only what works.
-async fn me(Extension(caller): Extension<Caller>) -> Response {
-    answer(&match caller {
-        Caller::Anybody => json!({ "name": null, "role": Role::Read, "jobs": null }),
-        Caller::User(user) => json!({ "name": user.name, "role": user.role, "jobs": user.jobs }),
-    })
-}
+type Answer = Result<Response, Problem>;
 
-/// Looks at the jobs.
-pub(super) fn look<T>(shared: &Shared, look: impl FnOnce(&Overview) -> Result<T, Problem>) -> Result<T, Problem> {
-    let overview = shared.overview();
-    let unread = || Problem(StatusCode::SERVICE_UNAVAILABLE, "the jobs were not read yet: is the store there?".into());
-    look(overview.as_ref().ok_or_else(unread)?)
-}
-
-/// A job that the caller sees.
-pub(super) fn find<'a>(overview: &'a Overview, id: &str, caller: &Caller) -> Result<(&'a JobId, &'a Job), Problem> {
-    let named = id.parse::<JobId>().ok().and_then(|id| overview.jobs.get_key_value(&id));
-    let found = named.filter(|(id, job)| job.round.is_some() && caller.sees(id));
-    found.ok_or_else(|| Problem::no_such_job(id))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Listing {
-    /// Only jobs in this state.
-    pub(super) state: Option<JobState>,
-    /// Only jobs whose ids come after this.
-    pub(super) after: Option<String>,
-    pub(super) limit: Option<usize>,
+async fn me(State(site): State<Arc<Site>>, Extension(caller): Extension<Caller>) -> Answer {
+    Ok(answer(&site.carry(&caller, "", Operation::Me).await?))
 }
 
 async fn jobs(
     State(site): State<Arc<Site>>,
     Extension(caller): Extension<Caller>,
     listing: Result<Query<Listing>, QueryRejection>,
-) -> Result<Response, Problem> {
-    let Query(listing) = listing?;
-    look(&site.shared, |overview| Ok(answer(&list(overview, &caller, &listing))))
+) -> Answer {
+    Ok(answer(&site.carry(&caller, "", Operation::Jobs(listing?.0)).await?))
 }
 
-/// One page of the jobs that the caller sees, and in `next` where the following one begins; null: there is none.
-pub(super) fn list(overview: &Overview, caller: &Caller, Listing { state, after, limit }: &Listing) -> Value {
-    let limit = limit.unwrap_or(MOST_JOBS).clamp(1, MOST_JOBS);
-    let mut found = overview.jobs.iter().filter(|(id, job)| {
-        caller.sees(id)
-            && after.as_ref().is_none_or(|after| id.to_string() > *after)
-            && job.state().is_some_and(|is| state.is_none_or(|state| state == is))
-    });
-    let page: Vec<Value> = found.by_ref().take(limit).map(|(id, job)| job::json::summary(id, job)).collect();
-    let next = found.next().and_then(|_| page.last()).map(|last| last["job"].clone());
-    json!({ "jobs": page, "next": next })
-}
-
-async fn job(
-    State(site): State<Arc<Site>>,
-    Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
-) -> Result<Response, Problem> {
-    look(&site.shared, |overview| {
-        let (id, job) = find(overview, &id, &caller)?;
-        Ok(answer(&job::json::job(id, job)))
-    })
+async fn job(State(site): State<Arc<Site>>, Extension(caller): Extension<Caller>, Path(id): Path<String>) -> Answer {
+    Ok(answer(&site.carry(&caller, &id, Operation::Job).await?))
 }
 
 #[derive(Deserialize)]
@@ -130,7 +82,7 @@ async fn events(
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     history: Result<Query<History>, QueryRejection>,
-) -> Result<Response, Problem> {
+) -> Answer {
     let Query(History { after, limit, wait }) = history?;
     if wait > LONGEST_WAIT {
         return Err(Problem(
@@ -138,95 +90,85 @@ async fn events(
             format!("wait is at most {LONGEST_WAIT} seconds, ask again then"),
         ));
     }
-    let mut changes = site.shared.changes.subscribe();
-    let until = tokio::time::Instant::now() + Duration::from_secs(wait);
-    loop {
-        changes.mark_unchanged();
-        let (value, anything) =
-            look(&site.shared, |overview| Ok(since(find(overview, &id, &caller)?.1, after, limit)))?;
-        if anything || tokio::time::timeout_at(until, changes.changed()).await.is_err() {
-            return Ok(answer(&value));
-        }
+    let wait = Duration::from_secs(wait);
+    Ok(answer(&site.carry(&caller, &id, Operation::Events { after, limit, wait }).await?))
+}
+
+/// Every change is a POST, and is named by the last part of its path.
+async fn change(
+    State(site): State<Arc<Site>>,
+    Extension(caller): Extension<Caller>,
+    Path((id, call)): Path<(String, String)>,
+    body: Bytes,
+) -> Answer {
+    // Who may not change the job hears of that first, whatever the body is.
+    caller.operates(&id)?;
+    Ok(answer(&site.carry(&caller, &id, operation(&call, &body)?).await?))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Deletion {
+    /// Only say how many keys would go.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+fn operation(call: &str, body: &[u8]) -> Result<Operation, Problem> {
+    let object = object(body)?;
+    match call {
+        "delete" => fields(object).map(|Deletion { dry_run }| Operation::Delete { dry_run }),
+        "drop-checkpoint" => fields(object).map(|Nothing {}| Operation::DropCheckpoint),
+        name => wish(name, object).map(Operation::Ask),
     }
 }
 
-/// The events after one, and where to go on; whether that is anything new. Where the history has begun again (its job
-/// was deleted), `next` is lower than what was asked for.
-pub(super) fn since(job: &Job, after: u64, limit: Option<usize>) -> (Value, bool) {
-    let new = job.events.range((Bound::Excluded(after), Bound::Unbounded)).take(limit.unwrap_or(usize::MAX).max(1));
-    let events: Vec<Value> = new.map(|(number, event)| job::json::event(*number, event)).collect();
-    let last = job.events.keys().next_back().copied().unwrap_or(0);
-    let next = events.last().map_or(json!(last), |event| event["number"].clone());
-    let anything = !events.is_empty() || last < after;
-    (json!({ "events": events, "next": next }), anything)
+/// A body's JSON object; nothing is an empty one.
+fn object(body: &[u8]) -> Result<Value, Problem> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    let wrong = |why: String| Problem(StatusCode::BAD_REQUEST, format!("the body is no JSON object: {why}"));
+    match serde_json::from_slice(body) {
+        Ok(value @ Value::Object(_)) => Ok(value),
+        Ok(other) => Err(wrong(format!("it is {other}"))),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+fn fields<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
+    serde_json::from_value(value).map_err(|error| Problem(StatusCode::BAD_REQUEST, format!("the body: {error}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{KeyValue, Revision};
-
-    fn overview(records: &[(&str, Value)]) -> Overview {
-        let values: Vec<KeyValue> = records
-            .iter()
-            .map(|(key, value)| KeyValue {
-                key: format!("/elastic/v1/jobs/{key}"),
-                value: value.to_string().into_bytes(),
-                create_revision: Revision(5),
-                mod_revision: Revision(7),
-                lease: None,
-            })
-            .collect();
-        Overview::of("/elastic", &values)
-    }
-
-    fn round(state: &str) -> Value {
-        json!({ "number": 1, "generation": 1, "state": state, "reason": "r" })
-    }
-
-    fn ids(value: &Value) -> Vec<&str> {
-        value["jobs"].as_array().unwrap().iter().map(|job| job["job"].as_str().unwrap()).collect()
-    }
+    use crate::operator::Wish;
 
     #[test]
-    fn jobs_come_in_pages() {
-        let overview = overview(&[
-            ("a/round", round("running")),
-            ("b/round", round("failed")),
-            ("c/round", round("running")),
-            ("d/round", round("running")),
-        ]);
-        let page = |state, after: Option<&str>, limit| {
-            list(&overview, &Caller::Anybody, &Listing { state, after: after.map(str::to_owned), limit })
+    fn calls_are_named_after_wishes_and_take_their_fields_alone() {
+        let said = |name: &str, body: &str| {
+            let wish = object(body.as_bytes()).and_then(|fields| wish(name, fields));
+            wish.map_err(|Problem(status, why)| (status.as_u16(), why))
         };
-        let all = page(None, None, None);
-        assert_eq!(ids(&all), ["a", "b", "c", "d"]);
-        assert_eq!(all["next"], Value::Null);
-        let first = page(Some(JobState::Running), None, Some(2));
-        assert_eq!((ids(&first), &first["next"]), (vec!["a", "c"], &json!("c")));
-        let last = page(Some(JobState::Running), Some("c"), Some(2));
-        assert_eq!((ids(&last), &last["next"]), (vec!["d"], &Value::Null));
-    }
-
-    #[test]
-    fn history_goes_on_where_one_left_off() {
-        let event = |at_ms: u64| json!({ "at_ms": at_ms, "round": 1, "state": "running", "reason": "r" });
-        let overview = overview(&[
-            ("a/round", round("running")),
-            ("a/events/00000000000000000003", event(30)),
-            ("a/events/00000000000000000004", event(40)),
-        ]);
-        let job = overview.jobs.values().next().unwrap();
-        let numbers = |after, limit| {
-            let (value, anything) = since(job, after, limit);
-            let events = value["events"].as_array().unwrap();
-            let numbers: Vec<u64> = events.iter().map(|event| event["number"].as_u64().unwrap()).collect();
-            (numbers, value["next"].as_u64().unwrap(), anything)
-        };
-        assert_eq!(numbers(0, None), (vec![3, 4], 4, true));
-        assert_eq!(numbers(0, Some(1)), (vec![3], 3, true));
-        assert_eq!(numbers(3, None), (vec![4], 4, true));
-        assert_eq!(numbers(4, None), (vec![], 4, false));
-        assert_eq!(numbers(9, None), (vec![], 4, true), "the history began again");
+        assert_eq!(said("drain", r#"{"node":"a"}"#), Ok(Wish::Drain { node: "a".into() }));
+        assert_eq!(said("set", r#"{"max":3}"#), Ok(Wish::Set { min: None, max: Some(3), priority: None }));
+        assert_eq!(said("close", ""), Ok(Wish::Close {}));
+        assert_eq!(said("close", "{}"), Ok(Wish::Close {}));
+        for (name, body, status, says) in [
+            ("drian", "{}", 404, "`drain`, `undrain`"),
+            ("drain", "{}", 400, "missing field `node`"),
+            ("drain", r#"{"node":7}"#, 400, "string"),
+            ("set", r#"{"mx":3}"#, 400, "mx"),
+            ("set", r#"{"max":-1}"#, 400, "u32"),
+            ("close", r#"{"now":true}"#, 400, "now"),
+            ("close", "[]", 400, "no JSON object"),
+            ("close", "{", 400, "no JSON object"),
+        ] {
+            let (found, why) = said(name, body).unwrap_err();
+            assert!(found == status && why.contains(says), "{name} {body}: {found} {why}");
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! The gRPC API: `proto/proto/jobs.proto`. It decides nothing: callers, calls and answers are the JSON API's, in other
-//! bytes. The messages have JSON's names, so that serde makes one of the other.
+//! The gRPC API, `proto/proto/jobs.proto`: which message is which [`Operation`], and the answer as a message. The messages
+//! have JSON's names, so that serde turns an operation's answer into one.
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::Response as HttpResponse;
@@ -11,8 +12,8 @@ use elastic_proto::jobs::ask_request::Wish as WishMessage;
 use elastic_proto::jobs::jobs_server::{Jobs, JobsServer};
 use elastic_proto::jobs::{
     AskReply, AskRequest, DESCRIPTORS, DeleteReply, DeleteRequest, DropCheckpointReply, DropCheckpointRequest,
-    EventsReply, EventsRequest, GetRequest, Job, JobState, ListReply, ListRequest, MeReply, MeRequest, Role,
-    WatchAllReply, WatchAllRequest, WatchReply, WatchRequest,
+    EventsReply, EventsRequest, GetRequest, Job, JobState, ListReply, ListRequest, MeReply, MeRequest, WatchAllReply,
+    WatchAllRequest, WatchReply, WatchRequest,
 };
 use futures::Stream;
 use prost::Message;
@@ -26,12 +27,10 @@ use tonic_reflection::server::Builder;
 
 use super::Site;
 use super::access::{Caller, Refuse, admit};
-use super::api::{Listing, find, list, look, since};
-use super::changes::{self, LONGEST};
+use super::api::LONGEST;
+use super::operations::{self, Listing, Operation};
 use super::problem::Problem;
-use super::users::User;
 use super::watching::{self, Watching};
-use crate::job;
 use crate::listener::{Hold, Share};
 use crate::operator::Wish;
 
@@ -101,13 +100,15 @@ fn wish(asked: Option<WishMessage>) -> Result<Wish, Problem> {
         // This is how a text that was left out arrives.
         fields.retain(|_, value| value != "");
     }
-    changes::wish(&name, fields)
+    operations::wish(&name, fields)
 }
 
-fn me(caller: Caller) -> Result<MeReply, Problem> {
-    let all = MeReply { role: Role::Read.into(), all_jobs: true, ..MeReply::default() };
-    let Caller::User(User { name, role, jobs, .. }) = caller else { return Ok(all) };
-    message(json!({ "name": name, "role": role, "all_jobs": jobs.is_none(), "jobs": jobs.unwrap_or_default() }))
+/// Protobuf has no list that is null: a flag says that all jobs are meant.
+fn me(mut told: Value) -> Result<MeReply, Problem> {
+    let jobs = told["jobs"].take();
+    told["all_jobs"] = jobs.is_null().into();
+    told["jobs"] = if jobs.is_null() { json!([]) } else { jobs };
+    message(told)
 }
 
 struct Calls {
@@ -117,6 +118,16 @@ struct Calls {
 }
 
 impl Calls {
+    /// Carries out what a request asks; the answer as a message.
+    async fn carry<T: DeserializeOwned>(
+        &self,
+        caller: &Caller,
+        id: &str,
+        operation: Operation,
+    ) -> Result<Response<T>, Status> {
+        Ok(Response::new(message(self.site.carry(caller, id, operation).await?)?))
+    }
+
     fn watching<T>(&self, request: &Request<T>) -> Result<Watching, Status> {
         let full = |_| Status::resource_exhausted("as many watches are open here as there may be: try again later");
         let place = Arc::clone(&self.watches).try_acquire_owned().map_err(full)?;
@@ -142,7 +153,7 @@ impl Jobs for Calls {
 
     async fn me(&self, request: Request<MeRequest>) -> Result<Response<MeReply>, Status> {
         let (caller, MeRequest {}) = parts(request)?;
-        Ok(Response::new(me(caller)?))
+        Ok(Response::new(me(self.site.carry(&caller, "", Operation::Me).await?)?))
     }
 
     async fn list(&self, request: Request<ListRequest>) -> Result<Response<ListReply>, Status> {
@@ -157,8 +168,7 @@ impl Jobs for Calls {
             after: (!after.is_empty()).then_some(after),
             limit: (limit > 0).then_some(limit as usize),
         };
-        let page = look(&self.site.shared, |overview| Ok(list(overview, &caller, &listing)))?;
-        let mut page: ListReply = message(page)?;
+        let mut page: ListReply = self.carry(&caller, "", Operation::Jobs(listing)).await?.into_inner();
         let fitting = fitting(&page.jobs);
         if fitting < page.jobs.len() {
             page.jobs.truncate(fitting);
@@ -168,19 +178,14 @@ impl Jobs for Calls {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<Job>, Status> {
-        let (caller, GetRequest { job: id }) = parts(request)?;
-        let told = look(&self.site.shared, |overview| {
-            let (id, job) = find(overview, &id, &caller)?;
-            Ok(job::json::job(id, job))
-        })?;
-        Ok(Response::new(message(told)?))
+        let (caller, GetRequest { job }) = parts(request)?;
+        self.carry(&caller, &job, Operation::Job).await
     }
 
     async fn events(&self, request: Request<EventsRequest>) -> Result<Response<EventsReply>, Status> {
-        let (caller, EventsRequest { job: id, after, limit }) = parts(request)?;
+        let (caller, EventsRequest { job, after, limit }) = parts(request)?;
         let limit = (limit > 0).then_some(limit as usize);
-        let (told, _) = look(&self.site.shared, |overview| Ok(since(find(overview, &id, &caller)?.1, after, limit)))?;
-        Ok(Response::new(message(told)?))
+        self.carry(&caller, &job, Operation::Events { after, limit, wait: Duration::ZERO }).await
     }
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -195,15 +200,14 @@ impl Jobs for Calls {
 
     async fn ask(&self, request: Request<AskRequest>) -> Result<Response<AskReply>, Status> {
         let (caller, AskRequest { job, wish: asked }) = parts(request)?;
-        let by = caller.operates(&job)?;
-        let told = self.site.ask(&job, &wish(asked)?, &by).await?;
-        Ok(Response::new(message(told)?))
+        // Who may not change the job hears of that first, whatever is asked.
+        caller.operates(&job)?;
+        self.carry(&caller, &job, Operation::Ask(wish(asked)?)).await
     }
 
     async fn delete(&self, request: Request<DeleteRequest>) -> Result<Response<DeleteReply>, Status> {
         let (caller, DeleteRequest { job, dry_run }) = parts(request)?;
-        let by = caller.operates(&job)?;
-        Ok(Response::new(message(self.site.delete(&job, dry_run, &by).await?)?))
+        self.carry(&caller, &job, Operation::Delete { dry_run }).await
     }
 
     async fn drop_checkpoint(
@@ -211,8 +215,7 @@ impl Jobs for Calls {
         request: Request<DropCheckpointRequest>,
     ) -> Result<Response<DropCheckpointReply>, Status> {
         let (caller, DropCheckpointRequest { job }) = parts(request)?;
-        let by = caller.operates(&job)?;
-        Ok(Response::new(message(self.site.drop_checkpoint(&job, &by).await?)?))
+        self.carry(&caller, &job, Operation::DropCheckpoint).await
     }
 }
 

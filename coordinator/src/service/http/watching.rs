@@ -16,8 +16,8 @@ use tonic::Status;
 
 use super::Site;
 use super::access::Caller;
-use super::api::{find, look, since};
 use super::grpc::{MESSAGE, message};
+use super::operations::{find, look, since};
 use super::problem::Problem;
 use crate::job::overview::Overview;
 use crate::job::{self, JobId};

@@ -70,20 +70,12 @@ impl EtcdConfig {
             ("http", Some(_)) => return Err(invalid("TLS files are given, so it must be https://")),
             _ => {}
         }
-        let authority: tonic::codegen::http::uri::Authority = address
-            .trim_end_matches('/')
-            .parse()
-            .map_err(|_| invalid("host:port is wanted, an IPv6 address in brackets"))?;
-        if authority.as_str().contains('@') {
-            return Err(invalid("credentials do not belong into an address"));
-        }
-        match authority.port_u16() {
-            Some(0) => Err(invalid("port 0 is none")),
-            Some(_) => Ok(format!("{scheme}://{authority}")),
-            None if authority.as_str().ends_with(authority.host()) => {
-                Ok(format!("{scheme}://{authority}:{DEFAULT_PORT}"))
-            }
-            None => Err(invalid("the port is not a number from 1 to 65535")),
+        let (host, port) = elastic_flags::endpoint(address.trim_end_matches('/'), DEFAULT_PORT)
+            .map_err(|refused| invalid(&refused.to_string()))?;
+        match (port, host.contains(':')) {
+            (0, _) => Err(invalid("port 0 is none")),
+            (_, true) => Ok(format!("{scheme}://[{host}]:{port}")),
+            (_, false) => Ok(format!("{scheme}://{host}:{port}")),
         }
     }
 }

@@ -78,22 +78,27 @@ impl Participant {
                 // Somebody else has made it up, in other words.
                 Err(_) => self.view.forget(),
             },
-            Call::Count { version, number, value } => match outcome {
-                Ok(_) => {
-                    let file = crate::torchelastic::keys::kv_file(crate::torchelastic::exchange::DONE_COUNT);
-                    self.view.set_file(&version, &file, Some(&value));
-                    if let Mode::Member(_, _, Stage::Done { counted, .. }) = &mut self.mode {
-                        *counted = Some(number);
-                    }
+            Call::Count { version, number, value } => self.counted(now, &version, number, &value, outcome),
+        }
+    }
+
+    /// The exit barrier's count was written, or another node's was.
+    fn counted(&mut self, now: Time, version: &str, number: u32, value: &str, outcome: Result<Entry, Refusal>) {
+        match outcome {
+            Ok(_) => {
+                let file = crate::torchelastic::keys::kv_file(crate::torchelastic::exchange::DONE_COUNT);
+                self.view.set_file(version, &file, Some(value));
+                if let Mode::Member(_, _, Stage::Done { counted, .. }) = &mut self.mode {
+                    *counted = Some(number);
                 }
-                Err(_) => {
-                    if let Mode::Member(_, _, Stage::Done { tried, .. }) = &mut self.mode {
-                        *tried = None;
-                    }
-                    self.view.forget();
-                    self.retry_at = now + self.jitter(Duration::from_millis(10));
+            }
+            Err(_) => {
+                if let Mode::Member(_, _, Stage::Done { tried, .. }) = &mut self.mode {
+                    *tried = None;
                 }
-            },
+                self.view.forget();
+                self.retry_at = now + self.jitter(Duration::from_millis(10));
+            }
         }
     }
 

@@ -16,25 +16,64 @@ const TAKEN_OVER: &str = " (taken over)";
 /// The reason of a round that forms once a paused job is resumed.
 const RESUMED: &str = "the operator resumed the job";
 
-pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, String) {
+/// What the leader does, and why.
+type Decided = (Verdict, String);
+
+pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> Decided {
+    if let Some(replanned) = stale_plan(view) {
+        return replanned;
+    }
+    if let Some(decided) = members_still_there(now, view, wake) {
+        return decided;
+    }
+    if let Some(refusal) = refusals(view) {
+        return refusal;
+    }
+    let (chosen, faulty) = choose(now, view);
+    if let Some(decided) = not_yet(now, view, wake, &chosen) {
+        return decided;
+    }
+    let mut reason = view.round.value.reason.clone();
+    if !faulty.is_empty() {
+        let faulty: Vec<&NodeId> = faulty.into_iter().collect();
+        reason = format!("{reason}; {} takes part though excluded: without it there are too few", names(&faulty));
+    }
+    (Verdict::Seal(seats(view, &sorted(view, &chosen.out))), reason)
+}
+
+/// This round once more, with a new plan.
+fn replan(view: &View, evict: Vec<Eviction>, afresh: bool) -> Verdict {
     let round = &view.round.value;
-    let anew = |evict, afresh| Verdict::Form(Form { evict, afresh, paused: round.paused, ..Form::of(round.number) });
-    // It then waits for the members of a generation that is over. Their loss is no reason for this round.
-    let fresh = round.begins_anew();
-    let because = |reason: &str| if fresh { RoundRecord::BEGINS_ANEW.to_owned() } else { reason.to_owned() };
+    Verdict::Form(Form { evict, afresh, paused: round.paused, ..Form::of(round.number) })
+}
+
+/// The reason of a new plan. A round that begins a generation waits for the members of a generation that is over: their
+/// loss is no reason for this round.
+fn because(view: &View, reason: &str) -> String {
+    if view.round.value.begins_anew() { RoundRecord::BEGINS_ANEW.to_owned() } else { reason.to_owned() }
+}
+
+/// A new plan, where the present one lacks what members must read in it.
+fn stale_plan(view: &View) -> Option<Decided> {
+    let round = &view.round.value;
     if view.desired.paused && !round.paused {
-        return (anew(Vec::new(), false), because(PAUSED));
+        return Some((replan(view, Vec::new(), false), because(view, PAUSED)));
     }
     if !view.planned_here {
         // A generation's first record was written by the node that began it, so its first leader always finds one.
-        let suffix = if round.sealed.is_some() && !fresh { TAKEN_OVER } else { "" };
+        let suffix = if round.sealed.is_some() && !round.begins_anew() { TAKEN_OVER } else { "" };
         let reason = round.reason.trim_end_matches(TAKEN_OVER);
-        return (anew(Vec::new(), false), format!("{reason}{suffix}"));
+        return Some((replan(view, Vec::new(), false), format!("{reason}{suffix}")));
     }
     if view.drained_members().iter().any(|name| !round.leaving.contains(name)) {
         // They are asked only now, since the plan tells them.
-        return (anew(Vec::new(), false), round.reason.clone());
+        return Some((replan(view, Vec::new(), false), round.reason.clone()));
     }
+    None
+}
+
+/// What to do while members of the last round have not stopped.
+fn members_still_there(now: Time, view: &View, wake: &mut Wake) -> Option<Decided> {
     let (evict, outstanding) = outstanding(now, view, wake);
     // Every node reads each plan, and none is sealed while somebody is waited for. So those that are lost meanwhile, and
     // can do nothing any more, are evicted by one plan, once nobody else is waited for: not each by its own.
@@ -42,57 +81,63 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
     let gathers = !outstanding.is_empty() && evict.iter().all(can_wait);
     if let Some(first) = evict.first().filter(|_| !gathers) {
         let gone: Vec<&NodeId> = evict.iter().map(|eviction| &eviction.node).collect();
-        let reason = because(&format!("lost {}: {}", names(&gone), first.reason));
-        return (anew(evict, false), reason);
+        let reason = because(view, &format!("lost {}: {}", names(&gone), first.reason));
+        return Some((replan(view, evict, false), reason));
     }
     if !outstanding.is_empty() {
-        return (Verdict::Wait, format!("waiting for {} to stop", names(&outstanding)));
+        return Some((Verdict::Wait, format!("waiting for {} to stop", names(&outstanding))));
     }
-    if let Some(refusal) = refusals(view) {
-        return refusal;
-    }
+    None
+}
 
-    let roster = &view.roster;
-    let waiting = Some((round.number, Phase::Waiting));
+/// Who gets a place, and which of them are excluded for their failures: they get one where the others are too few.
+fn choose(now: Time, view: &View) -> (Candidates<'_>, BTreeSet<&NodeId>) {
     let wants = |node: &&NodeId| waits(view, node) || view.comes(node);
     // Nodes that want a place and get none.
-    let mut out: BTreeSet<&NodeId> = roster.late().filter(|node| waits(view, node)).collect();
+    let mut out: BTreeSet<&NodeId> = view.roster.late().filter(|node| waits(view, node)).collect();
     out.extend(view.drained_nodes().chain(view.excluded_by_operator()).filter(wants));
     out.extend(sit_out(view, &out));
     let faulty: BTreeSet<&NodeId> = view.excluded_for_failures(now).filter(wants).collect();
     let without_faulty = candidates(view, out.union(&faulty).copied().collect());
-    // Those that are excluded for their failures get a place all the same where the others are too few.
     let needs_faulty = without_faulty.here < view.min_nodes() && !faulty.is_subset(&out);
-    let Candidates { out, kept, newcomers, here, contest } =
-        if needs_faulty { candidates(view, out) } else { without_faulty };
-    // Nodes come one by one, so they are sorted only when they are needed.
-    let in_order = || {
-        let mut kept: Vec<_> = roster
-            .saying(waiting)
-            .filter(|node| !out.contains(node))
-            .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
-            .collect();
-        kept.sort();
-        let newcomers = roster.newcomers().filter(|node| !out.contains(node));
-        let candidates = kept.into_iter().map(|(_, node)| node).chain(newcomers);
-        let wanted = |node| roster.node(node).and_then(|present| present.record.place);
-        in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
-    };
+    let chosen = if needs_faulty { candidates(view, out) } else { without_faulty };
+    (chosen, if needs_faulty { faulty } else { BTreeSet::new() })
+}
 
+/// All that get a place, in the order of their ranks. Nodes come one by one, so they are sorted only once, for the seal.
+fn sorted<'a>(view: &'a View, out: &BTreeSet<&'a NodeId>) -> Vec<&'a NodeId> {
+    let roster = &view.roster;
+    let waiting = Some((view.round.value.number, Phase::Waiting));
+    let mut kept: Vec<_> = roster
+        .saying(waiting)
+        .filter(|node| !out.contains(node))
+        .filter_map(|node| Some((roster.member(node)?.rank.group_rank, node)))
+        .collect();
+    kept.sort();
+    let newcomers = roster.newcomers().filter(|node| !out.contains(node));
+    let candidates = kept.into_iter().map(|(_, node)| node).chain(newcomers);
+    let wanted = |node| roster.node(node).and_then(|present| present.record.place);
+    in_order(candidates.map(|node| (node, wanted(node))).collect(), view.max_nodes())
+}
+
+/// Why the round is not sealed yet, or that the job ends.
+fn not_yet(now: Time, view: &View, wake: &mut Wake, chosen: &Candidates<'_>) -> Option<Decided> {
+    let (round, roster) = (&view.round.value, &view.roster);
+    let &Candidates { kept, newcomers, here, ref contest, .. } = chosen;
     let unsafe_until = unsafe_until(view, kept == 0).filter(|(until, _)| now < *until);
     let gone = |(node, member): (&NodeId, &SealedMember)| {
         member.evicted.is_some() || member.left || view.phase_for(node, round.number) == Some(Phase::Stopped)
     };
     if round.sealed.is_some() && here == 0 && unsafe_until.is_none() && roster.members().all(gone) {
-        return (anew(Vec::new(), true), "every node of the last round has left".to_owned());
+        return Some((replan(view, Vec::new(), true), "every node of the last round has left".to_owned()));
     }
     if view.desired.paused {
         wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
-        return (Verdict::Wait, format!("paused by the operator: {} nodes wait", kept + newcomers));
+        return Some((Verdict::Wait, format!("paused by the operator: {} nodes wait", kept + newcomers)));
     }
     if round.paused {
         // Only now that nobody's workers are still ending: they were given longer than for another round.
-        return (Verdict::Form(Form::of(round.number)), because(RESUMED));
+        return Some((Verdict::Form(Form::of(round.number)), because(view, RESUMED)));
     }
     if let Some(problem) = &view.unreadable_checkpoint {
         let message = format!(
@@ -100,7 +145,7 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
              the agents again"
         );
         let cause = Failure::new(FailureClass::Lost, message.clone());
-        return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message);
+        return Some((Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message));
     }
     if here < view.min_nodes() {
         let mut reason = format!("{here} of at least {} nodes are here", view.min_nodes());
@@ -108,18 +153,18 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
             reason = format!("{reason}; node rank {place} is claimed by {one} and by {other}, one of them gone");
         }
         wake.0 = wake.0.into_iter().chain(unsafe_until.map(|(until, _)| until)).min();
-        let Some(deadline) = patience_ends(view) else { return (Verdict::Wait, reason) };
+        let Some(deadline) = patience_ends(view) else { return Some((Verdict::Wait, reason)) };
         if now >= deadline {
             let message = format!("{reason}, and join_timeout ({:?}) is over", view.spec.timings.join_timeout);
             let cause = Failure::new(FailureClass::Lost, message.clone());
-            return (Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message);
+            return Some((Verdict::Finish { state: RoundState::Failed, cause: Some(cause) }, message));
         }
         wake.at(deadline);
-        return (Verdict::Wait, reason);
+        return Some((Verdict::Wait, reason));
     }
     if let Some((until, why)) = unsafe_until {
         wake.at(until);
-        return (Verdict::Wait, why.to_owned());
+        return Some((Verdict::Wait, why.to_owned()));
     }
     // A first round of a generation, or one that nobody of the last stays for.
     if kept == 0
@@ -127,14 +172,9 @@ pub(super) fn forming(now: Time, view: &View, wake: &mut Wake) -> (Verdict, Stri
         && let Some(until) = view.last_call(now)
     {
         wake.at(until);
-        return (Verdict::Wait, format!("{here} nodes are here, last call for more"));
+        return Some((Verdict::Wait, format!("{here} nodes are here, last call for more")));
     }
-    let mut reason = round.reason.clone();
-    if needs_faulty {
-        let faulty: Vec<&NodeId> = faulty.into_iter().collect();
-        reason = format!("{reason}; {} takes part though excluded: without it there are too few", names(&faulty));
-    }
-    (Verdict::Seal(seats(view, &in_order())), reason)
+    None
 }
 
 /// Members that this round goes without: they could start new workers ahead, and so many others stay as members that

@@ -5,7 +5,7 @@ use super::super::roster::{Evicted, Present, Roster, SealedMember};
 use super::super::view::View;
 use super::{Doing, Leader, LeaderOutput};
 use crate::job::{
-    Checkpoint, Desired, Fate, JobSecret, Keys, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec,
+    Checkpoint, Desired, Fate, JobSecret, Keys, NodeId, NodeRecord, Phase, RankRecord, RoundRecord, RoundState, Spec,
     Tombstone, Versioned, history, to_json,
 };
 use crate::store::{Event, Guard, KeyValue, Op, OpResult, Revision, Scope, Txn, TxnResult, WatchUpdate};
@@ -138,58 +138,10 @@ impl Leader {
         for (node, contact) in old.as_ref().map_or(&self.early, |old| old.roster.contacts()) {
             view.roster.change_contact(node, |new| *new = *contact);
         }
-        for kv in many(4) {
-            if let Some(node) = Keys::node_of(&self.keys.nodes(), &kv.key) {
-                let known = old.as_ref().and_then(|old| old.roster.node(&node));
-                match present(kv, known, now) {
-                    Ok(present) => view.roster.put(&node, present),
-                    Err(problem) => {
-                        view.strays.insert(node, kv.mod_revision);
-                        strays.push(left_out(&problem));
-                    }
-                }
-            }
-        }
-        let sealed = view.round.value.sealed;
-        for kv in many(6) {
-            let Some((number, plan, node)) = self.keys.rank_of(&kv.key) else { continue };
-            if sealed.is_some_and(|sealed| (sealed.number, sealed.plan) == (number, plan)) {
-                let known = old.as_ref().and_then(|old| old.roster.member(&node));
-                let absent =
-                    view.roster.node(&node).is_none().then(|| known.and_then(|known| known.absent).unwrap_or(now));
-                let rank = match Versioned::<RankRecord>::parse(kv) {
-                    Ok(rank) => rank.value,
-                    Err(problem) => {
-                        strays.push(left_out(&problem));
-                        continue;
-                    }
-                };
-                let left = absent.is_some() && known.is_some_and(|known| known.left);
-                let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
-                view.roster.seat(&node, SealedMember { rank, started, absent, left, evicted: None });
-            } else if number < view.round.value.number && sealed.is_none_or(|sealed| sealed.number != number) {
-                view.stale_rounds.insert(number);
-            }
-        }
-        for kv in many(5) {
-            let Some(node) = Keys::node_of(&self.keys.evictions(), &kv.key) else { continue };
-            let since = old.as_ref().and_then(|old| old.tombstones.get(&node)).copied().unwrap_or(now);
-            view.tombstones.insert(node.clone(), since);
-            if view.roster.member(&node).is_none() {
-                continue;
-            }
-            // That the record is there proves that the node was evicted. What it says about the workers cannot be read.
-            let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
-                |problem| {
-                    strays.push(left_out(&problem));
-                    Fate::Unknown
-                },
-                |stone| stone.value.fate,
-            );
-            let known = old.as_ref().and_then(|old| old.roster.member(&node)?.evicted);
-            let evicted = Evicted { at: known.map_or(now, |known| known.at), fate };
-            view.roster.change_member(&node, |member| member.evicted = Some(evicted));
-        }
+        let read = Reading { keys: &self.keys, old: old.as_ref(), now };
+        read.nodes(&mut view, many(4), strays);
+        read.seats(&mut view, many(6), strays);
+        read.tombstones(&mut view, many(5), strays);
         Ok(view)
     }
 
@@ -293,81 +245,175 @@ impl Leader {
     }
 
     fn event(&mut self, now: Time, event: Event, out: &mut Vec<LeaderOutput>) -> Result<(), String> {
+        let put = match &event {
+            Event::Put(kv) => Some(kv),
+            Event::Delete { .. } => None,
+        };
         if event.key() == self.keys.checkpoint() {
-            let put = match &event {
-                Event::Put(kv) => Some(kv),
-                Event::Delete { .. } => None,
-            };
-            let mut strays = Vec::new();
-            if let Some(view) = &self.view {
-                let round = view.round.value.clone();
-                self.checkpoint_read(put, true, &round, &mut strays)?;
-            }
-            if let Some(view) = self.view.as_mut().filter(|_| strays.is_empty()) {
-                view.unreadable_checkpoint = None;
-            }
-            return strays.into_iter().next().map_or(Ok(()), Err);
+            return self.checkpoint_changed(put);
         }
         if event.key() == self.keys.round() {
             // Its own writes come back too. Of another's, only the next generation's first record stands.
             self.round_news = self.round_news.max(event.revision());
             return Ok(());
         }
-        let Some(view) = &mut self.view else { return Ok(()) };
         if event.key() == self.keys.desired() {
-            let put = match &event {
-                Event::Put(kv) => Some(kv),
-                Event::Delete { .. } => None,
-            };
-            self.desired_at = put.map_or(Revision::NONE, |kv| kv.mod_revision);
-            view.desired = put.map(Versioned::<Desired>::parse).transpose()?.map(|it| it.value).unwrap_or_default();
-            // Its line of history came with it. Otherwise our next one would have its number.
-            if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.next_event) {
-                self.next_event += 1;
-            }
-            return Ok(());
+            return self.desired_changed(put);
         }
-        let Some(node) = Keys::node_of(&self.keys.nodes(), event.key()) else { return Ok(()) };
+        match Keys::node_of(&self.keys.nodes(), event.key()) {
+            Some(node) => self.node_changed(now, &node, event, out),
+            None => Ok(()),
+        }
+    }
+
+    fn checkpoint_changed(&mut self, put: Option<&KeyValue>) -> Result<(), String> {
+        let mut strays = Vec::new();
+        if let Some(view) = &self.view {
+            let round = view.round.value.clone();
+            self.checkpoint_read(put, true, &round, &mut strays)?;
+        }
+        if let Some(view) = self.view.as_mut().filter(|_| strays.is_empty()) {
+            view.unreadable_checkpoint = None;
+        }
+        strays.into_iter().next().map_or(Ok(()), Err)
+    }
+
+    fn desired_changed(&mut self, put: Option<&KeyValue>) -> Result<(), String> {
+        let Some(view) = &mut self.view else { return Ok(()) };
+        self.desired_at = put.map_or(Revision::NONE, |kv| kv.mod_revision);
+        view.desired = put.map(Versioned::<Desired>::parse).transpose()?.map(|it| it.value).unwrap_or_default();
+        // Its line of history came with it. Otherwise our next one would have its number.
+        if view.desired.asked.as_ref().is_some_and(|asked| asked.event == self.next_event) {
+            self.next_event += 1;
+        }
+        Ok(())
+    }
+
+    fn node_changed(
+        &mut self,
+        now: Time,
+        node: &NodeId,
+        event: Event,
+        out: &mut Vec<LeaderOutput>,
+    ) -> Result<(), String> {
+        let Some(view) = &mut self.view else { return Ok(()) };
         match event {
             Event::Put(kv) => {
-                let known = view.roster.node(&node);
+                let known = view.roster.node(node);
                 if known.is_some_and(|known| known.modified >= kv.mod_revision) {
                     return Ok(());
                 }
                 let present = present(&kv, known, now)?;
                 let newcomer = known.is_none();
-                view.roster.put(&node, present);
-                view.roster.change_contact(&node, |contact| contact.heard = Some(now));
+                view.roster.put(node, present);
+                view.roster.change_contact(node, |contact| contact.heard = Some(now));
                 let sealed = view.round.value.sealed.map_or(0, |sealed| sealed.number);
-                let started = started(view.phase_for(&node, sealed));
-                view.roster.change_member(&node, |member| {
+                let started = started(view.phase_for(node, sealed));
+                view.roster.change_member(node, |member| {
                     member.absent = None;
                     member.left = false;
                     member.started |= started;
                 });
                 if newcomer {
                     // A successor's arrival hints at a predecessor's death.
-                    let namesakes = view.namesakes(&node);
+                    let namesakes = view.namesakes(node);
                     namesakes.iter().for_each(|other| self.suspect(other, out));
                 }
             }
             Event::Delete { revision, .. } => {
-                if view.roster.node(&node).is_some_and(|known| known.modified > revision) {
+                if view.roster.node(node).is_some_and(|known| known.modified > revision) {
                     return Ok(());
                 }
                 // While a round runs, `waiting` means that it has not said it started: that proves nothing.
                 let forming = view.round.value.state == RoundState::Forming;
-                let phase = view.phase_for(&node, view.round.value.number);
+                let phase = view.phase_for(node, view.round.value.number);
                 let stopped = forming && matches!(phase, Some(Phase::Waiting | Phase::Stopped));
-                view.roster.remove(&node);
-                view.roster.change_member(&node, |member| {
+                view.roster.remove(node);
+                view.roster.change_member(node, |member| {
                     member.absent = Some(now);
                     member.left = stopped;
                 });
-                self.suspect(&node, out);
+                self.suspect(node, out);
             }
         }
         Ok(())
+    }
+}
+
+/// What the keys of a job are read with.
+struct Reading<'a> {
+    keys: &'a Keys,
+    /// What was known before: what this leader has observed is kept.
+    old: Option<&'a View>,
+    now: Time,
+}
+
+impl Reading<'_> {
+    /// Takes in the keys under `nodes/`.
+    fn nodes(&self, view: &mut View, values: &[KeyValue], strays: &mut Vec<String>) {
+        let Reading { keys, old, now } = *self;
+        for kv in values {
+            if let Some(node) = Keys::node_of(&keys.nodes(), &kv.key) {
+                let known = old.and_then(|old| old.roster.node(&node));
+                match present(kv, known, now) {
+                    Ok(present) => view.roster.put(&node, present),
+                    Err(problem) => {
+                        view.strays.insert(node, kv.mod_revision);
+                        strays.push(left_out(&problem));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes in the members of the last sealed round, and which older rounds still have keys.
+    fn seats(&self, view: &mut View, values: &[KeyValue], strays: &mut Vec<String>) {
+        let Reading { keys, old, now } = *self;
+        let sealed = view.round.value.sealed;
+        for kv in values {
+            let Some((number, plan, node)) = keys.rank_of(&kv.key) else { continue };
+            if sealed.is_some_and(|sealed| (sealed.number, sealed.plan) == (number, plan)) {
+                let known = old.and_then(|old| old.roster.member(&node));
+                let absent =
+                    view.roster.node(&node).is_none().then(|| known.and_then(|known| known.absent).unwrap_or(now));
+                let rank = match Versioned::<RankRecord>::parse(kv) {
+                    Ok(rank) => rank.value,
+                    Err(problem) => {
+                        strays.push(left_out(&problem));
+                        continue;
+                    }
+                };
+                let left = absent.is_some() && known.is_some_and(|known| known.left);
+                let started = known.is_some_and(|known| known.started) || started(view.phase_for(&node, number));
+                view.roster.seat(&node, SealedMember { rank, started, absent, left, evicted: None });
+            } else if number < view.round.value.number && sealed.is_none_or(|sealed| sealed.number != number) {
+                view.stale_rounds.insert(number);
+            }
+        }
+    }
+
+    /// Takes in who was evicted.
+    fn tombstones(&self, view: &mut View, values: &[KeyValue], strays: &mut Vec<String>) {
+        let Reading { keys, old, now } = *self;
+        for kv in values {
+            let Some(node) = Keys::node_of(&keys.evictions(), &kv.key) else { continue };
+            let since = old.and_then(|old| old.tombstones.get(&node)).copied().unwrap_or(now);
+            view.tombstones.insert(node.clone(), since);
+            if view.roster.member(&node).is_none() {
+                continue;
+            }
+            // That the record is there proves that the node was evicted. What it says about the workers cannot be read.
+            let fate = Versioned::<Tombstone>::parse(kv).map_or_else(
+                |problem| {
+                    strays.push(left_out(&problem));
+                    Fate::Unknown
+                },
+                |stone| stone.value.fate,
+            );
+            let known = old.and_then(|old| old.roster.member(&node)?.evicted);
+            let evicted = Evicted { at: known.map_or(now, |known| known.at), fate };
+            view.roster.change_member(&node, |member| member.evicted = Some(evicted));
+        }
     }
 }
 

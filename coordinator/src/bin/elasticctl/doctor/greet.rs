@@ -22,12 +22,11 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 use super::certificates::{Shown, Whose};
 use super::clocks::Reading;
-use super::look::{REACH, resolve};
+use super::look::{resolve, within};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -85,13 +84,6 @@ pub(super) async fn coordinator(job: &Job) -> Option<(String, Result<Reading, St
         Err(why) => Err(why),
     };
     Some((address, read))
-}
-
-async fn within(reading: impl Future<Output = Result<Reading, Failure>>) -> Result<Reading, String> {
-    match timeout(REACH, reading).await {
-        Ok(read) => read.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
-    }
 }
 
 #[derive(Clone, Copy)]

@@ -20,7 +20,7 @@ use super::certificates::{Shown, Whose};
 use super::greet::{self, Greeting};
 
 /// The longest that a name may take to resolve, and a port to accept.
-pub(super) const REACH: Duration = Duration::from_secs(3);
+const REACH: Duration = Duration::from_secs(3);
 
 /// How many requests a median is of, and how long they may take together.
 const SAMPLES: usize = 9;
@@ -137,23 +137,24 @@ async fn look_at(uri: &str, config: EtcdConfig, prefix: &str) -> Result<Endpoint
     Ok(seen)
 }
 
-/// Where a `host:port` leads.
-pub(super) async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
-    match timeout(REACH, tokio::net::lookup_host(address)).await {
-        Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(error.to_string()),
+/// What this gives, if it takes no longer than [`REACH`].
+pub(super) async fn within<T, E: ToString>(work: impl Future<Output = Result<T, E>>) -> Result<T, String> {
+    match timeout(REACH, work).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
     }
 }
 
+/// Where a `host:port` leads.
+pub(super) async fn resolve(address: &str) -> Result<Vec<SocketAddr>, String> {
+    Ok(within(tokio::net::lookup_host(address)).await?.collect())
+}
+
 /// How long it took until one of these accepted a connection.
-pub(super) async fn accept(addresses: &[SocketAddr]) -> Result<Duration, String> {
+async fn accept(addresses: &[SocketAddr]) -> Result<Duration, String> {
     let begun = Time::now();
-    match timeout(REACH, TcpStream::connect(addresses)).await {
-        Ok(Ok(_)) => Ok(Time::now().since(begun)),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", REACH.as_secs())),
-    }
+    within(TcpStream::connect(addresses)).await?;
+    Ok(Time::now().since(begun))
 }
 
 /// A key that nobody else uses, outside all jobs.

@@ -11,9 +11,8 @@ use elastic_coordinator::job::{Endpoint, JobId, Phase};
 use elastic_coordinator::store::Store;
 use futures::StreamExt;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
-use super::look::REACH;
+use super::look::within;
 use elastic_coordinator::operator::{Operator, OperatorError};
 
 /// How many ports are tried at once.
@@ -55,10 +54,12 @@ pub(super) async fn look(flags: &StoreFlags, id: &str) -> Result<Seen, OperatorE
 }
 
 async fn knock(peer: &Endpoint) -> Port {
-    match timeout(REACH, TcpStream::connect((peer.host.as_str(), peer.port))).await {
-        Ok(Ok(_)) => Port::Accepts,
-        Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused => Port::Refuses,
-        Ok(Err(error)) => Port::Silent(error.to_string()),
-        Err(_) => Port::Silent(format!("no answer within {} s", REACH.as_secs())),
-    }
+    let knock = async {
+        match TcpStream::connect((peer.host.as_str(), peer.port)).await {
+            Ok(_) => Ok(Port::Accepts),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Port::Refuses),
+            Err(error) => Err(error),
+        }
+    };
+    within(knock).await.unwrap_or_else(Port::Silent)
 }

@@ -9,12 +9,12 @@ use elastic_proto::jobs as told;
 use super::*;
 use crate::job::overview::Job;
 use crate::job::{
-    Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, FailedStart, Failure, FailureClass, Fate,
-    Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss, Phase,
-    ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed, Spec,
-    TakenBack, Timings, Tombstone, Versioned, Via,
+    self, Advance, Asked, Checkpoint, Desired, Endpoint, EventRecord, Exclusion, FailedStart, Failure, FailureClass,
+    Fate, Faults, JobId, JobProtocol, JobState, Keys, Killer, Killing, LeaderRecord, NodeId, NodeRecord, OnStoreLoss,
+    Phase, ProgressRecord, Protocols, RankRecord, Release, Requester, RestartPolicy, RoundRecord, RoundState, Sealed,
+    Spec, TakenBack, Timings, Tombstone, Versioned, Via,
 };
-use crate::service::http::users::{Fingerprint, Role};
+use crate::service::http::users::{Fingerprint, Role, User};
 use crate::store::Revision;
 
 fn endpoint() -> Endpoint {
@@ -325,7 +325,7 @@ fn who_calls_is_told() {
         (user(None), Some("anna"), told::Role::Operate, true, vec![]),
         (user(Some(&["a"])), Some("anna"), told::Role::Operate, false, vec!["a"]),
     ] {
-        let me = me(caller).unwrap();
+        let me = me(operations::me(&caller)).unwrap();
         assert_eq!(
             (me.name.as_deref(), me.role(), me.all_jobs, me.jobs),
             (name, role, all, jobs.iter().map(|job| (*job).to_owned()).collect())
