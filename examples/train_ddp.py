@@ -1,4 +1,4 @@
-"""Distributed data parallel training that goes on after failures and with other numbers of workers.
+"""Distributed data parallel training that continues after failures and with other numbers of workers.
 
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_ddp.py
 

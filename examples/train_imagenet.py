@@ -1,4 +1,4 @@
-"""ImageNet-style training that goes on in the middle of an epoch after failures and with other numbers of workers.
+"""ImageNet-style training that continues in the middle of an epoch after failures and with other numbers of workers.
 
     elastic-agent --standalone --nproc-per-node=gpu --max-restarts=3 train_imagenet.py --data /data/imagenet/train
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_imagenet.py --images 512

@@ -1,4 +1,4 @@
-"""Trains a small network with Lightning's Trainer. When workers are killed, it goes on from the last steps, which the
+"""Trains a small network with Lightning's Trainer. When workers are killed, it continues from the last steps, which the
 agent's memory holds.
 
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_lightning.py
@@ -38,7 +38,7 @@ parser.add_argument("--nodes", type=int, default=1, help="how many nodes there a
 parser.add_argument("--folder", default="checkpoints", help="where the Trainer's own checkpoints are; all nodes share it")
 options = parser.parse_args()
 
-# Stands for data of your own: points of three classes, around a centre each.
+# Represents data of your own: points of three classes, around a centre each.
 torch.manual_seed(1)
 labels = torch.randint(3, (3_000,))
 dataset = TensorDataset(torch.randn(3_000, 20) + torch.randn(3, 20)[labels], labels)

@@ -1,4 +1,4 @@
-"""Trains a small network in a process that outlives changes of its group: when a node is lost, the others go on in
+"""Trains a small network in a process that outlives changes of its group: when a node is lost, the others continue in
 milliseconds; a node that joins gets the model from them. It runs alone, too: python3 train_session.py"""
 
 import argparse
@@ -13,7 +13,7 @@ parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--checkpoints", help="a folder that all nodes share, for when all of them are lost at once")
 arguments = parser.parse_args()
 
-# Stands for data of your own: points of three classes, around a centre each.
+# Represents data of your own: points of three classes, around a centre each.
 torch.manual_seed(1)
 labels = torch.randint(3, (3_000,))
 dataset = TensorDataset(torch.randn(3_000, 20) + torch.randn(3, 20)[labels], labels)

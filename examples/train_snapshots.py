@@ -20,7 +20,7 @@ parser.add_argument("--checkpoints", help="a folder that all nodes share, for wh
 options = parser.parse_args()
 
 dist.init_process_group("gloo")
-# Stands for data of your own: points of three classes, around a centre each.
+# Represents data of your own: points of three classes, around a centre each.
 torch.manual_seed(1)
 labels = torch.randint(3, (3_000,))
 dataset = TensorDataset(torch.randn(3_000, 20) + torch.randn(3, 20)[labels], labels)

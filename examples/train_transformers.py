@@ -1,4 +1,4 @@
-"""Trains a small GPT-2 from random parameters with Transformers' Trainer. When workers are killed, it goes on from the last
+"""Trains a small GPT-2 from random parameters with Transformers' Trainer. When workers are killed, it continues from the last
 steps, which the agent's memory holds.
 
     elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train_transformers.py
@@ -17,7 +17,7 @@ parser.add_argument("--save-steps", type=int, default=100, help="steps between t
 parser.add_argument("--folder", default="checkpoints", help="where they are; all nodes share it")
 options = parser.parse_args()
 
-# Stands for data of your own: sentences that count upwards, from anywhere.
+# Represents data of your own: sentences that count upwards, from anywhere.
 sentences = [torch.arange(start % 50, start % 50 + 16) for start in range(800)]
 dataset = [{"input_ids": sentence, "labels": sentence} for sentence in sentences]
 

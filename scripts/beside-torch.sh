@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what some tests and benchmarks use beside the PyTorch of .torch/, which it reads and leaves as it is. Run again,
+# Installs what some tests and benchmarks use beside the PyTorch of .torch/, which it reads and leaves unchanged. Run again,
 # it does nothing.
 #
 #   scripts/beside-torch.sh frameworks    Transformers, Lightning, Accelerate and torchvision, in .frameworks/ (180 MB on disk)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Unpacks out of Debian's packages what this machine needs for programs of another architecture, into target/packaging/.
-# Nothing is installed, and the machine's own apt is left as it is. Run again, it does nothing.
+# Nothing is installed, and the machine's own apt is left unchanged. Run again, it does nothing.
 #
 # It is for machines whose toolchain lacks the standard library of that architecture, and cannot download it. The library
 # must be of the compiler's very build, so both come from Debian: rustc-web, with which Debian builds its browsers, and

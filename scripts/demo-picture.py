@@ -2,7 +2,7 @@
 """Runs the demo on a terminal of its own and draws what stays on the screen, from its second run on: docs/images/demo.svg,
 for README.md.
 
-    make demo; scripts/demo-picture.py target/release/elastic-demo
+    make demo; scripts/demo-picture.py target/debug/elastic-demo
 """
 
 import html
@@ -41,7 +41,7 @@ def run(command):
         while True:
             try:
                 some = os.read(ours, 65536)
-            except OSError:  # nobody has the other end open
+            except OSError:  # no one has the other end open
                 break
             if not some:
                 break

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plays to the parsers what libFuzzer finds (tests/fuzz), one after the other, for so many seconds each. What it finds new
-# goes to target/fuzz/corpus; an input that a parser does not survive stands in target/fuzz/artifacts, and ends this.
+# Runs libFuzzer on the parsers (tests/fuzz), one after the other, for so many seconds each. What it finds new
+# goes to target/fuzz/corpus; an input that a parser does not survive is kept in target/fuzz/artifacts, and ends this.
 #
 #   scripts/fuzz.sh SECONDS [TARGET ...]
 set -euo pipefail

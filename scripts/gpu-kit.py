@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The newest that is looked for by a program that is to run on all systems of 2022 and later.
+# The newest version that a program may need if it is to run on all systems of 2022 and later.
 NEWEST_GLIBC = (2, 34)
 # With the sources it has to fit through narrow ways.
 MOST_BYTES = 40_000_000

@@ -24,7 +24,7 @@ WITHIN = 60
 WIDTH = 1280
 JOB = "resnet50"
 
-# Makes twenty steps a second, goes on where it was, and finds a sample that cannot be right when it is to.
+# Makes twenty steps a second, continues where it was, and finds a sample that cannot be right when it is to.
 WORKER = """
 import os, time
 from pathlib import Path
@@ -146,10 +146,10 @@ def main():
         until("three nodes train", lambda: shows(r"Nodes\s+3 here", r"Workers\s+3", r"step \d"))
         time.sleep(8)
         agents["gpu2"].send_signal(signal.SIGKILL)
-        until("two go on", lambda: shows(r"Round\s+2 ", r"Workers\s+2", r"lost gpu2"))
+        until("two continue", lambda: shows(r"Round\s+2 ", r"Workers\s+2", r"lost gpu2"))
         time.sleep(4)
         (folder / "fail").touch()
-        until("they go on after a failure", lambda: shows(r"Round\s+3 ", r"Restarts\s+1 of 5"))
+        until("they continue after a failure", lambda: shows(r"Round\s+3 ", r"Restarts\s+1 of 5"))
         # Progress is written every ten seconds.
         time.sleep(14)
         OUT.write_bytes(page.picture())

@@ -16,7 +16,7 @@ chmod 755 "$scratch"
 echo "prometheus: fetching it into ${dir#"$root"/} (from Debian's package prometheus, 19 MB)"
 cd "$scratch"
 download=(apt-get download --quiet --quiet -o APT::Sandbox::User=root prometheus)
-# What is known of packages may be too old, or nothing; only root can ask anew.
+# What is known of packages may be too old, or nothing; only root can ask again.
 "${download[@]}" || { ((EUID == 0)) && apt-get update --quiet --quiet && "${download[@]}"; }
 dpkg-deb --fsys-tarfile "$scratch"/prometheus_*.deb |
     tar --extract --directory "$scratch" ./usr/bin/prometheus ./usr/bin/promtool

@@ -22,7 +22,7 @@ download() {
     # shellcheck disable=SC2086 # one word for each package
     [[ -n $packages ]] && apt-get download --quiet --quiet -o APT::Sandbox::User=root $packages
 }
-# What is known of packages may be too old, or nothing; only root can ask anew.
+# What is known of packages may be too old, or nothing; only root can ask again.
 download || { ((EUID == 0)) && apt-get update --quiet --quiet && download; }
 for package in "$scratch"/*.deb; do
     dpkg-deb --extract "$package" "$scratch/root"

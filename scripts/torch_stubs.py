@@ -66,7 +66,7 @@ def main(site_packages: pathlib.Path) -> None:
     for name in missing:
         # PyTorch's libraries look in their own folder, so LD_LIBRARY_PATH need not be set.
         (folder / name).symlink_to(stub.name)
-    print(f"torch_stubs: {len(wanted)} functions stand in for {len(missing)} CUDA libraries")
+    print(f"torch_stubs: {len(wanted)} functions replace {len(missing)} CUDA libraries")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ pub(crate) fn all(schedule: &Schedule, order: &Order, quiet: &Ended, disturbed: 
     ]
 }
 
-/// Each group after the first goes on from what the survivors hold in memory. That is all that was done, except perhaps
+/// Each group after the first continues from what the survivors hold in memory. That is all that was done, except perhaps
 /// one step that only the dead worker had, and never less than what is committed.
 fn resumed(run: &Ended) -> Result<String, String> {
     let mut told = Vec::new();
@@ -52,8 +52,8 @@ fn resumed(run: &Ended) -> Result<String, String> {
         let seal = seal.ok_or(format!("the store told of no round {round}, in which workers trained"))?;
         let first = group_run.steps.first().map_or(from + 1, |step| step.step);
         let committed = seal.committed;
-        let goes_on = (committed.max(done.saturating_sub(1))..=done).contains(&from);
-        if seal.resume != committed || !goes_on || first != from + 1 {
+        let continues = (committed.max(done.saturating_sub(1))..=done).contains(&from);
+        if seal.resume != committed || !continues || first != from + 1 {
             return Err(format!(
                 "round {round}: step {done} was done and {committed} committed, the round's record says {}, the workers \
                  went on after {from} and began with {first}",
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(faulty(&|run| run.correct = (95, 100)), [5], "not learned");
         assert_eq!(failing(&good(), &Kill { left: vec![7], ..kill() }), [6], "something was left");
         assert_eq!(failing(&good(), &Kill { round_waited: false, ..kill() }), [6], "two groups at work");
-        assert_eq!(failing(&good(), &Kill { others_later: vec![5, 8], ..kill() }), [7], "a worker was started anew");
+        assert_eq!(failing(&good(), &Kill { others_later: vec![5, 8], ..kill() }), [7], "a worker was started again");
         assert_eq!(failing(&ended(vec![group_run(1, 0, 6)]), &kill()), [1], "nothing happened");
     }
 }

@@ -1,4 +1,4 @@
-//! Finding every process that descends from an agent, whoever its parent is by now.
+//! Finding every process that descends from an agent, whichever process is its parent by now.
 
 use std::fs;
 

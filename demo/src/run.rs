@@ -74,7 +74,7 @@ pub(crate) struct Run<'a> {
     started: Instant,
 }
 
-/// The kill, and what became of the killed agent's processes.
+/// The kill, and how the killed agent's processes ended.
 #[derive(Debug)]
 pub(crate) struct Kill {
     pub(crate) node: String,
@@ -83,7 +83,7 @@ pub(crate) struct Kill {
     /// The agent, its guard and its workers.
     pub(crate) processes: Vec<u32>,
     pub(crate) gone_after: Duration,
-    /// No round began while one of these processes lived, but for the guard.
+    /// No round began while one of these processes lived, except for the guard.
     pub(crate) round_waited: bool,
     /// Those of them that were still there at the end.
     pub(crate) left: Vec<u32>,
@@ -277,7 +277,7 @@ impl Stage {
         for name in RUNS {
             let Ok(job) = self.job(name) else { continue };
             let delete = Op::delete_prefix(Keys::new(Keys::DEFAULT_PREFIX, &job).root());
-            // If the store cannot be reached, a few small keys remain, of a job that nobody will join.
+            // If the store cannot be reached, a few small keys remain, of a job that no one will join.
             let _ = self.store.client.put(Vec::new(), delete).await;
         }
     }

@@ -88,7 +88,7 @@ async fn kill(run: &mut Run<'_>) -> anyhow::Result<Kill> {
     let mut round_waited = true;
     let look = |run: &mut Run<'_>| {
         // A round that is known by now must not have begun while a worker lives, or what a worker started. The guard
-        // may still be ending: it lets the others go on once all of these are gone.
+        // may still be ending: it lets the others continue once all of these are gone.
         let sealed = run.job_view.seals.len() > rounds;
         let left = marked(&mark);
         round_waited &= !sealed || left.iter().all(|pid| guard == Some(*pid));

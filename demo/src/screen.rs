@@ -118,7 +118,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // If the terminal is gone there is nobody to tell.
+        // If the terminal is gone there is no one to tell.
         let _ = self.clear();
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 /// The store of both runs, connected.
 pub(crate) struct DemoStore {
-    /// `host:port`, as agents are told.
+    /// `host:port`, for the agents' flags.
     pub(crate) endpoint: String,
     /// For people.
     pub(crate) name: String,

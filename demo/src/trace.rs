@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_step_that_was_done_again_counts_once() {
-        // Given a group that did three steps, of which the next one repeats the last.
+        // Given a group that did three steps. The next group repeats the last of them.
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let step = |round: u64, step: u64| {
             format!(

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::binary;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

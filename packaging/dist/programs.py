@@ -1,4 +1,4 @@
-"""The programs themselves: built, stripped, and looked at for what they need of the system they run on."""
+"""The programs themselves: built, stripped, and checked for their requirements on the system."""
 
 import json
 import os

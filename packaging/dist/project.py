@@ -31,7 +31,7 @@ class Project:
     commit: str
     # The commit's time.
     epoch: int
-    # Whoever made it: name and address.
+    # Who made it: name and address.
     maintainer: str
     # Cargo's target directory.
     target: Path

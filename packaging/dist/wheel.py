@@ -48,5 +48,5 @@ def make(project: Project, tree: Path) -> "list[Path]":
         "--no-build-isolation", "--wheel-dir", DIST, PACKAGE / "compat")
     wheels = sorted(file for file in DIST.glob("*.whl") if not project.is_of_others(file))
     if len(wheels) != 2:
-        raise Failure(f"{len(wheels)} wheels were made in place of two")
+        raise Failure(f"{len(wheels)} wheels were made instead of two")
     return wheels

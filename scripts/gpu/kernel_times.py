@@ -17,7 +17,7 @@ from typing import DefaultDict, Dict, Iterable, List, Optional, Tuple
 from losses import traced
 
 SHAPES = {"whole": "--size gpt2 --batch 32 --shards 1", "small": "--batch 4 --shards 1"}
-# Kernels that are looked at: the first steps launch them one by one, before graphs are captured.
+# Kernels that are profiled: the first steps launch them one by one, before graphs are captured.
 LAUNCHES = 1500
 ROWS = 25
 
@@ -40,7 +40,7 @@ def runs(command: "List[str]", folder: Path, steps: int, seconds: float, variabl
         while child.poll() is None and time.monotonic() < end and len(traced(folder / "trace")) < steps:
             time.sleep(0.1)
     finally:
-        # The tools write their results when the program under them is told to end.
+        # The tools write their results when the program under them gets a signal to end.
         child.terminate()
         try:
             child.wait(15)
@@ -86,7 +86,7 @@ def find_ncu() -> "Optional[str]":
 
 def by_ncu(trainer: str, size: str, device: str, folder: Path) -> int:
     ncu = find_ncu() or "ncu"
-    # The clocks are left as they are, since the machine may be somebody else's.
+    # The clocks stay unchanged, since the machine may be someone else's.
     flags = f"--clock-control none --metrics gpu__time_duration.sum --csv --launch-count {LAUNCHES} --kill yes"
     tool = [ncu, *flags.split(), "--log-file", str(folder / "ncu.csv")]
     said = runs(tool + training(trainer, size, device, folder), folder, 4, 75)

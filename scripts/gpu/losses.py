@@ -18,7 +18,7 @@ SECONDS = 170
 
 
 def traced(path: Path) -> "List[dict]":
-    """The steps of a trace, as far as they are written."""
+    """The steps of a trace, that are written so far."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [line for line in map(json.loads, lines) if line["event"] == "step"]
 
@@ -50,7 +50,7 @@ def main() -> int:
                 if len(steps) >= STEPS or ended:
                     took[way] = time.monotonic() - began
                     losses[way] = [step["loss"] for step in steps[:STEPS]]
-                    # It is ended after its steps: the rest takes long, and nobody looks at it.
+                    # It is ended after its steps: the rest takes long, and its result is not needed.
                     workers[way].kill()
             time.sleep(0.1)
         for worker in workers.values():

@@ -99,7 +99,7 @@ class Job:
         if self.hosts:
             variables["NCCL_HOSTID"] = f"host-{node}"
         elif self.options.nccl_library:
-            # The tests' stand-in for NCCL has to be told to refuse.
+            # The tests' stand-in for NCCL refuses only when it is configured to.
             variables["FAKE_NCCL_FAIL"] = "ncclCommInitRankConfig:5"
         command = [self.options.agent, *(f"--{name}={value}" for name, value in flags.items()), "--no-python"]
         with open(self.folder / f"agent-{node}", "a") as log:
@@ -306,7 +306,7 @@ def disturbed(options: argparse.Namespace, wanted: "Result", epochs: int, over: 
 
 
 def refused(options: argparse.Namespace, wanted: "Result", epochs: int) -> None:
-    """Without host ids of their own NCCL refuses. All workers go on over TCP, and say why."""
+    """Without host ids of their own NCCL refuses. All workers continue over TCP, and say why."""
     job = Job("refused", options, training(options, "auto", epochs), hosts=False)
     try:
         job.start_all()

@@ -121,7 +121,7 @@ def costs(options: argparse.Namespace) -> None:
                 torch.cuda.set_sync_debug_mode("default")
         return sum("synchroniz" in str(one.message) for one in caught)
 
-    # Batches for all steps of one epoch: a loader is begun anew by neither.
+    # Batches for all steps of one epoch: neither starts a loader again.
     dataset = TensorDataset(torch.arange((steps + 10) * batch))
 
     def plain():

@@ -96,7 +96,7 @@ def steps(setting: Setting) -> "List[Step]":
              tests(*KERNELS, "--skip", TIMED, "--jobs", "4", "--limit", "120"), tested, no_device),
         Step(1, "products", "products of numbers rounded to bf16", 60,
              tests("products::", "--jobs", "4"), tested, no_device),
-        Step(1, "graphs", "launches captured and replayed, and copies of the state beside them", 60,
+        Step(1, "graphs", "launches captured and replayed, and copies of the state in the same run", 60,
              tests("graphs::", "state::", "--jobs", "4"), tested, no_device),
         Step(1, "losses", "three steps of GPT-2 on the CPU, and on the GPU in f32 and bf16: losses compared", 180,
              script("losses.py", trainer, device, size)),

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use rustix::process::{Pid, Signal, kill_process};
 
 const LAUNCHES: usize = 20;

@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result};
-use elastic_tests::binaries::binary;
+use elastic_tests::processes::binary;
 use elastic_tests::torch::{self, Torch};
 
 const RANKS: [usize; 2] = [2, 4];

@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     writer.wait(LONG);
     println!("a state of {:.0} MB, saved {SAVES} times to {}; milliseconds", bytes as f64 / 1e6, parent.display());
 
-    // Each in turn: a step, one during which the state before it is copied, and a copy that training stands still for.
+    // Each in turn: a step, one during which the state before it is copied, and a copy that training waits for.
     let (mut alone, mut copied, mut waits, mut stands) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     // Every other save comes while the one before is still being written.
     for turn in 0..SAVES {

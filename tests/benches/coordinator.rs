@@ -1,5 +1,5 @@
 //! What a coordinator costs with many jobs, and how soon it answers: 50 jobs of 20 nodes each, drivers in one process on
-//! real etcd, workers as words; the built `elastic-coordinator` and `elasticctl`. Run by `make bench`; another number of
+//! real etcd, simulated workers; the built `elastic-coordinator` and `elasticctl`. Run by `make bench`; another number of
 //! jobs and of nodes in each can be given: `cargo bench --bench coordinator -- 10 100`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
@@ -11,10 +11,10 @@ use anyhow::{Context, Result};
 use elastic_coordinator::job::{FailureClass, JobId, Keys, LeaderRecord, Spec, Timings, Versioned};
 use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::http::get;
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::processes::{Process, output};
 use elastic_tests::processor::{memory_kb, process};
 
 const WITHIN: Duration = Duration::from_secs(120);
@@ -63,7 +63,7 @@ async fn main() -> Result<()> {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let address = etcd.address();
     let args = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--http-jobs"];
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     let page = coordinator.says("http://", WITHIN).await;
     let (idle, _) = cost(coordinator.pid())?;
 

@@ -62,7 +62,7 @@ fn share<M: Model>(name: &str, added: [f64; 2], run: &mut Run<M>, steps: usize) 
     println!("{name}: a step takes {step} ms; the loop adds {plain:.3} %, with a trace {traced:.3} %");
 }
 
-/// Milliseconds of a step in the trainer's loop, but for the first.
+/// Milliseconds of a step in the trainer's loop, except for the first.
 fn looped_step<M: Model>(
     model: &M,
     data: &Stamped<M::Batch>,

@@ -1,4 +1,4 @@
-//! What it is worth to sum a step's gradient while the backward pass goes on: two workers on a thread each, with a GPT, on
+//! What it is worth to sum a step's gradient while the backward pass continues: two workers on a thread each, with a GPT, on
 //! loopback and over a slower network, with buckets of several sizes in turns. Run by `make bench`; the slower networks
 //! need root, for namespaces of their own.
 
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use elastic_tests::binaries::binary;
+use elastic_tests::processes::binary;
 
 /// 4.9 million parameters, 19.7 MB of gradient; a shard for each worker.
 const GPT: &str = "gpt --device cpu --context 128 --layers 6 --heads 8 --width 256 --vocabulary 512 --batch 8 --shards 2 \
@@ -117,7 +117,7 @@ fn step(bucket: &str, network: &Network) -> Result<f64> {
     };
     let mut workers = [start(0)?, start(1)?];
     let times = steps_done(&trace);
-    // What they do after the last step is not looked at.
+    // What they do after the last step does not count.
     for worker in &mut workers {
         let _ = worker.kill();
         let _ = worker.wait();

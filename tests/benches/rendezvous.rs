@@ -1,5 +1,5 @@
 //! How long nodes take to agree on a round, and what that costs the store and the leader: drivers in one process on
-//! real etcd, workers as words; the node that leads has a thread of its own, as an agent has. Run by `make bench`;
+//! real etcd, simulated workers; the node that leads has a thread of its own, as an agent has. Run by `make bench`;
 //! sizes can be named: `cargo bench --bench rendezvous -- 2 64`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]

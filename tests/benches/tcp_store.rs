@@ -26,7 +26,7 @@ const BARRIER: usize = 512;
 const BARRIERS: usize = 15;
 const VALUE: usize = 64;
 const KEYS: usize = 8;
-/// The word by which this program is told to serve.
+/// The argument with which this program serves.
 const SERVE: &str = "serve-the-store";
 
 fn main() -> Result<()> {
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
             let mut runs: Vec<Vec<Run>> = vec![Vec::new(); groups.len()];
             for repetition in 0..REPETITIONS {
                 for turn in 0..groups.len() {
-                    // Nobody is always first.
+                    // No store is always first.
                     let which = (turn + repetition) % groups.len();
                     runs[which].push(groups[which].run(&operation, SPAN)?);
                 }
@@ -291,8 +291,13 @@ impl Clients {
         self.drive(&vec![request.to_vec(); self.clients.len()], answer, |_| false)
     }
 
-    /// Has each client ask again and again, for as long as `goes_on` says when it hears what an answer took.
-    fn drive(&mut self, requests: &[Vec<u8>], answer: usize, mut goes_on: impl FnMut(Duration) -> bool) -> Result<()> {
+    /// Has each client ask again and again, for as long as `continues` says when it hears what an answer took.
+    fn drive(
+        &mut self,
+        requests: &[Vec<u8>],
+        answer: usize,
+        mut continues: impl FnMut(Duration) -> bool,
+    ) -> Result<()> {
         for (client, request) in self.clients.iter_mut().zip(requests) {
             client.ask(request, answer)?;
         }
@@ -310,7 +315,7 @@ impl Clients {
                 if client.left > 0 {
                     continue;
                 }
-                if goes_on(client.begun.elapsed()) {
+                if continues(client.begun.elapsed()) {
                     client.ask(&requests[number], answer)?;
                 } else {
                     under_way -= 1;

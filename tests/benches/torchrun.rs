@@ -12,8 +12,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use elastic_tests::binaries::binary;
-use elastic_tests::campaign::usage::percentile;
+use elastic_tests::percentile::percentile;
+use elastic_tests::processes::binary;
 use elastic_tests::torch::Torch;
 use rustix::process::{Pid, Signal, kill_process};
 

@@ -32,7 +32,7 @@ parser.add_argument("trainer")
 parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
 parser.add_argument("--turns", type=int, default=3, help="of each way, one after the other")
 parser.add_argument("--only", default="", help="cases, separated by commas; in this order")
-parser.add_argument("--shards", type=int, help="of each case, in place of its own number")
+parser.add_argument("--shards", type=int, help="of each case, instead of its own number")
 arguments = parser.parse_args()
 device, on_gpu = arguments.device, arguments.device == "cuda"
 if on_gpu and not torch.cuda.is_available():
@@ -45,7 +45,7 @@ class Ended(Exception):
 
 
 def events(trace):
-    """The lines of a trace, as far as they are whole."""
+    """The lines of a trace, that are complete."""
     lines = trace.read_text().split("\n")[:-1] if trace.exists() else []
     return [json.loads(line) for line in lines]
 

@@ -152,7 +152,7 @@ class Torchrun(Contender):
         super().__init__(folder)
         flags = f"--standalone --nproc-per-node={REPLICAS} --max-restarts=1000".split()
         run = [sys.executable, "-m", "torch.distributed.run", *flags, WORKER, "ddp", str(self.steps_file)]
-        # Else restarted workers meet in the store of those before, and most of these runs never go on.
+        # Else restarted workers meet in the store of those before, and most of these runs never continue.
         self.start("torchrun", run, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
 
 

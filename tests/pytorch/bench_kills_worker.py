@@ -94,7 +94,7 @@ def by_torchft() -> None:
 
 
 def by_restarts() -> None:
-    """Plain DistributedDataParallel, which its launcher starts anew, from a file of at most ten steps before."""
+    """Plain DistributedDataParallel, which its launcher starts again, from a file of at most ten steps before."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")

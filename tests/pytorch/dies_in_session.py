@@ -67,7 +67,7 @@ pixels, labels = harness.digits(SAMPLES)
 if CONV:
     dataset = TensorDataset(pixels.double().view(-1, 1, 8, 8), labels, torch.arange(SAMPLES))
 else:
-    # A digit's pixels in 17 shades, of which each is to be told from those before it.
+    # A digit's pixels in 17 shades: each is to be predicted from those before it.
     shades = (16 * pixels).long()
     dataset = TensorDataset(shades[:, :-1], shades[:, 1:], torch.arange(SAMPLES))
 
@@ -178,7 +178,7 @@ with session:
                 assert session._group._nccl is not None
             session.backward(mean_loss(inputs, targets))
             if session.step():
-                # `step` is the number of steps that are done with it.
+                # `step` is the number of steps that it has finished.
                 tell("applied", sum=size())
             if not harness.is_set("undisturbed"):
                 # Else what waits for newcomers takes the processors that they begin on.

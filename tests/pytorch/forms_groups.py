@@ -69,7 +69,7 @@ def rank(port, rounds, seed, number):
         try:
             if how == "never" and number == who:
                 raise GroupLost("it does not come")
-            # Whoever does not come is given up, as when the next round forms.
+            # A rank that does not come is given up, as when the next round forms.
             group.join(timeout=10, outdated=lambda: how != "whole" and time.monotonic() > began + 0.1)
             tensor = torch.full((300_000,), float(number))
             if how in ("left", "silent") and number == who:

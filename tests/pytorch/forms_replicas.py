@@ -80,7 +80,7 @@ def rank(port, number):
     assert agent.place["round"] == 2, agent.place
     parameters = [one.detach().full_tensor() for one in model.parameters()]
 
-    # When one rank has lost a peer, then all of its replica have, and the other replica is told the sums
+    # When one rank has lost a peer, then all of its replica have, and the other replica gets the sums
     replica = elastic.session.Replica(model)
 
     def exchange():

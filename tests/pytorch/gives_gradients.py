@@ -33,7 +33,7 @@ loss_of = torch.nn.functional.cross_entropy
 def session_of(piece):
     model = Network().double()
     sampler = elastic.ElasticBatchSampler(dataset, BATCH, micro_batch=piece, shuffle=False)
-    # The parameters stay: the gradient of each step can be computed anew.
+    # The parameters stay: the gradient of each step can be computed again.
     return model, sampler, elastic.Session(model, torch.optim.SGD(model.parameters(), lr=0.0), sampler)
 
 

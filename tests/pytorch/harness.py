@@ -48,7 +48,7 @@ def wait_for(word: str, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not is_set(word):
         if time.monotonic() > until:
-            raise TimeoutError(f"nobody said {word!r} within {seconds} s")
+            raise TimeoutError(f"no process said {word!r} within {seconds} s")
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Launches functions and a program from Python, without PyTorch, and prints what came of each as a line of JSON."""
+"""Launches functions and a program from Python, without PyTorch, and prints the result of each as a line of JSON."""
 
 import io
 import json

@@ -39,7 +39,7 @@ class Agent:
 
 
 def alone():
-    """From here on there is no agent, and no other rank."""
+    """After this there is no agent, and no other rank."""
     os.environ["WORLD_SIZE"], worker.available = "1", lambda: False
 
 

@@ -5,7 +5,7 @@ import ctypes
 
 from elastic_agent.torch import nccl, nccl_library
 
-# NCCL's threads may outlive whoever has made a stream.
+# NCCL's threads may outlive the owner of a stream.
 _kept = []
 
 
@@ -36,5 +36,5 @@ class HostStream:
 
 
 def install(library):
-    """From here on the file `library` is NCCL, and the host's memory a GPU's."""
+    """After this the file `library` is NCCL, and the host's memory a GPU's."""
     nccl_library.NAME, nccl.Stream = library, HostStream

@@ -65,7 +65,7 @@ def cut_in_a_step(number):
 
 
 def failing(number):
-    """NCCL's sums fail on one rank, and nobody is gone. After the second failure all do without it."""
+    """NCCL's sums fail on one rank, and no one is gone. After the second failure all do without it."""
 
     def fail(session):
         if number == 1 and session.step_number == 4 and session._group._nccl:
@@ -77,7 +77,7 @@ def failing(number):
 
 
 def hanging(number):
-    """A sum never ends, and nobody is gone."""
+    """A sum never ends, and no one is gone."""
 
     def hang(session):
         if number == 2:
@@ -124,7 +124,7 @@ def insisting(number):
     except ValueError as error:
         assert "could not connect rank 0, 1, 2" in str(error) and "Without backend='nccl'" in str(error), error
     else:
-        raise AssertionError("it went on over gloo")
+        raise AssertionError("it continued over gloo")
 
 
 def unlike(number):

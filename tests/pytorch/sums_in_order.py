@@ -58,7 +58,7 @@ def refused(sampler):
     except ValueError as error:
         assert "global_batch" in str(error), error
     else:
-        raise AssertionError("there are no pieces, and nobody said so")
+        raise AssertionError("there are no pieces, and no error")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ with session:
         for images, numbers in session.steps(loader, epochs=session.epoch + 1):
             epoch, first, end = sampler.epoch, sampler.position, sampler.position + sampler.step_size()
             session.backward(torch.nn.functional.cross_entropy(model(images), numbers))
-            # So that faults of seconds strike a training, as elastic-trainer's larger network has it.
+            # So that faults of seconds are injected into a training, as elastic-trainer's larger network has it.
             time.sleep(0.03)
             if session.step():
                 facts = {"step": session.step_number, "epoch": epoch, "first": first, "end": end}

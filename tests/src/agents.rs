@@ -5,21 +5,23 @@ mod worker;
 
 pub use worker::{Round, Worker};
 
+/// An agent of a job.
+pub use crate::processes::Process as Agent;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::store::Store;
-use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::binaries::{binary, remove_settings};
-use crate::etcd::{EtcdServer, dies_with_test};
+use crate::etcd::EtcdServer;
+use crate::processes::{Process, binary, remove_settings};
 use crate::torch::{self, Torch};
-use crate::wait::{eventually, exit};
+use crate::wait::eventually;
 
 /// Nothing in these tests takes longer, on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
@@ -184,7 +186,8 @@ impl Job {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         let log = self.path(&format!("agent-{name}.log"));
         command.stdout(writer.try_clone().expect("a pipe")).stderr(writer);
-        (self.spawn_as(name, command, log, 0), reader)
+        self.environment(&mut command);
+        (Process::spawn_as(name, command, &log), reader)
     }
 
     /// Starts a spare host of the jobs whose files lie in `folder`.
@@ -230,20 +233,14 @@ impl Job {
     }
 
     fn spawn(&self, name: &str, mut command: Command) -> Agent {
-        let log = self.path(&format!("agent-{name}.log"));
-        let begin = std::fs::metadata(&log).map_or(0, |metadata| metadata.len() as usize);
-        let out = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
-        command.stdout(out.try_clone().expect("a log file")).stderr(out);
-        self.spawn_as(name, command, log, begin)
+        self.environment(&mut command);
+        Process::spawn(name, command, &self.path(&format!("agent-{name}.log")))
     }
 
-    fn spawn_as(&self, name: &str, mut command: Command, log: PathBuf, begin: usize) -> Agent {
-        remove_settings(&mut command);
+    fn environment(&self, command: &mut Command) {
+        remove_settings(command);
         command.env("XDG_RUNTIME_DIR", self.path("run")).env("OMP_NUM_THREADS", "1").env_remove("LOGLEVEL");
-        command.envs(&self.env).stdin(Stdio::null());
-        dies_with_test(&mut command);
-        let child = command.spawn().expect("start an agent");
-        Agent { name: name.into(), child, log, begin }
+        command.envs(&self.env);
     }
 
     /// Every worker that has started, in order.
@@ -274,7 +271,7 @@ impl Job {
         records.iter().map(|record| serde_json::from_slice(&record.value).expect("a record of JSON")).collect()
     }
 
-    /// Waits until somebody leads: the name of the node.
+    /// Waits until someone leads: the name of the node.
     pub async fn leader(&self, etcd: &EtcdServer) -> String {
         let record = eventually("a node leads", LIMIT, || self.record(etcd, "leader")).await;
         let node = record["node"].as_str().expect("a node's id");
@@ -292,7 +289,7 @@ impl Job {
     }
 
     /// Waits until no worker and no stray of this job is left.
-    pub async fn nobody_is_left(&self, limit: Duration) {
+    pub async fn none_is_left(&self, limit: Duration) {
         eventually("no worker is left", limit, async || self.living().is_empty().then_some(())).await;
     }
 
@@ -329,63 +326,6 @@ impl Drop for Job {
         if let Some(wrong) = wrong {
             self.show_logs();
             panic!("{wrong}");
-        }
-    }
-}
-
-/// An agent of a job. Dropping it kills it.
-pub struct Agent {
-    /// Its node's name.
-    pub name: String,
-    child: Child,
-    log: PathBuf,
-    begin: usize,
-}
-
-impl Agent {
-    /// Its process.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Sends it a signal.
-    pub fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("signal an agent");
-    }
-
-    /// SIGKILL, and wait until it is dead.
-    pub fn kill(&mut self) {
-        self.child.kill().expect("kill an agent");
-        self.child.wait().expect("wait for an agent");
-    }
-
-    /// Waits for its end: the exit code, or minus the signal.
-    pub async fn exit(&mut self, limit: Duration) -> i32 {
-        exit(&mut self.child, &format!("agent {}", self.name), limit).await
-    }
-
-    /// Whether it has ended.
-    pub fn is_gone(&mut self) -> bool {
-        self.child.try_wait().expect("wait for an agent").is_some()
-    }
-
-    /// What it has written.
-    pub fn output(&self) -> String {
-        let text = std::fs::read(&self.log).unwrap_or_default();
-        String::from_utf8_lossy(text.get(self.begin..).unwrap_or_default()).into_owned()
-    }
-
-    /// Waits until it has written `text`.
-    pub async fn says(&self, text: &str, limit: Duration) {
-        let what = format!("agent {} says {text:?}", self.name);
-        eventually(&what, limit, async || self.output().contains(text).then_some(())).await;
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        if !self.is_gone() {
-            self.kill();
         }
     }
 }

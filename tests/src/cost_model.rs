@@ -110,12 +110,12 @@ impl Sizes {
         }
     }
 
-    /// The leader is told what the node has written.
+    /// The leader sees what the node has written.
     fn told_of_it(self) -> Load {
         Load { events: 1.0, sent: self.key + self.node + EVENT, ..Load::default() }
     }
 
-    /// The node is told of a round's record.
+    /// The node sees a round's record.
     fn told_of_round(self) -> Load {
         Load { events: 1.0, sent: self.key + self.round + EVENT, ..Load::default() }
     }
@@ -192,9 +192,9 @@ mod tests {
     #[test]
     fn calls_and_events_are_those_of_the_protocol() {
         let rounded = |load: Load| (load.requests.round(), load.events, load.renewals);
-        // Joins, asks for a lease, waits, reads its place, runs; the leader is told twice, the node of the round.
+        // Joins, asks for a lease, waits, reads its place, runs; the leader sees two changes, the node sees the round.
         assert_eq!(rounded(SIZES.start(10_000)), (5.0, 3.0, 0.0));
-        // Waits, reads its place, runs; it is told that the round forms and that it runs.
+        // Waits, reads its place, runs; it sees that the round forms and that it runs.
         assert_eq!(rounded(SIZES.round(10_000)), (3.0, 4.0, 0.0));
         assert_eq!(rounded(SIZES.second(10_000, Duration::from_secs(2))), (0.0, 0.0, 0.5));
     }

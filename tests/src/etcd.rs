@@ -6,20 +6,22 @@ pub(crate) mod process;
 mod version;
 
 pub use certs::Certs;
-pub use process::{dies_with_test, free_port};
+pub use process::free_port;
 pub use version::version_server;
 
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls};
 use elastic_coordinator::store::{Revision, Store};
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::contract::Subject;
+use crate::processes::Process;
 use crate::requirement::skip;
 use crate::wait::{eventually, within};
 
@@ -79,7 +81,7 @@ pub struct EtcdServer {
     dir: TempDir,
     options: EtcdOptions,
     member: Member,
-    child: Option<Child>,
+    process: Option<Process>,
 }
 
 impl EtcdServer {
@@ -99,7 +101,7 @@ impl EtcdServer {
 
     fn prepare(options: EtcdOptions, member: Member) -> EtcdServer {
         let dir = tempfile::Builder::new().prefix("elastic-etcd-").tempdir().expect("a temporary directory");
-        EtcdServer { dir, options, member, child: None }
+        EtcdServer { dir, options, member, process: None }
     }
 
     fn spawn(&mut self) {
@@ -142,19 +144,20 @@ impl EtcdServer {
             }
         }
         args.extend(self.options.args.iter().cloned());
-        let binary = self.options.binary.clone().unwrap_or_else(|| "etcd".into());
-        self.child = Some(process::spawn(&binary, &args, &self.dir.path().join("log")));
+        let mut command = Command::new(self.options.binary.clone().unwrap_or_else(|| "etcd".into()));
+        command.args(args).env("ETCDCTL_API", "3").env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
+        self.process = Some(Process::spawn("etcd", command, &self.dir.path().join("log")));
     }
 
     /// Whether the server that we started, and no other, comes to answer a real request.
     async fn ready(&mut self) -> bool {
         let start = std::time::Instant::now();
         while start.elapsed() < READY {
-            let child = self.child.as_mut().expect("a server that was started");
-            if child.try_wait().expect("wait for etcd").is_some() {
+            let process = self.process.as_mut().expect("a server that was started");
+            if process.is_gone() {
                 return false;
             }
-            if process::owns_port(child.id(), self.member.client_port) && self.answers().await {
+            if process::owns_port(process.pid(), self.member.client_port) && self.answers().await {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -190,7 +193,7 @@ impl EtcdServer {
 
     /// Its process, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.process.as_ref().map(Process::pid)
     }
 
     /// `host:port` for clients.
@@ -259,7 +262,7 @@ impl EtcdServer {
         client.user_change_password(user, password).await.expect("set the password");
     }
 
-    /// Adds a role that nobody has. Signed tokens from before are out of date then.
+    /// Adds a role that no one has. Signed tokens from before are out of date then.
     pub async fn add_role(&self, root: &str, role: &str) {
         self.client_of("root", root).await.role_add(role).await.expect("add a role");
     }
@@ -271,10 +274,7 @@ impl EtcdServer {
 
     /// SIGKILL, and wait until it is dead.
     pub fn kill(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().expect("kill etcd");
-            child.wait().expect("wait for etcd");
-        }
+        self.process = None;
     }
 
     /// Starts it again on the same data and ports, and waits until it serves.
@@ -311,21 +311,20 @@ impl EtcdServer {
 
     /// SIGSTOP: connections stay open and nothing answers. Returns when the last thread has stopped.
     pub async fn pause(&self) {
-        let child = self.child.as_ref().expect("a running etcd");
-        process::signal(child, libc::SIGSTOP);
-        eventually("etcd stops", READY, async || process::is_stopped(child).then_some(())).await;
+        let process = self.process.as_ref().expect("a running etcd");
+        process.signal(Signal::STOP);
+        eventually("etcd stops", READY, async || process::is_stopped(process.pid()).then_some(())).await;
     }
 
     /// SIGCONT.
     pub fn resume(&self) {
-        process::signal(self.child.as_ref().expect("a running etcd"), libc::SIGCONT);
+        self.process.as_ref().expect("a running etcd").signal(Signal::CONT);
     }
 }
 
 /// Runs etcd's own tool.
 fn etcdctl(args: &[&str]) {
-    let output =
-        std::process::Command::new("etcdctl").env("ETCDCTL_API", "3").args(args).output().expect("run etcdctl");
+    let output = Command::new("etcdctl").env("ETCDCTL_API", "3").args(args).output().expect("run etcdctl");
     assert!(output.status.success(), "etcdctl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -380,7 +379,7 @@ impl EtcdCluster {
     /// The index of the member that leads.
     pub async fn leader(&self) -> usize {
         eventually("the cluster has a leader", READY, async || {
-            for (n, member) in self.members.iter().enumerate().filter(|(_, member)| member.child.is_some()) {
+            for (n, member) in self.members.iter().enumerate().filter(|(_, member)| member.process.is_some()) {
                 let Ok(mut client) = member.try_client(None).await else { continue };
                 let Ok(status) = client.status().await else { continue };
                 if status.leader() != 0 && status.header()?.member_id() == status.leader() {

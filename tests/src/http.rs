@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 /// The body of the answer to a GET of `path` at `address`.
 ///
 /// # Errors
-/// Nobody answers, or not with 200.
+/// There is no answer, or not with 200.
 pub async fn get(address: &str, path: &str) -> Result<Vec<u8>> {
     let mut stream = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
     let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");

@@ -26,7 +26,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
         max_nodes,
         max_restarts: 3,
         restarts_without_progress: None,
-        // As agents have it unless they are told otherwise: they refuse another.
+        // The default of agents: they refuse another.
         failed_starts: None,
         exclude_after: Some(3),
         restart_policy: RestartPolicy::Failures,
@@ -145,7 +145,7 @@ impl InProcessNode {
             Ok(Ok(place)) => place.as_ref().map(|(start, _)| start.clone()).context("it has a place"),
             Ok(Err(_)) => bail!("{} is gone", self.name),
             Err(_) => bail!(
-                "{} did not run with {group_world_size} nodes within {within:?}; it stands at {:?}",
+                "{} did not run with {group_world_size} nodes within {within:?}; it is at {:?}",
                 self.name,
                 self.status.borrow().round
             ),

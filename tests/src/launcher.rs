@@ -9,7 +9,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::binaries::binary;
+use crate::processes::binary;
 use crate::wait::within;
 
 /// A folder from which agents are run, and what they are run with.

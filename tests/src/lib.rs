@@ -4,20 +4,20 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`agents`] | built agents as processes, their workers as scripts that tell where they are |
-//! | [`binaries`] | the product's own binaries, as built beside the tests |
-//! | [`campaign`] | jobs of the built programs on hosts of their own, struck by faults and judged |
 //! | [`contract`] | the promises of `coordinator::store::Store`, as cases to run on any implementation |
 //! | [`cost_model`] | what a node costs its etcd, by the protocol |
 //! | [`counting_store`] | a store that counts what is asked of it |
 //! | [`etcd`] | real etcd servers and clusters: started, killed, frozen, restarted |
-//! | [`hostile`] | any bytes, played to each parser that faces the world |
+//! | [`hostile`] | any bytes, given to each parser that faces the world |
 //! | [`http`] | what a server says of itself |
 //! | [`in_process`] | many nodes in one process, their workers simulated |
 //! | [`launcher`] | the agent run to its end under any name, as launch scripts run it |
+//! | [`percentile`] | percentiles of what was measured |
 //! | [`previous_release`] | the programs of the release before this one |
+//! | [`processes`] | processes that run while a test does, and the product's own programs |
 //! | [`processor`] | what processes and threads cost the machine |
 //! | [`proxy`] | a TCP proxy that cuts, stalls, delays and refuses |
-//! | [`rack`] | hosts that stand and fall together |
+//! | [`rack`] | hosts that fail together |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
 //! | [`wait`] | waiting for a condition with a deadline |
@@ -26,8 +26,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod agents;
-pub mod binaries;
-pub mod campaign;
 pub mod contract;
 pub mod cost_model;
 pub mod counting_store;
@@ -37,7 +35,9 @@ pub mod http;
 pub mod in_process;
 pub mod launcher;
 pub mod linearizability;
+pub mod percentile;
 pub mod previous_release;
+pub mod processes;
 pub mod processor;
 pub mod proxy;
 pub mod rack;

@@ -3,7 +3,7 @@
 //! The search is that of Wing and Gong ("Testing and Verifying Concurrent Objects", 1993) with Lowe's memo ("Testing for
 //! linearizability", 2017), as Knossos and Porcupine have it. The unit is the whole store, not a key: its revision counts
 //! the writes of all keys, and each answer names it. So an answered call fits in few places, and only calls whose outcome
-//! nobody knows make the search branch.
+//! no one knows make the search branch.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -22,12 +22,12 @@ pub enum Action {
     },
 }
 
-/// What it was told.
+/// The answer that it got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// The store's revision, and the key's value with the revision of its last write.
     Found(i64, Option<(u64, i64)>),
-    /// It was written at this revision. A delete of what is not there leaves the revision as it is.
+    /// It was written at this revision. A delete of what is not there leaves the revision unchanged.
     Written(i64),
     /// The guard did not hold, at this revision.
     Refused(i64),

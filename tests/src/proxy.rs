@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, upstream: String, mut mode: watch::Receiv
             (mode.accepts, mode.age)
         };
         if !accepts {
-            // A connection is refused only where nobody listens on the port.
+            // A connection is refused only where no one listens on the port.
             listener = None;
             if mode.changed().await.is_err() {
                 return;

@@ -1,4 +1,4 @@
-//! Hosts that stand and fall together: nodes whose tasks share one thread, which can be frozen, or ended at once.
+//! Hosts that fail together: nodes whose tasks share one thread, which can be frozen, or ended at once.
 
 use std::thread::JoinHandle;
 
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use crate::processor;
 
 /// A thread with a runtime of its own. Dropped, it ends as a process does that is killed: its connections and ports
-/// close, and nobody says goodbye.
+/// close, and no one says goodbye.
 pub struct Rack {
     handle: Handle,
     thread: i32,
@@ -18,7 +18,7 @@ pub struct Rack {
     running: Option<JoinHandle<()>>,
 }
 
-/// Holds a rack frozen. Dropped, it lets it go on.
+/// Holds a rack frozen. Dropped, it lets it continue.
 pub struct Frozen {
     _held: std::sync::mpsc::Sender<()>,
 }
@@ -37,7 +37,7 @@ impl Rack {
             let _ = tell.send(rustix::thread::gettid().as_raw_nonzero().get());
             runtime.block_on(async {
                 while let Some(until) = asked.recv().await {
-                    // Nothing of this runtime goes on meanwhile: that is what it is for.
+                    // Nothing of this runtime continues meanwhile: that is what it is for.
                     let _ = until.recv();
                 }
             });

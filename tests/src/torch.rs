@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::etcd::dies_with_test;
+use crate::processes::dies_with_test;
 use crate::requirement::skip;
 
 /// An absolute path of a Python that imports torch. Without it, the one that `scripts/torch.sh` makes is used.

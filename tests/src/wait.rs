@@ -1,11 +1,9 @@
 //! Waiting for a condition with a deadline. Tests wait for a condition, and do not just sleep.
 
 use std::future::Future;
-use std::os::unix::process::ExitStatusExt;
-use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at.
+/// The time between two checks of a condition.
 const PERIOD: Duration = Duration::from_millis(20);
 
 /// Polls `condition` until it yields a value. Panics, naming `what`, when that takes longer than `limit`.
@@ -30,12 +28,4 @@ pub async fn within<F: Future>(what: &str, limit: Duration, future: F) -> F::Out
         Ok(output) => output,
         Err(_) => panic!("not within {limit:?}: {what}"),
     }
-}
-
-/// Waits for the end of a process: its exit code, or minus the signal. Panics, naming `what`, when that takes longer
-/// than `limit`.
-pub async fn exit(child: &mut Child, what: &str, limit: Duration) -> i32 {
-    let ended = || std::future::ready(child.try_wait().unwrap_or_else(|error| panic!("wait for {what}: {error}")));
-    let status = eventually(&format!("{what} ends"), limit, ended).await;
-    status.code().unwrap_or_else(|| -status.signal().unwrap_or_default())
 }

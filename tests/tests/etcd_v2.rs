@@ -129,7 +129,7 @@ async fn conditions_decide() {
 }
 
 #[tokio::test]
-async fn keys_expire_unless_refreshed_and_watchers_hear_of_the_one_alone() {
+async fn keys_expire_unless_refreshed_and_watchers_hear_only_of_the_one() {
     let server = EtcdServer::start(EtcdOptions::with_v2()).await;
     let client = client(server.config());
     let kept = done(&client, brief("/t/kept", 3)).await;
@@ -148,7 +148,7 @@ async fn keys_expire_unless_refreshed_and_watchers_hear_of_the_one_alone() {
 }
 
 #[tokio::test]
-async fn a_watch_that_fell_behind_is_told_so() {
+async fn a_watch_that_fell_behind_is_an_error() {
     let server = EtcdServer::start(EtcdOptions::with_v2()).await;
     let client = client(server.config());
     let first = done(&client, put("/w/a", "0", Only::Always)).await.modified;
@@ -157,7 +157,7 @@ async fn a_watch_that_fell_behind_is_told_so() {
         done(&client, put("/other", &n.to_string(), Only::Always)).await;
     }
     assert_eq!(client.wait("/w", first).await.unwrap(), News::Forgotten);
-    // Reading anew tells where to go on
+    // Reading again tells where to continue
     let now = ask(&client, read("/w")).await.index;
     let watching = {
         let client = client.clone();
@@ -183,7 +183,7 @@ async fn a_restart_and_a_cut_cost_a_watch_nothing() {
         match fault {
             "cut" => proxy.cut(),
             "restart" => server.restart().await,
-            // What happens while the watch is broken is told afterwards
+            // What happens while the watch is broken is reported afterwards
             _ => {
                 proxy.refuse();
                 done(&EtcdV2::connect(server.config()).unwrap(), put("/w/a", fault, Only::Always)).await;
@@ -217,7 +217,7 @@ async fn a_frozen_server_is_left_for_another_and_its_watches_with_it() {
     let begun = Instant::now();
     done(&client, read("/w")).await;
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // And the watch goes on there
+    // And the watch continues there
     done(&client, put("/w/a", "1", Only::Always)).await;
     assert_eq!(within("the change", LIMIT, watching).await.unwrap().1.value, "1");
 
@@ -336,7 +336,7 @@ async fn admin(address: &str, path: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_server_without_the_v2_api_is_told_with_the_flag_to_use() {
+async fn a_server_without_the_v2_api_is_reported_with_the_flag_to_use() {
     let server = EtcdServer::start(EtcdOptions::default()).await;
     let error = client(server.config()).probe().await.unwrap_err();
     assert!(matches!(error, StoreError::NotV2 { .. }), "{error}");

@@ -3,7 +3,6 @@
 //! | module | what it tests |
 //! |---|---|
 //! | `agents` | the built agents, end to end, on real etcd servers |
-//! | `campaign` | jobs on hosts of their own, struck by faults |
 //! | `deploy` | what is in `deploy/`: the recipe, its scripts |
 //! | `embedded_against_etcd` | the embedded store beside a real etcd: the same answers to random histories |
 //! | `etcd_faults`, `etcd_v2` | what our clients of etcd's v3 and v2 API do when servers or networks fail |
@@ -25,7 +24,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout)]
 
 mod agents;
-mod campaign;
 mod deploy;
 mod embedded_against_etcd;
 mod etcd_faults;

@@ -18,9 +18,9 @@ use elastic_coordinator::node::Parting;
 use elastic_coordinator::rendezvous::End;
 use elastic_coordinator::store::Store;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::eventually;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -78,13 +78,13 @@ impl Scene {
         nodes.try_into().ok().expect("as many as were asked for")
     }
 
-    fn coordinator(&self) -> Running {
+    fn coordinator(&self) -> Process {
         self.coordinator_with(&[])
     }
 
-    fn coordinator_with(&self, args: &[&str]) -> Running {
+    fn coordinator_with(&self, args: &[&str]) -> Process {
         let args = [&["--etcd", &self.address, "--peer-listen", "127.0.0.1:0"], args].concat();
-        Running::start("elastic-coordinator", &args)
+        Process::start("elastic-coordinator", &args)
     }
 
     /// Another job on the same store.
@@ -191,8 +191,7 @@ async fn a_coordinator_that_is_stopped_hands_over_and_one_that_stays_takes_the_j
     let second = scene.coordinator();
     second.says("watching ", WITHIN).await;
 
-    let status = first.terminate(WITHIN).await;
-    assert!(status.success(), "{status}");
+    assert_eq!(first.terminate(WITHIN).await, 0);
     scene.led("the other replica leads", |now| now.coordinator && now.node != leader.node).await;
     assert_eq!(scene.round().await.modified, before);
 
@@ -247,7 +246,7 @@ async fn a_coordinator_lets_go_of_a_job_that_has_ended() {
     let nodes = scene.nodes(["a", "b"]).await;
     scene.led("the coordinator leads", |leader| leader.coordinator).await;
     succeed(nodes).await;
-    eventually("nobody leads", WITHIN, async || scene.leader().await.is_none().then_some(())).await;
+    eventually("no one leads", WITHIN, async || scene.leader().await.is_none().then_some(())).await;
     let (left, _) = scene.store.range(&scene.keys.nodes()).await.unwrap();
     assert!(left.is_empty(), "done nodes leave no keys");
     assert!(scene.ctl_ok(&["jobs"]).await.contains("succeeded"));
@@ -284,7 +283,7 @@ async fn elasticctl_shows_the_truth_to_people_and_programs() {
     let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert_eq!((&last["round"], &last["state"]), (&2.into(), &"running".into()));
 
-    let follow = Running::start("elasticctl", &["--etcd", &scene.address, "events", "train", "-f"]);
+    let follow = Process::start("elasticctl", &["--etcd", &scene.address, "events", "train", "-f"]);
     follow.says("ValueError: ", WITHIN).await;
     b.fail(FailureClass::Own, "KeyError: again");
     follow.says("KeyError: ", WITHIN).await;
@@ -371,7 +370,7 @@ async fn a_drained_node_leaves_stays_away_and_may_come_back() {
     let again = scene.node("b").await;
     assert_eq!(again.parting(WITHIN).await.unwrap(), Parting::End(End::Drained), "it stays away");
     assert!(scene.ctl_ok(&["describe", "train"]).await.contains("drained     b"));
-    assert_eq!(scene.round().await.value.number, 2, "nobody is disturbed");
+    assert_eq!(scene.round().await.value.number, 2, "no one is disturbed");
 
     scene.ctl_ok(&["undrain", "train", "b"]).await;
     let mut b = scene.node("b").await;
@@ -412,7 +411,7 @@ async fn an_operator_resizes_and_closes_a_job() {
 
 #[tokio::test]
 async fn a_coordinator_serves_the_embedded_store_and_its_own_state() {
-    let coordinator = Running::start(
+    let coordinator = Process::start(
         "elastic-coordinator",
         &["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"],
     );
@@ -450,10 +449,10 @@ async fn a_coordinator_serves_the_embedded_store_and_its_own_state() {
 #[tokio::test]
 async fn a_coordinator_without_a_store_is_alive_but_not_ready() {
     let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let mut coordinator = Running::start("elastic-coordinator", &args);
+    let mut coordinator = Process::start("elastic-coordinator", &args);
     let page = coordinator.says("http://", WITHIN).await;
     assert!(http(&page, "/live").await.starts_with("HTTP/1.1 200"));
     let answer = http(&page, "/ready").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("is the store there?"), "{answer}");
-    assert!(coordinator.terminate(WITHIN).await.success());
+    assert_eq!(coordinator.terminate(WITHIN).await, 0);
 }

@@ -1,5 +1,5 @@
 //! `elasticctl doctor` on servers that are well, dead, full, foreign or strict. The judgement has table tests of its own,
-//! beside it; here it is what real servers answer.
+//! next to it; here it is what real servers answer.
 
 mod certificates;
 mod clocks;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use elastic_coordinator::embedded::EmbeddedServer;
 use elastic_coordinator::job::{JobId, Keys, NodeRecord, Phase, Spec, Versioned, to_json};
 use elastic_coordinator::store::{Op, Store, StoreError};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions, EtcdServer, free_port};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
+use elastic_tests::processes::output;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -99,7 +99,7 @@ async fn the_v2_api_is_told_where_it_answers() {
 }
 
 #[tokio::test]
-async fn nobody_listens_or_the_name_is_none() {
+async fn no_server_listens_or_the_name_is_none() {
     let dead = format!("127.0.0.1:{}", free_port());
     let told = Told::by(&["--etcd", &dead]).await;
     told.says("port", &dead, "failed", "refused");

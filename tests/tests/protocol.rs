@@ -155,7 +155,7 @@ async fn a_newcomer_joins_and_a_leaver_leaves_while_ranks_stay() {
 /// How often each key under `prefix` was written since revision `from`.
 async fn puts(store: &dyn Store, prefix: String, from: Revision) -> BTreeMap<String, u32> {
     let (_, until) = store.range(&prefix).await.unwrap();
-    // What marks the end of the history that is looked at.
+    // What marks the end of the history that is read.
     let end = format!("{prefix}end");
     store.put(Vec::new(), Op::put(&end, "")).await.unwrap();
     let mut watcher = store.watch(Scope::Prefix(prefix), from).await.unwrap();
@@ -237,7 +237,7 @@ async fn those_who_wait_for_a_failed_jobs_last_nodes_do_not_all_read_them() {
     })
     .await;
     real.revoke(lease).await.unwrap();
-    // then the job begins anew with them
+    // then the job begins again with them
     for node in &mut nodes {
         assert_eq!(node.runs(4, COME as u32, WITHIN).await.unwrap().round.generation, 2);
     }
@@ -270,7 +270,7 @@ async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
         });
         store.put(Vec::new(), Op::put(job.keys.node(&ids[index]), record.to_string())).await.unwrap();
     };
-    // Given a job that ended so, and nodes of which the first ranks' and every third are gone: who publishes, and what
+    // Given a job that ended so, and nodes: those of the first ranks, and every third, are gone: who publishes, and what
     // all of them read
     let ends = async |state: &str| {
         let sealed = json!({ "number": 3, "plan": 7, "nodes": SIZE });
@@ -295,7 +295,7 @@ async fn at_a_jobs_end_not_every_node_reads_all_of_them() {
     let (publishers, keys) = ends("failed").await;
     assert_eq!(publishers, [4]);
     assert!(keys < u64::from(SIZE) * 6, "{keys}");
-    // Nobody does while they go on, and the first alone where all leave
+    // No one does while they continue, and the first alone where all leave
     let (publishers, keys) = ends("running").await;
     assert!(publishers.is_empty(), "{publishers:?}");
     assert!(keys < u64::from(SIZE) * 8, "{keys}");

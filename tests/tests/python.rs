@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
@@ -71,7 +71,7 @@ fn a_function_is_launched_from_python_and_returns_what_its_workers_did() {
     assert_eq!(told("returned"), serde_json::json!({ "0": 1, "1": 11 }));
     let cause = told("failed");
     assert!(cause.as_str().unwrap().starts_with("ValueError: the loss is not a number"), "{cause}");
-    assert!(cause.as_str().unwrap().contains("in fails"), "the traceback is told: {cause}");
+    assert!(cause.as_str().unwrap().contains("in fails"), "the traceback is in the report: {cause}");
     // What a round that failed has returned is not taken for the result.
     assert_eq!(told("again"), serde_json::json!({ "0": "second", "1": "second" }));
     let mut cell: Vec<_> = told("cell").as_str().unwrap().lines().map(str::to_owned).collect();
@@ -105,7 +105,7 @@ async fn a_script_speaks_with_its_agent() {
     let job = Job::on(&etcd, "2").flag("--max-restarts=1").plain_script("worker_api.py", &[]);
     let mut agents = job.start_all(["a", "b"]);
     let told = async |event: &str, round: u64, count: usize| -> Vec<Value> {
-        eventually(&format!("`{event}` is told in round {round}"), LIMIT, async || {
+        eventually(&format!("`{event}` is reported in round {round}"), LIMIT, async || {
             let lines = json_lines(&job.path("trace"));
             let fits = |line: &Value| line["event"] == event && line["round"] == round;
             Some(lines.into_iter().filter(fits).collect::<Vec<_>>()).filter(|lines| lines.len() >= count)

@@ -1,5 +1,5 @@
 //! What a job of thousands of nodes costs its etcd and its leader, and how fast it acts: the real drivers and the real
-//! client, a connection to etcd for each node, in one process; workers as words. Run by `make bench-scale`; sizes can be
+//! client, a connection to etcd for each node, in one process; simulated workers. Run by `make bench-scale`; sizes can be
 //! named: `make bench-scale SIZES="100 4000"`.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use elastic_coordinator::listener::raise_descriptor_limit;
 use elastic_coordinator::time::Time;
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35};
+use elastic_tests::processes::Process;
 use elastic_tests::processor::process;
 
 use self::etcd_load::{EtcdLoad, version};
@@ -33,7 +33,7 @@ const REST: Duration = Duration::from_secs(30);
 /// In this time one node of a hundred dies and comes again.
 const CHURN: Duration = Duration::from_secs(60);
 
-/// How often it is looked at how many nodes have workers at work.
+/// The time between two counts of the nodes that have workers at work.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Descriptors that a node takes here: its port, its connection to etcd, both ends of its stream to the leader.
@@ -161,7 +161,7 @@ async fn on(etcd: &EtcdServer, size: u32) -> Result<Point> {
     Ok(Point { size, sizes, steps, rest })
 }
 
-/// All come at once to an etcd that knows nothing of the job: nobody leads yet.
+/// All come at once to an etcd that knows nothing of the job: no one leads yet.
 async fn crowd(size: u32) -> Result<()> {
     let etcd = start_etcd(size).await;
     let mut fleet = Fleet::new(&etcd.address(), size)?;
@@ -224,7 +224,7 @@ fn tell_new(before: &[(u64, String)], now: &[(u64, String)]) {
 async fn lose_coordinator(fleet: &mut Fleet, etcd: &EtcdServer) -> Result<Step> {
     let address = etcd.address();
     let args = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let mut coordinator = Running::start("elastic-coordinator", &args);
+    let mut coordinator = Process::start("elastic-coordinator", &args);
     fleet.until_led(WITHIN, |leader| leader.coordinator).await.context("it takes over")?;
     // Until all have their streams to it.
     tokio::time::sleep(SETTLE).await;

@@ -1,4 +1,4 @@
-//! Workers as shell scripts that write down their rank and node, and wait to be told how to end.
+//! Workers as shell scripts that write down their rank and node, and wait for their exit code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

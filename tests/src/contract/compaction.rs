@@ -50,7 +50,7 @@ pub async fn snapshot_of_a_key_that_is_gone_is_empty(ctx: Ctx) {
     assert_eq!(watched.collect(1).await[0].revision(), again);
 }
 
-/// A watch that is up to date loses nothing by compaction and is told nothing of it.
+/// A watch that is up to date loses nothing by compaction and does not see it.
 pub async fn open_watch_survives_compaction(ctx: Ctx) {
     let mut watched = ctx.watch_all(ctx.revision().await.next()).await;
     let first = ctx.put("a", "1").await;

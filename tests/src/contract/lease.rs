@@ -141,7 +141,8 @@ pub async fn keep_alive_keeps_alive(ctx: Ctx) {
         full = ctx.store.keep_alive(lease).await.unwrap().expect("a lease that is renewed in time lives");
     }
     assert!(ctx.value("a").await.is_some());
-    eventually("a lease left alone is gone", GONE_BY, async || ctx.value("a").await.is_none().then_some(())).await;
+    eventually("a lease that is not renewed is gone", GONE_BY, async || ctx.value("a").await.is_none().then_some(()))
+        .await;
     assert_eq!(ctx.store.keep_alive(lease).await.unwrap(), None);
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each group of cases gets one subject and runs side by side on it, each case under a key prefix of its own.
-//! Compaction touches everybody's history, so its cases run one after another on a subject of their own.
+//! Compaction touches everyone's history, so its cases run one after another on a subject of their own.
 
 pub mod compaction;
 pub mod lease;

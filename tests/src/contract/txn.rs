@@ -313,7 +313,7 @@ pub async fn key_written_twice_is_refused(ctx: Ctx) {
     assert!(ctx.txn(either).await.succeeded, "once in each branch is fine");
 }
 
-/// A branch that puts a key and deletes a prefix that covers it is refused likewise.
+/// A branch that puts a key and deletes a prefix that covers it is refused in the same way.
 pub async fn key_put_and_prefix_deleted_is_refused(ctx: Ctx) {
     let both = [Op::delete_prefix(ctx.key("d/")), Op::put(ctx.key("d/1"), "x")];
     assert!(is_invalid(&ctx.store.txn(Txn::of(both)).await));

@@ -13,7 +13,7 @@ pub const CASES: &[Case] = contract_cases![
     watch_from_the_next_revision_sees_only_what_comes,
     watch_from_a_revision_that_is_yet_to_come,
     watch_from_zero_is_refused,
-    watch_of_a_key_sees_that_key_alone,
+    watch_of_a_key_sees_only_that_key,
     watch_of_a_prefix_sees_no_neighbour,
     deletes_are_events,
     transaction_is_one_update,
@@ -73,7 +73,7 @@ pub async fn watch_from_zero_is_refused(ctx: Ctx) {
 }
 
 /// A watch of one key hears of no longer and no shorter one.
-pub async fn watch_of_a_key_sees_that_key_alone(ctx: Ctx) {
+pub async fn watch_of_a_key_sees_only_that_key(ctx: Ctx) {
     let mut watched = ctx.watch(Scope::Key(ctx.key("a")), ctx.revision().await.next()).await;
     for name in ["a/", "a0", "ab", ""] {
         ctx.put(name, "x").await;

@@ -53,12 +53,12 @@ impl Certs {
         Certs { ca: ca_file, server, client, issuer: ca, hosts, dir }
     }
 
-    /// Makes the server's certificate and key anew, in place, until then.
+    /// Makes the server's certificate and key again, in place, until then.
     pub fn renew_server(&self, until: SystemTime) {
         leaf(self.dir.path(), "server", &self.hosts, Some(until), &self.issuer);
     }
 
-    /// Makes the client's certificate and key anew, in place, until then.
+    /// Makes the client's certificate and key again, in place, until then.
     pub fn renew_client(&self, until: SystemTime) {
         leaf(self.dir.path(), "client", &[], Some(until), &self.issuer);
     }

@@ -1,12 +1,7 @@
-//! Starting a process that ends with its test, and finding out which process listens on a port.
-
-#![allow(unsafe_code)]
+//! Free ports, and finding out which process listens on a port.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 /// A loopback port that was free a moment ago.
 pub fn free_port() -> u16 {
@@ -27,37 +22,9 @@ pub(super) fn free_ports<const N: usize>() -> [u16; N] {
     std::array::from_fn(|n| held[n].local_addr().expect("an address").port())
 }
 
-/// Starts a process whose output goes to `log` and that dies with the thread that started it.
-pub(crate) fn spawn(binary: &Path, args: &[String], log: &Path) -> Child {
-    let log = std::fs::File::options().create(true).append(true).open(log).expect("a log file");
-    let mut command = Command::new(binary);
-    command.args(args).env("ETCDCTL_API", "3").env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH);
-    command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
-    dies_with_test(&mut command);
-    command.spawn().unwrap_or_else(|error| panic!("cannot start {}: {error}", binary.display()))
-}
-
-/// Has the kernel kill the process with the thread that starts it.
-pub fn dies_with_test(command: &mut Command) {
-    // SAFETY: between fork and exec, prctl is async-signal-safe and touches only the child.
-    unsafe {
-        command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
-    }
-}
-
-/// Sends a signal to a child that has not been waited for.
-pub(crate) fn signal(child: &Child, signal: i32) {
-    // SAFETY: kill touches no memory; the pid is our unreaped child's, so it is nobody else's.
-    let sent = unsafe { libc::kill(child.id() as i32, signal) };
-    assert_eq!(sent, 0, "signal {signal}: {}", std::io::Error::last_os_error());
-}
-
 /// Whether every thread of the process is stopped.
-pub(super) fn is_stopped(child: &Child) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id())).expect("the process's threads");
+pub(super) fn is_stopped(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process's threads");
     tasks.flatten().all(|task| {
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
         // The state follows the name, which is in brackets and may hold anything.

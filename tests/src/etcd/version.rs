@@ -1,4 +1,4 @@
-//! A server that only tells its version over HTTP, as an etcd without the v2 API does. It stands for versions that are
+//! A server that only tells its version over HTTP, as an etcd without the v2 API does. It represents versions that are
 //! not installed.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

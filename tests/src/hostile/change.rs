@@ -31,7 +31,7 @@ fn others() -> Vec<Value> {
     ]
 }
 
-/// The JSON after the changes that `choices` name: each byte a place, the next what becomes of it.
+/// The JSON after the changes that `choices` name: each byte a place, the next the change there.
 pub fn of(mut value: Value, choices: &[u8]) -> Value {
     let others = others();
     for choice in choices.chunks_exact(2).take(8) {

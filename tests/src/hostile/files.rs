@@ -1,4 +1,4 @@
-//! What lies on disks and stands in scripts: checkpoints, command lines.
+//! What is on disks and in scripts: checkpoints, command lines.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

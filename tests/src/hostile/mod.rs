@@ -1,4 +1,4 @@
-//! What strangers may send or leave behind, byte for byte: each function takes any bytes, plays them to one parser of ours,
+//! What strangers may send or leave behind, byte for byte: each function takes any bytes, gives them to one parser of ours,
 //! and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` plays changed samples, and
 //! `fuzz/` whatever libFuzzer finds.
 //!
@@ -19,7 +19,7 @@ pub mod streams;
 /// A parser's name, and what plays bytes to it.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// Every parser that is played to.
+/// Every parser that is tested.
 pub const TARGETS: [Target; 8] = [
     ("records", records::play),
     ("workers_store", streams::workers_store),

@@ -125,7 +125,7 @@ fn calls(mut bytes: &[u8]) -> impl Iterator<Item = (u8, u8, &[u8])> {
 }
 
 /// A request's body: one message after `first`, each in its frame; or many, each after its length in a byte; or these
-/// bytes as they are, whose frames then are whatever they are.
+/// bytes unchanged, with any frames.
 fn body(how: u8, first: &[u8], bytes: &[u8]) -> Bytes {
     let mut body = Vec::new();
     if !first.is_empty() {

@@ -1,4 +1,4 @@
-//! A job that trains on three members of etcd with TLS and users, led by two replicas of the coordinator, of which each
+//! A job that trains on three members of etcd with TLS and users, led by two replicas of the coordinator. Each
 //! is killed at each phase of a round; and then both, and etcd's leader.
 
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use elastic_coordinator::job::{Keys, LeaderRecord, Versioned};
 use elastic_coordinator::store::etcd::{EtcdStore, EtcdTls, EtcdUser, Secret};
 use elastic_coordinator::store::{Event, Scope, Store, WatchUpdate};
 use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::binaries::{Running, binary};
 use elastic_tests::etcd::{Certs, EtcdCluster, EtcdOptions};
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -47,7 +47,7 @@ impl Moment {
 
 struct Site {
     // Processes end before the cluster that they use.
-    replicas: [Option<(String, Running)>; 2],
+    replicas: [Option<(String, Process)>; 2],
     agents: Vec<Agent>,
     job: Job,
     store: EtcdStore,
@@ -106,7 +106,7 @@ impl Site {
             [&self.certs.ca, &self.certs.client.0, &self.certs.client.1].map(|path| path.display().to_string());
         let args = ["--etcd", &etcd, "--cacert", &ca, "--cert", &cert, "--key", &key, "--user", "trainer"];
         let more = ["--password-file", &password, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
-        let running = Running::start("elastic-coordinator", &[&args[..], &more].concat());
+        let running = Process::start("elastic-coordinator", &[&args[..], &more].concat());
         let peer = running.says("pulses at ", LONG).await;
         self.replicas[replica] = Some((peer, running));
     }
@@ -135,8 +135,8 @@ impl Site {
         (number(&line, "round"), number(&line, "step"))
     }
 
-    async fn goes_on(&self, after: u64) {
-        self.step("training goes on", |line| number(line, "step") > after + 20).await;
+    async fn continues(&self, after: u64) {
+        self.step("training continues", |line| number(line, "step") > after + 20).await;
     }
 
     fn kill_worker(&self, node: &str) {
@@ -156,10 +156,10 @@ impl Site {
             WatchUpdate::Events(events) => events.iter().any(|event| moment.is_now(&self.keys, event, before)),
             other => panic!("{other:?}"),
         };
-        let seen = async { while !is_now(watcher.recv().await.expect("the watch goes on")) {} };
+        let seen = async { while !is_now(watcher.recv().await.expect("the watch continues")) {} };
         tokio::time::timeout(LONG, seen).await.unwrap_or_else(|_| panic!("{moment:?} never came"));
         drop(self.replicas[leading].take());
-        let next = self.step("training goes on", |line| number(line, "round") > before).await;
+        let next = self.step("training continues", |line| number(line, "round") > before).await;
         eprintln!("{moment:?}: replica {leading} was killed; step {} came in round {}", next["step"], next["round"]);
         self.start_replica(leading).await;
     }
@@ -180,7 +180,7 @@ async fn training_lives_through_the_deaths_of_replicas_and_of_etcds_leader() {
     let leading = site.leading().await;
     let (round, step) = site.is_whole().await;
     drop(site.replicas[leading].take());
-    site.goes_on(step).await;
+    site.continues(step).await;
     let other = site.leading().await;
     assert_ne!(other, leading);
     assert_eq!(site.is_whole().await.0, round, "a leader's death costs a round");
@@ -207,7 +207,7 @@ async fn training_lives_through_the_deaths_of_replicas_and_of_etcds_leader() {
     site.cluster.members[member].kill();
     site.kill_worker("c");
     site.step("a round forms on two members", |line| number(line, "round") > round).await;
-    site.goes_on(step).await;
+    site.continues(step).await;
     site.cluster.members[member].restart().await;
     let last = number(&site.step("a step", |_| true).await, "step");
     eprintln!("etcd's leader was killed; {last} of {} steps are done", undisturbed.steps());

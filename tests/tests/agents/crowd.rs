@@ -25,7 +25,7 @@ async fn two_hundred_agents_meet_lose_one_and_succeed() {
     let begun = Instant::now();
     agents.remove(AGENTS as usize / 2).kill();
     let second = job.runs_within(2, AGENTS - 1, LONG).await;
-    eprintln!("the others go on {:.2} s after one was killed", begun.elapsed().as_secs_f64());
+    eprintln!("the others continue {:.2} s after one was killed", begun.elapsed().as_secs_f64());
     assert_eq!((second.number, second.restarts()), (2, 0), "one loss costs one round and no restart");
 
     let begun = Instant::now();

@@ -19,7 +19,7 @@ async fn a_job_grows_shrinks_and_grows_again() {
     let grown = job.runs(2, 3).await;
     assert_eq!((grown.nodes()[0], grown.restarts()), ("a", 0));
 
-    // When one is asked to leave, then it leaves with a code of its own, and the others go on at once
+    // When one is asked to leave, then it leaves with a code of its own, and the others continue at once
     b.signal(Signal::TERM);
     let fewer = job.runs_within(grown.number + 1, 2, AT_ONCE).await;
     assert_eq!((fewer.nodes(), fewer.restarts()), (vec!["a", "c"], 0));
@@ -88,7 +88,7 @@ async fn nodes_of_one_job_may_differ_in_size() {
     expect_sizes(&again);
     assert_eq!((again.nodes(), again.restarts()), (round.nodes(), 1));
 
-    // When a part of a node's workers is done, then the round goes on until all are
+    // When a part of a node's workers is done, then the round continues until all are
     again.workers[0].exit(0);
     eventually("the first worker ends", LIMIT, async || (!again.workers[0].is_alive()).then_some(())).await;
     again.workers[1..].iter().for_each(|worker| worker.exit(0));
@@ -105,7 +105,7 @@ async fn a_spare_waits_takes_over_and_shares_the_result() {
     let mut b = job.start("b");
     let first = job.runs(1, 2).await;
 
-    // Given a third node that finds the round full, when it waits, then nobody else notices
+    // Given a third node that finds the round full, when it waits, then no one else notices
     let mut spare = job.start("spare");
     eventually("the spare is known", LIMIT, async || {
         job.record(&etcd, "nodes/spare").await.filter(|node| node["phase"] == "waiting")

@@ -23,7 +23,7 @@ async fn a_spent_budget_ends_the_job_everywhere_with_one_cause() {
     {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
-    job.nobody_is_left(AT_ONCE).await;
+    job.none_is_left(AT_ONCE).await;
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn after_failure_a_new_start_is_a_new_generation() {
     job.runs(2, 2).await.of("a").exit(1);
     assert_eq!(exits(&mut agents).await, [JOB_FAILED; 2]);
 
-    // When the job is started again, with other flags, then numbers go on and the budget is whole
+    // When the job is started again, with other flags, then numbers continue and the budget is whole
     agents = ["a", "b"].map(|name| job.start_with(name, &["--max-restarts=2"]));
     let round = job.runs(3, 2).await;
     assert_eq!(round.restarts(), 0);
@@ -66,7 +66,7 @@ async fn after_failure_a_new_start_is_a_new_generation() {
 }
 
 #[tokio::test]
-async fn a_cluster_killed_as_a_whole_goes_on_with_the_same_flags() {
+async fn a_cluster_killed_as_a_whole_continues_with_the_same_flags() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2:3").flag("--max-restarts=2");
     let mut agents = job.start_all(["a", "b", "c"]);
@@ -96,5 +96,5 @@ async fn too_few_nodes_for_too_long_end_the_job() {
     b.kill();
     assert_eq!(a.exit(LIMIT).await, JOB_FAILED);
     assert!(a.output().contains("the job has failed: "), "{}", a.output());
-    job.nobody_is_left(AT_ONCE).await;
+    job.none_is_left(AT_ONCE).await;
 }

@@ -1,8 +1,8 @@
 //! Nodes that get no place: since they failed again and again, or since an operator says so.
 
 use elastic_tests::agents::{Agent, Job, LIMIT, Round, exits};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::output;
 use elastic_tests::wait::eventually;
 
 /// What elasticctl says on both streams, and whether it was done.
@@ -45,7 +45,7 @@ async fn a_node_that_fails_again_and_again_sits_out_until_it_is_taken_back() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (job, mut agents) = three(&etcd, &["--exclude-after=2"]).await;
 
-    // When b's workers fail twice, then the others go on without it, and it waits
+    // When b's workers fail twice, then the others continue without it, and it waits
     for number in [1, 2] {
         job.runs(number, 3).await.of("b").exit(9);
     }

@@ -1,4 +1,4 @@
-//! Agents, workers and etcd that die or freeze, in a job of three agents that goes on.
+//! Agents, workers and etcd that die or freeze, in a job of three agents that continues.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ async fn ends_well(job: &Job, agents: &mut [Agent]) {
     let round = job.round().unwrap();
     round.exit(0);
     assert!(exits(agents).await.iter().all(|&code| code == 0));
-    job.nobody_is_left(LIMIT).await;
+    job.none_is_left(LIMIT).await;
 }
 
 #[tokio::test]
@@ -31,7 +31,7 @@ async fn a_killed_agent_comes_back() {
     let job = Job::on(&etcd, "2:3").prompt().flag("--max-restarts=0");
     let (mut agents, first) = three(&etcd, &job).await;
 
-    // When an agent that does not lead is killed, then the others go on at once, in their old order, free of charge
+    // When an agent that does not lead is killed, then the others continue at once, in their old order, free of charge
     agents[2].kill();
     let second = job.runs_within(2, 2, AT_ONCE).await;
     assert_eq!((second.restarts(), second.nodes()), (0, staying(&first, &["a", "b"])));
@@ -66,7 +66,7 @@ async fn two_agents_killed_at_once_come_back() {
     let job = Job::on(&etcd, "1:3").flag("--max-restarts=0");
     let (mut agents, _) = three(&etcd, &job).await;
 
-    // When the leader and another are killed, then the third goes on alone
+    // When the leader and another are killed, then the third continues alone
     agents[0].kill();
     agents[1].kill();
     let second = job.runs_within(2, 1, LEASE * 2).await;
@@ -103,7 +103,7 @@ async fn a_frozen_agent_loses_its_workers_and_joins_again() {
     let job = Job::on(&etcd, "2:3").flag("--max-restarts=0");
     let (mut agents, first) = three(&etcd, &job).await;
 
-    // When an agent freezes, then the others go on once its lease and its workers are gone: its worker ends by itself
+    // When an agent freezes, then the others continue once its lease and its workers are gone: its worker ends by itself
     agents[1].signal(Signal::STOP);
     let second = job.runs_within(2, 2, LEASE * 3).await;
     assert_eq!((second.restarts(), second.nodes()), (0, staying(&first, &["a", "c"])));
@@ -188,7 +188,7 @@ async fn a_killed_agent_leaves_no_process_behind() {
     assert_eq!(job.living().len(), 4);
 
     agent.kill();
-    job.nobody_is_left(AT_ONCE).await;
+    job.none_is_left(AT_ONCE).await;
 }
 
 /// What is left of a round's nodes, in order.

@@ -1,13 +1,13 @@
 //! The final save: when a job ends, an agent has the newest snapshot in memory saved and commits it, and the job's next
-//! start goes on from there.
+//! start continues from there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -84,7 +84,7 @@ fn saved(agent: &Agent) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_the_next_start_goes_on_from_it() {
+async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_the_next_start_continues_from_it() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = training_job(&etcd, "2", 0);
     let mut agents = job.start_all(["a", "b"]);
@@ -107,7 +107,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
         .unwrap();
     assert!(verify.status.success(), "{}", String::from_utf8_lossy(&verify.stdout));
 
-    // And the next start of the job goes on from there, to the undisturbed run's end.
+    // And the next start of the job continues from there, to the undisturbed run's end.
     let mut agents = job.start_all(["a", "b"]);
     assert_eq!(begun_after(&job, round).await, step);
     assert_eq!(exits(&mut agents).await, [0, 0]);
@@ -165,7 +165,7 @@ fn failing(job: Job, save: &str) -> (Job, Agent) {
     (job, agent)
 }
 
-/// The same, with a final save that lasts until somebody ends it, once it has begun. Returns its folder in `/proc` too.
+/// The same, with a final save that lasts until someone ends it, once it has begun. Returns its folder in `/proc` too.
 async fn saving_for_long(etcd: &EtcdServer) -> (Job, Agent, PathBuf) {
     // The agent turns `$$` into `$`.
     let save = "echo $$$$ > pid; echo begun >&2; exec sleep 600";

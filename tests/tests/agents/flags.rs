@@ -53,7 +53,7 @@ async fn a_program_called_like_a_first_word_of_ours_can_be_run() {
 }
 
 #[tokio::test]
-async fn variables_alone_describe_a_job() {
+async fn variables_are_enough_to_describe_a_job() {
     let set = [
         ("PET_NNODES", "1"),
         ("PET_NPROC_PER_NODE", "2"),
@@ -89,7 +89,7 @@ async fn a_script_is_run_in_each_of_the_ways_there_are() {
 }
 
 #[tokio::test]
-async fn each_worker_may_see_its_own_device_alone() {
+async fn each_worker_may_see_only_its_own_device() {
     let launcher = Launcher::default().env("CUDA_VISIBLE_DEVICES", "4,5");
     let tell = r#"echo "$RANK $LOCAL_RANK $ELASTIC_LOCAL_RANK $CUDA_VISIBLE_DEVICES""#;
     let flags = ["--virtual-local-rank", "--no-python", "--nproc-per-node"];
@@ -198,7 +198,7 @@ async fn a_signal_before_anything_was_joined_is_a_planned_end() {
 }
 
 #[tokio::test]
-async fn the_shutdown_timeout_holds_when_a_peer_failed_and_when_the_agent_is_told_to_go() {
+async fn the_shutdown_timeout_holds_when_a_peer_failed_and_when_the_agent_is_asked_to_leave() {
     // Given workers that ignore the polite signal, and torchrun's 30 seconds where nothing else is said.
     let launcher = Launcher::default();
     let flags = ["--shutdown-timeout=1", "--nproc-per-node=2", "--no-python", "sh", "-c"];

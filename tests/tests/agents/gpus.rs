@@ -55,7 +55,7 @@ pub(crate) fn with_library(job: Job, gpus: &str) -> Job {
 #[tokio::test]
 async fn workers_start_when_an_earlier_rounds_process_has_left_the_gpu() {
     let old = Leftover::start();
-    // Somebody else's process also holds a GPU. The agent leaves it alone.
+    // Someone else's process also holds a GPU. The agent leaves it alone.
     let foreign = std::process::id();
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "1");
     let job = with_gpus(job, foreign, old.pid());
@@ -84,7 +84,7 @@ async fn who_waits_for_a_gpu_can_be_asked_to_leave() {
 }
 
 #[tokio::test]
-async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
+async fn the_workers_gpus_are_reported_also_when_the_driver_hangs() {
     // Given workers that see two of three GPUs
     let gpus = r#"{"GPU-a",0,1,0},{"GPU-b",0,2,0,{0},3},{"GPU-c",0,3,0}"#;
     let job = with_library(Job::met_by(&["--standalone"], "1"), gpus).env("CUDA_VISIBLE_DEVICES", "2,1");
@@ -105,9 +105,9 @@ async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
         [("1", "b"), ("2", "c")].map(|(gpu, uuid)| format!(r#"up{{gpu="{gpu}",uuid="GPU-{uuid}"}} {answers}"#))
     };
 
-    // Then these are told of, and the third is not
+    // Then these are reported, and the third is not
     let first =
-        eventually("GPUs are told of", LIMIT, async || Some(told().await).filter(|told| !told.is_empty())).await;
+        eventually("GPUs are reported", LIMIT, async || Some(told().await).filter(|told| !told.is_empty())).await;
     let of_one = first.iter().filter(|line| line.contains(r#"{gpu="1",uuid="GPU-b"}"#));
     assert_eq!(
         of_one.map(|line| line.replace(r#"{gpu="1",uuid="GPU-b"}"#, "")).collect::<Vec<_>>(),
@@ -123,7 +123,7 @@ async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
     );
     assert_eq!(first.len(), 2 * 7, "{first:?}");
 
-    // When they are lost, or the driver hangs, then that is told, and nothing else of them
+    // When they are lost, or the driver hangs, then only that is reported of them
     for trouble in [&lost, &hangs] {
         std::fs::write(trouble, "").unwrap();
         assert_eq!(told().await, up(0));
@@ -136,7 +136,7 @@ async fn the_workers_gpus_are_told_as_they_are_also_when_the_driver_hangs() {
 }
 
 #[tokio::test]
-async fn without_a_driver_nothing_is_told_of_gpus() {
+async fn without_a_driver_nothing_is_reported_of_gpus() {
     let job = Job::met_by(&["--standalone"], "1");
     let mut agent = job.start_with("a", &["--health-port=0"]);
     let port = health_port(&agent).await;

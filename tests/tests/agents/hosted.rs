@@ -44,7 +44,7 @@ async fn without_its_host_a_job_ends_everywhere() {
     job.runs(1, 3).await;
 
     a.kill();
-    job.nobody_is_left(LEASE * 2).await;
+    job.none_is_left(LEASE * 2).await;
     for agent in &mut others {
         assert_eq!(agent.exit(LEASE * 2).await, 1);
         assert!(agent.output().contains("elastic-agent: "), "{}", agent.output());
@@ -86,7 +86,7 @@ async fn one_node_needs_no_store() {
 
 /// Freezes the agent of a job of one node, which no other node can replace, for longer than its lease. Freezes its
 /// workers too if `workers_too`.
-async fn goes_on_after_a_freeze(workers_too: bool) {
+async fn continues_after_a_freeze(workers_too: bool) {
     let job = Job::met_by(&["--standalone"], "1").flag("--nproc-per-node=2").flag("--max-restarts=1");
     let mut agent = job.start("a");
     let round = job.runs(1, 2).await;
@@ -94,7 +94,7 @@ async fn goes_on_after_a_freeze(workers_too: bool) {
     frozen.iter().for_each(|worker| worker.signal(Signal::STOP));
     agent.signal(Signal::STOP);
     tokio::time::sleep(LEASE * 2).await;
-    assert_eq!(job.living(), round.pids(), "workers were ended while nobody could take their place");
+    assert_eq!(job.living(), round.pids(), "workers were ended while no one could take their place");
     agent.signal(Signal::CONT);
     frozen.iter().for_each(|worker| worker.signal(Signal::CONT));
 
@@ -106,15 +106,15 @@ async fn goes_on_after_a_freeze(workers_too: bool) {
     assert_eq!((second.number, second.restarts()), (2, 1));
     agent.signal(Signal::STOP);
     agent.kill();
-    job.nobody_is_left(LIMIT).await;
+    job.none_is_left(LIMIT).await;
 }
 
 #[tokio::test]
 async fn a_lone_agent_that_was_frozen_keeps_its_workers() {
-    goes_on_after_a_freeze(false).await;
+    continues_after_a_freeze(false).await;
 }
 
 #[tokio::test]
 async fn a_lone_node_that_was_frozen_keeps_its_workers() {
-    goes_on_after_a_freeze(true).await;
+    continues_after_a_freeze(true).await;
 }

@@ -1,4 +1,4 @@
-//! Training that goes on through changes of its group: survivors keep their processes and what they hold in memory.
+//! Training that continues through changes of its group: survivors keep their processes and what they hold in memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use elastic_tests::wait::eventually;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -145,7 +145,7 @@ impl ChaosRun {
         .await
     }
 
-    /// Kills a worker or an agent, sometimes another one soon after, and sees the others go on. Nodes come back.
+    /// Kills a worker or an agent, sometimes another one soon after, and sees the others continue. Nodes come back.
     async fn strike(&mut self) {
         let Some(before) = self.is_whole(&[]).await else { return };
         let round = number(&self.step("a step", LONG, |_| true).await, "round");
@@ -157,7 +157,7 @@ impl ChaosRun {
             tokio::time::sleep(Duration::from_millis(self.dice.random_range(0..250))).await;
             self.kill(&before, &mut victims);
         }
-        let next = self.step("training goes on", RECOVERY, |line| number(line, "round") > round).await;
+        let next = self.step("training continues", RECOVERY, |line| number(line, "round") > round).await;
         let took = lines_from(&self.trace, told)
             .iter()
             .find(|line| line["event"] == "step" && number(line, "round") > round)

@@ -7,8 +7,8 @@ use elastic_coordinator::node::logs::{LogQuery, LogStream, LogsError, READERS, o
 use elastic_coordinator::store::{Op, Store, Txn};
 use elastic_proto::logs::LogsReply;
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::{eventually, within};
 
 /// Prints a line to each stream, waits for the file of its restart, prints another line, and fails the first time.
@@ -65,7 +65,7 @@ async fn reader(node: &NodeId, peer: &Endpoint, secret: &JobSecret) -> LogStream
 /// The first message, which may be a refusal.
 async fn first(stream: &mut LogStream) -> Result<LogsReply, LogsError> {
     let reply = within("a reply", LIMIT, stream.next()).await?;
-    Ok(reply.expect("it goes on"))
+    Ok(reply.expect("it continues"))
 }
 
 #[tokio::test]
@@ -119,8 +119,8 @@ async fn who_follows_hears_of_each_round_until_the_job_ends() {
     let job = job(&etcd, "2", WORKER).flag("--redirects=3");
     let mut agents = job.start_all(["a", "b"]);
     lines(&etcd, &["1"], 2).await;
-    let mut all = Running::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "-f"]);
-    let one = Running::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "1", "-f"]);
+    let mut all = Process::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "-f"]);
+    let one = Process::start("elasticctl", &["--etcd", &etcd.address(), "logs", "job", "1", "-f"]);
     all.says("[1]:out 1 ", LIMIT).await;
     go(&job, 0);
     for rank in 0..2 {
@@ -128,16 +128,16 @@ async fn who_follows_hears_of_each_round_until_the_job_ends() {
     }
     go(&job, 1);
     assert_eq!(exits(&mut agents).await, [0, 0]);
-    assert_eq!(all.exit(LIMIT).await, Some(0));
-    let log = all.log();
+    assert_eq!(all.exit(LIMIT).await, 0);
+    let log = all.output();
     for line in ["out", "err", "end"] {
         for rank in 0..2 {
             assert_eq!(log.matches(&format!("[{rank}]:{line} {rank} 1\n")).count(), 1, "{log}");
         }
     }
     assert!(log.contains("job job has succeeded"), "{log}");
-    eventually("the one rank's last line", LIMIT, async || one.log().contains("end 1 1\n").then_some(())).await;
-    let log = one.log();
+    eventually("the one rank's last line", LIMIT, async || one.output().contains("end 1 1\n").then_some(())).await;
+    let log = one.output();
     for line in ["out 1 0", "err 1 0", "out 1 1", "err 1 1", "end 1 1"] {
         assert_eq!(log.lines().filter(|said| *said == line).count(), 1, "{log}");
     }
@@ -145,7 +145,7 @@ async fn who_follows_hears_of_each_round_until_the_job_ends() {
 }
 
 #[tokio::test]
-async fn nobody_reads_without_the_secret_and_nobody_is_shown_it() {
+async fn no_one_reads_without_the_secret_and_it_is_never_shown() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = job(&etcd, "1", WORKER).flag("--redirects=3");
     let mut agent = job.start("a");
@@ -181,7 +181,7 @@ async fn nobody_reads_without_the_secret_and_nobody_is_shown_it() {
 }
 
 #[tokio::test]
-async fn a_job_that_begins_anew_has_another_secret() {
+async fn a_job_that_begins_again_has_another_secret() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--redirects=3").program(["false"]);
     assert_eq!(job.start("a").exit(LIMIT).await, JOB_FAILED);
@@ -223,7 +223,7 @@ async fn readers_that_stop_reading_cost_the_job_nothing() {
     }
     let refusal = first(&mut reader(&node, &peer, &secret).await).await.unwrap_err().to_string();
     assert!(refusal.contains("8 others are reading"), "{refusal}");
-    // The worker writes all that it has, though nobody reads on.
+    // The worker writes all that it has, though no one reads on.
     let log = || walk(&job.path("logs")).into_iter().find(|path| path.ends_with("stdout.log"));
     eventually("all is written", LIMIT, async || (log()?.metadata().ok()?.len() == WRITTEN).then_some(())).await;
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that agents keep for their workers: a job goes on from it when all workers die at once.
+//! Memory that agents keep for their workers: a job continues from it when all workers die at once.
 
 use elastic_tests::agents::{Job, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
@@ -7,19 +7,19 @@ use elastic_tests::wait::eventually;
 use crate::agents::final_save::{begun_after, ends_as_undisturbed, kill_all_workers, last, newest_round, training_job};
 
 #[tokio::test]
-async fn when_all_workers_are_killed_at_once_training_goes_on_from_the_last_snapshot_in_memory() {
+async fn when_all_workers_are_killed_at_once_training_continues_from_the_last_snapshot_in_memory() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = training_job(&etcd, "2", 4);
     let mut agents = job.start_all(["a", "b"]);
     let done = kill_all_workers(&job, 4, || ()).await;
     let (round, committed) = (newest_round(&job), last(&job.path("trace"), "committed").unwrap());
 
-    // The next ones go on from the last snapshot
+    // The next ones continue from the last snapshot
     let begin = begun_after(&job, round).await;
     assert!(begin.is_multiple_of(7) || begin.is_multiple_of(200), "{begin} is no step of a snapshot");
     assert!(
         begin + 8 > done && begin > committed,
-        "{done} steps were done, {committed} committed, and it went on at {begin}"
+        "{done} steps were done, {committed} committed, and it continued at {begin}"
     );
 
     // And the end is the undisturbed run's.

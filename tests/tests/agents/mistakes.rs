@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use elastic_coordinator::job::Keys;
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::binaries::{binary, output};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::{binary, output};
 
 /// Short, since the agent has nothing to wait for.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -121,7 +121,7 @@ async fn nodes_that_disagree_hear_both_values() {
     let round = job.runs(1, 1).await;
     let mut second = job.start_with("b", &["--nnodes=2:4"]);
     is_refused(&mut second, 1, &["1:2", "2:4"]).await;
-    assert_eq!(job.runs(1, 1).await, round, "the first goes on undisturbed");
+    assert_eq!(job.runs(1, 1).await, round, "the first continues undisturbed");
     round.exit(0);
     assert_eq!(first.exit(LIMIT).await, 0);
 }
@@ -180,7 +180,7 @@ async fn a_checkpoint_folder_that_is_gone_is_named_and_can_be_given_up() {
     assert_eq!(agent.exit(LIMIT).await, JOB_FAILED, "{}", agent.output());
     std::fs::remove_dir_all(&folder).unwrap();
 
-    // When it is started again, then it does not begin anew unasked: it names the step, the file and the way out
+    // When it is started again, then it does not begin again unasked: it names the step, the file and the way out
     let job = job.program(train);
     let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].to_string();
     let mut agent = job.start("a");
@@ -207,14 +207,14 @@ async fn ctl(etcd: &EtcdServer, args: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn an_agent_started_twice_is_told_who_has_its_name() {
+async fn an_agent_started_twice_is_refused_with_the_owner_of_its_name() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2");
     let mut first = job.start("a");
     let round = job.runs(1, 1).await;
     let mut second = job.start("a");
     is_refused(&mut second, 1, &["node name `a` is in use", &first.pid().to_string(), "--node-name"]).await;
-    assert_eq!(job.runs(1, 1).await, round, "the first goes on undisturbed");
+    assert_eq!(job.runs(1, 1).await, round, "the first continues undisturbed");
     round.exit(0);
     assert_eq!(first.exit(AT_ONCE).await, 0);
 }

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use elastic_tests::agents::{Agent, Job, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -56,7 +56,7 @@ async fn a_communicator_shrinks_and_grows_with_its_group_and_no_bit_changes() {
     let alive = |worker: &Worker| workers(&job).get(worker) == first.get(worker);
     let at = |node: &str| (node.to_owned(), 0);
 
-    // When a node dies, then the others go on without it
+    // When a node dies, then the others continue without it
     agents[2].kill();
     let step = gets_on(&job, 2, step).await;
     // When it comes back, then there are three again

@@ -105,7 +105,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("ip {}: {}", args.join(" "), said.trim())) }
 }
 
-/// Notes what it was told, and meets its peer where its master is.
+/// Notes its environment, and meets its peer where its master is.
 const MEETS: &str = r#"
 here()
 names = "MASTER_ADDR GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME".split()
@@ -149,7 +149,7 @@ async fn meets(hosts: &Hosts, address: &str, flags: [&[&str]; 2], env: &[(&str, 
     job
 }
 
-/// What workers were told on each host: master, gloo's interface, NCCL's. The master first, which is the same.
+/// The environment of workers on each host: master, gloo's interface, NCCL's. The master first, which is the same.
 fn told(job: &Job) -> (String, [String; 2]) {
     let told = ["a", "b"].map(|node| noted(job, &format!("told-{node}")));
     let of =
@@ -177,7 +177,7 @@ async fn the_interface_is_pinned_where_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn gloo_is_pinned_where_the_hosts_name_leads_to_itself_alone() {
+async fn gloo_is_pinned_where_the_hosts_name_leads_only_to_itself() {
     let Some(hosts) = Hosts::new("gloo") else { return };
     for host in [0, 1] {
         // Debian sets up a host like this.
@@ -217,14 +217,14 @@ fn stock_debian(hosts: &Hosts) {
 }
 
 #[tokio::test]
-async fn a_host_whose_name_leads_to_itself_alone_is_reached_by_the_others() {
+async fn a_host_whose_name_leads_only_to_itself_is_reached_by_the_others() {
     let Some(hosts) = Hosts::new("debian") else { return };
     stock_debian(&hosts);
     meets(&hosts, "node-a", [&[], &[]], &[]).await;
 }
 
 #[tokio::test]
-async fn node_0_is_reached_by_a_name_that_leads_to_itself_alone() {
+async fn node_0_is_reached_by_a_name_that_leads_only_to_itself() {
     let Some(hosts) = Hosts::new("static") else { return };
     stock_debian(&hosts);
     let job = job(&["--master-addr=node-a"], &[]);
@@ -267,7 +267,7 @@ async fn a_name_that_resolves_only_later_is_waited_for() {
 async fn a_store_for_other_hosts_is_served_over_tls_on_the_address_that_is_given() {
     let Some(hosts) = Hosts::new("tls") else { return };
     let store = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.77.2.1:29400"];
-    // Without certificates, and without a word that this is meant, nobody begins
+    // Without certificates, and without a word that this is meant, no one begins
     let refused = job(&store, &[]);
     let mut open = hosts.start(&refused, 0, &[]);
     assert_eq!(open.exit(LIMIT).await, 2);
@@ -341,7 +341,7 @@ async fn a_host_to_which_too_little_comes_is_kept_out() {
     assert_eq!(second.exit(LIMIT).await, 1);
     let said = second.output();
     assert!(said.contains("bit/s from node a at 10.77.2.1:") && said.contains(", of 100 Mbit/s needed: "), "{said}");
-    assert_eq!(job.round().map(|round| round.number), Some(1), "the first goes on");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the first continues");
 
     let mut second = hosts.start(&job, 1, &["--preflight-peer-bandwidth=4Mbit"]);
     second.says(", of 4 Mbit/s needed", LIMIT).await;

@@ -74,7 +74,7 @@ async fn every_agent_gives_the_same_report_with_the_workers_traceback() {
 }
 
 #[tokio::test]
-async fn the_cause_is_handed_up_to_whoever_started_the_agent() {
+async fn the_cause_is_handed_up_to_the_starter_of_the_agent() {
     let job = script("echo '{\"message\":\"std::bad_alloc\",\"errorCode\":6}' > $TORCHELASTIC_ERROR_FILE; exit 7");
     let own = job.path("own-error.json");
     let job = job.env("TORCHELASTIC_ERROR_FILE", own.to_str().unwrap());
@@ -106,14 +106,14 @@ async fn signals_are_named_with_who_sent_them() {
 }
 
 #[tokio::test]
-async fn a_bystander_that_was_told_to_stop_is_not_the_cause() {
+async fn a_bystander_that_was_asked_to_stop_is_not_the_cause() {
     // Given two workers of a node whose agent is held still,
     let job = alone().flag("--nproc-per-node=2");
     let mut agent = job.start("a");
     let round = job.runs(1, 2).await;
     agent.signal(Signal::STOP);
 
-    // when somebody ends the one, and then the other breaks by itself,
+    // when someone ends the one, and then the other breaks by itself,
     round.workers[0].signal(Signal::TERM);
     eventually("the first is gone", LIMIT, async || (!round.workers[0].is_alive()).then_some(())).await;
     round.workers[1].exit(5);
@@ -166,7 +166,7 @@ async fn the_out_of_memory_killer_is_convicted() {
     assert!(text(&cause["killed_by"], "evidence").contains(&*cgroup.0.to_string_lossy()), "{cause}");
     drop(job);
 
-    // A shell whose child is the victim says that itself; the kernel's count is told beside it.
+    // A shell whose child is the victim says that itself; the kernel's count is reported too.
     let job = alone().within(&cgroup.0).program(["bash", "-c", "tail /dev/zero; exit $?"]);
     let cause = failure_of(&job).await["cause"].clone();
     assert_eq!((text(&cause["killed_by"], "by"), &cause["exit_code"]), ("oom_killer_beside", &137.into()), "{cause}");
@@ -230,7 +230,7 @@ async fn a_change_of_members_keeps_the_logs_of_the_attempt() {
 }
 
 #[tokio::test]
-async fn a_console_that_nobody_reads_costs_neither_the_lease_nor_a_line() {
+async fn a_console_that_is_not_read_costs_neither_the_lease_nor_a_line() {
     const LINES: u32 = 700_000;
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--tee=1");
@@ -238,7 +238,7 @@ async fn a_console_that_nobody_reads_costs_neither_the_lease_nor_a_line() {
     let program = format!("seq 1 {LINES}; touch {}", done.display());
     let job = job.program(["bash", "-c", &program]);
 
-    // Given a worker that writes more than console and pipes hold, when nobody reads for longer than a lease,
+    // Given a worker that writes more than console and pipes hold, when no one reads for longer than a lease,
     let (mut agent, mut console) = job.start_into_pipe("a");
     let running = async || job.record(&etcd, "round").await.filter(|round| round["state"] == "running");
     eventually("the round runs", LIMIT, running).await;
@@ -249,7 +249,7 @@ async fn a_console_that_nobody_reads_costs_neither_the_lease_nor_a_line() {
     assert!(job.record(&etcd, "nodes/").await.is_some());
     assert!(!done.exists(), "the worker waits for the console");
 
-    // and when somebody reads, every line is there, in order.
+    // and when someone reads, every line is there, in order.
     let reader = tokio::task::spawn_blocking(move || {
         let mut text = String::new();
         console.read_to_string(&mut text).unwrap();

@@ -1,8 +1,8 @@
-//! Jobs that an operator pauses: all workers end, agents stay, and the job goes on where it was.
+//! Jobs that an operator pauses: all workers end, agents stay, and the job continues where it was.
 
 use elastic_tests::agents::{Agent, Job, LIMIT, exits, json_lines};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::output;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
@@ -30,7 +30,7 @@ async fn is_paused(job: &Job, etcd: &EtcdServer, nodes: usize) {
 }
 
 #[tokio::test]
-async fn a_paused_job_frees_its_machines_and_goes_on_from_what_was_committed_in_the_grace() {
+async fn a_paused_job_frees_its_machines_and_continues_from_what_was_committed_in_the_grace() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = python(Job::on(&etcd, "2").prompt().flag("--max-restarts=0").flag("--drain-grace=20"), COMMITS);
     let mut agents = job.start_all(["a", "b"]);
@@ -39,16 +39,16 @@ async fn a_paused_job_frees_its_machines_and_goes_on_from_what_was_committed_in_
     // When it is paused, then all workers end, and their agents stay
     elasticctl(&etcd, &["pause", "job"]).await;
     is_paused(&job, &etcd, 2).await;
-    job.nobody_is_left(LIMIT).await;
+    job.none_is_left(LIMIT).await;
     assert!(agents.iter_mut().all(|agent: &mut Agent| !agent.is_gone()));
     for node in ["a", "b"] {
         let heard = json_lines(&job.path(&format!("heard-{node}")));
-        let draining = heard.iter().find(|line| line["type"] == "draining").expect("its worker was told");
+        let draining = heard.iter().find(|line| line["type"] == "draining").expect("its worker was informed");
         assert_eq!(draining["grace_ms"], 20_000);
     }
     assert_eq!(job.record(&etcd, "checkpoint").await.expect("a checkpoint")["step"], 41);
 
-    // When it is resumed, then it goes on from there, with the ranks that it had, and it has cost nothing
+    // When it is resumed, then it continues from there, with the ranks that it had, and it has cost nothing
     elasticctl(&etcd, &["resume", "job"]).await;
     let second = job.runs(2, 2).await;
     assert_eq!((second.number, second.restarts(), second.nodes()), (2, 0, first.nodes()));

@@ -6,8 +6,8 @@ use std::process::Output;
 use std::time::Duration;
 
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::eventually;
 use tempfile::TempDir;
 
@@ -41,14 +41,14 @@ impl Pki {
         self.0.path().join(file)
     }
 
-    /// Flags of whoever has this one's certificate.
+    /// Flags of a program with this certificate.
     pub(crate) fn flags(&self, name: &str) -> [String; 3] {
         let flag = |flag: &str, file: String| format!("--peer-{flag}={}", self.path(&file).display());
         [flag("cert", format!("{name}.pem")), flag("key", format!("{name}-key.pem")), flag("ca", "ca.pem".into())]
     }
 }
 
-/// The same as words.
+/// The same as command-line arguments.
 fn words(flags: &[String; 3]) -> [&str; 3] {
     flags.each_ref().map(String::as_str)
 }
@@ -68,7 +68,7 @@ async fn ask_health(pki: &Pki, port: u16, certificate: bool) -> bool {
     curl(pki, certificate, &format!("https://127.0.0.1:{port}/live")).await.status.success()
 }
 
-/// What stands there for who trusts the authority, and shows a certificate or none.
+/// What a client sees there that trusts the authority, and shows a certificate or none.
 async fn curl(pki: &Pki, certificate: bool, at: &str) -> Output {
     let file = |name: &str| pki.path(name).display().to_string();
     let mut curl = tokio::process::Command::new("curl");
@@ -86,7 +86,7 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
     let address = etcd.address();
     let replica = |flags: &[&str]| {
         let own = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
-        Running::start("elastic-coordinator", &[&own[..], flags].concat())
+        Process::start("elastic-coordinator", &[&own[..], flags].concat())
     };
     let plain_replica = replica(&[]);
     let job = Job::on(&etcd, "2:3").flag("--max-restarts=3").prompt();
@@ -98,7 +98,7 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
 
     // A replica without certificates leaves the job alone; one that has them takes the lead
     let text = "left to its agents: its agents speak TLS with each other";
-    eventually("the plain replica says why", LIMIT, async || plain_replica.log().contains(text).then_some(())).await;
+    eventually("the plain replica says why", LIMIT, async || plain_replica.output().contains(text).then_some(())).await;
     assert_ne!(job.leader(&etcd).await.split('-').next(), Some("coordinator"));
     let web = format!("127.0.0.1:{}", free_port());
     let _replica = replica(&[&words(&pki.flags("coordinator"))[..], &["--http", &web]].concat());
@@ -119,7 +119,7 @@ async fn a_job_and_its_coordinator_speak_tls_and_who_does_not_fit_is_kept_out() 
         assert_eq!(stranger.exit(LIMIT).await, 1, "{}", stranger.output());
         assert!(stranger.output().contains(why), "{}", stranger.output());
     }
-    assert_eq!(job.round().map(|round| round.number), Some(1), "the job goes on");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the job continues");
 
     // Logs and health are for those who have a certificate
     let logs = async |flags: &[&str]| {
@@ -184,7 +184,7 @@ async fn a_coordinator_s_own_store_is_served_over_tls_to_etcd_s_clients_too() {
     let port = free_port();
     let listen = format!("0.0.0.0:{port}");
     let serve = ["--embedded", "--listen", &listen, "--peer-listen", "127.0.0.1:0"];
-    let server = Running::start("elastic-coordinator", &[&serve[..], &words(&flags)].concat());
+    let server = Process::start("elastic-coordinator", &[&serve[..], &words(&flags)].concat());
     server.says("pulses at ", LIMIT).await;
     let file = |name: &str| pki.path(name).display().to_string();
     let address = format!("127.0.0.1:{port}");
@@ -195,13 +195,13 @@ async fn a_coordinator_s_own_store_is_served_over_tls_to_etcd_s_clients_too() {
     let refused = jobs(&["--cacert", &file("ca.pem")]).await;
     assert!(!refused.status.success() && said(&refused).contains("wants a client certificate"), "{}", said(&refused));
 
-    let open = Running::start("elastic-coordinator", &["--embedded", "--listen", "0.0.0.0:0"]);
+    let open = Process::start("elastic-coordinator", &["--embedded", "--listen", "0.0.0.0:0"]);
     let why = "could read and write the embedded store";
-    eventually("it refuses to serve everybody", LIMIT, async || open.log().contains(why).then_some(())).await;
+    eventually("it refuses to serve everybody", LIMIT, async || open.output().contains(why).then_some(())).await;
 }
 
 #[tokio::test]
-async fn certificates_are_never_overwritten_and_their_keys_are_the_owners_alone() {
+async fn certificates_are_never_overwritten_and_their_keys_are_only_the_owners() {
     let pki = Pki::of(&["a"]).await;
     for file in ["ca-key.pem", "a-key.pem"] {
         let mode = std::fs::metadata(pki.path(file)).unwrap().permissions().mode();
@@ -221,13 +221,13 @@ async fn certificates_are_never_overwritten_and_their_keys_are_the_owners_alone(
     }
     assert_eq!(["ca.pem", "ca-key.pem", "a.pem", "a-key.pem"].map(read), before);
     assert!(!pki.path("b.pem").exists(), "nothing is made where one is refused");
-    // Anew, by the same key
+    // Again, by the same key
     pki.makes(&["node"], &["--renew", "a"]).await;
     assert_ne!(read("a.pem"), before[2]);
     assert_eq!(read("a-key.pem"), before[3]);
 }
 
-/// Certificates that hold for a short while, renewed as they run out, and a job whose every stream must open anew after
+/// Certificates that hold for a short while, renewed as they run out, and a job whose every stream must open again after
 /// the old ones have ended.
 #[tokio::test]
 #[ignore = "make chaos: certificates must run out"]
@@ -245,7 +245,7 @@ async fn a_job_outlives_its_certificates() {
     let first = job.runs(1, 3).await;
     pki.makes(&["node"], &["--renew", "a", "b", "c"]).await;
     tokio::time::sleep_until(made + VALID + Duration::from_secs(1)).await;
-    assert_eq!(job.round().map(|round| round.number), Some(first.number), "the job goes on");
+    assert_eq!(job.round().map(|round| round.number), Some(first.number), "the job continues");
 
     // One whose certificate was not renewed says so
     let mut late = job.start_with("late", &words(&flags[3]));

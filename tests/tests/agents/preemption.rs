@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::output;
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -67,7 +67,7 @@ async fn is_saving(job: &Job, node: &str) {
 }
 
 #[tokio::test]
-async fn a_preempted_node_saves_and_the_others_go_on_when_it_has() {
+async fn a_preempted_node_saves_and_the_others_continue_when_it_has() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = saving(Job::on(&etcd, "1:3").prompt().flag("--max-restarts=0").flag("--drain-grace=20"));
     let mut a = job.start("a");
@@ -79,12 +79,12 @@ async fn a_preempted_node_saves_and_the_others_go_on_when_it_has() {
     // When a node is asked to leave whose worker takes long to save
     let asked = Instant::now();
     c.signal(Signal::TERM);
-    // then the others are told while it saves,
+    // then the others are informed while it saves,
     eventually("the next round is forming", AT_ONCE, async || {
         job.record(&etcd, "round").await.filter(|round| round["state"] == "forming")
     })
     .await;
-    println!("SIGTERM → the others are told: {:?}", asked.elapsed());
+    println!("SIGTERM → the others are informed: {:?}", asked.elapsed());
     assert_eq!(noted(&job, "checkpoint-c"), "", "it is still saving");
     is_saving(&job, "c").await;
     // and the round starts as soon as it has saved: longer than the stop grace of 3 s would have been no trouble either
@@ -96,7 +96,7 @@ async fn a_preempted_node_saves_and_the_others_go_on_when_it_has() {
     assert_eq!(c.exit(AT_ONCE).await, LEFT);
     assert!(c.output().contains("this node has left the job"), "{}", c.output());
     let heard = json_lines(&job.path("heard-c"));
-    let draining = heard.iter().find(|line| line["type"] == "draining").expect("it was told so");
+    let draining = heard.iter().find(|line| line["type"] == "draining").expect("it was informed");
     assert_eq!(draining["grace_ms"], 20_000);
 
     // When the leader is asked to leave, then it seals the next round itself, and then goes
@@ -146,7 +146,7 @@ async fn a_job_that_is_stopped_as_a_whole_ends_at_once_and_starts_again_at_once(
     assert_eq!(["a", "b", "c"].map(|node| noted(&job, &format!("checkpoint-{node}"))), ["1\n"; 3]);
     assert_eq!(job.record(&etcd, "nodes/").await, None);
 
-    // When it is started again, then nobody waits for those that said that they had left
+    // When it is started again, then no one waits for those that said that they had left
     let begun = Instant::now();
     agents = job.start_all(["a", "b", "c"]);
     let again = job.runs_within(2, 3, AT_ONCE).await;
@@ -281,7 +281,7 @@ async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
         let [mut a, mut b] = job.start_all(["a", "b"]);
         let round = job.runs(1, 2).await;
 
-        // when one node is told to go as a whole, then that is a leave,
+        // when all processes of a node get the signal, then that is a leave,
         let worker = round.of("b").pid;
         let order = if worker_first { [worker, b.pid()] } else { [b.pid(), worker] };
         order.into_iter().for_each(|pid| tell(pid, signal));
@@ -295,7 +295,7 @@ async fn a_worker_that_is_signalled_with_its_agent_has_not_failed() {
         assert_eq!(a.exit(AT_ONCE).await, LEFT, "{}", a.output());
     }
 
-    // When the worker alone is told, then it has failed.
+    // When only the worker gets the signal, then it has failed.
     let job = job(&etcd);
     let mut agents = job.start_all(["a", "b"]);
     job.runs(1, 2).await.of("b").signal(Signal::TERM);

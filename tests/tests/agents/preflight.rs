@@ -1,4 +1,4 @@
-//! Machines that are looked at before their node joins. The GPUs are a stand-in's: see `gpus`.
+//! Machines that are checked before their node joins. The GPUs are a stand-in's: see `gpus`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ async fn an_unfit_machine_never_joins_and_says_all_that_is_wrong() {
     }
     let nodes = job.records(&etcd, "nodes/").await;
     assert!(nodes.len() == 1 && nodes[0]["name"] == "a", "{nodes:?}");
-    assert_eq!(job.round().map(|round| round.number), Some(1), "the others go on");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the others continue");
     round.exit(0);
     assert_eq!(a.exit(LIMIT).await, 0);
 }
@@ -90,7 +90,7 @@ async fn a_machine_behind_a_slow_link_never_joins() {
     let job = Job::on(&etcd, "1:2");
     let nobody = "preflight, unknown: bandwidth to a node of the job: no node of it is on another machine yet";
 
-    // The first has nobody to measure from.
+    // The first has no one to measure from.
     let mut a = job.start_with("a", &["--preflight-peer-bandwidth=1Mbit"]);
     a.says(nobody, LIMIT).await;
     job.runs(1, 1).await;
@@ -109,7 +109,7 @@ async fn a_machine_behind_a_slow_link_never_joins() {
     a.says("measures its bandwidth to here", LIMIT).await;
     let nodes = job.records(&etcd, "nodes/").await;
     assert!(nodes.len() == 1 && nodes[0]["name"] == "a", "{nodes:?}");
-    assert_eq!(job.round().map(|round| round.number), Some(1), "the others go on");
+    assert_eq!(job.round().map(|round| round.number), Some(1), "the others continue");
 
     // What the loopback interface does.
     let mut b = start_elsewhere(&job, "b", &["--preflight-peer-bandwidth=1Mbit"]);

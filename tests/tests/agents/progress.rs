@@ -1,14 +1,14 @@
 //! How far a job has come: told by its workers, kept in the store, shown by `elasticctl`.
 
 use elastic_tests::agents::{JOB_FAILED, Job, LIMIT, exits};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::output;
 use elastic_tests::wait::eventually;
 
 use super::python::python;
 use super::watchdog::get;
 
-/// In round 1 does steps 1 to 30, and then rank 1 fails. Later it goes on after step 20, to step 60.
+/// In round 1 does steps 1 to 30, and then rank 1 fails. Later it continues after step 20, to step 60.
 const WORKER: &str = r#"
 say = agent()
 for step in range(1, 31) if round == 1 else range(21, 61):
@@ -33,7 +33,7 @@ async fn steps_are_kept_over_rounds_and_shown() {
 
     // Given a round whose last steps are younger than the last record, when it ends
     let told = async |round: u64, step: u64| {
-        eventually(&format!("step {step} of round {round} is told"), LIMIT, async || {
+        eventually(&format!("step {step} of round {round} is reported"), LIMIT, async || {
             job.record(&etcd, "progress").await.filter(|told| told["round"] == round && told["step"] == step)
         })
         .await

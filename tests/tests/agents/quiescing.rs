@@ -131,7 +131,7 @@ async fn a_worker_that_quiesces_keeps_its_process_while_nodes_come_and_go() {
 }
 
 #[tokio::test]
-async fn only_a_dead_workers_process_is_started_anew_and_costs_a_restart() {
+async fn only_a_dead_workers_process_is_started_again_and_costs_a_restart() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = job_on(&etcd, "2").flag("--nproc-per-node=2");
     let mut agents = job.start_all(["a", "b"]);
@@ -234,7 +234,7 @@ async fn a_worker_whose_group_is_broken_asks_for_a_round_and_all_keep_their_proc
     };
 
     // Given a request about a round that is not there yet, then nothing follows; given one about this round, then all
-    // meet anew
+    // meet again
     ask("a", round(&first) + 7, 1).await;
     ask("b", round(&first), 2).await;
     let second = places(&job, round(&first), 4).await;

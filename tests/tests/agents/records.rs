@@ -1,4 +1,4 @@
-//! Records that somebody wrote by hand, or lost: a job goes on, and says what is wrong.
+//! Records that someone wrote by hand, or lost: a job continues, and says what is wrong.
 
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::store::{Op, Store, Txn};
@@ -30,7 +30,7 @@ async fn one_bad_record_leaves_no_failure_unhandled() {
         (keys.leader(), Some(of_the_mute.as_str())),
     ] {
         eprintln!("{key}: {value:?}");
-        // when somebody writes rubbish, or takes a record away
+        // when someone writes rubbish, or takes a record away
         let op = value.map_or_else(|| Op::delete(&key), |value| Op::put(&key, value));
         store.txn(Txn::of([op])).await.unwrap();
         // and a worker fails
@@ -58,7 +58,7 @@ async fn one_bad_record_leaves_no_failure_unhandled() {
 }
 
 #[tokio::test]
-async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_stop_nobody() {
+async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_stop_no_node() {
     for value in [None, Some("rubbish")] {
         // Given a job at work
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
@@ -75,9 +75,9 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
         // then all agents end, and say which key it was
         assert_eq!(exits(&mut agents).await, [1, 1]);
         assert!(agents.iter().all(|agent| agent.output().contains("round")));
-        job.nobody_is_left(LIMIT).await;
+        job.none_is_left(LIMIT).await;
 
-        // and when what nobody can read is gone too, then agents of the same id begin anew, though a spec is left
+        // and when the unreadable record is gone too, then agents of the same id begin again, though a spec is left
         store.delete(vec![], &keys.round()).await.unwrap();
         assert!(job.record(&etcd, "spec").await.is_some());
         let anew = Job::on(&etcd, "2");
@@ -88,7 +88,7 @@ async fn a_round_that_is_gone_or_unreadable_ends_every_agent_and_its_leftovers_s
 }
 
 #[tokio::test]
-async fn workers_do_not_warm_up_for_a_round_that_nobody_can_read() {
+async fn workers_do_not_warm_up_for_a_round_that_cannot_be_read() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
     etcd.store().txn(Txn::of([Op::put(keys.round(), "{}")])).await.unwrap();
@@ -100,8 +100,8 @@ async fn workers_do_not_warm_up_for_a_round_that_nobody_can_read() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_nobody_can_read_ends_a_job_that_would_resume_from_it() {
-    // Given rubbish in the place of what an earlier job of this id committed
+async fn a_checkpoint_that_cannot_be_read_ends_a_job_that_would_resume_from_it() {
+    // Given a corrupt record of what an earlier job of this id committed
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (store, keys) = (etcd.store(), Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap()));
     store.txn(Txn::of([Op::put(keys.checkpoint(), "7")])).await.unwrap();

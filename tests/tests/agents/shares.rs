@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, Job, exits_within, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::agents::live::workers;
@@ -109,7 +109,7 @@ async fn a_writer_that_is_killed_in_mid_write_leaves_the_last_good_one_and_the_n
 }
 
 #[tokio::test]
-async fn where_each_node_has_a_folder_of_its_own_rank_0_writes_alone() {
+async fn where_each_node_has_a_folder_of_its_own_only_rank_0_writes() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = job(&etcd, "checkpoints-$ELASTIC_NODE");
     let mut agents = job.start_all(["a", "b"]);

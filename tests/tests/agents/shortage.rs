@@ -16,7 +16,7 @@ fn descriptors(agent: &Agent, limit: Option<u64>) {
 const NONE_LEFT: Option<u64> = Some(3);
 
 #[tokio::test]
-async fn a_start_that_lacks_descriptors_is_charged_to_nobody() {
+async fn a_start_that_lacks_descriptors_is_charged_to_no_node() {
     let job = Job::met_by(&["--rdzv-backend=c10d", &endpoint()], "2").flag("--max-restarts=1");
     let host = job.start("a");
     let short = job.start("b");

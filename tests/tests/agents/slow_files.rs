@@ -1,4 +1,4 @@
-//! File systems on which a program takes long to start and a folder long to make: an agent goes on beside them.
+//! File systems on which a program takes long to start and a folder long to make: an agent continues meanwhile.
 
 use std::path::Path;
 use std::process::Command;

@@ -83,7 +83,7 @@ async fn an_evicted_nodes_commit_is_refused() {
     for name in ["stay", "late-1", "go-1"] {
         std::fs::write(job.path(name), "").unwrap();
     }
-    eventually("the other goes on alone", LEASE * 4, async || {
+    eventually("the other continues alone", LEASE * 4, async || {
         let round = job.record(&etcd, "round").await?;
         (round["state"] == "running" && round["number"].as_u64()? >= 2 && round["group_world_size"] == 1).then_some(())
     })
@@ -93,7 +93,7 @@ async fn an_evicted_nodes_commit_is_refused() {
     // Then it is not published when the agent thaws and reads it
     frozen.signal(Signal::CONT);
     frozen.says("evicted: ", LIMIT).await;
-    eventually("both go on", LIMIT, async || job.path("ready-3-1").exists().then_some(())).await;
+    eventually("both continue", LIMIT, async || job.path("ready-3-1").exists().then_some(())).await;
     let step = job.record(&etcd, "checkpoint").await.unwrap()["step"].as_u64().unwrap();
     assert!(step < 1000, "an evicted node's checkpoint was published");
 }
@@ -276,7 +276,7 @@ async fn a_worker_that_does_not_read_is_let_go_when_a_round_forms() {
     let first = job.start("a");
     is_there(&job, "full").await;
 
-    // When a node joins and news of the round cannot be told, then the connection ends: what cannot be heard is not
+    // When a node joins and news of the round cannot be sent, then the connection ends: what cannot be heard is not
     // waited for.
     let second = job.start("b");
     first.says("a worker does not read what its agent tells it", LIMIT).await;

@@ -130,7 +130,7 @@ async fn a_spare_host_leaves_a_job_that_can_do_without_it_for_one_that_cannot_ru
 }
 
 #[tokio::test]
-async fn a_job_whose_agent_fails_here_is_left_alone_for_a_while() {
+async fn a_job_whose_agent_fails_here_is_skipped_for_a_while() {
     let scene = Scene::new().await;
     let a = scene.job("a", "2");
     let [mut a1, mut a2] = a.start_all(["a1", "a2"]);

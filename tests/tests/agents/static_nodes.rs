@@ -10,7 +10,7 @@ fn job(nnodes: &str) -> Job {
 }
 
 #[tokio::test]
-async fn ranks_are_those_that_were_asked_for_whoever_comes_first_and_after_restarts() {
+async fn ranks_are_those_that_were_asked_for_in_any_order_of_arrival_and_after_restarts() {
     let job = job("3").flag("--max-restarts=1");
     let mut c = job.start_with("c", &["--node_rank=1"]);
     c.says("waiting for it", LIMIT).await;
@@ -50,13 +50,13 @@ async fn two_nodes_that_claim_one_rank_are_both_named() {
     assert_eq!(second.exit(LIMIT).await, 1, "{}", second.output());
     let output = second.output();
     assert!(output.contains("node rank 1 is claimed by first on") && output.contains("and by second"), "{output}");
-    assert_eq!(job.runs(1, 2).await, round, "the others go on undisturbed");
+    assert_eq!(job.runs(1, 2).await, round, "the others continue undisturbed");
     round.exit(0);
     assert_eq!(exits([&mut host, &mut first]).await, [0, 0]);
 }
 
 #[tokio::test]
-async fn one_node_needs_no_port_even_if_it_is_told_one() {
+async fn one_node_needs_no_port_even_if_it_is_given_one() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let job = Job::met_by(&[&format!("--master_port={}", taken.local_addr().unwrap().port())], "1");
     let mut agent = job.start("a");

@@ -1,11 +1,11 @@
-//! What an agent finds where it is started: signals that are ignored, folders that are not there, a Python beside it.
+//! What an agent finds where it is started: signals that are ignored, folders that are not there, a Python next to it.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
-use elastic_tests::binaries::binary;
 use elastic_tests::launcher::Launcher;
+use elastic_tests::processes::binary;
 use elastic_tests::wait::within;
 use rustix::process::Signal;
 use tokio::process::Command;
@@ -61,20 +61,20 @@ fn log_directories(launcher: &Launcher) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_log_directory_that_nobody_asked_for_and_nothing_is_in_goes_when_the_job_succeeds() {
+async fn a_log_directory_that_was_not_asked_for_and_nothing_is_in_goes_when_the_job_succeeds() {
     let launcher = Launcher::default();
     assert_eq!(launcher.run("elastic-agent", &["--standalone", "--no-python", "true"]).await.code, 0);
     assert_eq!(log_directories(&launcher), [""; 0].map(PathBuf::from));
     let to_file = ["--standalone", "--redirects=3", "--no-python", "echo", "hello"];
     assert_eq!(launcher.run("elastic-agent", &to_file).await.code, 0);
     let [written] = &log_directories(&launcher)[..] else { panic!("something was written") };
-    assert_eq!(std::fs::metadata(written).unwrap().mode() & 0o777, 0o700, "it is nobody else's to read");
+    assert_eq!(std::fs::metadata(written).unwrap().mode() & 0o777, 0o700, "it is no one else's to read");
     assert_eq!(launcher.run("elastic-agent", &["--standalone", "--no-python", "false"]).await.code, JOB_FAILED);
     assert_eq!(log_directories(&launcher).len(), 2, "a failure's stays");
 }
 
 #[tokio::test]
-async fn without_a_place_for_logs_that_nobody_asked_for_a_job_runs() {
+async fn without_a_place_for_logs_that_was_not_asked_for_a_job_runs() {
     let launcher = Launcher::default().env("TMPDIR", "/dev/null/absent");
     let ended = launcher.run("elastic-agent", &["--standalone", "--no-python", "echo", "hello"]).await;
     assert_eq!((ended.code, ended.lines()), (0, vec!["hello"]), "{ended:?}");
@@ -92,7 +92,7 @@ async fn without_a_place_for_logs_that_nobody_asked_for_a_job_runs() {
 }
 
 #[tokio::test]
-async fn a_password_that_everybody_on_the_host_can_read_is_warned_of() {
+async fn a_password_that_everyone_on_the_host_can_read_is_warned_of() {
     let launcher = Launcher::default();
     let file = launcher.path("password");
     std::fs::write(&file, "secret").unwrap();

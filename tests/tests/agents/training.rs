@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, exits, json_lines};
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::binary;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ async fn event(job: &Job, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
 }
 
 #[tokio::test]
-async fn training_goes_on_from_the_committed_step() {
+async fn training_continues_from_the_committed_step() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2").flag("--max-restarts=0");
     let (trace, checkpoints) = (job.path("trace"), job.path("checkpoints"));
@@ -34,7 +34,7 @@ async fn training_goes_on_from_the_committed_step() {
     let mut a = job.start("a");
     let mut b = job.start("b");
 
-    // Given two nodes that have committed some steps, when one is killed, then the other goes on alone, from memory
+    // Given two nodes that have committed some steps, when one is killed, then the other continues alone, from memory
     let both = |line: &Value| line["event"] == "begin" && line["world_size"] == 2;
     let begun = event(&job, "both train", both).await["round"].as_u64().unwrap();
     let committed = |line: &Value, after: u64| line["event"] == "committed" && line["round"].as_u64().unwrap() >= after;
@@ -46,7 +46,7 @@ async fn training_goes_on_from_the_committed_step() {
     let alone = event(&job, "one trains alone", |line| later(line, begun, 1)).await["round"].as_u64().unwrap();
     event(&job, "another checkpoint is committed", |line| committed(line, alone)).await;
 
-    // When it comes back, then both go on, to the end
+    // When it comes back, then both continue, to the end
     b = job.start("b");
     event(&job, "both train again", |line| later(line, alone, 2)).await;
     assert_eq!(exits([&mut a, &mut b]).await, [0, 0]);

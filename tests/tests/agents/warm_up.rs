@@ -37,7 +37,7 @@ async fn the_others_pause_only_once_a_newcomers_workers_are_ready() {
     assert!(at("ready", "b") < at("forming", "a"), "a was disturbed before b could work");
     assert!(started(&job, "a")[0]["ELASTIC_WARM_UP"].is_null());
 
-    // Then it is a worker like any other: it goes on when the group changes.
+    // Then it is a worker like any other: it continues when the group changes.
     a.signal(Signal::TERM);
     let left = places(&job, round(&both), 1).await;
     assert_eq!(pid(of(&left, "b", 0)), pid(&early));
@@ -57,13 +57,13 @@ async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
     touch(&job, "slow-b-1");
     kill(of(&first, "b", 1));
 
-    // Then the others go on without the node
+    // Then the others continue without the node
     let without = places(&job, round(&first), 2).await;
     assert!(without.keys().all(|(node, _)| node == "a"), "{without:?}");
     for worker in without.keys() {
         assert_eq!(pid(&without[worker]), pid(&first[worker]));
     }
-    let replacement = eventually("it is started anew", LIMIT, async || started(&job, "b").get(2).cloned()).await;
+    let replacement = eventually("it is started again", LIMIT, async || started(&job, "b").get(2).cloned()).await;
     assert_eq!((&replacement["ELASTIC_WARM_UP"], &replacement["RANK"]), (&"1".into(), &Value::Null));
 
     // and with it when it is ready, in the processes that they had
@@ -88,7 +88,7 @@ async fn a_node_whose_worker_died_comes_back_when_its_replacement_is_warm() {
 }
 
 #[tokio::test]
-async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_told() {
+async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_asked_to() {
     for told in [false, true] {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let job = job_on(&etcd, "1:2").flag("--warm-up=60");
@@ -97,7 +97,7 @@ async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_told() {
         touch(&job, "slow-b-0");
         kill(of(&first, "b", 0));
         places(&job, round(&first), 1).await;
-        eventually("it is started anew", LIMIT, async || started(&job, "b").get(1).cloned()).await;
+        eventually("it is started again", LIMIT, async || started(&job, "b").get(1).cloned()).await;
         if told {
             b.signal(Signal::TERM);
             assert_eq!(exits([&mut b]).await, [3]);
@@ -107,12 +107,12 @@ async fn a_node_that_warms_up_ends_with_its_job_and_leaves_when_told() {
         if !told {
             assert_eq!(exits([&mut b]).await, [0]);
         }
-        job.nobody_is_left(LIMIT).await;
+        job.none_is_left(LIMIT).await;
     }
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_warm_is_started_anew_in_its_round_and_costs_nothing() {
+async fn a_worker_that_dies_warm_is_started_again_in_its_round_and_costs_nothing() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = job_on(&etcd, "2").flag("--warm-up=60").flag("--max-restarts=0");
     let mut a = job.start("a");
@@ -161,7 +161,7 @@ async fn workers_that_need_their_place_get_it_when_they_start() {
 }
 
 #[tokio::test]
-async fn a_signal_ends_a_warm_up_and_leaves_nobody() {
+async fn a_signal_ends_a_warm_up_and_leaves_no_process() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--warm-up=60");
     let job = job.program(["sh", "-c", "exec sleep 1000"]);
@@ -170,7 +170,7 @@ async fn a_signal_ends_a_warm_up_and_leaves_nobody() {
     a.signal(Signal::INT);
     exits([&mut a]).await;
     assert!(a.output().contains("leaving before the job was joined"), "{}", a.output());
-    job.nobody_is_left(LIMIT).await;
+    job.none_is_left(LIMIT).await;
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn end(agents: &mut [elastic_tests::agents::Agent]) {
 }
 
 #[tokio::test]
-async fn a_worker_that_falls_silent_is_looked_at_ended_and_started_again() {
+async fn a_worker_that_falls_silent_is_inspected_killed_and_started_again() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").flag("--max-restarts=1").flag("--progress-timeout=4").flag("--redirects=3");
     // A stand-in, since the machine need not have the real one. It prints what the real one prints of a collective that
@@ -124,7 +124,7 @@ while True:
 }
 
 #[tokio::test]
-async fn a_timer_that_expires_ends_its_worker_alone() {
+async fn a_timer_that_expires_ends_only_its_worker() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--max-restarts=1").flag("--nproc-per-node=2");
     let job = job.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
@@ -232,7 +232,7 @@ time.sleep(1000)
     assert_eq!((&state["round"]["number"], &state["round"]["world_size"]), (&1.into(), &2.into()), "{state}");
     assert_eq!(state["workers"][0]["pid"], round.of("a").pid);
 
-    // and Prometheus is told the same.
+    // and Prometheus gets the same.
     let metrics = get(&port, "/metrics").await;
     for line in [
         r#"elastic_agent_round{job="job",node="a"} 1"#,
@@ -256,7 +256,7 @@ time.sleep(1000)
 
 #[tokio::test]
 async fn an_agent_that_waits_lives_and_is_not_ready() {
-    // Given an agent whose machine is still looked at, and whose store does not answer
+    // Given an agent whose machine is still being checked, and whose store does not answer
     let mut etcd = EtcdServer::start(EtcdOptions::default()).await;
     let address = etcd.address();
     etcd.kill();

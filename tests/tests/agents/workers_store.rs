@@ -113,7 +113,7 @@ async fn where_workers_serve_it_the_port_is_theirs() {
 }
 
 #[tokio::test]
-async fn whoever_is_no_node_of_the_round_is_not_served_before_it_proves_that_it_may_read_the_job() {
+async fn a_client_that_is_no_node_of_the_round_is_not_served_before_it_proves_that_it_may_read_the_job() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2");
     let mut agents = job.start_all(["a", "b"]);
@@ -134,7 +134,7 @@ async fn whoever_is_no_node_of_the_round_is_not_served_before_it_proves_that_it_
 }
 
 #[tokio::test]
-async fn everybody_is_served_where_a_node_does_not_introduce_itself() {
+async fn every_client_is_served_where_a_node_does_not_introduce_itself() {
     let Some(previous) = PreviousRelease::unpack() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (id, older) in [("open", false), ("older", true)] {

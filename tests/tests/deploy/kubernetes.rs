@@ -3,13 +3,13 @@
 //! the pod's environment, files and user. What Kubernetes itself makes of the manifests is not seen here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::requirement::skip;
-use elastic_tests::wait::{eventually, exit};
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::wait::eventually;
+use rustix::process::Signal;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ case "$1 $2" in
     done
     ;;
 "apply -f") shift && for word; do [ "$word" = -f ] || echo "$word" >> /srv/applied; done ;;
-*) echo "kubectl $*: nobody does that here" >&2 && exit 1 ;;
+*) echo "kubectl $*: not supported here" >&2 && exit 1 ;;
 esac
 "#;
 
@@ -170,7 +170,7 @@ struct Pod {
     container: Value,
     /// `terminationGracePeriodSeconds`.
     grace: Duration,
-    child: Child,
+    process: Process,
 }
 
 struct Site {
@@ -183,8 +183,7 @@ struct Site {
 impl Drop for Site {
     fn drop(&mut self) {
         for pod in &mut self.pods {
-            let _ = pod.child.kill();
-            let _ = pod.child.wait();
+            pod.process.kill();
             if std::thread::panicking() {
                 let log = self.machines.named(pod.name).path("/run/log");
                 let text = std::fs::read_to_string(log).unwrap_or_default();
@@ -295,11 +294,9 @@ impl Site {
         words.push("--".to_owned());
         let command = list(&container["command"]).iter().chain(list(&container["args"]));
         words.extend(command.map(|word| expanded(text(word), &environment)));
-        let out = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        let mut command = machine.command(&words);
-        let child = command.stdout(out.try_clone().unwrap()).stderr(out).stdin(Stdio::null()).spawn().expect("nsenter");
+        let process = Process::spawn(name, machine.command(&words), &log);
         let grace = Duration::from_secs(spec["terminationGracePeriodSeconds"].as_u64().unwrap_or(30));
-        self.pods.push(Pod { name, container: container.clone(), grace, child });
+        self.pods.push(Pod { name, container: container.clone(), grace, process });
     }
 
     fn pod(&mut self, name: &str) -> &mut Pod {
@@ -307,7 +304,7 @@ impl Site {
     }
 
     fn terminate(&mut self, name: &str) {
-        kill_process(Pid::from_child(&self.pod(name).child), Signal::TERM).unwrap();
+        self.pod(name).process.signal(Signal::TERM);
     }
 
     /// SIGTERM to a pod, which must end within its grace: its exit code.
@@ -319,7 +316,7 @@ impl Site {
     async fn ends(&mut self, name: &str) -> i32 {
         let at = self.pods.iter().position(|pod| pod.name == name).unwrap();
         let grace = self.pods[at].grace;
-        let code = exit(&mut self.pods[at].child, name, grace).await;
+        let code = self.pods[at].process.exit(grace).await;
         self.pods.remove(at);
         code
     }
@@ -346,7 +343,7 @@ impl Site {
         eventually(&format!("{probe} of {name}: {passes}, {says:?}"), LIMIT, asked).await;
     }
 
-    /// The job, as operators are told of it: null while there is none yet.
+    /// The job, as operators see it: null while there is none yet.
     fn describe(&self) -> Value {
         let script = "export ELASTIC_ETCD=localhost:2379 ELASTIC_ETCD_CACERT=certs/ca.pem \
                       ELASTIC_ETCD_CERT=certs/operator.pem ELASTIC_ETCD_KEY=certs/operator-key.pem \
@@ -431,7 +428,7 @@ async fn pods_are_live_ready_and_leave_as_the_manifests_say() {
     let leads = async || (site.describe()["leader"]["coordinator"] == true).then_some(());
     eventually("the coordinator leads", LIMIT, leads).await;
 
-    // When a pod is told to end, then it leaves within its grace, and the other goes on
+    // When a pod gets its signal to end, then it leaves within its grace, and the other continues
     assert_eq!(site.stop("digits-1").await, LEFT);
     site.trains_in(&["digits-0"]).await;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use elastic_tests::etcd::dies_with_test;
+use elastic_tests::processes::dies_with_test;
 use elastic_tests::requirement::skip;
 use tempfile::TempDir;
 
@@ -149,7 +149,7 @@ impl Machine {
         for folder in ["srv", "usr/local/bin", "usr/local/sbin", "var/lib/etcd", "root"] {
             std::fs::create_dir_all(self.dir.join(folder)).unwrap();
         }
-        // etcd's user makes its data's folder; everybody passes through the others.
+        // etcd's user makes its data's folder; everyone passes through the others.
         let copied = Command::new("cp").arg("-a").arg("/etc").arg(self.dir.join("etc")).output().unwrap();
         assert!(copied.status.success(), "{copied:?}");
         let own = Command::new("chown").args(["-R", "etcd:etcd"]).arg(self.dir.join("var/lib/etcd")).output().unwrap();
@@ -181,7 +181,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A path on the machine, as it is reached from outside.
+    /// A path on the machine, as seen from outside.
     pub(super) fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.holder.as_ref().unwrap().id()))
     }
@@ -211,7 +211,7 @@ impl Machine {
         text
     }
 
-    /// What systemctl was asked for since the last call, and nobody has done yet.
+    /// What systemctl was asked for since the last call, and that is not done yet.
     pub(super) fn asked(&self) -> Vec<String> {
         let file = self.path("/run/systemctl");
         let asked = std::fs::read_to_string(&file).unwrap_or_default();

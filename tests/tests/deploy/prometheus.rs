@@ -4,16 +4,16 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT};
-use elastic_tests::binaries::{Running, binary, output};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test, free_port};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::{Process, binary, output};
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use futures::future::join_all;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -82,8 +82,8 @@ fn hurried(rules: &str) -> String {
 
 /// A Prometheus. Dropping it kills it.
 struct Prometheus {
+    process: Process,
     dir: TempDir,
-    child: Child,
     address: String,
     begun: Instant,
 }
@@ -102,11 +102,9 @@ impl Prometheus {
         let address = format!("127.0.0.1:{}", free_port());
         let mut command = Command::new(program);
         command.current_dir(dir.path()).arg("--config.file=prometheus.yml").arg("--storage.tsdb.path=data");
-        command.arg(format!("--web.listen-address={address}")).arg("--log.level=warn").stdin(Stdio::null());
-        let log = std::fs::File::create(dir.path().join("log")).unwrap();
-        command.stdout(log.try_clone().unwrap()).stderr(log);
-        dies_with_test(&mut command);
-        let prometheus = Prometheus { child: command.spawn().unwrap(), dir, address, begun: Instant::now() };
+        command.arg(format!("--web.listen-address={address}")).arg("--log.level=warn");
+        let process = Process::spawn("prometheus", command, &dir.path().join("log"));
+        let prometheus = Prometheus { process, dir, address, begun: Instant::now() };
         eventually("Prometheus is ready", LIMIT, async || prometheus.get("api/v1/status/runtimeinfo", &[]).await.ok())
             .await;
         eventually("it scrapes all targets", LIMIT, async || {
@@ -121,7 +119,7 @@ impl Prometheus {
     async fn watch(&self) {
         let rules = std::fs::read_to_string(deploy("prometheus/alerts.yaml")).unwrap();
         std::fs::write(self.dir.path().join("alerts.yaml"), hurried(&rules)).unwrap();
-        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+        self.process.signal(Signal::HUP);
         eventually("each alert is evaluated", LIMIT, async || {
             let rules = self.rules().await;
             let evaluated = |rule: &Value| rule["health"] == "ok" && rule["evaluationTime"] != 0.0;
@@ -176,8 +174,6 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         if std::thread::panicking() {
             eprintln!("its log:\n{}", std::fs::read_to_string(self.dir.path().join("log")).unwrap_or_default());
         }
@@ -211,10 +207,10 @@ fn variables(dashboard: &Value) -> Vec<(String, String)> {
     parts.collect()
 }
 
-fn coordinator(etcd: &EtcdServer, http: u16, flags: &[&str]) -> Running {
+fn coordinator(etcd: &EtcdServer, http: u16, flags: &[&str]) -> Process {
     let (etcd, http) = (etcd.address(), format!("127.0.0.1:{http}"));
     let args = ["--etcd", &etcd, "--peer-listen", "127.0.0.1:0", "--http", &http, "--lease-ttl", "4"];
-    Running::start("elastic-coordinator", &[&args[..], flags].concat())
+    Process::start("elastic-coordinator", &[&args[..], flags].concat())
 }
 
 /// Two jobs on one etcd: one that will meet failures, and one that saves once and never again.
@@ -352,7 +348,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     })
     .await;
 
-    // When etcd is away for a while, that is told too.
+    // When etcd is away for a while, that is reported too.
     site.etcd.kill();
     prometheus.fires("ElasticStoreFails").await;
     site.etcd.restart().await;
@@ -379,7 +375,7 @@ async fn alerts_fire_and_dashboards_show_what_happens_to_jobs() {
     let unreachable = coordinator(&site.etcd, http, &["--peer-address", "127.0.0.1:1"]);
     prometheus.fires("ElasticCoordinatorLeadsNothing").await;
     drop(unreachable);
-    // When its certificate ends in three days, that is told, too.
+    // When its certificate ends in three days, that is reported too.
     let pki = tempfile::tempdir().unwrap();
     let folder = pki.path().to_str().unwrap();
     site.ctl(&["certs", "authority", folder]).await;

@@ -2,14 +2,12 @@
 //! users; and what the recipe says about users and certificates.
 
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use elastic_agent::workers::final_save;
-use elastic_tests::binaries::binary;
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::requirement::skip;
-use elastic_tests::wait::{eventually, exit};
-use rustix::process::{Pid, Signal, kill_process};
+use elastic_tests::wait::eventually;
 
 use crate::deploy::blocks::{Block, blocks};
 use crate::deploy::deploy;
@@ -34,9 +32,7 @@ const MACHINES: [(&str, &str); 7] = [
 struct Service {
     machine: String,
     unit: String,
-    child: Child,
-    /// Where in the log its output begins: an earlier start's may be before it.
-    begin: usize,
+    process: Process,
 }
 
 /// The machines, what runs on them, and the document that is followed.
@@ -49,8 +45,7 @@ pub(super) struct Site {
 impl Drop for Site {
     fn drop(&mut self) {
         for service in &mut self.services {
-            let _ = service.child.kill();
-            let _ = service.child.wait();
+            service.process.kill();
             if std::thread::panicking() {
                 let log = self.machines.named(&service.machine).path(&log(&service.unit));
                 let text = std::fs::read_to_string(log).unwrap_or_default();
@@ -70,7 +65,7 @@ fn log(unit: &str) -> String {
 impl Site {
     pub(super) fn new() -> Option<Site> {
         let machines = Machines::new(&MACHINES)?;
-        // Everybody sees the folder that stands for NFS.
+        // Everyone sees the folder that represents NFS.
         std::fs::create_dir(machines.shared()).unwrap();
         for node in ["node0.example.org", "node1.example.org"] {
             machines.named(node).mount(&machines.shared(), "/srv/train/shared");
@@ -106,7 +101,7 @@ impl Site {
             "On each etcd member" => ("etcd", "/root"),
             "On each node" => ("node", "/root"),
             "On each coordinator's machine" => ("coordinator", "/root"),
-            other => panic!("nobody knows where this is: {other}"),
+            other => panic!("this place is unknown: {other}"),
         };
         let machines: Vec<&Machine> = self.machines.all.iter().filter(|m| m.name.starts_with(places)).collect();
         let outputs = std::thread::scope(|scope| {
@@ -145,7 +140,7 @@ impl Site {
                     self.stop(&machine, unit).await;
                     begun.push(self.start(&machine, unit));
                 }
-                _ => panic!("systemctl {line}: nobody does that here"),
+                _ => panic!("systemctl {line}: not supported here"),
             }
         }
         for (machine, unit) in begun {
@@ -156,12 +151,8 @@ impl Site {
     fn start(&mut self, machine: &str, unit: &str) -> (String, String) {
         let on = self.machines.named(machine);
         let launch = Unit::read(on, unit).launch(on);
-        let begin = std::fs::metadata(on.path(&log(unit))).map_or(0, |metadata| metadata.len() as usize);
-        let out = std::fs::File::options().create(true).append(true).open(on.path(&log(unit))).unwrap();
-        let mut command = on.command(&launch);
-        command.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(out);
-        let child = command.spawn().expect("nsenter");
-        self.services.push(Service { machine: machine.to_owned(), unit: unit.to_owned(), child, begin });
+        let process = Process::spawn(&format!("{unit} on {machine}"), on.command(&launch), &on.path(&log(unit)));
+        self.services.push(Service { machine: machine.to_owned(), unit: unit.to_owned(), process });
         (machine.to_owned(), unit.to_owned())
     }
 
@@ -169,9 +160,7 @@ impl Site {
         let running = self.services.iter().position(|service| service.machine == machine && service.unit == unit);
         let Some(running) = running else { return };
         let mut service = self.services.remove(running);
-        kill_process(Pid::from_child(&service.child), Signal::TERM).unwrap();
-        let limit = Unit::read(self.machines.named(machine), unit).stop_timeout();
-        exit(&mut service.child, &format!("{unit} on {machine}"), limit).await;
+        service.process.terminate(Unit::read(self.machines.named(machine), unit).stop_timeout()).await;
     }
 
     /// As systemd, which waits for etcd's word; agents are waited for until their workers run.
@@ -182,12 +171,10 @@ impl Site {
             "elastic-train-coordinator" => "watching",
             other => panic!("{other} is no unit of the recipe"),
         };
-        let log = self.machines.named(machine).path(&log(unit));
         let service = self.services.iter_mut().find(|s| s.machine == machine && s.unit == unit).unwrap();
         let mut is_up = || {
-            let text = std::fs::read_to_string(&log).unwrap_or_default();
-            let said = text[service.begin..].contains(mark);
-            let ended = service.child.try_wait().unwrap();
+            let said = service.process.output().contains(mark);
+            let ended = service.process.ended();
             assert!(said || ended.is_none(), "{unit} on {machine} ended: {ended:?}");
             said.then_some(())
         };
@@ -198,7 +185,7 @@ impl Site {
     pub(super) async fn ends(&mut self, unit: &str) -> Vec<i32> {
         let mut codes = Vec::new();
         for service in self.services.iter_mut().filter(|service| service.unit == unit) {
-            codes.push(exit(&mut service.child, &format!("{unit} on {}", service.machine), LIMIT).await);
+            codes.push(service.process.exit(LIMIT).await);
         }
         codes
     }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::deploy::deploy;
 use crate::deploy::machines::printed;
 
-/// Runs a script of `deploy/etcd` in a folder. Nobody is there to answer its questions.
+/// Runs a script of `deploy/etcd` in a folder. No user answers its questions.
 pub(super) fn script(name: &str, folder: &Path, args: &[&str], env: &[(&str, &str)]) -> Output {
     let mut command = Command::new(deploy("etcd").join(name));
     command.args(args).current_dir(folder).envs(env.iter().copied()).stdin(Stdio::null());
@@ -127,7 +127,7 @@ fn certificates_are_renewed_with_their_names_and_keys() {
 }
 
 #[test]
-fn settings_differ_in_the_members_own_lines_alone() {
+fn settings_differ_in_the_members_own_lines_only() {
     let here = tempfile::tempdir().unwrap();
     let members = ["etcd0.example.org=10.0.0.10", "etcd1.example.org=fd00::11"];
     let of = |args: &[&str]| {

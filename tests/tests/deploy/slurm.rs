@@ -3,11 +3,11 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test, free_port};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use tempfile::TempDir;
@@ -16,7 +16,7 @@ use super::deploy;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Does steps until it is told to finish. On SIGTERM it saves, or with `ignore-signals` does not hear it.
+/// Does steps until it may finish. On SIGTERM it saves, or with `ignore-signals` does not hear it.
 const WORKER: &str = r#"
 import os, pathlib, signal, sys, time
 folder, mode = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -37,7 +37,7 @@ saved.write_text(str(step))
 struct Slurm {
     dir: TempDir,
     root: PathBuf,
-    child: Child,
+    process: Process,
 }
 
 impl Slurm {
@@ -55,7 +55,7 @@ impl Slurm {
         let dir = tempfile::Builder::new().prefix("elastic-slurm-").tempdir().unwrap();
         std::fs::create_dir(dir.path().join("state")).unwrap();
         std::fs::write(dir.path().join("slurm.conf"), configuration(dir.path(), &root)).unwrap();
-        // munged wants a key of at least 32 bytes that nobody else can read.
+        // munged wants a key of at least 32 bytes that no one else can read.
         let daemons = r#"
             umask 077
             head -c 1024 /dev/urandom > munge.key
@@ -69,11 +69,9 @@ impl Slurm {
             wait"#;
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", daemons]).arg(&root);
-        command.current_dir(dir.path()).envs(environment(dir.path(), &root)).stdin(Stdio::null());
-        let log = std::fs::File::create(dir.path().join("daemons.log")).unwrap();
-        command.stdout(log.try_clone().unwrap()).stderr(log).process_group(0);
-        dies_with_test(&mut command);
-        let slurm = Slurm { child: command.spawn().unwrap(), dir, root };
+        command.current_dir(dir.path()).envs(environment(dir.path(), &root)).process_group(0);
+        let process = Process::spawn("slurm", command, &dir.path().join("daemons.log"));
+        let slurm = Slurm { process, dir, root };
         eventually("both nodes are idle", LIMIT, async || {
             let nodes = slurm.run("sinfo", &["--noheader", "--Node", "--partition=train", "--format=%T"]).await.ok()?;
             (nodes == "idle\nidle\n").then_some(())
@@ -99,7 +97,7 @@ impl Slurm {
         if done.status.success() { Ok(text(&done.stdout)) } else { Err(text(&done.stderr)) }
     }
 
-    /// Submits the example as it is, with a worker that takes `mode`: the job's id.
+    /// Submits the example unchanged, with a worker that takes `mode`: the job's id.
     async fn submit(&self, etcd: &EtcdServer, mode: &str) -> String {
         std::fs::write(self.path("worker.py"), WORKER).unwrap();
         let (script, worker) = (deploy("../examples/train.sbatch"), self.path("worker.py"));
@@ -152,8 +150,7 @@ impl Slurm {
 
 impl Drop for Slurm {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.process.kill();
         if std::thread::panicking() {
             for name in ["daemons.log", "controller.log", "train.log", "starts"] {
                 eprintln!("--- {name}\n{}", std::fs::read_to_string(self.path(name)).unwrap_or_default());
@@ -204,7 +201,7 @@ fn configuration(dir: &Path, root: &Path) -> String {
 }
 
 #[tokio::test]
-async fn a_job_that_gives_way_saves_and_goes_on_later() {
+async fn a_job_that_gives_way_saves_and_continues_later() {
     let Some(slurm) = Slurm::start().await else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Given a job that trains on both nodes, when a more urgent one needs them,
@@ -222,8 +219,8 @@ async fn a_job_that_gives_way_saves_and_goes_on_later() {
         ["saved-0", "saved-1"].map(|name| std::fs::read_to_string(slurm.path(name)).unwrap().parse().unwrap());
     assert!(saved.iter().all(|&step| step > 0), "{saved:?}");
 
-    // When the nodes are free, it goes on from there, and succeeds. Slurm lets a job rest for two minutes before it starts
-    // again, unless it is told otherwise; nodes refuse it in the second in which it ended.
+    // When the nodes are free, it continues from there, and succeeds. Slurm lets a job rest for two minutes before it starts
+    // again, unless it is configured otherwise; nodes refuse it in the second in which it ended.
     slurm.says(&urgent, &["RunTime=00:00:03"]).await;
     slurm.run("scancel", &[&urgent]).await.unwrap();
     slurm.run("scontrol", &["update", &format!("jobid={job}"), "starttime=now"]).await.unwrap();
@@ -235,7 +232,7 @@ async fn a_job_that_gives_way_saves_and_goes_on_later() {
 }
 
 #[tokio::test]
-async fn a_job_that_is_cancelled_leaves_nobody_and_does_not_come_back() {
+async fn a_job_that_is_cancelled_leaves_no_process_and_does_not_come_back() {
     let Some(slurm) = Slurm::start().await else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     for (number, mode) in [(1, "save"), (2, "ignore-signals")] {

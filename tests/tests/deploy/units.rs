@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::deploy::machines::Machine;
 
-/// A unit as it is installed on a machine. `name` may have an instance: `elastic-train-agent@digits`.
+/// A unit as installed on a machine. `name` may have an instance: `elastic-train-agent@digits`.
 pub(super) struct Unit {
     name: String,
     instance: String,

@@ -6,8 +6,8 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, LIMIT, Round, exits};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, etcd35, signed_tokens};
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::eventually;
 use etcd_client::PutOptions;
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ async fn each_user_may_do_its_part_and_no_more() {
     }
     assert!(users.does("root", &["del", "--prefix", "/elastic/"]));
 
-    // What docs/operations.md says of leases: etcd asks for no right to renew another's, but for one to end it
+    // What docs/operations.md says of leases: etcd asks for no right to renew another's, except for one to end it
     let client = async |user: &str| users.etcd.client_of(user, &format!("secret-{user}")).await;
     let mut agents = client("elastic-agents-job").await;
     let lease = agents.lease_grant(60, None).await.unwrap().id();
@@ -198,7 +198,7 @@ impl Secrets {
         assert!(!self.0.iter().any(|secret| text.contains(secret)), "{what} tells a secret:\n{text}");
     }
 
-    /// In what everybody on the host, or the user, can read of a process.
+    /// In what everyone on the host, or the user, can read of a process.
     fn are_not_told_of(&self, pid: u32) {
         for file in ["cmdline", "environ"] {
             let text = std::fs::read(format!("/proc/{pid}/{file}")).expect("a process that lives");
@@ -244,7 +244,7 @@ async fn a_job_needs_no_more_than_its_own_users_and_tells_no_secret() {
     users.asks(operator, &["undrain", "job", "b"]).await;
     users.asks(operator, &["exclude", "job", "b"]).await;
     users.asks(operator, &["pause", "job"]).await;
-    job.nobody_is_left(LIMIT).await;
+    job.none_is_left(LIMIT).await;
     users.asks(operator, &["resume", "job"]).await;
     let fourth = job.runs(third.number + 1, 1).await;
 
@@ -253,7 +253,7 @@ async fn a_job_needs_no_more_than_its_own_users_and_tells_no_secret() {
     users.is_refused("elastic-reader", &["pause", "job"], "to write /elastic/v1/jobs/job/desired, ").await;
     users.is_refused(operator, &["jobs"], "to read /elastic/v1/jobs/*.").await;
 
-    // An agent of another job is told whose rights are missing, and ends
+    // An agent of another job reports whose rights are missing, and ends
     let other = users.job("elastic-agents-job", "1").named("other");
     let mut stranger = other.start("c");
     assert_eq!(stranger.exit(LIMIT).await, 1, "{}", stranger.output());
@@ -293,7 +293,7 @@ async fn outlives_its_tokens(what: &str, options: EtcdOptions) {
     let mut users = Users::on(options).await.made();
     let (at, file) = (users.etcd.address(), users.password_file("elastic-operator"));
     let args = ["--etcd", &at, "--user", "elastic-operator", "--password-file", &file, "--peer-listen", "127.0.0.1:0"];
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     coordinator.says("pulses at ", LIMIT).await;
     let job = users.job("elastic-agents-job", "1:2").flag("--max-restarts=0");
     let mut agents = job.start_all(["a", "b"]);
@@ -302,17 +302,17 @@ async fn outlives_its_tokens(what: &str, options: EtcdOptions) {
     // Time, which is what is tested here: a lease is renewed many times over, and each token ends
     tokio::time::sleep(Duration::from_secs(8)).await;
     is_untouched(&users, &first, &format!("{what}, after some time")).await;
-    // Users and roles that come, and a password that is set anew, to the same
+    // Users and roles that come, and a password that is set again, to the same
     users.etcd.add_role("secret-root", "another").await;
     users.etcd.forget_tokens("secret-root", "elastic-agents-job", "secret-elastic-agents-job").await;
     users.etcd.forget_tokens("secret-root", "elastic-operator", "secret-elastic-operator").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     is_untouched(&users, &first, &format!("{what}, after a change of users")).await;
-    // Rights that are taken away for a while: who leads says so, and nobody is replaced
+    // Rights that are taken away for a while: who leads says so, and no one is replaced
     let role = "elastic-operator";
     users.etcd.client_of("root", "secret-root").await.user_revoke_role(role, role).await.expect("take the role");
     coordinator.says("leading is not possible, so no failure is handled: ", LIMIT).await;
-    let log = coordinator.log();
+    let log = coordinator.output();
     assert!(log.contains("permission denied for user \"elastic-operator\", who needs the right to read"), "{log}");
     users.etcd.client_of("root", "secret-root").await.user_grant_role(role, role).await.expect("give it back");
     is_untouched(&users, &first, &format!("{what}, after its role was away")).await;

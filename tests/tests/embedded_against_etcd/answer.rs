@@ -67,7 +67,7 @@ pub(crate) fn revision(header: &Option<PbResponseHeader>, base: i64) -> i64 {
 
 fn localize(kv: &mut PbKeyValue, base: i64) {
     for revision in [&mut kv.create_revision, &mut kv.mod_revision] {
-        // Zero stands for none.
+        // Zero represents none.
         *revision -= if *revision == 0 { 0 } else { base };
     }
 }

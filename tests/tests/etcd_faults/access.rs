@@ -61,7 +61,7 @@ async fn only_the_right_password_opens() {
     assert!(matches!(within("an event", LIMIT, watcher.recv()).await, Some(WatchUpdate::Events(_))));
     let lease = store.grant(Duration::from_secs(60)).await.unwrap();
 
-    // When etcd forgets our token (as after five minutes, or when the password is set anew), then nobody notices
+    // When etcd forgets our token (as after five minutes, or when the password is set again), then no one notices
     for _ in 0..2 {
         server.forget_tokens("root-secret", "trainer", "secret").await;
         store.txn(own.clone()).await.unwrap();
@@ -72,7 +72,7 @@ async fn only_the_right_password_opens() {
     assert!(matches!(&update, Some(WatchUpdate::Events(_))), "{update:?}");
     assert!(store.keep_alive(lease).await.unwrap().is_some());
 
-    // And likewise when it restarts
+    // And the same when it restarts
     server.restart().await;
     let last = store.txn(own).await.unwrap().revision;
     assert!(store.keep_alive(lease).await.unwrap().is_some());
@@ -98,7 +98,7 @@ async fn a_password_that_changes_is_read_again_and_costs_no_watch() {
     let lease = store.grant(Duration::from_secs(60)).await.unwrap();
 
     for (cut, new) in [(false, "new"), (true, "newer")] {
-        // when etcd is told another password, then it refuses us
+        // when etcd gets another password, then it refuses us
         server.forget_tokens("root-secret", "trainer", new).await;
         let error = store.txn(own.clone()).await.unwrap_err();
         assert!(matches!(error, StoreError::Denied { .. }), "{error}");
@@ -166,7 +166,7 @@ async fn tls_works_and_its_mismatches_are_told_apart() {
         assert!(error.to_string().contains(expected), "{what}: {error}");
     }
 
-    // Given a server without TLS and a client with it, likewise
+    // Given a server without TLS and a client with it, the same
     let plain = EtcdServer::start(EtcdOptions::default()).await;
     let store = with(&|config| config.endpoints = vec![plain.address()]);
     let error = why(&store).await;
@@ -180,7 +180,7 @@ async fn tls_works_and_its_mismatches_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_just_being_written_anew_is_waited_for() {
+async fn a_certificate_that_is_just_being_written_again_is_waited_for() {
     let certs = Arc::new(Certs::new());
     let options = EtcdOptions { tls: Some(certs.clone()), client_certificates: true, ..Default::default() };
     let mut server = EtcdServer::start(options).await;
@@ -207,7 +207,7 @@ async fn a_certificate_that_is_just_being_written_anew_is_waited_for() {
     });
     assert!(error.await.is_transient());
 
-    // And once it is whole again, calls and the watch go on
+    // And once it is whole again, calls and the watch continue
     std::fs::write(certificate, whole).unwrap();
     server.restart().await;
     let last = store.txn(own).await.unwrap().revision;

@@ -57,7 +57,7 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
         let start = Instant::now();
         let error = within(what, LIMIT, call).await.unwrap_err();
         assert!(outcome(error.clone()), "{what}: {error}");
-        // A probe goes on to ask what is wrong.
+        // A probe continues to ask what is wrong.
         let limit = Duration::from_millis(if what == "a probe" { 2500 } else { 1500 });
         assert!(start.elapsed() < limit, "{what} took {:?}", start.elapsed());
     };
@@ -95,7 +95,7 @@ async fn a_write_whose_answer_is_lost_is_unknown_and_not_repeated() {
     proxy.cut();
     proxy.heal();
 
-    // Then the caller is told that it is unknown, and reads that it happened, once
+    // Then the caller learns that the result is unknown, and reads that it happened, once
     let error = within("the call ends", LIMIT, write).await.unwrap().unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     let kv = store.get("a").await.unwrap().unwrap();
@@ -140,7 +140,7 @@ async fn a_network_that_swallows_everything_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_cluster_goes_on_without_its_leader() {
+async fn a_cluster_continues_without_its_leader() {
     let mut cluster = EtcdCluster::start().await;
     let store = EtcdStore::connect(cluster.config()).unwrap();
     let lease = store.grant(Duration::from_secs(60)).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_cluster_goes_on_without_its_leader() {
     // may come twice, at two revisions)
     let mut seen: Vec<(i64, String)> = Vec::new();
     while !certain.iter().all(|key| seen.iter().any(|(_, name)| name == key)) {
-        let update = within("the watch goes on", LIMIT, watcher.recv()).await.unwrap();
+        let update = within("the watch continues", LIMIT, watcher.recv()).await.unwrap();
         let elastic_coordinator::store::WatchUpdate::Events(events) = update else { panic!("{update:?}") };
         seen.extend(events.iter().map(|event| (event.revision().0, event.key().to_owned())));
     }
@@ -204,7 +204,7 @@ async fn a_frozen_member_is_left_for_another() {
 
     // And the watch moves on with it, without waiting for its own pings
     let start = Instant::now();
-    within("the watch goes on", LIMIT, watcher.recv()).await.unwrap();
+    within("the watch continues", LIMIT, watcher.recv()).await.unwrap();
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     member.resume();
 }
@@ -218,5 +218,5 @@ async fn a_full_store_says_so() {
     let error = eventually("the quota is reached", LIMIT, async || store.txn(put("a", &value)).await.err()).await;
     assert!(matches!(error, StoreError::NoSpace { .. }), "{error}");
     assert!(!error.is_transient());
-    assert!(store.get("a").await.unwrap().is_some(), "reads go on");
+    assert!(store.get("a").await.unwrap().is_some(), "reads continue");
 }

@@ -80,6 +80,6 @@ async fn a_restarted_store_is_not_lost() {
     let (mut server, store, mut watcher) = known().await;
     server.restart().await;
     store.txn(Txn::of([Op::put("/i/a", "x")])).await.unwrap();
-    let update = within("the watch goes on", LIMIT, watcher.recv()).await.unwrap();
+    let update = within("the watch continues", LIMIT, watcher.recv()).await.unwrap();
     assert!(matches!(update, WatchUpdate::Events(_)), "{update:?}");
 }

@@ -75,7 +75,7 @@ async fn a_change_of_users_or_roles_costs_nothing() {
         server.enable_auth(ROOT, "secret").await;
         let mut held = Held::by(store_of_trainer(server.config())).await;
 
-        // when one is, between two calls, then nobody notices
+        // when one is, between two calls, then no one notices
         for role in ["one", "two"] {
             server.add_role(ROOT, role).await;
             held.is_well(&format!("{binary:?}, after role {role}")).await;

@@ -62,7 +62,7 @@ async fn a_restarted_server_costs_a_watch_and_a_lease_nothing() {
         server.kill();
         assert!(matches!(store.keep_alive(lease).await, Err(StoreError::Unavailable { .. })));
         server.restart().await;
-        // Then renewals go on with the next call
+        // Then renewals continue with the next call
         assert!(store.keep_alive(lease).await.unwrap().is_some());
     }
     // And the watch has everything, once
@@ -112,7 +112,7 @@ async fn compaction_while_a_watch_is_cut_off_gives_it_a_snapshot() {
     server.client().await.compact(last.0, None).await.unwrap();
     proxy.heal();
 
-    // Then it is given the present state, and goes on from there
+    // Then it is given the present state, and continues from there
     let update = next(&mut watcher).await;
     let WatchUpdate::Snapshot { revision, values: state } = update else { panic!("a snapshot, not {update:?}") };
     assert!(revision >= last);

@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::free_port;
+use elastic_tests::processes::binary;
 use elastic_tests::torch::{Torch, script};
 use tokio::process::Command;
 
@@ -38,7 +38,7 @@ async fn typed(python: &Torch, folder: &Path, commands: &str) -> String {
     text
 }
 
-/// The steps that groups went on from, out of memory.
+/// The steps that groups continued from, out of memory.
 fn resumed(out: &str) -> Vec<u64> {
     let after = |line: &str| {
         let (_, rest) = line.split_once("goes on after step ")?;
@@ -49,7 +49,7 @@ fn resumed(out: &str) -> Vec<u64> {
 
 #[tokio::test]
 #[ignore = "needs the frameworks: make test-frameworks"]
-async fn transformers_goes_on_from_memory() {
+async fn transformers_continues_from_memory() {
     let Some(python) = Torch::with_frameworks() else { return };
     let folder = tempfile::tempdir().unwrap();
     // Given a checkpoint that a kill has left half written, which is newer than any
@@ -77,7 +77,7 @@ async fn transformers_goes_on_from_memory() {
 
 #[tokio::test]
 #[ignore = "needs the frameworks: make test-frameworks"]
-async fn lightning_goes_on_from_memory_on_fewer_nodes_than_it_names() {
+async fn lightning_continues_from_memory_on_fewer_nodes_than_it_names() {
     let Some(python) = Torch::with_frameworks() else { return };
     let folder = tempfile::tempdir().unwrap();
     let port = free_port();

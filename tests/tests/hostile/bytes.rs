@@ -1,4 +1,4 @@
-//! Bytes that nobody meant to send: samples of what each parser reads, as they are and changed. `make fuzz` plays to the
+//! Bytes that no one meant to send: samples of what each parser reads, unchanged and changed. `make fuzz` gives the
 //! same parsers what libFuzzer finds.
 
 use std::path::Path;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, Job, LEASE, Round, exits};
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::Process;
 
 use crate::hostile::floods::{self, Flood};
 use crate::hostile::tap::Tap;
@@ -16,7 +16,7 @@ use crate::hostile::{WITHIN, coordinator};
 /// How often a node renews its lease.
 const RENEWAL: Duration = Duration::from_millis(LEASE.as_millis() as u64 / 5);
 
-/// Renewals looked at.
+/// Renewals that are checked.
 const RENEWALS: usize = 6;
 
 /// Two nodes, the first of which stays. It leads, unless a coordinator does. The test picks the leader's ports. The
@@ -31,7 +31,7 @@ struct Scene {
     peer: SocketAddr,
     health: u16,
     _etcd: Option<EtcdServer>,
-    _coordinator: Option<Running>,
+    _coordinator: Option<Process>,
 }
 
 /// What a flood may delay.

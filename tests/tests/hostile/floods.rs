@@ -65,7 +65,7 @@ pub(crate) fn hello(node: &str) -> MemberMessage {
     MemberMessage { hello: Some(hello), ..MemberMessage::default() }
 }
 
-/// Beats on eight streams whose answers nobody reads.
+/// Beats on eight streams whose answers no one reads.
 pub(crate) async fn beats(peer: SocketAddr, said: Said) {
     let floods = (0..8).map(|stream| {
         let said = Arc::clone(&said);
@@ -188,7 +188,7 @@ pub(crate) async fn embedded_store(endpoint: String, said: Said) {
         let (endpoint, said) = (endpoint.clone(), Arc::clone(&said));
         async move {
             let mut store = etcd_client::Client::connect([endpoint], None).await.unwrap();
-            while store.put(format!("nobody/{client}"), vec![7; 1024], None).await.is_ok() {
+            while store.put(format!("flood/{client}"), vec![7; 1024], None).await.is_ok() {
                 said.fetch_add(1, Ordering::Relaxed);
             }
         }

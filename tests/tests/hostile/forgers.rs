@@ -7,8 +7,8 @@ use std::time::Duration;
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Beat, MemberMessage};
 use elastic_tests::agents::{Job, LIMIT, exits};
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;
 use futures::StreamExt;
 use futures::future::join_all;
@@ -80,12 +80,12 @@ async fn forge(peer: &str, node: &str, shows: bool, turned_away: &AtomicU64, hea
 }
 
 /// A node whose pulses are forged is a member like any other while it lives, and is lost when it falls silent.
-async fn nobody_speaks_for_a_node_without_the_secret(coordinator: bool) {
+async fn no_one_speaks_for_a_node_without_the_secret(coordinator: bool) {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let address = etcd.address();
     let leads = coordinator.then(|| {
         let flags = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
-        Running::start("elastic-coordinator", &flags)
+        Process::start("elastic-coordinator", &flags)
     });
     let job = Job::on(&etcd, "1:2").conf("lease_ttl", "2").conf("margin", "300ms");
     let mut stays = job.start("a");
@@ -115,7 +115,7 @@ async fn nobody_speaks_for_a_node_without_the_secret(coordinator: bool) {
     assert_eq!(alone.nodes(), ["a"]);
     // nor do they hear a word.
     assert_eq!(forgers.heard.load(Ordering::Relaxed), 0);
-    let log = leads.as_ref().map_or_else(|| stays.output(), Running::log);
+    let log = leads.as_ref().map_or_else(|| stays.output(), Process::output);
     let told: Vec<_> =
         log.lines().filter(|line| line.contains("does not prove that it knows the job's secret")).collect();
     assert!(told.len() == 1 && told[0].contains(&id), "{told:?}");
@@ -124,6 +124,6 @@ async fn nobody_speaks_for_a_node_without_the_secret(coordinator: bool) {
 }
 
 #[tokio::test]
-async fn nobody_speaks_for_a_node_without_the_secret_to_an_agent_or_to_a_coordinator() {
-    tokio::join!(nobody_speaks_for_a_node_without_the_secret(false), nobody_speaks_for_a_node_without_the_secret(true));
+async fn no_one_speaks_for_a_node_without_the_secret_to_an_agent_or_to_a_coordinator() {
+    tokio::join!(no_one_speaks_for_a_node_without_the_secret(false), no_one_speaks_for_a_node_without_the_secret(true));
 }

@@ -1,14 +1,14 @@
 //! Every listener of the programs, under every kind of input that has filled some server's memory: what memory it takes,
-//! and whether the next client is served. The table that is printed stands in `docs/reliability.md`.
+//! and whether the next client is served. The table that is printed is in `docs/reliability.md`.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use elastic_proto::pulse::IdentifyRequest;
 use elastic_proto::pulse::pulse_client::PulseClient;
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::free_port;
 use elastic_tests::hostile::streams::{HELLO, PING};
+use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -37,7 +37,7 @@ struct Input {
     name: &'static str,
     connections: usize,
     begins: fn(Speaks) -> Vec<u8>,
-    goes_on: fn(Speaks) -> Vec<u8>,
+    continues: fn(Speaks) -> Vec<u8>,
     times: usize,
 }
 
@@ -95,7 +95,7 @@ fn endless_begins(to: Speaks) -> Vec<u8> {
     }
 }
 
-/// A question whose answer somebody would have to take.
+/// A question whose answer someone would have to take.
 fn questions(to: Speaks) -> Vec<u8> {
     match to {
         // PING: an answer each.
@@ -110,26 +110,32 @@ fn questions_begin(to: Speaks) -> Vec<u8> {
 }
 
 const INPUTS: [Input; 6] = [
-    Input { name: "1,000 connections, silent", connections: 1000, begins: nothing, goes_on: nothing, times: 0 },
-    Input { name: "500 greetings, then silence", connections: 500, begins: greeting, goes_on: nothing, times: 0 },
-    Input { name: "64 MiB of noise", connections: 8, begins: nothing, goes_on: noise, times: 128 },
-    Input { name: "lengths of 4 GiB (16 MiB in HTTP/2)", connections: 100, begins: huge, goes_on: nothing, times: 0 },
-    Input { name: "64 MiB of one header or key", connections: 8, begins: endless_begins, goes_on: endless, times: 128 },
+    Input { name: "1,000 connections, silent", connections: 1000, begins: nothing, continues: nothing, times: 0 },
+    Input { name: "500 greetings, then silence", connections: 500, begins: greeting, continues: nothing, times: 0 },
+    Input { name: "64 MiB of noise", connections: 8, begins: nothing, continues: noise, times: 128 },
+    Input { name: "lengths of 4 GiB (16 MiB in HTTP/2)", connections: 100, begins: huge, continues: nothing, times: 0 },
     Input {
-        name: "answers that nobody reads",
+        name: "64 MiB of one header or key",
+        connections: 8,
+        begins: endless_begins,
+        continues: endless,
+        times: 128,
+    },
+    Input {
+        name: "answers that no one reads",
         connections: 32,
         begins: questions_begin,
-        goes_on: questions,
+        continues: questions,
         times: 200,
     },
 ];
 
 async fn attack(to: Speaks, address: SocketAddr, input: &Input) -> Vec<TcpStream> {
-    let (begins, goes_on) = ((input.begins)(to), (input.goes_on)(to));
+    let (begins, continues) = ((input.begins)(to), (input.continues)(to));
     let until = Instant::now() + WRITES;
     let one = async || {
         let mut stream = timeout(WRITES, TcpStream::connect(address)).await.ok()?.ok()?;
-        let words = std::iter::once(&begins).chain(std::iter::repeat_n(&goes_on, input.times));
+        let words = std::iter::once(&begins).chain(std::iter::repeat_n(&continues, input.times));
         for word in words {
             // Hung up, or full.
             if !matches!(timeout(until - Instant::now().min(until), stream.write_all(word)).await, Ok(Ok(()))) {
@@ -169,12 +175,12 @@ async fn serves(to: Speaks, address: SocketAddr) -> Option<()> {
     }
 }
 
-fn resident_kb(process: &Running) -> u64 {
+fn resident_kb(process: &Process) -> u64 {
     status_kb(process, "VmRSS:")
 }
 
-/// Lets the kernel count the most memory of a process anew.
-fn forget_peak(process: &Running) {
+/// Lets the kernel count the most memory of a process again.
+fn forget_peak(process: &Process) {
     std::fs::write(format!("/proc/{}/clear_refs", process.pid()), "5").unwrap();
 }
 
@@ -199,7 +205,7 @@ async fn no_listener_is_filled_or_silenced_by_any_input() {
         "-c",
         &script,
     ];
-    let agent = Running::start("elastic-agent", &flags);
+    let agent = Process::start("elastic-agent", &flags);
     let master: u16 = eventually("the worker tells its store's port", WITHIN, async || {
         std::fs::read_to_string(&told).ok()?.trim().parse().ok()
     })
@@ -228,5 +234,5 @@ async fn no_listener_is_filled_or_silenced_by_any_input() {
             assert!(most < before + ROOM_KB, "{name}, {}: from {before} to {most} kB", input.name);
         }
     }
-    assert!(!agent.log().contains("panicked") && !coordinator.log().contains("panicked"));
+    assert!(!agent.output().contains("panicked") && !coordinator.output().contains("panicked"));
 }

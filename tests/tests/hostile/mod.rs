@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use elastic_proto::pulse::pulse_client::PulseClient;
 use elastic_proto::pulse::{Found, Hello, IdentifyRequest, MemberMessage};
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::free_port;
+use elastic_tests::processes::Process;
 use elastic_tests::wait::{eventually, within};
 use floods::Flood;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -34,11 +34,11 @@ const ROOM_KB: u64 = 48 << 10;
 const IDLE: usize = 1_100;
 
 /// An agent that takes part in a job of its own by way of `endpoint`, and where it takes pulses.
-fn agent_at(endpoint: SocketAddr, script: &str) -> (Running, SocketAddr) {
+fn agent_at(endpoint: SocketAddr, script: &str) -> (Process, SocketAddr) {
     let peer = free_port();
     let (peer_flag, endpoint_flag) = (format!("--peer-port={peer}"), format!("--rdzv-endpoint={endpoint}"));
     let job = format!("--rdzv-id={JOB}");
-    let agent = Running::start(
+    let agent = Process::start(
         "elastic-agent",
         &[
             "--rdzv-backend=c10d",
@@ -59,35 +59,35 @@ fn agent_at(endpoint: SocketAddr, script: &str) -> (Running, SocketAddr) {
 }
 
 /// An agent that serves its store itself, and leads.
-fn agent(script: &str) -> (Running, SocketAddr) {
+fn agent(script: &str) -> (Process, SocketAddr) {
     agent_at((Ipv4Addr::LOCALHOST, free_port()).into(), script)
 }
 
 /// A coordinator with a store of its own: where it takes pulses, its store, and where it tells its health.
-async fn coordinator() -> (Running, [SocketAddr; 3]) {
+async fn coordinator() -> (Process, [SocketAddr; 3]) {
     let ports: [SocketAddr; 3] = std::array::from_fn(|_| (Ipv4Addr::LOCALHOST, free_port()).into());
     let [peer, store, http] = ports;
     let flags = [format!("--peer-listen={peer}"), format!("--listen={store}"), format!("--http={http}")];
     let [peer, store, http] = &flags;
     let args = ["--embedded", peer, store, http, "--peer-address=127.0.0.1"];
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     coordinator.says("/metrics, /live", WITHIN).await;
     (coordinator, ports)
 }
 
 /// The most memory that a process has had.
-fn peak_kb(process: &Running) -> u64 {
+fn peak_kb(process: &Process) -> u64 {
     status_kb(process, "VmHWM:")
 }
 
-fn status_kb(process: &Running, name: &str) -> u64 {
+fn status_kb(process: &Process, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 /// Attacks the port for peers in every way that has once made memory grow.
-async fn fill(process: &Running, peer: SocketAddr) {
+async fn fill(process: &Process, peer: SocketAddr) {
     let before = peak_kb(process);
     let flood = Flood::start(move |said| floods::beats(peer, said));
     flood.says(200_000).await;
@@ -165,7 +165,7 @@ async fn idle(address: SocketAddr) -> Vec<TcpStream> {
 async fn idle_connections_cost_a_job_no_restart() {
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("fail");
-    // The worker fails once, when it is told to.
+    // The worker fails once, on request.
     let script = format!(
         "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; while [ ! -e {} ]; do sleep 0.05; done; exit 1",
         flag.display()
@@ -176,8 +176,8 @@ async fn idle_connections_cost_a_job_no_restart() {
     agent.says("worker started", WITHIN).await;
     let idle = idle(peer).await;
     std::fs::write(&flag, "").unwrap();
-    assert_eq!(agent.exit(WITHIN).await, Some(0), "{}", agent.log());
-    assert!(!agent.log().contains("Too many open files"), "{}", agent.log());
+    assert_eq!(agent.exit(WITHIN).await, 0, "{}", agent.output());
+    assert!(!agent.output().contains("Too many open files"), "{}", agent.output());
     drop(idle);
 }
 
@@ -200,9 +200,9 @@ async fn idle_connections_do_not_take_a_coordinator_s_health_away() {
 }
 
 #[tokio::test]
-async fn a_standalone_job_listens_on_loopback_alone() {
+async fn a_standalone_job_listens_only_on_loopback() {
     let flags = ["--standalone", "--health-port=0", "--nproc-per-node=1", "--no-python", "sleep", "600"];
-    let agent = Running::start("elastic-agent", &flags);
+    let agent = Process::start("elastic-agent", &flags);
     agent.says("worker started", WITHIN).await;
     let listening = listening::of_all_below(agent.pid());
     println!("{listening:?}");

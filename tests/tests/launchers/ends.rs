@@ -2,19 +2,20 @@
 
 use std::time::{Duration, Instant};
 
+use elastic_tests::processes::Process;
 use rustix::process::Signal;
 
-use crate::launchers::scene::{ALONE, Launcher, PATIENCE, Rendezvous, RunningLauncher, Scene, cases, is_alive};
+use crate::launchers::scene::{ALONE, Launcher, PATIENCE, Rendezvous, Scene, cases, is_alive};
 
 cases! {
     a_failing_script_fails_the_launch
-    what_a_script_raised_is_told
-    what_the_launcher_trips_over_is_told
+    what_a_script_raised_is_reported
+    what_the_launcher_fails_on_is_reported
     a_wrong_number_of_nodes_is_refused
     a_module_is_not_run_without_python
     restarts_are_bounded_and_each_has_a_directory
     the_error_that_a_worker_wrote_down_is_handed_up
-    a_node_whose_worker_failed_waits_for_nobody
+    a_node_whose_worker_failed_does_not_wait
     one_node_may_be_done_before_another
     signals_to_the_launcher_reach_its_workers
     who_does_not_end_by_the_shutdown_timeout_is_killed
@@ -34,7 +35,7 @@ async fn a_failing_script_fails_the_launch(launcher: Launcher) {
     assert!(scene.log().contains('7'), "{}", scene.log());
 }
 
-async fn what_a_script_raised_is_told(launcher: Launcher) {
+async fn what_a_script_raised_is_reported(launcher: Launcher) {
     let scene = Scene::new(launcher, "");
     scene.write("raises.py", "raise RuntimeError('the digits are illegible')\n");
     let rendezvous = Rendezvous::c10d();
@@ -44,7 +45,7 @@ async fn what_a_script_raised_is_told(launcher: Launcher) {
     assert!(log.contains("RuntimeError: the digits are illegible") && log.contains("raises.py"), "{log}");
 }
 
-async fn what_the_launcher_trips_over_is_told(launcher: Launcher) {
+async fn what_the_launcher_fails_on_is_reported(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK");
     scene.write("file", "");
     assert_eq!(scene.run(&[ALONE, "--log-dir=file/logs"]).await, 1);
@@ -86,7 +87,7 @@ async fn the_error_that_a_worker_wrote_down_is_handed_up(launcher: Launcher) {
     assert_eq!(handed["message"]["errorCode"], 1, "{handed}");
 }
 
-async fn a_node_whose_worker_failed_waits_for_nobody(launcher: Launcher) {
+async fn a_node_whose_worker_failed_does_not_wait(launcher: Launcher) {
     let scene = Scene::new(
         launcher,
         "if [ $1 = b ]; then until [ -s up-a ]; do sleep 0.05; done; exit 1; fi; echo > up-a; exec sleep 1000",
@@ -187,7 +188,7 @@ async fn who_is_done_hears_of_a_failure_at_once(launcher: Launcher) {
     scene.write("late", "");
     // Which of the two has rank 0 is theirs to say.
     let begun = Instant::now();
-    let mut ended = || nodes.iter_mut().map(RunningLauncher::code).collect::<Vec<_>>();
+    let mut ended = || nodes.iter_mut().map(Process::ended).collect::<Vec<_>>();
     while ended().contains(&None) && begun.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

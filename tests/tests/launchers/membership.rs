@@ -7,30 +7,32 @@ use std::time::{Duration, Instant};
 use elastic_coordinator::job::Keys;
 use elastic_coordinator::store::Store;
 use elastic_tests::etcd::EtcdServer;
+use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::launchers::scene::{Launcher, Rendezvous, RunningLauncher, Scene, cases};
+use crate::launchers::scene::{Launcher, Rendezvous, Scene, cases};
 
 cases! {
     ; beyond torchrun:
+    a_node_killed_before_the_first_round_holds_no_place = "the others work"
+    a_signal_while_others_are_waited_for_is_a_leave = "left == right"
+    ; tested in agents:
     a_group_takes_in_a_newcomer = "the ranks are [\"0-of-2-a\", \"1-of-2-b\"]"
-    a_group_goes_on_without_a_killed_node = "the ranks are [\"0-of-1-a\"]"
+    a_group_continues_without_a_killed_node = "the ranks are [\"0-of-1-a\"]"
     a_killed_node_is_replaced = "both work again"
     the_node_of_rank_0_may_be_killed = "the two work"
     a_spare_waits_takes_over_and_ends_well = "one takes over"
-    a_node_killed_before_the_first_round_holds_no_place = "the others work"
-    a_signal_while_others_are_waited_for_is_a_leave = "left == right"
 }
 
-/// Workers that say where they are, of which node and in which world, and go on until they are told to end.
+/// Workers that say where they are, of which node and in which world, and continue until a file ends them.
 const STAY: &str = "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e finish ]; do sleep 0.05; done";
 
 /// The first round begins with as many nodes as there may be.
 const UNTIL_ALL: &str = "--rdzv_conf=last_call_timeout=30,min_round_time=0";
 
 /// The launcher of a node whose workers know its name.
-fn start(scene: &Scene, flags: &[&str], name: &str) -> RunningLauncher {
+fn start(scene: &Scene, flags: &[&str], name: &str) -> Process {
     scene.start_with(flags, &[name])
 }
 
@@ -47,7 +49,7 @@ async fn has_joined(launcher: &Launcher, etcd: &EtcdServer) -> bool {
     answer.contains("modifiedIndex")
 }
 
-async fn finish<const N: usize>(scene: &Scene, nodes: [&mut RunningLauncher; N]) {
+async fn finish<const N: usize>(scene: &Scene, nodes: [&mut Process; N]) {
     scene.write("finish", "");
     scene.end_well(nodes).await;
 }
@@ -77,7 +79,7 @@ async fn a_group_takes_in_a_newcomer(launcher: Launcher) {
 }
 
 /// Under torchrun, the others do not notice as long as their workers do not.
-async fn a_group_goes_on_without_a_killed_node(launcher: Launcher) {
+async fn a_group_continues_without_a_killed_node(launcher: Launcher) {
     let scene = Scene::new(launcher, STAY);
     let rendezvous = Rendezvous::c10d();
     let flags = rendezvous.and(&["--nnodes=1:2", UNTIL_ALL]);

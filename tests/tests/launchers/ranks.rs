@@ -1,4 +1,4 @@
-//! How many workers there are, what each is told about its place, and what it runs.
+//! How many workers there are, what each learns about its place, and what it runs.
 
 use elastic_tests::etcd::free_port;
 
@@ -15,7 +15,7 @@ cases! {
     each_role_has_ranks_of_its_own
     torchruns_variables_are_there
     the_local_rank_is_filled_in
-    each_worker_may_see_its_own_device_alone
+    each_worker_may_see_only_its_own_device
     a_script_may_be_run_by_its_path
     the_master_may_be_named_as_before_there_were_rendezvous_flags
 }
@@ -151,7 +151,7 @@ async fn the_local_rank_is_filled_in(launcher: Launcher) {
     assert_eq!(scene.ranks(), names(["0", "1"]));
 }
 
-async fn each_worker_may_see_its_own_device_alone(launcher: Launcher) {
+async fn each_worker_may_see_only_its_own_device(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK-$LOCAL_RANK-$CUDA_VISIBLE_DEVICES");
     let scene = scene.env("CUDA_VISIBLE_DEVICES", "4,5");
     assert_eq!(scene.run(&[ALONE, "--virtual-local-rank", "--nproc_per_node=2"]).await, 0);

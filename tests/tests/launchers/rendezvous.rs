@@ -8,8 +8,8 @@ cases! {
     nodes_with_fixed_ranks_meet_at_the_master
     nodes_with_fixed_ranks_meet_over_ipv6
     nodes_meet_on_etcd_below_a_prefix
-    a_node_alone_heeds_no_rendezvous_flags
-    two_nodes_that_are_alone_do_not_meet
+    a_standalone_node_heeds_no_rendezvous_flags
+    two_standalone_nodes_do_not_meet
     a_backend_that_does_not_exist_is_named
     too_few_nodes_give_up_after_the_join_timeout
     ; beyond torchrun:
@@ -49,13 +49,13 @@ async fn nodes_meet_on_etcd_below_a_prefix(launcher: Launcher) {
     assert_eq!(scene.ranks(), names(["0-of-2", "1-of-2"]));
 }
 
-async fn a_node_alone_heeds_no_rendezvous_flags(launcher: Launcher) {
+async fn a_standalone_node_heeds_no_rendezvous_flags(launcher: Launcher) {
     let scene = Scene::new(launcher, TOUCH);
     let flags = ["--rdzv_backend=etcd", "--rdzv_endpoint=nowhere.invalid:1", "--rdzv_id=j"];
     assert_eq!((scene.run(&[&[ALONE][..], &flags].concat()).await, scene.ranks()), (0, names(["0-"])));
 }
 
-async fn two_nodes_that_are_alone_do_not_meet(launcher: Launcher) {
+async fn two_standalone_nodes_do_not_meet(launcher: Launcher) {
     let scene = Scene::new(launcher, "touch rank-$RANK-of-$WORLD_SIZE-$1; until [ -e both ]; do sleep 0.05; done");
     let mut nodes = ["a", "b"].map(|name| scene.start_with(&[ALONE], &[name]));
     scene.has_ranks(["0-of-1-a", "0-of-1-b"]).await;

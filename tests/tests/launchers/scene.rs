@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use elastic_tests::binaries::{binary, remove_settings};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test, free_port};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer, free_port};
+use elastic_tests::processes::{Process, binary, remove_settings};
 use elastic_tests::torch::Torch;
-use elastic_tests::wait::{eventually, exit};
+use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -33,9 +33,10 @@ pub(crate) fn torchrun() -> Launcher {
 /// Makes one test of each case for each launcher. The tests of torchrun run only on request, since it takes seconds to
 /// start. The cases after `beyond torchrun` are those that torchrun fails. Each names a part of the message of the step
 /// that fails, so that a slow start does not count as that failure. When torchrun passes such a case, its test fails,
-/// and the documents have to be changed.
+/// and the documents have to be changed. For the cases after `tested in agents` our agent has tests there.
 macro_rules! cases {
-    ($($name:ident)* $(; beyond torchrun: $($beyond:ident = $failure:literal)*)?) => {
+    ($($name:ident)* $(; beyond torchrun: $($beyond:ident = $failure:literal)*)?
+        $(; tested in agents: $($tested:ident = $why:literal)*)?) => {
         mod elastic_agent {
             use crate::launchers::scene::Launcher;
             $(#[tokio::test] async fn $name() { super::$name(Launcher::ElasticAgent).await })*
@@ -47,6 +48,10 @@ macro_rules! cases {
             $($(
                 #[tokio::test] #[ignore = "make test-torchrun"] #[should_panic(expected = $failure)]
                 async fn $beyond() { super::$beyond(torchrun()).await }
+            )*)?
+            $($(
+                #[tokio::test] #[ignore = "make test-torchrun"] #[should_panic(expected = $why)]
+                async fn $tested() { super::$tested(torchrun()).await }
             )*)?
         }
     };
@@ -105,19 +110,19 @@ impl Scene {
     }
 
     /// Starts a launcher whose workers run the script.
-    pub(crate) fn start(&self, flags: &[&str]) -> RunningLauncher {
+    pub(crate) fn start(&self, flags: &[&str]) -> Process {
         self.start_with(flags, &[])
     }
 
     /// Starts a launcher whose workers run the script with these arguments.
-    pub(crate) fn start_with(&self, flags: &[&str], arguments: &[&str]) -> RunningLauncher {
+    pub(crate) fn start_with(&self, flags: &[&str], arguments: &[&str]) -> Process {
         let script = self.path("worker.sh");
         let program = [&[script.to_str().unwrap()], arguments].concat();
         self.start_program(&[flags, &["--no-python"]].concat(), &program)
     }
 
     /// Starts one whose workers run something else.
-    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> RunningLauncher {
+    pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> Process {
         let mut command = match &self.launcher {
             Launcher::ElasticAgent => {
                 let mut command = Command::new(binary("elastic-agent"));
@@ -127,13 +132,10 @@ impl Scene {
             Launcher::Torchrun(torch) => torch.torchrun(),
         };
         remove_settings(&mut command);
-        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
-        command.args(flags).args(program).current_dir(self.path("")).stdin(Stdio::null());
+        command.args(flags).args(program).current_dir(self.path(""));
         command.env("OMP_NUM_THREADS", "1").env("XDG_RUNTIME_DIR", self.path("")).env_remove("LOGLEVEL");
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
-        command.stdout(log.try_clone().unwrap()).stderr(log);
-        dies_with_test(&mut command);
-        RunningLauncher(command.spawn().unwrap())
+        Process::spawn("launcher", command, &self.path("log"))
     }
 
     /// Runs a launcher to its end: its exit code.
@@ -142,12 +144,12 @@ impl Scene {
     }
 
     /// Waits for its end: the exit code, or minus the signal.
-    pub(crate) async fn end(&self, running: &mut RunningLauncher) -> i32 {
-        exit(&mut running.0, "the launcher", PATIENCE).await
+    pub(crate) async fn end(&self, running: &mut Process) -> i32 {
+        running.exit(PATIENCE).await
     }
 
     /// Waits until all have ended with success.
-    pub(crate) async fn end_well<'a>(&self, launchers: impl IntoIterator<Item = &'a mut RunningLauncher>) {
+    pub(crate) async fn end_well<'a>(&self, launchers: impl IntoIterator<Item = &'a mut Process>) {
         for launcher in launchers {
             assert_eq!(self.end(launcher).await, 0);
         }
@@ -202,37 +204,6 @@ impl Drop for Scene {
         for pid in self.living() {
             let _ = kill_process(pid, Signal::KILL);
         }
-    }
-}
-
-/// A launcher that was started. Dropping it kills it.
-pub(crate) struct RunningLauncher(Child);
-
-impl RunningLauncher {
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-
-    /// SIGKILL, and waits until it is dead.
-    pub(crate) fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    pub(crate) fn is_gone(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
-    }
-
-    /// Its exit code, if it has ended with one.
-    pub(crate) fn code(&mut self) -> Option<i32> {
-        self.0.try_wait().unwrap().and_then(|status| status.code())
-    }
-}
-
-impl Drop for RunningLauncher {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

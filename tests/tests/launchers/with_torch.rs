@@ -11,7 +11,7 @@ cases! {
     workers_may_name_the_address_themselves
     workers_of_two_nodes_call_each_other
     ; beyond torchrun:
-    a_timer_that_expires_ends_its_worker_alone = "left == right"
+    a_timer_that_expires_ends_only_its_worker = "left == right"
 }
 
 fn scene(launcher: Launcher) -> Option<Scene> {
@@ -60,7 +60,7 @@ async fn workers_of_two_nodes_call_each_other(launcher: Launcher) {
 }
 
 /// torchrun's timer ends its agent, too.
-async fn a_timer_that_expires_ends_its_worker_alone(launcher: Launcher) {
+async fn a_timer_that_expires_ends_only_its_worker(launcher: Launcher) {
     let Some(scene) = scene(launcher) else { return };
     let scene = scene.env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
     let script = torch::script("file_timer.py");

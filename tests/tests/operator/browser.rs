@@ -1,4 +1,4 @@
-//! The page as operators use it: in Chromium, which is told over its debugging pipe where to click and what to type.
+//! The page as operators use it: in Chromium, which gets clicks and keys over its debugging pipe.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -178,7 +178,7 @@ async fn an_operator_s_clicks_exclude_and_drain_a_node_and_close_the_job_and_a_r
     page.shows("the operator excludes it: until it is included").await;
     page.click(&of_node("b", "Include")).await;
     served.nodes[0].runs(3, 2, WITHIN).await.unwrap();
-    // A click lands where the button was, and the page is drawn anew when the node is back.
+    // A click lands where the button was, and the page is drawn again when the node is back.
     page.until(&format!("!!({})", of_node("b", "Exclude"))).await;
     page.click(&of_node("b", "Drain")).await;
     served.nodes[0].runs(4, 1, WITHIN).await.unwrap();

@@ -9,8 +9,8 @@ use elastic_proto::jobs::{
     JobState, JobSummary, ListRequest, MeRequest, Pause, Resume, Set, Undrain, Via, WatchAllRequest, WatchReply,
     WatchRequest,
 };
-use elastic_tests::binaries::Running;
 use elastic_tests::etcd::Certs;
+use elastic_tests::processes::Process;
 use elastic_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -168,7 +168,7 @@ async fn same<T: serde::Serialize>(page: &str, path: &str, grpc: impl AsyncFn() 
 async fn both_apis_tell_the_same_of_a_live_job() {
     let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
     let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     let page = coordinator.says("http://", WITHIN).await;
     let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 1, 2);
     let [mut a, b] = scene.nodes(["a", "b"]).await;
@@ -207,7 +207,7 @@ async fn both_apis_tell_the_same_of_a_live_job() {
     let unknown = ListRequest { state: 99, ..ListRequest::default() };
     assert_eq!(code(jobs.clone().list(unknown).await), (Code::InvalidArgument, "there is no state 99".into()));
 
-    // Who has no users' file lets nobody change anything.
+    // Who has no users' file lets no one change anything.
     let (refused, why) = code(close().by(None, channel(&format!("http://{page}")).await).await);
     assert!(refused == Code::PermissionDenied && why.contains("this port only reads"), "{refused} {why}");
     drop(spare);
@@ -215,7 +215,7 @@ async fn both_apis_tell_the_same_of_a_live_job() {
 }
 
 #[tokio::test]
-async fn a_watch_tells_what_stands_and_then_each_change() {
+async fn a_watch_reports_the_present_state_and_then_each_change() {
     let (operator, line) = token("olga", &["--role", "operate"]).await;
     let mut served = Served::start(&[&line]).await;
     let mut jobs = JobsClient::new(channel(&served.url).await);
@@ -250,7 +250,7 @@ async fn a_watch_tells_what_stands_and_then_each_change() {
     assert_eq!((&asked.1.name[..], asked.1.via()), ("olga", Via::Api));
     assert!(asked.0.contains("drain b"), "{asked:?}");
 
-    // Another watch goes on where this one is.
+    // Another watch continues where this one is.
     let mut again = jobs.watch(with(olga, watch(last))).await.unwrap().into_inner();
     let resumed = next(&mut again).await.unwrap();
     assert!(resumed.events.iter().all(|event| event.number > last) && resumed.job.is_some(), "{resumed:?}");
@@ -336,7 +336,7 @@ async fn what_one_client_may_take_is_limited() {
     }
     let (refused, why) = code(jobs.watch(with(olga, watch(0))).await);
     assert!(refused == Code::ResourceExhausted && why.contains("as many watches are open"), "{refused} {why}");
-    jobs.get(with(olga, GetRequest { job: "train".into() })).await.expect("other calls go on");
+    jobs.get(with(olga, GetRequest { job: "train".into() })).await.expect("other calls continue");
     watches.pop();
     eventually("there is a place again", WITHIN, async || jobs.clone().watch(with(olga, watch(0))).await.ok()).await;
     succeed(served.nodes).await;
@@ -346,7 +346,7 @@ async fn what_one_client_may_take_is_limited() {
 async fn many_jobs_come_in_messages_that_clients_take() {
     let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
     let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     let page = coordinator.says("http://", WITHIN).await;
     let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 1, 1);
     // Five times what goes into a message.
@@ -413,12 +413,12 @@ async fn it_is_served_over_tls_beside_the_json_api() {
 #[tokio::test]
 async fn clients_can_ask_what_there_is_to_call_and_are_told_when_the_jobs_are_not_read() {
     let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let monitors = Running::start("elastic-coordinator", &args);
+    let monitors = Process::start("elastic-coordinator", &args);
     let at = format!("http://{}", monitors.says("http://", WITHIN).await);
     code(Rpc::List.by(None, channel(&at).await).await);
     assert!(http(&at["http://".len()..], "/v1/jobs").await.contains("--http-jobs"));
 
-    let coordinator = Running::start("elastic-coordinator", &[&args[..], &["--http-jobs"]].concat());
+    let coordinator = Process::start("elastic-coordinator", &[&args[..], &["--http-jobs"]].concat());
     let at = format!("http://{}", coordinator.says("http://", WITHIN).await);
     for call in [Rpc::List, Rpc::Get, Rpc::Watch, Rpc::WatchAll] {
         let (refused, why) = code(call.by(None, channel(&at).await).await);

@@ -1,4 +1,4 @@
-//! Who asked stands in the job's history, whatever follows from the request.
+//! Who asked is in the job's history, whatever follows from the request.
 
 use elastic_coordinator::store::Op;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ async fn asked(scene: &Scene) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn each_request_is_told_once_also_where_no_round_follows() {
+async fn each_request_is_recorded_once_also_where_no_round_follows() {
     let scene = Scene::on_etcd(2, 3).await;
     let [a, b] = scene.nodes(["a", "b"]).await;
     let round = scene.round().await.modified;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use elastic_coordinator::job::FailureClass;
 use elastic_coordinator::store::Op;
-use elastic_tests::binaries::Running;
 use elastic_tests::in_process::InProcessNode;
+use elastic_tests::processes::Process;
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
@@ -19,7 +19,7 @@ const MESSAGE: &str = "<img src=x onerror=\"document.title='owned'\"> ran out of
 
 /// A coordinator whose port is at `page`, with a job of two nodes in round 2: a worker of the first had failed.
 struct Served {
-    coordinator: Running,
+    coordinator: Process,
     page: String,
     scene: Scene,
     nodes: [InProcessNode; 2],
@@ -29,7 +29,7 @@ impl Served {
     async fn start() -> Served {
         let store = ["--embedded", "--listen", "127.0.0.1:0", "--peer-listen", "127.0.0.1:0"];
         let args = [&store[..], &["--http", "127.0.0.1:0", "--http-jobs"]].concat();
-        let coordinator = Running::start("elastic-coordinator", &args);
+        let coordinator = Process::start("elastic-coordinator", &args);
         let page = coordinator.says("http://", WITHIN).await;
         let scene = Scene::at(&coordinator.says("address=", WITHIN).await, 2, 2);
         let [mut a, b] = scene.nodes(["a", "b"]).await;
@@ -62,7 +62,7 @@ async fn the_api_answers_what_elasticctl_prints() {
         let args = [command, &["-o", "json"]].concat();
         serde_json::from_str(&served.scene.ctl_ok(&args).await).unwrap()
     };
-    // The store is told first, then the coordinator.
+    // The store hears first, then the coordinator.
     eventually("the list is elasticctl's", WITHIN, async || {
         (served.ok("/v1/jobs").await["jobs"] == printed(&["jobs"]).await).then_some(())
     })
@@ -123,13 +123,13 @@ async fn a_client_that_waits_for_events_hears_of_them_at_once() {
 #[tokio::test]
 async fn before_the_jobs_are_read_the_api_says_so_and_unasked_it_shows_none() {
     let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let coordinator = Running::start("elastic-coordinator", &args);
+    let coordinator = Process::start("elastic-coordinator", &args);
     let page = coordinator.says("http://", WITHIN).await;
     for path in ["/", "/page.js", "/v1/jobs"] {
         let answer = http(&page, path).await;
         assert!(answer.starts_with("HTTP/1.1 404") && answer.contains("--http-jobs"), "{path}: {answer}");
     }
-    let coordinator = Running::start("elastic-coordinator", &[&args[..], &["--http-jobs"]].concat());
+    let coordinator = Process::start("elastic-coordinator", &[&args[..], &["--http-jobs"]].concat());
     let page = coordinator.says("http://", WITHIN).await;
     let answer = http(&page, "/v1/jobs").await;
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("is the store there?"), "{answer}");
@@ -186,5 +186,5 @@ async fn the_page_shows_jobs_rounds_nodes_and_failures() {
     let unknown = look(chromium, &format!("http://{}/#trian", served.page), profile.path(), None).await;
     assert!(unknown.contains("there is no job \"trian\""), "{unknown}");
     succeed(served.nodes).await;
-    assert!(served.coordinator.terminate(WITHIN).await.success());
+    assert_eq!(served.coordinator.terminate(WITHIN).await, 0);
 }

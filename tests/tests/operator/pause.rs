@@ -3,7 +3,7 @@
 use super::*;
 
 impl Scene {
-    /// Waits until the job stands so, as people and programs are told.
+    /// Waits until the job is in this state, for people and programs.
     async fn stands(&self, state: &str) -> serde_json::Value {
         eventually(&format!("the job is {state}"), WITHIN, async || {
             let job = self.ctl_json(&["describe", "train"]).await;
@@ -23,7 +23,7 @@ fn waiting<'a>(job: &'a serde_json::Value, why: &str) -> Vec<&'a str> {
 }
 
 #[tokio::test]
-async fn a_paused_job_waits_through_restarts_of_etcd_and_of_its_leader_and_goes_on_as_it_was() {
+async fn a_paused_job_waits_through_restarts_of_etcd_and_of_its_leader_and_continues_unchanged() {
     let mut scene = Scene::on_etcd(2, 4).await;
     let mut nodes = scene.nodes(["a", "b", "c"]).await;
     let coordinator = scene.coordinator_with(&["--http", "127.0.0.1:0", "--http-jobs"]);
@@ -36,7 +36,7 @@ async fn a_paused_job_waits_through_restarts_of_etcd_and_of_its_leader_and_goes_
     // The last of them may have come after the first round.
     let next = nodes[0].place.borrow().as_ref().unwrap().0.round.number + 1;
 
-    // When it is paused, then no worker is left, and everybody is told why
+    // When it is paused, then no worker is left, and everyone can read why
     let said = scene.ctl_ok(&["pause", "train"]).await;
     assert!(said.contains("; paused"), "{said}");
     for node in &mut nodes {
@@ -66,7 +66,7 @@ async fn a_paused_job_waits_through_restarts_of_etcd_and_of_its_leader_and_goes_
     scene.led("an agent leads", |leader| !leader.coordinator).await;
     let mut d = scene.node("d").await;
     nodes[2].drain();
-    let job = eventually("d waits in the place of c", WITHIN, async || {
+    let job = eventually("d waits instead of c", WITHIN, async || {
         let job = scene.ctl_json(&["describe", "train"]).await;
         let fits = waiting(&job, "paused") == ["a", "b", "d"];
         fits.then_some(job)

@@ -114,7 +114,7 @@ async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
         write(&*store, &ended(neighbour, 1, 0)).await;
     }
 
-    // when it is only looked at, nothing goes;
+    // when it is only read, nothing goes;
     assert_eq!(check(&*store, &target).await.unwrap(), records.len());
     assert_eq!(stored(&*store, keys.root()).await, records.len());
 
@@ -125,10 +125,10 @@ async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     let error = remove(&late, &target).await.unwrap_err();
     assert!(matches!(error, RemovalError::Agents { .. }) && error.to_string().contains("new:1"), "{error}");
     assert_eq!(stored(&*store, &keys.rounds()).await, 200);
-    assert!(store.get(&format!("{}new:1", keys.nodes())).await.unwrap().is_some(), "nobody's key goes silently");
+    assert!(store.get(&format!("{}new:1", keys.nodes())).await.unwrap().is_some(), "no one's key goes silently");
     store.delete(vec![], &format!("{}new:1", keys.nodes())).await.unwrap();
 
-    // when it begins anew right before the deletion, the new generation stays;
+    // when it begins again right before the deletion, the new generation stays;
     let began = r#"{"number":2,"generation":2,"state":"forming","reason":"the job begins anew"}"#;
     let last = store.get(&keys.round()).await.unwrap().unwrap();
     let begin = Txn::of([Op::put(keys.round(), began)]);
@@ -141,7 +141,7 @@ async fn deletes_all_or_nothing(store: Arc<dyn Store>) {
     let chosen = Target { chosen: Some(last.mod_revision), ..target.clone() };
     assert!(matches!(remove(&*store, &chosen).await, Err(RemovalError::Changed { .. })));
 
-    // and when nobody interferes all of it goes, once, and no neighbour's keys do.
+    // and when no one interferes all of it goes, once, and no neighbour's keys do.
     let left = stored(&*store, keys.root()).await;
     let (one, other) = tokio::join!(remove(&*store, &target), remove(&*store, &target));
     let counts: Vec<i64> = [one, other].into_iter().filter_map(Result::ok).collect();
@@ -195,7 +195,7 @@ async fn run_agent(scene: &Scene, file: &std::path::Path) {
     let endpoint = format!("--rdzv-endpoint={}", scene.address);
     let job = format!("--rdzv-id={}", scene.job);
     let args = ["--rdzv-backend=etcd", &endpoint, &job, "--nnodes=1", "--no-python", "sh", "-c", &script];
-    assert_eq!(Running::start("elastic-agent", &args).exit(WITHIN).await, Some(0));
+    assert_eq!(Process::start("elastic-agent", &args).exit(WITHIN).await, 0);
 }
 
 #[tokio::test]
@@ -280,18 +280,18 @@ async fn two_coordinators_delete_an_ended_job_once_and_leave_a_living_one() {
         (counted == 3).then_some(())
     })
     .await;
-    let logged: usize = replicas.iter().map(|replica| replica.log().matches("it is kept no longer").count()).sum();
+    let logged: usize = replicas.iter().map(|replica| replica.output().matches("it is kept no longer").count()).sum();
     assert_eq!(logged, 3);
     assert_eq!(living.round().await.value.number, 1);
     succeed([stays]).await;
 }
 
 #[tokio::test]
-async fn a_coordinator_keeps_every_job_unless_it_is_told() {
+async fn a_coordinator_keeps_every_job_unless_it_is_configured() {
     let scene = Scene::on_etcd(1, 1).await;
     let keeper = scene.coordinator();
     write(&*scene.store, &ended("old", 1, 0)).await;
-    // A job that came later has been led and let go of: the replica has looked at all jobs meanwhile.
+    // A job that came later has been led and let go of: the replica has read all jobs meanwhile.
     let nodes = scene.nodes(["a"]).await;
     scene.led("the replica leads", |leader| leader.coordinator).await;
     succeed(nodes).await;

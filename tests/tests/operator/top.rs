@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 
-use elastic_tests::binaries::{binary, output};
+use elastic_tests::processes::{binary, output};
 use elastic_tests::wait::eventually;
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::Certs;
 use elastic_tests::in_process::InProcessNode;
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::eventually;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -27,7 +27,7 @@ pub(super) async fn token(name: &str, flags: &[&str]) -> (String, String) {
 
 /// A coordinator with users, whose port is at `url`, and a job of two nodes on real etcd.
 pub(super) struct Served {
-    pub(super) coordinator: Running,
+    pub(super) coordinator: Process,
     pub(super) url: String,
     pub(super) scene: Scene,
     pub(super) nodes: [InProcessNode; 2],
@@ -180,7 +180,7 @@ async fn each_role_may_make_its_calls_and_no_others() {
     let (_, answer) = served.call("/v1/jobs/trian/close", Some(&operator), Some("{}")).await;
     assert!(answer.contains("there is no job") && !answer.contains("train"), "{answer}");
     let logs = |served: &Served| {
-        let log = served.coordinator.log();
+        let log = served.coordinator.output();
         log.contains("asked by olga (API): close") && [&reader, &operator, &other].iter().all(|it| !log.contains(*it))
     };
     assert!(logs(&served));
@@ -205,7 +205,7 @@ async fn each_role_may_make_its_calls_and_no_others() {
 }
 
 #[tokio::test]
-async fn what_a_user_changes_is_carried_out_and_told() {
+async fn what_a_user_changes_is_carried_out_and_reported() {
     let (operator, line) = token("olga", &["--role", "operate"]).await;
     let mut served = Served::start(&[&line]).await;
     let (status, answer) = served.call("/v1/jobs/train/drain", Some(&operator), Some(r#"{"node":"b"}"#)).await;
@@ -322,6 +322,6 @@ async fn what_cannot_be_served_safely_is_refused_at_start() {
         assert!(!output.status.success() && text.contains(says), "{flags:?}: {text}");
     }
     let args = ["--etcd", "127.0.0.1:1", "--peer-listen", "127.0.0.1:0", "--http", everywhere, "--http-users", &users];
-    let behind_a_proxy = Running::start("elastic-coordinator", &[&args[..], &["--http-insecure"]].concat());
+    let behind_a_proxy = Process::start("elastic-coordinator", &[&args[..], &["--http-insecure"]].concat());
     behind_a_proxy.says("page of all jobs is ", WITHIN).await;
 }

@@ -1,7 +1,7 @@
 //! The clocks of a real etcd and of a real coordinator. A wrong one is a real etcd's answer with another date in it.
 
 use elastic_coordinator::job::LeaderRecord;
-use elastic_tests::binaries::Running;
+use elastic_tests::processes::Process;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -58,7 +58,7 @@ async fn the_coordinators_clock_is_told_where_it_leads() {
     let jobs = Jobs::on(&etcd, 1);
     let mut node = jobs.node("a").await;
     node.runs(1, 1, WITHIN).await.unwrap();
-    let _coordinator = Running::start("elastic-coordinator", &["--etcd", &at, "--peer-listen", "127.0.0.1:0"]);
+    let _coordinator = Process::start("elastic-coordinator", &["--etcd", &at, "--peer-listen", "127.0.0.1:0"]);
     let leader = eventually("it leads", WITHIN, async || {
         let kv = jobs.store.get(&jobs.keys.leader()).await.unwrap()?;
         Some(Versioned::<LeaderRecord>::parse(&kv).unwrap().value).filter(|leader| leader.coordinator)

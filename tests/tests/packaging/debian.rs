@@ -61,7 +61,7 @@ impl System {
         Place::root(self.dir.path(), "", PATH)
     }
 
-    /// All files, links and folders, but for what dpkg and adduser note of what they do.
+    /// All files, links and folders, except for what dpkg and adduser note of what they do.
     fn files(&self) -> BTreeSet<String> {
         let notes = ["./var/lib/dpkg", "./var/log", "./var/cache", "./packages", "./proc", "./dev", "./run", "./tmp"];
         let found = succeeds(Command::new("find").arg(".").current_dir(self.dir.path()));
@@ -93,8 +93,7 @@ async fn a_job_trains_on_a_fresh_system() {
     place.trains(&["--rdzv-backend=etcd", &format!("--rdzv-endpoint={store}")], "the Debian packages").await;
     let jobs = succeeds(place.command("elasticctl").args(["--etcd", &store, "jobs"]));
     assert!(jobs.contains("digits") && jobs.contains("succeeded"), "{jobs}");
-    coordinator.kill().unwrap();
-    coordinator.wait().unwrap();
+    coordinator.kill();
     let gone = async || std::net::TcpStream::connect(&store).is_err().then_some(());
     eventually("the coordinator is gone", Duration::from_secs(10), gone).await;
 

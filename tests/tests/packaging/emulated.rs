@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
-use elastic_tests::etcd::{dies_with_test, free_port};
+use elastic_tests::etcd::free_port;
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::requirement::skip;
 use elastic_tests::wait::eventually;
 
@@ -67,17 +67,15 @@ async fn every_program_runs_and_workers_train() {
     let store = format!("127.0.0.1:{}", free_port());
     let peer = format!("127.0.0.1:{}", free_port());
     let mut coordinator = emulated("elastic-coordinator");
-    coordinator.args(["--embedded", "--listen", &store, "--peer-listen", &peer]).stderr(Stdio::null());
-    dies_with_test(&mut coordinator);
-    let mut coordinator = coordinator.spawn().unwrap();
+    coordinator.args(["--embedded", "--listen", &store, "--peer-listen", &peer]);
+    let mut coordinator = Process::spawn("coordinator", coordinator, &dir.path().join("coordinator.log"));
     let told = eventually("elasticctl looks the coordinator's store over", LIMIT, async || {
         let output = emulated("elasticctl").args(["doctor", "--etcd", &store]).output().unwrap();
         output.status.success().then(|| printed(&output))
     })
     .await;
     assert!(told.contains("the embedded store") && told.contains("\n0 failed, "), "{told}");
-    coordinator.kill().unwrap();
-    coordinator.wait().unwrap();
+    coordinator.kill();
 
     // Workers of the other architecture under an agent of this one: qemu has no PR_SET_CHILD_SUBREAPER for an agent.
     let mut agent = Command::new(binary("elastic-agent"));

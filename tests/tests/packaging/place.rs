@@ -1,12 +1,11 @@
 //! A place where something is installed: a root directory, or a folder of programs; and a job of two nodes in it.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use elastic_tests::etcd::{dies_with_test, free_port};
-use elastic_tests::wait::exit;
+use elastic_tests::etcd::free_port;
+use elastic_tests::processes::Process;
 use tempfile::TempDir;
 
 /// A training takes some seconds, on a busy machine.
@@ -29,7 +28,7 @@ exit "$status"
 pub(super) struct Place {
     /// A root directory, and the user there; else this machine's own.
     root: Option<(PathBuf, &'static str)>,
-    /// Where its programs are looked for.
+    /// Where its programs are found.
     path: String,
     began: Instant,
     logs: TempDir,
@@ -68,15 +67,12 @@ impl Place {
         command
     }
 
-    fn start(&self, mut command: Command, log: &str) -> Child {
-        let file = File::create(self.logs.path().join(log)).unwrap();
-        command.stdout(file.try_clone().unwrap()).stderr(file);
-        dies_with_test(&mut command);
-        command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    fn start(&self, command: Command, log: &str) -> Process {
+        Process::spawn(log, command, &self.logs.path().join(log))
     }
 
     /// Starts a program that is to serve; what it says goes to a log of this name.
-    pub(super) fn serve(&self, program: &str, arguments: &[&str], log: &str) -> Child {
+    pub(super) fn serve(&self, program: &str, arguments: &[&str], log: &str) -> Process {
         let mut command = self.command(program);
         command.args(arguments);
         self.start(command, log)
@@ -106,8 +102,13 @@ impl Place {
             )
         });
         for (mut agent, node) in agents.into_iter().zip(["a", "b"]) {
-            let code = exit(&mut agent, &format!("the agent {node}"), LIMIT).await;
-            assert_eq!(code, 0, "the agents said:\n{}\n{}", self.said("a"), self.said("b"));
+            assert_eq!(
+                agent.exit(LIMIT).await,
+                0,
+                "agent {node}; the agents said:\n{}\n{}",
+                self.said("a"),
+                self.said("b")
+            );
         }
         self.tell(&format!("{what}: a job of two nodes has trained"));
         let said = self.said("a") + &self.said("b");

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use elastic_tests::binaries::binary;
+use elastic_tests::processes::binary;
 use elastic_tests::torch::Torch;
 
 /// Says how many numbers the parameters and the whole state have, once it has found the ones in the other.

@@ -1,4 +1,4 @@
-//! Every script by every means to meet: with fixed nodes, of which one is killed and replaced, and with nodes that come
+//! Every script with every rendezvous: with fixed nodes, one of them killed and replaced, and with nodes that come
 //! and go. `make test` plays a few of these pairs, in which each script, each means and each kind of change has a part;
 //! `make test-torch-matrix` plays all.
 
@@ -11,7 +11,7 @@ use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
 use crate::pytorch::trace::{
-    LIMIT, Line, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works,
+    LIMIT, Line, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works,
 };
 
 macro_rules! matrix {
@@ -72,7 +72,7 @@ const DDP: Script = Script {
     works: "epoch",
     enough: |lines| last_epoch(lines, "epoch") >= 2,
     check: |lines| {
-        goes_on(lines, "saved", "epoch", 0);
+        continues(lines, "saved", "epoch", 0);
         used_once(lines, "epoch", "epoch", 0, |epoch| epoch < last_epoch(lines, "epoch"));
     },
 };
@@ -82,7 +82,7 @@ const FSDP: Script = Script {
     works: "saved",
     enough: |_| true,
     check: |lines| {
-        goes_on(lines, "saved", "step", 1);
+        continues(lines, "saved", "step", 1);
         assert!(resumes_what_was_saved(lines) >= 2, "{lines:#?}");
     },
 };
@@ -107,7 +107,7 @@ enum Store {
 }
 
 impl Store {
-    /// Waits until it is served: of agents on one host, whoever comes first serves it.
+    /// Waits until it is served: of agents on one host, the first one serves it.
     async fn is_served(&self) {
         if let Store::OfTheFirst(port) = self {
             let address = ("127.0.0.1", *port);
@@ -165,7 +165,7 @@ async fn fixed_nodes_of(torch: &Torch, script: &Script, means: Means) {
     let second = works(&job, script.works, first + 1, 2).await;
     assert_eq!(job.round().unwrap().restarts(), 1);
 
-    // When an agent is killed and replaced, then they go on, free of charge: rank 0's, unless it serves the store
+    // When an agent is killed and replaced, then they continue, free of charge: rank 0's, unless it serves the store
     let killed = if means == Means::Etcd && job.round().unwrap().nodes()[0] == "a" { 0 } else { 1 };
     agents[killed].kill();
     agents[killed] = job.start(["a", "b"][killed]);
@@ -181,7 +181,7 @@ async fn changing_nodes(script: &Script, means: Means) {
     let a = job.start("a");
     let alone = works(&job, script.works, 1, 1).await;
 
-    // When three come, then the four go on together
+    // When three come, then the four continue together
     let [mut b, mut c, mut d] = job.start_all(["b", "c", "d"]);
     let four = works(&job, script.works, alone + 1, 4).await;
 
@@ -192,14 +192,14 @@ async fn changing_nodes(script: &Script, means: Means) {
     let two = works(&job, script.works, four + 1, 2).await;
     assert_eq!(job.round().unwrap().restarts(), 0);
 
-    // When another leaves, then the first goes on alone, to the end
+    // When another leaves, then the first continues alone, to the end
     d.signal(Signal::TERM);
     assert_eq!(d.exit(LIMIT).await, 3);
     works(&job, script.works, two + 1, 1).await;
     ends_well(&job, script, &mut [a]).await;
 }
 
-/// What can change on a node that nobody joins: its workers.
+/// What can change on a node that no one joins: its workers.
 async fn alone(script: &Script, means: Means) {
     let Some(torch) = Torch::find() else { return };
     let (job, _) = job(means, ONE).await;

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use elastic_tests::binaries::binary;
 use elastic_tests::etcd::free_port;
+use elastic_tests::processes::binary;
 use elastic_tests::torch::Torch;
 use tokio::process::Command;
 
@@ -99,7 +99,7 @@ elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 train.py"#;
 }
 
 #[tokio::test]
-async fn the_ddp_example_goes_on_from_its_checkpoint() {
+async fn the_ddp_example_continues_from_its_checkpoint() {
     let Some(torch) = Torch::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let train = r#"elastic-agent --standalone --nproc-per-node=2 --max-restarts=3 "$EXAMPLES/train_ddp.py""#;
@@ -112,16 +112,16 @@ async fn the_ddp_example_goes_on_from_its_checkpoint() {
 }
 
 #[tokio::test]
-async fn the_imagenet_example_goes_on_after_a_kill() {
-    the_imagenet_example_goes_on("").await;
+async fn the_imagenet_example_continues_after_a_kill() {
+    the_imagenet_example_continues("").await;
 }
 
 #[tokio::test]
-async fn the_imagenet_example_goes_on_from_a_nodes_own_disk() {
-    the_imagenet_example_goes_on("--own-disks").await;
+async fn the_imagenet_example_continues_from_a_nodes_own_disk() {
+    the_imagenet_example_continues("--own-disks").await;
 }
 
-async fn the_imagenet_example_goes_on(disks: &str) {
+async fn the_imagenet_example_continues(disks: &str) {
     let Some(torch) = Torch::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     let train = r#"
@@ -136,7 +136,7 @@ async fn the_imagenet_example_goes_on(disks: &str) {
 }
 
 #[tokio::test]
-async fn the_snapshots_example_goes_on_after_a_kill() {
+async fn the_snapshots_example_continues_after_a_kill() {
     let Some(torch) = Torch::find() else { return };
     let folder = tempfile::tempdir().unwrap();
     // PyTorch may abort a worker that has done all, which is then started again for nothing.
@@ -149,7 +149,7 @@ async fn the_snapshots_example_goes_on_after_a_kill() {
         cat out"#;
     let out = typed(&torch, folder.path(), train).await;
     let resumed = out.lines().find_map(|line| line.split_once("goes on after step ")?.1.split_once(", from memory"));
-    let step: u64 = resumed.unwrap_or_else(|| panic!("it begins anew: {out}")).0.parse().unwrap();
+    let step: u64 = resumed.unwrap_or_else(|| panic!("it begins again: {out}")).0.parse().unwrap();
     assert!((100..930).contains(&step) && out.contains("step 900, 2 workers: loss "), "{out}");
 }
 

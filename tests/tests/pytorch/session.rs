@@ -30,7 +30,7 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
     let first = works(&job, "applied", 1, 2).await;
     let pid = pid_of(&job, "a", first);
 
-    // When an agent dies, then the other goes on in the same process
+    // When an agent dies, then the other continues in the same process
     agents[1].kill();
     let alone = works(&job, "applied", first + 1, 1).await;
     assert_eq!(pid_of(&job, "a", alone), pid);
@@ -44,7 +44,7 @@ async fn a_session_keeps_its_process_and_loses_no_step() {
     assert!(joined.text("node") == "b" && joined.number("step") > 0, "{joined:?}");
     assert_eq!(last_step(&told, both - 1) + 1, first_step(&told, both), "a planned change repeats nothing");
 
-    // When a worker dies, then the other goes on at once, and the replacement gets the state when it has its imports
+    // When a worker dies, then the other continues at once, and the replacement gets the state when it has its imports
     let survivor = pid_of(&job, "b", both);
     kill(pid);
     let meanwhile = works(&job, "applied", both + 1, 1).await;
@@ -96,7 +96,7 @@ async fn a_session_resumes_from_its_checkpoint_when_all_die_or_leave() {
     let right = |line: &&Line| line.number("size") == 2 && line.number("step") > 0;
     assert!(groups.len() == 2 && groups.iter().all(right), "{groups:?}");
 
-    // When the job is asked to leave, then its last step is saved, and it goes on from there
+    // When the job is asked to leave, then its last step is saved, and it continues from there
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
     let [a, b] = &mut agents;
     assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);
@@ -131,7 +131,7 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
     a.signal(Signal::TERM);
     assert_eq!(a.exit(LIMIT).await, 3);
 
-    // Then it has saved its last step, and the other goes on from there
+    // Then it has saved its last step, and the other continues from there
     std::fs::remove_file(job.path("late-b")).unwrap();
     let third = works(&job, "applied", second + 1, 1).await;
     let told = lines(&job);
@@ -142,7 +142,7 @@ async fn a_node_that_leaves_while_a_newcomer_joins_saves_what_only_it_has() {
 }
 
 #[tokio::test]
-async fn a_session_goes_on_from_the_agents_memory_when_all_die() {
+async fn a_session_continues_from_the_agents_memory_when_all_die() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").flag("--max-restarts=1").script(&torch, SCRIPT, &[]);
@@ -173,7 +173,7 @@ async fn a_session_goes_on_from_the_agents_memory_when_all_die() {
 }
 
 #[tokio::test]
-async fn a_session_whose_connections_break_meets_anew_in_its_processes() {
+async fn a_session_whose_connections_break_meets_again_in_its_processes() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     // Batches that processes have read ahead are another place's then.

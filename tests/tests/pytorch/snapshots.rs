@@ -1,4 +1,4 @@
-//! Snapshots in the agent's memory: training whose workers all die goes on from there.
+//! Snapshots in the agent's memory: training whose workers all die continues from there.
 
 use elastic_tests::agents::{Agent, JOB_FAILED, Job, exits_within};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
@@ -18,14 +18,14 @@ fn snapshots_are_whole_or_do_not_count() {
 }
 
 #[tokio::test]
-async fn ddp_goes_on_from_the_agents_memory() {
+async fn ddp_continues_from_the_agents_memory() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").flag("--max-restarts=2").script(&torch, SCRIPT, &[]);
     let mut agents = job.start_all(["a", "b"]);
     works(&job, "done", 1, 2).await;
 
-    // When all workers are killed while they copy, then training goes on from the copy before
+    // When all workers are killed while they copy, then training continues from the copy before
     std::fs::write(job.path("hold"), "").unwrap();
     let held = async || (lines(&job).iter().filter(|line| line.is("held")).count() == 2).then_some(());
     eventually("both workers are in the midst of a copy", LIMIT, held).await;
@@ -54,7 +54,7 @@ async fn ddp_goes_on_from_the_agents_memory() {
 }
 
 #[tokio::test]
-async fn the_last_snapshot_is_saved_when_nobody_is_left_to_go_on() {
+async fn the_last_snapshot_is_saved_when_none_is_left_to_continue() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1").flag("--max-restarts=0").script(&torch, SCRIPT, &[]);
@@ -70,7 +70,7 @@ async fn the_last_snapshot_is_saved_when_nobody_is_left_to_go_on() {
     let (saved, done) = (committed().await.unwrap(), newest(&lines(&job)));
     assert!((done - 1..=done).contains(&saved) && saved > beside, "saved {saved}, done {done}, before that {beside}");
 
-    // When the job is started again, then it goes on from what was saved
+    // When the job is started again, then it continues from what was saved
     std::fs::write(job.path("end"), (saved + 10).to_string()).unwrap();
     assert_eq!(job.start("a").exit(LIMIT).await, 0);
     let told = lines(&job);
@@ -80,7 +80,7 @@ async fn the_last_snapshot_is_saved_when_nobody_is_left_to_go_on() {
 }
 
 #[tokio::test]
-async fn a_sharded_model_outlives_a_node_and_is_divided_anew() {
+async fn a_sharded_model_outlives_a_node_and_is_divided_again() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "1:2").flag("--max-restarts=2").script(&torch, SCRIPT, &["sharded"]);
@@ -99,22 +99,22 @@ async fn a_sharded_model_outlives_a_node_and_is_divided_anew() {
     std::fs::remove_file(job.path("hold-b")).unwrap();
     job.runs(first, 2).await.workers.iter().for_each(|worker| worker.kill());
     first = works(&job, "done", first + 1, 2).await;
-    goes_on_whole(&lines(&job), first);
+    continues_whole(&lines(&job), first);
 
     // When an agent is killed, and the part in its memory is lost, then the other has a copy
     agents[1].kill();
     let alone = works(&job, "done", first + 1, 1).await;
-    goes_on_whole(&lines(&job), alone);
+    continues_whole(&lines(&job), alone);
 
     // When a node joins, then it gets its part of the whole
     agents[1] = job.start("b");
     let both = works(&job, "done", alone + 1, 2).await;
-    goes_on_whole(&lines(&job), both);
+    continues_whole(&lines(&job), both);
 
     let said = std::fs::read_to_string(job.path("agent-a.log")).unwrap();
     assert!(said.contains("from memory: 2 parts, for 1 rank"), "{said}");
 
-    // When all memory is lost, then one node goes on from the parts that two wrote to disk
+    // When all memory is lost, then one node continues from the parts that two wrote to disk
     let begun = began(&lines(&job), both).next().unwrap().number("step");
     let committed = async || job.record(&etcd, "checkpoint").await.filter(|it| it["step"].as_u64() > Some(begun));
     eventually("a checkpoint of two parts is committed", LIMIT, committed).await;
@@ -145,33 +145,33 @@ async fn parts_of_many_ranks_are_divided_among_fewer_and_more() {
     // When all workers are killed, then each takes its own part
     job.runs(round, 4).await.workers.iter().for_each(|worker| worker.kill());
     round = works(&job, "done", round + 1, 4).await;
-    goes_on_whole(&lines(&job), round);
+    continues_whole(&lines(&job), round);
 
-    // When one of four nodes is lost, then three go on; and four when it is back
+    // When one of four nodes is lost, then three continue; and four when it is back
     for lost in [0, 3] {
         agents[lost].kill();
         round = works(&job, "done", round + 1, 3).await;
-        goes_on_whole(&lines(&job), round);
+        continues_whole(&lines(&job), round);
         agents[lost] = job.start(&agents[lost].name.clone());
         round = works(&job, "done", round + 1, 4).await;
-        goes_on_whole(&lines(&job), round);
+        continues_whole(&lines(&job), round);
     }
 
-    // When two nodes are lost at once that do not keep each other's parts, then the other two go on
+    // When two nodes are lost at once that do not keep each other's parts, then the other two continue
     let node = |rank: usize| job.round().unwrap().workers[rank].node.clone();
     let of_rank: Vec<String> = (0..4).map(node).collect();
     for agent in agents.iter_mut().filter(|agent| [&of_rank[0], &of_rank[2]].contains(&&agent.name)) {
         agent.kill();
     }
     round = works(&job, "done", round + 1, 2).await;
-    goes_on_whole(&lines(&job), round);
+    continues_whole(&lines(&job), round);
 
-    // When those two are lost that keep one part, then training begins anew, and says why
+    // When those two are lost that keep one part, then training begins again, and says why
     for name in [&of_rank[0], &of_rank[2]] {
         *agents.iter_mut().find(|agent| agent.name == *name).unwrap() = job.start(name);
     }
     round = works(&job, "done", round + 1, 4).await;
-    goes_on_whole(&lines(&job), round);
+    continues_whole(&lines(&job), round);
     // The last snapshots of the two nodes' round would be whole, too.
     let begun = began(&lines(&job), round).next().unwrap().number("step");
     eventually("those are replaced", LIMIT, async || (newest(&lines(&job)) > begun + 4).then_some(())).await;
@@ -201,20 +201,20 @@ async fn a_replica_of_shards_gives_its_state_to_others() {
         let first = works(&job, "done", 1, 4).await;
         job.runs(first, 4).await.workers[3].kill();
         let second = works(&job, "done", first + 1, 4).await;
-        goes_on_whole(&lines(&job), second);
+        continues_whole(&lines(&job), second);
 
         agents[0].kill();
         let alone = works(&job, "done", second + 1, 2).await;
-        goes_on_whole(&lines(&job), alone);
+        continues_whole(&lines(&job), alone);
         agents[0] = job.start("a");
         let both = works(&job, "done", alone + 1, 4).await;
-        goes_on_whole(&lines(&job), both);
+        continues_whole(&lines(&job), both);
 
-        // And the parts of one layout are divided anew for the other
+        // And the parts of one layout are divided again for the other
         std::fs::write(job.path("layout"), other).unwrap();
         job.runs(both, 4).await.workers[3].kill();
         let changed = works(&job, "done", both + 1, 4).await;
-        goes_on_whole(&lines(&job), changed);
+        continues_whole(&lines(&job), changed);
         std::fs::write(job.path("end"), "1").unwrap();
         let [a, b] = &mut agents;
         assert_eq!(exits_within(LIMIT, [a, b]).await, [0, 0]);
@@ -222,7 +222,7 @@ async fn a_replica_of_shards_gives_its_state_to_others() {
 }
 
 /// A round begins with the very bits that a step had left, out of memory, and with no more than two steps to do again.
-fn goes_on_whole(told: &[Line], round: u64) {
+fn continues_whole(told: &[Line], round: u64) {
     nothing_is_lost(told, round);
     let before = || told.iter().filter(|line| line.is("done") && line.number("round") < round);
     let last = before().map(|line| line.number("step")).max().unwrap();
@@ -236,7 +236,7 @@ fn goes_on_whole(told: &[Line], round: u64) {
 
 fn began(told: &[Line], round: u64) -> impl Iterator<Item = &Line> {
     let mut of_round = told.iter().filter(move |line| line.is("begin") && line.number("round") == round).peekable();
-    assert!(of_round.peek().is_some(), "nobody began in round {round}");
+    assert!(of_round.peek().is_some(), "no one began in round {round}");
     of_round
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn lines(job: &Job) -> Vec<Line> {
     json_lines(&job.path("trace")).into_iter().map(Line).collect()
 }
 
-/// A long trace, of which each look reads only what is new.
+/// A long trace. Each look reads only what is new.
 pub(crate) struct Trace {
     path: PathBuf,
     read: RefCell<(u64, Vec<Line>)>,
@@ -62,12 +62,12 @@ impl Trace {
         Trace { path: job.path("trace"), read: RefCell::default() }
     }
 
-    /// All that has been told.
+    /// All lines so far.
     pub(crate) fn lines(&self) -> Ref<'_, [Line]> {
         if let Ok(mut file) = std::fs::File::open(&self.path) {
             let (begin, lines) = &mut *self.read.borrow_mut();
             let mut text = String::new();
-            file.seek(SeekFrom::Start(*begin)).expect("go on in the trace");
+            file.seek(SeekFrom::Start(*begin)).expect("continue in the trace");
             file.read_to_string(&mut text).expect("read the trace");
             // What follows the last newline is still being written.
             let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
@@ -77,16 +77,16 @@ impl Trace {
         Ref::map(self.read.borrow(), |(_, lines)| &lines[..])
     }
 
-    /// Waits until `condition` holds of what was told.
+    /// Waits until `condition` holds of the lines.
     pub(crate) async fn until<T>(&self, what: &str, condition: impl Fn(&[Line]) -> Option<T>) -> T {
         eventually(what, LIMIT, async || condition(&self.lines())).await
     }
 }
 
-/// Waits until two or more of `event` are told in a round of at least `round` and of `size` workers. Returns its
+/// Waits until two or more of `event` are reported in a round of at least `round` and of `size` workers. Returns its
 /// number.
 pub(crate) async fn works(job: &Job, event: &str, round: u64, size: u64) -> u64 {
-    eventually(&format!("`{event}` is told twice in round {round} or later by {size} workers"), LIMIT, async || {
+    eventually(&format!("`{event}` is reported twice in round {round} or later by {size} workers"), LIMIT, async || {
         let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
         for line in lines(job) {
             if line.is(event) && line.number("round") >= round && line.number("size") == size {
@@ -103,9 +103,9 @@ pub(crate) fn finish(job: &Job) {
     std::fs::write(job.path("finish"), "").unwrap();
 }
 
-/// Checks that each round went on from what had been told before it, `unit` by `unit`: from the one after the last that
+/// Checks that each round continued from what had been reported before it, `unit` by `unit`: from the one after the last that
 /// is known to be saved, or later, as a worker may die between saving and telling. Within a round none is left out.
-pub(crate) fn goes_on(lines: &[Line], event: &str, unit: &str, first: u64) {
+pub(crate) fn continues(lines: &[Line], event: &str, unit: &str, first: u64) {
     let rounds: BTreeSet<u64> = lines.iter().map(|line| line.number("round")).collect();
     let mut next = first;
     for round in rounds {
@@ -143,7 +143,7 @@ pub(crate) fn used_once(lines: &[Line], event: &str, unit: &str, first: u64, end
     assert!(epochs.len() >= 2, "{} epochs ended", epochs.len());
 }
 
-/// The last epoch of which any of these was told.
+/// The last epoch that any of these reported.
 pub(crate) fn last_epoch(lines: &[Line], event: &str) -> u64 {
     lines.iter().filter(|line| line.is(event)).map(|line| line.number("epoch")).max().unwrap_or_default()
 }

@@ -5,7 +5,7 @@ use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 
-use crate::pytorch::trace::{LIMIT, finish, goes_on, last_epoch, lines, resumes_what_was_saved, used_once, works};
+use crate::pytorch::trace::{LIMIT, continues, finish, last_epoch, lines, resumes_what_was_saved, used_once, works};
 
 #[tokio::test]
 async fn a_joiner_without_a_checkpoint_gets_the_groups_state() {
@@ -23,7 +23,7 @@ async fn a_joiner_without_a_checkpoint_gets_the_groups_state() {
     assert!(begins.iter().any(|line| line.text("node") == "b" && !line.flag("own") && line.number("step") > 0));
     assert!(begins.iter().any(|line| line.text("node") == "a" && line.flag("own")));
 
-    // When the first dies, with its disk, then the joiner goes on from its own, in the middle of the epoch
+    // When the first dies, with its disk, then the joiner continues from its own, in the middle of the epoch
     a.kill();
     std::fs::remove_dir_all(job.path("disk-a")).unwrap();
     works(&job, "step", both + 1, 1).await;
@@ -55,5 +55,5 @@ async fn shards_are_read_by_a_group_of_another_size() {
     // Then each group begins with the very parameters that some group saved at that step
     let lines = lines(&job);
     assert!(resumes_what_was_saved(&lines) >= 2, "{lines:#?}");
-    goes_on(&lines, "saved", "step", 1);
+    continues(&lines, "saved", "step", 1);
 }

@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = (usize, Vec<u8>)> {
     let said = prop_oneof![
         (prop::sample::select(vec![3_u8, 8]), key()).prop_map(|(op, key)| [vec![op], key].concat()),
         (prop::sample::select(vec![1_u8, 9]), key(), value()).prop_map(|(op, a, b)| [vec![op], a, b].concat()),
-        // Only on a key that nobody waits for: torch wakes waiting clients even if nothing was stored.
+        // Only on a key that no one waits for: torch wakes waiting clients even if nothing was stored.
         (value(), value()).prop_map(|(a, b)| [vec![2], string("/compared"), a, b].concat()),
         (prop::sample::select(vec![4_u8, 18]), key(), number).prop_map(|(op, a, b)| [vec![op], a, b].concat()),
         (prop::sample::select(vec![5_u8, 6, 10]), keys).prop_map(|(op, keys)| [vec![op], keys].concat()),

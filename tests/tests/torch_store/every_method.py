@@ -97,7 +97,7 @@ if hasattr(store, "barrier"):
     both(lambda mine: mine.barrier("all", 2), lambda: store.barrier("all", 2))
     times_out(lambda: store.barrier("lonely", 2, short))
 
-# A pair that counts its workers: both must have said so before either goes on.
+# A pair that counts its workers: both must have said so before either continues.
 pair = [
     threading.Thread(target=lambda: TCPStore(host, port, 2, is_master=False, timeout=timedelta(seconds=60)))
     for _ in range(2)

@@ -1,5 +1,5 @@
 //! The agent's store and real torch: every method of its client, its server's answers to the same bytes, and process
-//! groups that begin anew. Skipped where `ELASTIC_TORCH_PYTHON` names no Python with torch.
+//! groups that begin again. Skipped where `ELASTIC_TORCH_PYTHON` names no Python with torch.
 
 mod against_torch;
 
@@ -62,7 +62,7 @@ fn every_method_of_torch_1_13_is_answered() {
 
 /// torchrun 2.15 hands the same store to every attempt, and its stale keys break the next one.
 #[tokio::test]
-async fn gloo_begins_anew_in_four_rounds_and_outlives_rank_0() {
+async fn gloo_begins_again_in_four_rounds_and_outlives_rank_0() {
     let Some(torch) = Torch::find() else { return };
     let flags = ["--standalone", "--nproc-per-node=4", &format!("--max-restarts={RESTARTS}"), "--redirects=1"];
     let program = torch.program(&script("all_reduce.py"));

@@ -31,7 +31,7 @@ async fn nodes_of_either_api_do_not_begin_a_second_group() {
     assert_eq!(scene.group(1), Some(group));
     scene.ends_well([&mut v2]).await;
 
-    // A group that is over is in nobody's way
+    // A group that is over is in no one's way
     let mut v3 = scene.start_with(Ours, "v3", &["--rdzv-backend=etcd"]);
     scene.works(1, None).await;
     // And the other way round
@@ -77,7 +77,7 @@ async fn a_pickle_that_would_run_is_not_run() {
 }
 
 #[tokio::test]
-async fn a_server_without_the_v2_api_is_told_with_the_flag_to_use() {
+async fn a_server_without_the_v2_api_is_reported_with_the_flag_to_use() {
     let scene = Scene::new(None, "1").await;
     let without = EtcdServer::start(EtcdOptions::default()).await;
     let mut agent = scene.start_with(Ours, "a", &["--rdzv-backend=etcd-v2", &endpoint(&without.address())]);
@@ -91,7 +91,7 @@ async fn a_server_without_the_v2_api_is_told_with_the_flag_to_use() {
 }
 
 #[tokio::test]
-async fn a_server_that_offers_v2_alone_is_told_with_the_flag_to_use() {
+async fn a_server_that_offers_v2_alone_is_reported_with_the_flag_to_use() {
     let scene = Scene::new(None, "1").await;
     let old = only_http_1(scene.etcd.address()).await;
     let mut agent = scene.start_with(Ours, "a", &["--rdzv-backend=etcd", &endpoint(&old)]);
@@ -104,7 +104,7 @@ async fn a_server_that_offers_v2_alone_is_told_with_the_flag_to_use() {
 }
 
 #[tokio::test]
-async fn an_exchange_of_the_old_kind_is_refused_and_keeps_nobody_waiting() {
+async fn an_exchange_of_the_old_kind_is_refused_and_keeps_no_node_waiting() {
     let scene = Scene::new(None, "2").await;
     let mut agent = scene.start(Ours, "a");
     agent.says("nodes of 2 to 2", SOON).await;
@@ -126,7 +126,7 @@ async fn an_exchange_of_the_old_kind_is_refused_and_keeps_nobody_waiting() {
     put(format!("{root}/active_version"), state.to_string()).await;
 
     refuses(&mut agent, &["torchelastic 0.2.2", "group rank 1"]).await;
-    // Then that member has this one's part, base64 of torchelastic/role_info0, and is told to form another group
+    // Then that member has this one's part, base64 of torchelastic/role_info0, and has to form another group
     assert!(scene.read(&format!("{root}/v_1/kv/dG9yY2hlbGFzdGljL3JvbGVfaW5mbzA=")).await.is_some());
     assert!(scene.read(&format!("{root}/active_version")).await.unwrap().contains(r#""num_workers_waiting":1"#));
 }
@@ -135,7 +135,7 @@ fn endpoint(address: &str) -> String {
     format!("--rdzv-endpoint={address}")
 }
 
-/// An etcd as it was before gRPC: what does not speak HTTP/1.1 is hung up on.
+/// An etcd without gRPC: what does not speak HTTP/1.1 is hung up on.
 async fn only_http_1(etcd: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -1,15 +1,16 @@
 //! The rolling move of `docs/migrate-from-torchrun.md`, step by step: a job that trains under torchrun comes to train
 //! under elastic-agent, node by node, without ever ending.
 
+use elastic_tests::agents::json_lines;
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::torchelastic::scene::{Agent, LIMIT, Ours, Scene, Torchrun, trace};
+use crate::torchelastic::scene::{Agent, LIMIT, Ours, Scene, Torchrun};
 
 /// Epochs told so far, and from how many workers the newest was.
 fn newest(scene: &Scene) -> Option<(u64, u64)> {
-    let lines = trace(&scene.path("trace"));
+    let lines = json_lines(&scene.path("trace"));
     let newest = lines.iter().filter(|line| line["event"] == "epoch").max_by_key(|line| line["epoch"].as_u64())?;
     Some((newest["epoch"].as_u64()?, newest["size"].as_u64()?))
 }
@@ -45,7 +46,7 @@ async fn a_job_moves_from_torchrun_node_by_node() {
         assert_eq!(node.exit(LIMIT).await, 0, "{}", node.output());
     }
     // Nothing that was saved was trained again
-    let saved: Vec<u64> = trace(&scene.path("trace"))
+    let saved: Vec<u64> = json_lines(&scene.path("trace"))
         .iter()
         .filter(|line| line["event"] == "saved")
         .filter_map(|line| line["epoch"].as_u64())

@@ -82,13 +82,13 @@ async fn a_killed_agent_of_either_kind_is_replaced() {
     let (scene, mut ours, mut theirs) = pair(&torch, "1:2").await;
     let first = scene.works(2, None).await;
 
-    // When torchrun's agent dies, then ours notices by itself, and goes on alone
+    // When torchrun's agent dies, then ours notices by itself, and continues alone
     theirs.kill(&scene);
     let alone = scene.works(1, Some(&first)).await;
     theirs = scene.start(Torchrun, "torchrun");
     let second = scene.works(2, Some(&alone)).await;
 
-    // When ours dies, then torchrun goes on, and comes back to a new one of ours
+    // When ours dies, then torchrun continues, and comes back to a new one of ours
     ours.kill(&scene);
     ours = scene.start(Ours, "ours");
     scene.works(2, Some(&second)).await;
@@ -106,7 +106,7 @@ async fn either_kind_joins_and_leaves() {
     let mut third = scene.start(Torchrun, "third");
     let three = scene.works(3, Some(&two)).await;
 
-    // When ours is asked to leave, then torchrun's go on without it
+    // When ours is asked to leave, then torchrun's continue without it
     ours.signal(Signal::TERM);
     assert_eq!(ours.exit(crate::torchelastic::scene::LIMIT).await, 3);
     let without = scene.works(2, Some(&three)).await;

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use elastic_tests::agents::JOB_FAILED;
+use elastic_tests::agents::{JOB_FAILED, json_lines};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
-use crate::torchelastic::scene::{LIMIT, Ours, Scene, trace};
+use crate::torchelastic::scene::{LIMIT, Ours, Scene};
 
 const SOON: Duration = Duration::from_secs(5);
 /// A node that leaves tries for two seconds to tell the others.
@@ -57,7 +57,7 @@ async fn a_group_grows_shrinks_and_keeps_a_spare() {
     let mut b = scene.start(Ours, "b");
     let two = scene.works_within(2, Some(&one), SOON).await;
 
-    // When a third comes, then it waits, and disturbs nobody
+    // When a third comes, then it waits, and disturbs no one
     let mut c = scene.start(Ours, "c");
     c.says("is a spare", SOON).await;
     assert_eq!(scene.group(2).as_ref(), Some(&two));
@@ -98,7 +98,7 @@ async fn etcds_restart_costs_nothing() {
     let [mut a, mut b] = ["a", "b"].map(|name| scene.start(Ours, name));
     let group = scene.works(2, None).await;
 
-    // When etcd is away for longer than every time to live, then the workers go on
+    // When etcd is away for longer than every time to live, then the workers continue
     scene.etcd.kill();
     let begun = Instant::now();
     eventually("the outage is long enough", LIMIT, async || (begun.elapsed() > SOON).then_some(())).await;
@@ -152,7 +152,7 @@ async fn workers_meet_at_a_barrier_and_commit_nothing() {
     let mut agents = ["a", "b"].map(|name| scene.start(Ours, name));
     let arrival = "/torchelastic/p2p/run_job/barriers/v_1/at_all-here/rank_0";
     eventually("the first has arrived", LIMIT, async || scene.read(arrival).await).await;
-    let heard = |rank: u32| trace(&scene.path(&format!("heard-{rank}")));
+    let heard = |rank: u32| json_lines(&scene.path(&format!("heard-{rank}")));
     assert_eq!(heard(0).len(), 1, "{:?}", heard(0));
 
     std::fs::write(scene.path("go"), "").unwrap();

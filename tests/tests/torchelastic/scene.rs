@@ -1,15 +1,16 @@
 //! A job whose nodes run either launcher, and workers that write down their rank and node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use elastic_tests::binaries::{binary, remove_settings};
-use elastic_tests::etcd::{EtcdOptions, EtcdServer, dies_with_test};
+use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::{Process, binary, remove_settings};
 use elastic_tests::torch::{self, Torch};
-use elastic_tests::wait::{eventually, exit};
+use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
@@ -17,7 +18,7 @@ use tempfile::TempDir;
 /// ten seconds.
 pub(crate) const LIMIT: Duration = Duration::from_secs(240);
 
-/// Writes down its rank and node, and waits to be told how to end. A group is identified by the address of its rank 0.
+/// Writes down its rank and node, and waits for its exit code. A group is identified by the address of its rank 0.
 const WORKER: &str = r#"#!/bin/bash
 dir=${0%/*}
 mkfifo "$dir/control.$$"
@@ -179,15 +180,9 @@ impl Scene {
         }
         command.args(flags).args(&self.program).current_dir(self.dir.path());
         std::fs::create_dir_all(self.path("run")).expect("a runtime directory");
-        let log = self.path(&format!("agent-{name}.log"));
-        let begin = std::fs::metadata(&log).map_or(0, |metadata| metadata.len() as usize);
-        let out = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
-        command.stdout(out.try_clone().expect("a log file")).stderr(out).stdin(Stdio::null());
         command.env("NODE", name).env("XDG_RUNTIME_DIR", self.path("run")).env("OMP_NUM_THREADS", "1");
         command.env("LOGLEVEL", "INFO").envs(&self.env);
-        dies_with_test(&mut command);
-        let child = command.spawn().expect("start an agent");
-        Agent { name: name.into(), kind, child, log, begin }
+        Agent { kind, process: Process::spawn(name, command, &self.path(&format!("agent-{name}.log"))) }
     }
 
     /// Every worker that has started, in order.
@@ -217,7 +212,7 @@ impl Scene {
         (agree && ranks == (0..size).collect::<Vec<_>>()).then_some(Group { master, workers })
     }
 
-    /// Waits until one group of this size works, and nobody else; another one than `before`.
+    /// Waits until one group of this size works, and no one else; another one than `before`.
     pub(crate) async fn works(&self, size: u32, before: Option<&Group>) -> Group {
         self.works_within(size, before, LIMIT).await
     }
@@ -280,53 +275,30 @@ impl Drop for Scene {
 
 /// A node's launcher. Dropping it kills it.
 pub(crate) struct Agent {
-    pub(crate) name: String,
     pub(crate) kind: Kind,
-    child: Child,
-    log: PathBuf,
-    begin: usize,
+    process: Process,
 }
 
 impl Agent {
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("signal an agent");
-    }
-
-    /// SIGKILL. torchrun leaves its workers behind; whoever kills it ends them, as a container's end would.
+    /// SIGKILL. torchrun leaves its workers behind; the test ends them when it kills it, as a container's end would.
     pub(crate) fn kill(&mut self, scene: &Scene) {
-        self.child.kill().expect("kill an agent");
-        self.child.wait().expect("wait for an agent");
+        self.process.kill();
         if self.kind == Torchrun {
             scene.living().iter().filter(|worker| worker.node == self.name).for_each(|worker| scene.kill(worker));
         }
     }
+}
 
-    /// Waits for its end: the exit code, or minus the signal.
-    pub(crate) async fn exit(&mut self, limit: Duration) -> i32 {
-        exit(&mut self.child, &format!("agent {}", self.name), limit).await
-    }
+impl Deref for Agent {
+    type Target = Process;
 
-    /// What it has written.
-    pub(crate) fn output(&self) -> String {
-        let text = std::fs::read(&self.log).unwrap_or_default();
-        String::from_utf8_lossy(text.get(self.begin..).unwrap_or_default()).into_owned()
-    }
-
-    /// Waits until it has written `text`.
-    pub(crate) async fn says(&self, text: &str, limit: Duration) {
-        let what = format!("agent {} says {text:?}", self.name);
-        eventually(&what, limit, async || self.output().contains(text).then_some(())).await;
+    fn deref(&self) -> &Process {
+        &self.process
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Process {
+        &mut self.process
     }
-}
-
-/// A file's whole lines as JSON objects; none if it is not there.
-pub(crate) fn trace(path: &Path) -> Vec<serde_json::Value> {
-    elastic_tests::agents::json_lines(path)
 }

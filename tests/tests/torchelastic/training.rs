@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use elastic_tests::agents::json_lines;
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 
-use crate::torchelastic::scene::{Kind, LIMIT, Ours, Scene, Torchrun, trace};
+use crate::torchelastic::scene::{Kind, LIMIT, Ours, Scene, Torchrun};
 
 /// Epochs that are compared.
 const EPOCHS: u64 = 3;
@@ -16,7 +17,7 @@ async fn losses(torch: &Torch, kinds: [Kind; 2]) -> BTreeMap<(u64, u64), f64> {
     let mut agents =
         kinds.iter().enumerate().map(|(at, kind)| scene.start(*kind, &format!("{kind:?}{at}"))).collect::<Vec<_>>();
     let told = || {
-        let lines = trace(&scene.path("trace")).into_iter().filter(|line| line["event"] == "epoch");
+        let lines = json_lines(&scene.path("trace")).into_iter().filter(|line| line["event"] == "epoch");
         let of = |line: serde_json::Value| {
             let number = |name: &str| line[name].as_u64().expect("a number");
             ((number("epoch"), number("rank")), line["loss"].as_f64().expect("a loss"))
@@ -37,7 +38,7 @@ async fn losses(torch: &Torch, kinds: [Kind; 2]) -> BTreeMap<(u64, u64), f64> {
 
 #[tokio::test]
 #[ignore = "takes minutes: make chaos"]
-async fn the_loss_is_the_same_as_under_torchrun_alone() {
+async fn the_loss_is_the_same_as_under_torchrun_only() {
     let Some(torch) = Torch::find() else { return };
     let expected = losses(&torch, [Torchrun, Torchrun]).await;
     for kinds in [[Ours, Torchrun], [Torchrun, Ours]] {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use elastic_coordinator::job::{JobId, Keys, Protocols, Release, Spec};
 use elastic_coordinator::store::{Op, Store, Txn};
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::binaries::{Running, output};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::in_process::{InProcessNode, quick_spec, start_node};
 use elastic_tests::previous_release::PreviousRelease;
+use elastic_tests::processes::{Process, output};
 use elastic_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -66,13 +66,13 @@ async fn a_job_of_a_later_protocol_is_refused_by_name_and_left_alone() {
     // and a coordinator leaves the job alone and says so,
     let address = etcd.address();
     let args = ["--etcd", &address, "--peer-listen", "127.0.0.1:0", "--lease-ttl", "2"];
-    let mut coordinator = Running::start("elastic-coordinator", &args);
+    let mut coordinator = Process::start("elastic-coordinator", &args);
     eventually("the coordinator says so", LIMIT, async || {
-        coordinator.log().contains("left to its agents: the job speaks protocol version").then_some(())
+        coordinator.output().contains("left to its agents: the job speaks protocol version").then_some(())
     })
     .await;
-    assert!(coordinator.terminate(LIMIT).await.success());
-    assert_eq!(coordinator.log().matches("left to its agents").count(), 1, "once: {}", coordinator.log());
+    assert_eq!(coordinator.terminate(LIMIT).await, 0);
+    assert_eq!(coordinator.output().matches("left to its agents").count(), 1, "once: {}", coordinator.output());
     // and elasticctl shows it and asks nothing of it.
     let ctl = async |args: &[&str]| {
         let told = output("elasticctl", &[&["--etcd", &address], args].concat(), LIMIT).await;
@@ -92,7 +92,7 @@ async fn a_job_of_a_later_protocol_is_refused_by_name_and_left_alone() {
         assert!(success == succeeds && told.contains("protocol version"), "{args:?}: {told}");
     }
     assert!(store.get(&keys.desired()).await.unwrap().is_none());
-    assert_eq!(leader().await, term, "nobody else has led it");
+    assert_eq!(leader().await, term, "no one else has led it");
     first.finish();
     first.parting(LIMIT).await.unwrap();
 }
@@ -185,7 +185,7 @@ async fn what_a_later_release_adds_to_records_is_passed_over() {
             .await;
         larger(keys.event(900), json!({"at_ms": 1, "round": 1, "state": "running", "reason": "r"})).await;
         larger(format!("{}later/key", keys.root()), json!({})).await;
-        // when workers fail at both, and a node joins anew, then all goes on
+        // when workers fail at both, and a node joins again, then all continues
         for node in ["a", "b"] {
             round.of(node).exit(1);
             round = job.runs_within(round.number + 1, 2, AT_ONCE).await;

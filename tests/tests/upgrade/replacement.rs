@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use elastic_tests::agents::{AT_ONCE, Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
-use elastic_tests::binaries::{Running, binary};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::previous_release::PreviousRelease;
+use elastic_tests::processes::{Process, binary};
 use elastic_tests::wait::eventually;
 use rustix::process::Signal;
 
@@ -30,7 +30,7 @@ async fn a_leader_of_one_release_leads_members_of_the_other() {
         round.of("a").exit(1);
         let round = job.runs_within(round.number + 1, 3, AT_ONCE).await;
         assert_eq!(round.restarts(), 2);
-        // When an agent is lost, then the others go on without it
+        // When an agent is lost, then the others continue without it
         others[1].kill();
         let round = job.runs_within(round.number + 1, 2, AT_ONCE).await;
         assert_eq!(round.restarts(), 2, "a loss costs no restart");
@@ -49,7 +49,7 @@ async fn a_leader_of_one_release_leads_members_of_the_other() {
 }
 
 #[tokio::test]
-async fn a_failed_job_has_one_cause_and_begins_anew_with_either_release() {
+async fn a_failed_job_has_one_cause_and_begins_again_with_either_release() {
     let Some(before) = PreviousRelease::unpack() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2");
@@ -133,8 +133,8 @@ async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
     for build in [Build::Before, Build::Now, Build::Before] {
         // Given a coordinator of this release, which takes the lead without a new round
         let mut running = match build {
-            Build::Before => Running::start_program(&before.program("elastic-coordinator"), &args),
-            Build::Now => Running::start("elastic-coordinator", &args),
+            Build::Before => Process::start_program(&before.program("elastic-coordinator"), &args),
+            Build::Now => Process::start("elastic-coordinator", &args),
         };
         let peer = running.says("pulses at ", LIMIT).await;
         eventually(&format!("the coordinator of {build:?} leads"), LIMIT, async || {
@@ -150,7 +150,7 @@ async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
             round = job.runs_within(round.number + 1, 2, AT_ONCE).await;
         }
         // When it ends, then an agent leads, without a new round.
-        assert!(running.terminate(LIMIT).await.success());
+        assert_eq!(running.terminate(LIMIT).await, 0);
         eventually("an agent leads", LIMIT, async || {
             job.record(&etcd, "leader").await.filter(|leader| leader["coordinator"].is_null())
         })

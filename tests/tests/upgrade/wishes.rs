@@ -3,9 +3,9 @@
 use elastic_coordinator::job::{Desired, Keys};
 use elastic_coordinator::store::{Op, Store, Txn};
 use elastic_tests::agents::{AT_ONCE, Job, LIMIT, exits};
-use elastic_tests::binaries::{binary, output_of};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
 use elastic_tests::previous_release::PreviousRelease;
+use elastic_tests::processes::{binary, output_of};
 use elastic_tests::wait::eventually;
 
 use super::{Build, LEFT};
@@ -97,7 +97,7 @@ async fn an_older_leader_passes_over_what_it_does_not_know_and_loses_none_of_it(
     let later = format!("{}secret", keys.root());
     let puts = [Op::put(keys.desired(), wish.to_string()), Op::put(&later, "not JSON at all")];
     store.txn(Txn::of(puts)).await.unwrap();
-    // when a worker fails, then the older leader goes on
+    // when a worker fails, then the older leader continues
     round.of("b").exit(1);
     let round = job.runs_within(2, 2, AT_ONCE).await;
     // and neither it nor this release's elasticctl has lost any of it.

@@ -1,4 +1,4 @@
-//! Workers and agents that die in a chosen moment of a session's step, one and two at once, and all else that befalls a
+//! Workers and agents that die in a chosen moment of a session's step, one and two at once, and all other faults of a
 //! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it,
 //! `make test` some.
 
@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use elastic_tests::agents::{Agent, Job, exits_within};
-use elastic_tests::binaries::output;
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
+use elastic_tests::processes::output;
 use elastic_tests::torch::Torch;
 use elastic_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
@@ -118,7 +118,7 @@ fn by_nccl() -> String {
 async fn outlives_every_death(words: &[&str]) {
     let Some(torch) = Torch::find() else { return };
     let mut scene = Scene::start(&torch, words).await;
-    // Nobody is told of it: three come at once.
+    // No one announces it: three come at once.
     scene.grows().await;
     scene.every_kill().await;
     scene.all_else().await;
@@ -136,7 +136,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// words: what the script is told.
+    /// words: the script's arguments.
     async fn start(torch: &Torch, words: &[&str]) -> Scene {
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
         let job = Job::on(&etcd, "1:4").flag("--max-restarts=1000").flag("--exclude-after=0").flag("--warm-up=120");
@@ -179,7 +179,7 @@ impl Scene {
         }
     }
 
-    /// What befalls it beside kills.
+    /// The faults other than kills.
     async fn all_else(&mut self) {
         self.a_worker_stops().await;
         self.a_node_stops().await;
@@ -213,10 +213,10 @@ impl Scene {
         let victims = [&workers[..], &agents].concat();
         let (at, round) = self.struck(&victims).await;
 
-        // Then the survivors go on, and with them those that come back
+        // Then the survivors continue, and with them those that come back
         let survivors: BTreeSet<&str> =
             before.keys().map(String::as_str).filter(|node| !victims.contains(node)).collect();
-        self.go_on(&format!("{phase}, {who:?}"), &survivors, at, round).await;
+        self.survivors_continue(&format!("{phase}, {who:?}"), &survivors, at, round).await;
         for agent in agents {
             self.agents.get_mut(agent).unwrap().kill();
             self.agents.insert(agent, self.job.start(agent));
@@ -253,11 +253,11 @@ impl Scene {
     }
 
     /// Waits until all survivors have done a step after what happened `at` that time in that round.
-    async fn go_on(&mut self, what: &str, survivors: &BTreeSet<&str>, at: f64, round: u64) -> Duration {
+    async fn survivors_continue(&mut self, what: &str, survivors: &BTreeSet<&str>, at: f64, round: u64) -> Duration {
         assert!(!survivors.is_empty());
         let last = self
             .trace
-            .until(&format!("the survivors go on: {what}"), |told| {
+            .until(&format!("the survivors continue: {what}"), |told| {
                 let mut next: BTreeMap<&str, f64> = BTreeMap::new();
                 for line in told.iter().filter(|line| line.is("applied") && line.number("round") > round) {
                     next.entry(line.text("node")).or_insert(line.real("at"));
@@ -281,7 +281,7 @@ impl Scene {
         let before = self.work(4).await;
         self.order("forward", &["b"], &[], "STOP");
         let (at, round) = self.struck(&["b"]).await;
-        self.go_on("a worker stops", &BTreeSet::from(["a", "c", "d"]), at, round).await;
+        self.survivors_continue("a worker stops", &BTreeSet::from(["a", "c", "d"]), at, round).await;
         let after = self.work(4).await;
         for node in ["a", "c", "d"] {
             assert_eq!(after[node], before[node], "the worker of {node}");
@@ -293,7 +293,7 @@ impl Scene {
         let before = self.work(4).await;
         self.order("backward", &[], &["c"], "STOP");
         let (at, round) = self.struck(&["c"]).await;
-        self.go_on("a node stops", &BTreeSet::from(["a", "b", "d"]), at, round).await;
+        self.survivors_continue("a node stops", &BTreeSet::from(["a", "b", "d"]), at, round).await;
         self.agents["c"].signal(Signal::CONT);
         let _ = kill_process(Pid::from_raw(before["c"] as i32).unwrap(), Signal::CONT);
         let after = self.work(4).await;
@@ -335,7 +335,7 @@ impl Scene {
         self.etcd.restart().await;
         let away = begun.elapsed();
         let survivors = BTreeSet::from(["a", "c", "d"]);
-        let took = self.go_on("a worker dies while etcd is away", &survivors, at, round).await;
+        let took = self.survivors_continue("a worker dies while etcd is away", &survivors, at, round).await;
         self.saw("the same, from etcd's return on", took.saturating_sub(away));
         let after = self.work(4).await;
         for node in ["a", "c", "d"] {

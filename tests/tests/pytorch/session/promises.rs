@@ -1,4 +1,4 @@
-//! What must hold of a session's trace, whoever died and came meanwhile.
+//! What must hold of a session's trace, whichever ranks died and came meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -34,8 +34,8 @@ pub(super) fn result(told: &[Line]) -> f64 {
     sums[0]
 }
 
-/// Nobody begins a step that it has done: what any survivor has done counts, and who has missed it gets its state. For
-/// scripts whose `applied` tells how many steps are done with it.
+/// No one begins a step that it has done: what any survivor has done counts, and who has missed it gets its state. For
+/// scripts whose `applied` tells how many steps it has finished.
 pub(super) fn no_step_is_lost(told: &[Line]) {
     let mut done: BTreeMap<u64, u64> = BTreeMap::new();
     for line in told {
@@ -48,7 +48,7 @@ pub(super) fn no_step_is_lost(told: &[Line]) {
     }
 }
 
-/// Whoever has done a step has the same parameters then, in whatever group and however often it was done.
+/// Each rank that has done a step has the same parameters then, in whatever group and however often it was done.
 pub(super) fn all_agree(told: &[Line]) -> BTreeMap<u64, f64> {
     let mut sums = BTreeMap::new();
     for line in told.iter().filter(|line| line.is("applied")) {

@@ -31,24 +31,24 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
     let (a, b) = (pids(&job, "a", first), pids(&job, "b", first));
     assert_eq!((a.len(), b.len()), (2, 2));
 
-    // When a worker of a replica is killed, then the other goes on in its processes, without it
+    // When a worker of a replica is killed, then the other continues in its processes, without it
     kill(*b.last().unwrap());
     let alone = works(&job, "applied", first + 1, 2).await;
     assert_eq!(pids(&job, "a", alone), a);
     // And all workers of that replica are others, which get the state, each its part
     let both = works(&job, "applied", alone + 1, 4).await;
     assert_eq!(pids(&job, "a", both), a);
-    let anew = pids(&job, "b", both);
-    assert!(anew.len() == 2 && anew.is_disjoint(&b), "{b:?}, then {anew:?}");
+    let replacements = pids(&job, "b", both);
+    assert!(replacements.len() == 2 && replacements.is_disjoint(&b), "{b:?}, then {replacements:?}");
     begins_with_the_state(&lines(&job), "b", both);
 
     // When an agent is killed, then its replica is gone, and comes back by another agent
     agents[0].kill();
     let alone = works(&job, "applied", both + 1, 2).await;
-    assert_eq!(pids(&job, "b", alone), anew);
+    assert_eq!(pids(&job, "b", alone), replacements);
     agents[0] = job.start("a");
     let third = works(&job, "applied", alone + 1, 4).await;
-    assert_eq!(pids(&job, "b", third), anew);
+    assert_eq!(pids(&job, "b", third), replacements);
     begins_with_the_state(&lines(&job), "a", third);
 
     // When a node leaves as planned, then no step is done again
@@ -74,7 +74,7 @@ async fn a_replica_dies_as_one_and_the_others_keep_their_processes() {
 
 #[tokio::test]
 #[ignore = "half a minute: `make chaos` runs it"]
-async fn replicas_go_on_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
+async fn replicas_continue_from_the_agents_memory_when_all_die_and_from_disk_when_all_leave() {
     let Some(torch) = Torch::find() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job =
@@ -100,7 +100,7 @@ async fn replicas_go_on_from_the_agents_memory_when_all_die_and_from_disk_when_a
     let beside = eventually("a checkpoint is committed", LIMIT, committed).await;
     assert!(beside >= 10, "{beside}");
 
-    // When the job is asked to leave, then its last step is saved, and it goes on from there
+    // When the job is asked to leave, then its last step is saved, and it continues from there
     agents.iter().for_each(|agent| agent.signal(Signal::TERM));
     let [a, b] = &mut agents;
     assert_eq!(exits_within(LIMIT, [a, b]).await, [3, 3]);

@@ -1,8 +1,8 @@
-//! One long job, struck by one fault after the other, and whole again each time: whether it keeps its promises, how long
-//! each recovery takes, and whether anything grows.
+//! One long job with one fault after the other, and whole again each time: whether it keeps its promises, how long each
+//! recovery takes, and whether anything grows.
 //!
 //! A coordinator leads it. The coordinator, and the agent of the first node, live from the start to the end: what leaks
-//! with each round or fault shows in them. So faults that end processes strike the other nodes.
+//! with each round or fault shows in them. So faults that end processes are injected into the other nodes.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use elastic_coordinator::job::RoundState;
 use elastic_coordinator::job::history::KEPT;
+use elastic_tests::percentile::percentile;
 use etcd_client::GetOptions;
-use serde::{Deserialize, Serialize};
 
-use super::Stage;
+use super::Testbed;
 use super::checker::{self, Broken};
 use super::coordinator::Coordinator;
 use super::fault::{self, Action, Fault, Who};
 use super::nodes::{Node, Process};
 use super::scene::{Course, Scene, pause};
-use super::usage::{Sample, Trend, percentile, trends};
+use super::usage::{Sample, Trend, trends};
 
-/// The longest until the job is whole, from a fault's end on.
+/// The longest until the job is whole after a fault's end.
 const WHOLE: Duration = Duration::from_secs(90);
 
 /// A job is whole once it has trained in one round with all nodes for this long.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// The longest without a step, beside the fault itself.
+/// The longest without a step, in addition to the fault's own time.
 const STUCK: Duration = Duration::from_secs(30);
 
 /// Faults between two compactions of etcd, which its operators have it do by itself.
@@ -49,17 +49,17 @@ pub struct Soak {
 }
 
 /// One fault, and how the job came back.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Recovery {
     /// The fault's name.
     pub fault: String,
-    /// Seconds without a step, at most, from the fault on.
+    /// Seconds without a step, at most, after the fault began.
     pub pause_s: f64,
     /// Seconds from the fault's end to the first step with all nodes.
     pub whole_s: f64,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug, Default)]
 pub struct Soaked {
     /// Each fault.
@@ -74,7 +74,7 @@ pub struct Soaked {
     pub rounds: u64,
 }
 
-/// Whether an endless job can be struck by this again and again, and its first node's processes stay.
+/// Whether this can be injected into an endless job many times, and its first node's processes stay.
 pub fn suits(fault: &Fault) -> bool {
     let lasting = |action: &Action| match action {
         Action::Kill(_, who)
@@ -89,7 +89,7 @@ pub fn suits(fault: &Fault) -> bool {
     fault.ends == [0] && !fault.forgets && fault.actions.iter().all(lasting)
 }
 
-impl Stage {
+impl Testbed {
     /// Has a job suffer. `tell` is given a line for each fault.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Stage {
         for node in &mut scene.nodes {
             node.start()?;
         }
-        scene.until("somebody leads", named).await?;
+        scene.until("a node leads", named).await?;
         let mut soaked = Soaked::default();
         scene.whole(Duration::ZERO).await?;
         tell("the job comes of age: rounds until all that it keeps of its past is full");
@@ -114,7 +114,7 @@ impl Stage {
             let at = soaked.recoveries.len();
             let chance = draw(soak.seed, at);
             if chance & 1 == 1 {
-                // Of the nodes that may be struck, the first is.
+                // Of the nodes that a fault may be injected into, the first one gets it.
                 scene.nodes.swap(1, 2);
             }
             let fault = &soak.faults[(chance / 2) as usize % soak.faults.len()];
@@ -138,7 +138,7 @@ impl Stage {
                 scene.cluster.compact().await?;
             }
             scene.nodes.iter().try_for_each(Node::tidy)?;
-            if scene.coordinator.as_mut().is_some_and(|coordinator| coordinator.revive().is_ok_and(|anew| anew)) {
+            if scene.coordinator.as_mut().is_some_and(|coordinator| coordinator.revive().is_ok_and(|started| started)) {
                 soaked.broken.push(format!("{}: the coordinator has ended", fault.name));
             }
             scene.pass(soak.every).await?;
@@ -170,20 +170,20 @@ impl Scene {
         bail!("a job has no {AGED} rounds and {KEPT} events after {KILLS} kills")
     }
 
-    /// The fault strikes, and the job becomes whole again.
+    /// Injects the fault, and waits until the job is whole again.
     async fn recover(&mut self, fault: &Fault) -> Result<Recovery> {
-        let (struck, mended) = self.suffer(fault).await?;
-        let whole = self.whole(mended).await?;
+        let (began, ended) = self.suffer(fault).await?;
+        let whole = self.whole(ended).await?;
         let steps: Vec<Duration> =
             self.observer.lines().iter().filter(|line| line.is_step()).map(|line| line.at).collect();
         Ok(Recovery {
             fault: fault.name.into(),
-            pause_s: pause(&steps, struck).as_secs_f64(),
-            whole_s: (whole - mended).as_secs_f64(),
+            pause_s: pause(&steps, began).as_secs_f64(),
+            whole_s: (whole - ended).as_secs_f64(),
         })
     }
 
-    /// Waits until all nodes train in one round, and go on with that for a while: when they began to, after `since`.
+    /// Waits until all nodes train in one round, and have done so for a while. Returns when they began to, after `since`.
     async fn whole(&mut self, since: Duration) -> Result<Duration> {
         let begun = self.observer.elapsed();
         loop {
@@ -233,12 +233,12 @@ impl Scene {
 }
 
 impl Soaked {
-    fn judge(&mut self, stage: &Stage, scene: &mut Scene) {
+    fn judge(&mut self, testbed: &Testbed, scene: &mut Scene) {
         let lines = scene.observer.lines().to_vec();
         let events = scene.observer.events().clone();
         let mut wrong = checker::history(&events);
-        wrong.extend(checker::endless(&lines, &stage.results));
-        wrong.extend(stage.training.spoilt(scene.checkpoints.path(), &events));
+        wrong.extend(checker::endless(&lines, &testbed.results));
+        wrong.extend(testbed.training.spoilt(scene.checkpoints.path(), &events));
         self.broken.extend(wrong.into_iter().map(|Broken(text)| text));
         self.steps = lines.iter().filter(|line| line.is_step()).count() as u64;
         self.rounds = events.round().map_or(0, |round| round.number);
@@ -310,12 +310,13 @@ mod tests {
     fn a_soak_spares_the_first_node_s_processes_and_whatever_ends_a_job() {
         let suit: Vec<&str> = fault::all().iter().filter(|fault| suits(fault)).map(|fault| fault.name).collect();
         assert!(suit.len() >= 60, "{}", suit.len());
-        for name in ["a worker is killed", "a host is reset", "etcd is down for 20 s", "the leader is alone for 7 s"] {
+        for name in ["a worker is killed", "a host is reset", "etcd is down for 20 s", "the leader is isolated for 7 s"]
+        {
             assert!(suit.contains(&name), "{name}");
         }
         for name in [
             "all agents are killed",
-            "a host is lost for good",
+            "a host is lost permanently",
             "an operator closes the job",
             "the leading host is reset",
         ] {
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn recoveries_are_told_by_fault_and_together() {
+    fn recoveries_are_reported_by_fault_and_together() {
         let recovery = |fault: &str, pause_s| Recovery { fault: fault.into(), pause_s, whole_s: 2.0 * pause_s };
         let recoveries = vec![recovery("b", 1.0), recovery("a", 0.25), recovery("b", 3.0)];
         let text = Soaked { recoveries, ..Soaked::default() }.tables();

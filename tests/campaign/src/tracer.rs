@@ -75,8 +75,8 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
-    use crate::campaign::opener::Opener;
-    use crate::wait::eventually;
+    use crate::opener::Opener;
+    use elastic_tests::wait::eventually;
 
     #[tokio::test]
     async fn system_calls_fail_at_once_and_until_it_is_dropped() {

@@ -13,9 +13,9 @@ use rustix::process::{Pid, Signal, kill_process};
 pub struct Host {
     /// Its host name, which the campaign's name server knows.
     pub name: String,
-    /// Its address is `10.88.<number>.2`, the router's beside it `10.88.<number>.1`.
+    /// Its address is `10.88.<number>.2`, the router's is `10.88.<number>.1`.
     number: u8,
-    /// What stands in place of the machine's own files.
+    /// Files that replace the machine's own.
     files: PathBuf,
 }
 
@@ -134,7 +134,7 @@ impl Host {
 ///
 /// # Errors
 /// `ip` fails.
-pub fn mend_all() -> Result<()> {
+pub fn heal_all() -> Result<()> {
     // One after the other, until there is none of this priority.
     for _ in 0..100 {
         if !Command::new("ip").args(["rule", "del", "priority", "10"]).stderr(Stdio::null()).status()?.success() {

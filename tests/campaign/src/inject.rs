@@ -1,4 +1,4 @@
-//! Doing what a fault says, and undoing it.
+//! Injecting a fault, and undoing it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use super::tracer::Tracer;
 
 /// What has to be undone when the fault ends.
 #[derive(Default)]
-pub struct Struck(Vec<Undo>);
+pub struct Injected(Vec<Undo>);
 
 enum Undo {
     Continue(u32),
@@ -45,7 +45,7 @@ enum Undo {
     Rights,
 }
 
-impl Struck {
+impl Injected {
     fn then(&mut self, undo: Undo) {
         self.0.push(undo);
     }
@@ -80,39 +80,39 @@ impl Drop for Repeated {
 }
 
 impl Scene {
-    /// Does this.
+    /// Injects one action of a fault.
     ///
     /// # Errors
     /// It cannot be done.
-    pub async fn strike(&mut self, action: &Action, struck: &mut Struck) -> Result<()> {
+    pub async fn inject(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
             Action::Kill(process, who) => self.each(who, |node| node.signal(process, Signal::KILL)),
             Action::Freeze(process, who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].signal(process, Signal::STOP);
-                    self.nodes[at].processes(process).into_iter().for_each(|pid| struck.then(Undo::Continue(pid)));
+                    self.nodes[at].processes(process).into_iter().for_each(|pid| injected.then(Undo::Continue(pid)));
                 }
             }
             Action::Starve(process, who) => {
                 let pids: Vec<u32> =
-                    self.struck(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect();
+                    self.targets(who).into_iter().flat_map(|at| self.nodes[at].processes(process)).collect();
                 let stopped = pids.clone();
-                struck.then(Undo::Repeat(Repeated::new(move || {
+                injected.then(Undo::Repeat(Repeated::new(move || {
                     pids.iter().for_each(|&pid| send(pid, Signal::STOP));
                     std::thread::sleep(Duration::from_millis(95));
                     pids.iter().for_each(|&pid| send(pid, Signal::CONT));
                     std::thread::sleep(Duration::from_millis(5));
                 })));
-                stopped.into_iter().for_each(|pid| struck.then(Undo::Continue(pid)));
+                stopped.into_iter().for_each(|pid| injected.then(Undo::Continue(pid)));
             }
             Action::Reset(who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].host.reboot()?;
                     self.nodes[at].host.signal(Signal::KILL);
                 }
             }
             Action::Lose(who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].forget();
                     self.nodes[at].host.link(false)?;
                     self.nodes[at].host.signal(Signal::STOP);
@@ -120,75 +120,75 @@ impl Scene {
                 }
             }
             Action::Drain(who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].forget();
                     self.nodes[at].signal(Process::Agent, Signal::TERM);
-                    struck.then(Undo::Return(at));
+                    injected.then(Undo::Return(at));
                 }
             }
             Action::Inject(process, who, what) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
+                        injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
                     }
                 }
             }
             Action::Exhaust(process, who, resource) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
+                        injected.0.extend(Limit::at_what_it_has(pid, resource)?.map(Undo::Limit));
                     }
                 }
             }
             Action::OutOfMemory(process, who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     for pid in self.nodes[at].processes(process) {
-                        struck.then(Undo::Memory(Cage::around(pid)?));
+                        injected.then(Undo::Memory(Cage::around(pid)?));
                     }
                 }
             }
             Action::Cut(who, side, direction, cut) => {
-                struck.then(Undo::Ways);
-                for at in self.struck(who) {
+                injected.then(Undo::Ways);
+                for at in self.targets(who) {
                     self.cut(at, side, direction, cut)?;
                 }
             }
             Action::Flap(who, side) => {
                 let ways: Vec<_> =
-                    self.struck(who).into_iter().flat_map(|at| self.ways(&self.nodes[at].host, side)).collect();
-                struck.then(Undo::Repeat(Repeated::new(move || {
+                    self.targets(who).into_iter().flat_map(|at| self.ways(&self.nodes[at].host, side)).collect();
+                injected.then(Undo::Repeat(Repeated::new(move || {
                     for (from, to) in &ways {
                         let _ = from.cut_to(to, Cut::Silent);
                         let _ = to.cut_to(from, Cut::Silent);
                     }
                     std::thread::sleep(Duration::from_millis(100));
-                    let _ = hosts::mend_all();
+                    let _ = hosts::heal_all();
                     std::thread::sleep(Duration::from_millis(100));
                 })));
-                struck.then(Undo::Ways);
+                injected.then(Undo::Ways);
             }
             Action::Unplug(who) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].host.link(false)?;
-                    struck.then(Undo::Cable(at));
+                    injected.then(Undo::Cable(at));
                 }
             }
-            Action::Fill(place) => self.disks(place, struck, |disk| disk.fill())?,
-            Action::ReadOnly(place) => self.disks(place, struck, |disk| disk.read_only(true))?,
-            Action::Stall(place) => self.disks(place, struck, super::disk::Disk::freeze)?,
+            Action::Fill(place) => self.disks(place, injected, |disk| disk.fill())?,
+            Action::ReadOnly(place) => self.disks(place, injected, |disk| disk.read_only(true))?,
+            Action::Stall(place) => self.disks(place, injected, super::disk::Disk::freeze)?,
             Action::Names(answers) => {
-                struck.then(Undo::Names);
+                injected.then(Undo::Names);
                 self.names.answer(answers);
             }
             Action::Clock(who, ahead) => {
-                for at in self.struck(who) {
+                for at in self.targets(who) {
                     self.nodes[at].set_clock(ahead)?;
-                    struck.then(Undo::Clock(at));
+                    injected.then(Undo::Clock(at));
                 }
             }
             Action::Strobe(who) => {
-                for at in self.struck(who) {
-                    struck.then(Undo::Clock(at));
+                for at in self.targets(who) {
+                    injected.then(Undo::Clock(at));
                     for ahead in [3600, -3600, 3600] {
                         self.nodes[at].set_clock(ahead)?;
                         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -196,15 +196,15 @@ impl Scene {
                 }
             }
             Action::KillCoordinator => {
-                struck.then(Undo::Coordinator);
+                injected.then(Undo::Coordinator);
                 self.coordinator.iter_mut().for_each(Coordinator::kill);
             }
             Action::FreezeCoordinator => {
-                struck.then(Undo::ContinueCoordinator);
+                injected.then(Undo::ContinueCoordinator);
                 self.coordinator.iter().for_each(|coordinator| coordinator.freeze(true));
             }
             Action::CutCoordinator(side) => {
-                struck.then(Undo::Ways);
+                injected.then(Undo::Ways);
                 if let Some(coordinator) = &self.coordinator {
                     for (own, other) in self.ways(&coordinator.host, side) {
                         own.cut_to(&other, Cut::Silent)?;
@@ -213,15 +213,15 @@ impl Scene {
                 }
             }
             Action::Wait(time) => tokio::time::sleep(time).await,
-            _ => return self.strike_store(action, struck).await,
+            _ => return self.inject_store(action, injected).await,
         }
         Ok(())
     }
 
-    async fn strike_store(&mut self, action: &Action, struck: &mut Struck) -> Result<()> {
+    async fn inject_store(&mut self, action: &Action, injected: &mut Injected) -> Result<()> {
         match *action {
             Action::KillStore(which) => {
-                struck.then(Undo::Members);
+                injected.then(Undo::Members);
                 for at in self.members(which).await? {
                     self.cluster.kill(at);
                 }
@@ -229,18 +229,18 @@ impl Scene {
             Action::FreezeStore(which) => {
                 for at in self.members(which).await? {
                     self.cluster.freeze(at, true);
-                    struck.then(Undo::ContinueMember(at));
+                    injected.then(Undo::ContinueMember(at));
                 }
             }
             Action::InjectStore(which, what) => {
                 for at in self.members(which).await? {
                     if let Some(pid) = self.cluster.pid(at) {
-                        struck.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
+                        injected.0.extend(Tracer::attach(pid, what).await?.map(Undo::LetGo));
                     }
                 }
             }
             Action::CutMember(which) => {
-                struck.then(Undo::Ways);
+                injected.then(Undo::Ways);
                 for at in self.members(which).await? {
                     let member = &self.cluster.members[at].host;
                     for other in self.cluster.members.iter().filter(|other| other.host.name != member.name) {
@@ -263,11 +263,11 @@ impl Scene {
                 }
             }
             Action::Expire(holder) => {
-                struck.then(Undo::Renew(holder));
+                injected.then(Undo::Renew(holder));
                 self.cluster.renew(holder, true)?;
             }
             Action::TakeRights => {
-                struck.then(Undo::Rights);
+                injected.then(Undo::Rights);
                 let (secrets, mut client) = self.cluster.users().await?;
                 secrets.rights(&mut client, false).await?;
             }
@@ -277,7 +277,7 @@ impl Scene {
             }
             Action::Compact => self.cluster.compact().await?,
             Action::NoSpace => {
-                struck.then(Undo::Space);
+                injected.then(Undo::Space);
                 self.cluster.no_space(true).await?;
             }
             Action::MoveLeader => self.cluster.move_leader().await?,
@@ -315,7 +315,7 @@ impl Scene {
 
     /// The key of a follower's record.
     fn node_key(&self) -> Option<String> {
-        let name = self.struck(Who::Follower).first().map(|&at| self.nodes[at].host.name.clone())?;
+        let name = self.targets(Who::Follower).first().map(|&at| self.nodes[at].host.name.clone())?;
         let events = self.observer.events();
         let node = events.nodes().into_iter().find(|node| node.name == name)?;
         Some(self.keys.node(&node.id()))
@@ -325,8 +325,8 @@ impl Scene {
     ///
     /// # Errors
     /// It cannot be.
-    pub async fn mend(&mut self, struck: Struck) -> Result<()> {
-        for undo in struck.0 {
+    pub async fn undo(&mut self, injected: Injected) -> Result<()> {
+        for undo in injected.0 {
             match undo {
                 Undo::Continue(pid) => send(pid, Signal::CONT),
                 Undo::LetGo(tracer) => drop(tracer),
@@ -338,10 +338,10 @@ impl Scene {
                     let (secrets, mut client) = self.cluster.users().await?;
                     secrets.rights(&mut client, true).await?;
                 }
-                Undo::Ways => hosts::mend_all()?,
+                Undo::Ways => hosts::heal_all()?,
                 Undo::Cable(at) => self.nodes[at].host.link(true)?,
-                Undo::Disk(at) => self.nodes[at].disk.mend()?,
-                Undo::Checkpoints => self.checkpoints.mend()?,
+                Undo::Disk(at) => self.nodes[at].disk.repair()?,
+                Undo::Checkpoints => self.checkpoints.repair()?,
                 Undo::Names => self.names.answer(Answers::Right),
                 Undo::Clock(at) => self.nodes[at].set_clock(0)?,
                 Undo::ContinueMember(at) => self.cluster.freeze(at, false),
@@ -359,19 +359,19 @@ impl Scene {
         Ok(())
     }
 
-    fn each(&self, who: Who, strike: impl Fn(&super::nodes::Node)) {
-        self.struck(who).into_iter().for_each(|at| strike(&self.nodes[at]));
+    fn each(&self, who: Who, signal: impl Fn(&super::nodes::Node)) {
+        self.targets(who).into_iter().for_each(|at| signal(&self.nodes[at]));
     }
 
-    /// The nodes that are meant, of those that run.
-    fn struck(&self, who: Who) -> Vec<usize> {
+    /// The nodes of `who` that run.
+    fn targets(&self, who: Who) -> Vec<usize> {
         let up: Vec<usize> = (0..self.nodes.len()).filter(|&at| self.nodes[at].is_up()).collect();
         let leader = self.observer.events().leader();
         let leads = |at: &usize| leader.as_ref().is_some_and(|leader| *leader == self.nodes[*at].host.name);
-        // Whoever leads now, the node that is spared is no follower.
+        // The node that is spared counts as the leader, whichever node leads now.
         let leads = |at: &usize| if self.spared.is_some() { self.spared == Some(*at) } else { leads(at) };
         let leading: Vec<usize> = up.iter().copied().filter(leads).collect();
-        // Where nobody leads, the first is as good as any.
+        // Without a leader, the first node counts as one.
         let leading = if leading.is_empty() { up.iter().copied().take(1).collect() } else { leading };
         let following: Vec<usize> = up.iter().copied().filter(|at| !leading.contains(at)).take(1).collect();
         match who {
@@ -422,18 +422,18 @@ impl Scene {
     fn disks(
         &mut self,
         place: Place,
-        struck: &mut Struck,
-        mut strike: impl FnMut(&mut super::disk::Disk) -> Result<()>,
+        injected: &mut Injected,
+        mut fails: impl FnMut(&mut super::disk::Disk) -> Result<()>,
     ) -> Result<()> {
         match place {
             Place::Checkpoints => {
-                struck.then(Undo::Checkpoints);
-                strike(&mut self.checkpoints)
+                injected.then(Undo::Checkpoints);
+                fails(&mut self.checkpoints)
             }
             Place::Own(who) => {
-                for at in self.struck(who) {
-                    struck.then(Undo::Disk(at));
-                    strike(&mut self.nodes[at].disk)?;
+                for at in self.targets(who) {
+                    injected.then(Undo::Disk(at));
+                    fails(&mut self.nodes[at].disk)?;
                 }
                 Ok(())
             }

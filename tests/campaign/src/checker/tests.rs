@@ -35,7 +35,7 @@ fn reference() -> Results {
 }
 
 #[test]
-fn a_run_that_goes_on_is_sound() {
+fn a_run_that_continues_is_sound() {
     assert_eq!(training(&good(), &reference(), true, false), []);
     // A step that was done again counts once.
     let mut again = good();

@@ -14,7 +14,7 @@ use super::setting::Setting;
 
 pub use self::all::all;
 
-/// Which node is struck.
+/// The nodes that a fault is injected into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Who {
     /// The one that leads.
@@ -34,7 +34,7 @@ pub enum Side {
     Store,
     /// The other nodes.
     Peers,
-    /// Everybody.
+    /// Everyone.
     World,
 }
 
@@ -96,7 +96,7 @@ pub enum Action {
     OutOfMemory(Process, Who),
     /// A way is cut.
     Cut(Who, Side, Direction, Cut),
-    /// A way is cut and mended five times a second.
+    /// A way is cut and restored five times a second.
     Flap(Who, Side),
     /// The cable is out.
     Unplug(Who),
@@ -110,7 +110,7 @@ pub enum Action {
     Names(Answers),
     /// The wall clock is set ahead by these seconds.
     Clock(Who, i64),
-    /// The wall clock jumps to and fro by an hour.
+    /// The wall clock jumps back and forth by an hour.
     Strobe(Who),
     /// SIGKILL for members of etcd, which are started again in the end.
     KillStore(Which),
@@ -146,7 +146,7 @@ pub enum Action {
     FreezeCoordinator,
     /// The coordinator's ways to these are cut.
     CutCoordinator(Side),
-    /// Certificates have ended, and etcd restarts, so that they are looked at.
+    /// Certificates have expired, and etcd restarts, so that it checks them.
     Expire(Holder),
     /// etcd's user of the job may do nothing.
     TakeRights,
@@ -169,7 +169,7 @@ pub struct Fault {
     pub charges: u32,
     /// Exit codes that the agents may end with, all with the same.
     pub ends: &'static [i32],
-    /// Whether it takes away what the job has committed, so that it may begin anew.
+    /// Whether it takes away what the job has committed, so that it may begin again.
     pub forgets: bool,
 }
 
@@ -194,7 +194,7 @@ impl Fault {
         Fault { charges, ..self }
     }
 
-    /// Whether a coordinator has to lead the job that it strikes.
+    /// Whether a coordinator has to lead the job.
     pub fn is_a_coordinators(&self) -> bool {
         let of_it = |action: &Action| {
             matches!(action, Action::KillCoordinator | Action::FreezeCoordinator | Action::CutCoordinator(_))
@@ -202,8 +202,8 @@ impl Fault {
         self.actions.iter().any(of_it)
     }
 
-    /// Whether it can strike a job of this setting.
-    pub fn strikes(&self, setting: Setting) -> bool {
+    /// Whether it can be injected into a job of this setting.
+    pub fn applies_to(&self, setting: Setting) -> bool {
         self.actions.iter().all(|action| match action {
             Action::Expire(_) | Action::TakeRights | Action::ForgetTokens => setting == Setting::Secured,
             Action::Upgrade => setting != Setting::Etcd35,

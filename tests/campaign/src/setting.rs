@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use elastic_tests::etcd::etcd35;
 use serde::{Deserialize, Serialize};
 
 use super::training::Training;
-use crate::etcd::etcd35;
 
 /// What is another than in a plain job: `elastic-trainer` on the installed etcd, over an open network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -16,7 +16,7 @@ pub enum Setting {
     Plain,
     /// The workers train with PyTorch.
     PyTorch,
-    /// Everybody has a certificate, and etcd has users, whose tokens end after seconds.
+    /// Everyone has a certificate, and etcd has users, whose tokens end after seconds.
     Secured,
     /// etcd is the next release.
     Etcd35,

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result};
+use elastic_tests::etcd::Certs;
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, Permission, PermissionType, TlsOptions};
-
-use crate::etcd::Certs;
 
 /// How long a token lasts, so that many end in each job.
 const TOKEN: &str = "3s";
 
-/// The user of agents and coordinators, and that of whoever makes users.
+/// The user of agents and coordinators, and the user that makes users.
 const USER: &str = "elastic";
 const ROOT: &str = "root";
 
@@ -49,7 +48,7 @@ impl Secrets {
         self.folder.join(format!("secret-{name}"))
     }
 
-    /// What a member of etcd is told.
+    /// Flags of a member of etcd.
     pub fn of_a_member(&self) -> Vec<String> {
         let Certs { ca, server: (certificate, key), .. } = &*self.certs;
         let flag = |name: &str, file: &Path| format!("--{name}={}", file.display());
@@ -71,7 +70,7 @@ impl Secrets {
         format!("cacert={ca},cert={certificate},key={key},user={USER},password_file={}", self.file(USER).display())
     }
 
-    /// What a coordinator is told.
+    /// Flags of a coordinator.
     pub fn of_a_coordinator(&self) -> Vec<String> {
         self.of_an_agent()
             .split(',')
@@ -79,7 +78,7 @@ impl Secrets {
             .collect()
     }
 
-    /// What agents and coordinators are told, to speak with each other.
+    /// Flags of agents and coordinators for their own connections.
     pub fn of_a_peer(&self) -> Vec<String> {
         let Certs { ca, client: (certificate, key), .. } = &*self.certs;
         [("cert", certificate), ("key", key), ("ca", ca)]
@@ -139,7 +138,7 @@ impl Secrets {
         Ok(())
     }
 
-    /// Makes certificates anew: one that has ended, or one that has not.
+    /// Makes certificates again: one that has ended, or one that has not.
     pub fn renew(&self, holder: Holder, ended: bool) {
         const HOUR: Duration = Duration::from_secs(3600);
         let until = if ended { SystemTime::now() - HOUR } else { SystemTime::now() + 24 * HOUR };

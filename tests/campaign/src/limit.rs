@@ -55,7 +55,7 @@ fn has(pid: u32, resource: Resource) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::campaign::opener::Opener;
+    use crate::opener::Opener;
 
     #[test]
     fn a_process_has_no_more_descriptors_until_they_are_given_back() {

@@ -2,15 +2,15 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use elastic_tests::processes::{Process as Running, binary, remove_settings};
 use rustix::process::Signal;
 
 use super::disk::Disk;
 use super::hosts::{Host, send};
-use crate::binaries::{binary, remove_settings};
 
 /// Exit codes after which the agent is not started again, as its unit says (`deploy/systemd`): left as planned, closed,
 /// failed for good.
@@ -41,7 +41,7 @@ pub struct Node {
     words: Vec<String>,
     clock: Option<(PathBuf, PathBuf)>,
     log: PathBuf,
-    child: Option<Child>,
+    agent: Option<Running>,
     ended: Option<(i32, Instant)>,
     starts: u32,
     /// How often the service manager starts it again.
@@ -54,7 +54,7 @@ impl Node {
     /// A node that is not started yet, and whose agent is started again so often. `clock` is the library that sets the wall clock of what runs there.
     ///
     /// # Errors
-    /// There is no disk to be had.
+    /// There is no disk available.
     pub fn new(host: Host, folder: &Path, words: Vec<String>, restarts: u32, clock: Option<&Path>) -> Result<Node> {
         let disk = Disk::new(&folder.join(format!("disk-{}", host.name)), 24)?;
         for name in ["run", "logs", "tmp"] {
@@ -65,7 +65,7 @@ impl Node {
         if let Some((_, offset)) = &clock {
             std::fs::write(offset, 0_i64.to_ne_bytes())?;
         }
-        Ok(Node { host, disk, words, clock, log, child: None, ended: None, starts: 0, restarts, wanted: false })
+        Ok(Node { host, disk, words, clock, log, agent: None, ended: None, starts: 0, restarts, wanted: false })
     }
 
     /// Starts its agent, and from now on again when it fails.
@@ -78,12 +78,11 @@ impl Node {
         self.ended = None;
         let mut command = self.host.command();
         self.environment(&mut command);
-        let log = std::fs::File::options().create(true).append(true).open(&self.log)?;
         command.arg(binary("elastic-agent"));
         command.arg(format!("--node-name={}", self.host.name));
         command.arg(format!("--log-dir={}", self.disk.path().join("logs").display()));
-        command.args(&self.words).stdout(log.try_clone()?).stderr(log);
-        self.child = Some(command.spawn().context("start an agent")?);
+        command.args(&self.words);
+        self.agent = Some(Running::spawn(&self.host.name, command, &self.log));
         Ok(())
     }
 
@@ -111,10 +110,8 @@ impl Node {
     /// # Errors
     /// It cannot be started.
     pub fn tend(&mut self) -> Result<()> {
-        use std::os::unix::process::ExitStatusExt;
-        if let Some(status) = self.child.as_mut().and_then(|child| child.try_wait().transpose()).transpose()? {
-            let code = status.code().unwrap_or_else(|| -status.signal().unwrap_or_default());
-            (self.child, self.ended) = (None, Some((code, Instant::now())));
+        if let Some(code) = self.agent.as_mut().and_then(Running::ended) {
+            (self.agent, self.ended) = (None, Some((code, Instant::now())));
         }
         match self.ended {
             Some((code, at)) if self.wanted && !FINAL.contains(&code) && at.elapsed() >= RESTART_AFTER => {
@@ -156,12 +153,12 @@ impl Node {
 
     /// Whether its agent runs.
     pub fn is_up(&self) -> bool {
-        self.child.is_some()
+        self.agent.is_some()
     }
 
     /// Ids of the node's processes of this kind.
     pub fn processes(&self, which: Process) -> Vec<u32> {
-        let agent: Vec<u32> = self.child.iter().map(Child::id).collect();
+        let agent: Vec<u32> = self.agent.iter().map(Running::pid).collect();
         let below = |pids: Vec<u32>| pids.into_iter().flat_map(children).collect();
         match which {
             Process::Agent => agent,
@@ -186,9 +183,6 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.wanted = false;
         self.host.signal(Signal::KILL);
-        if let Some(mut child) = self.child.take() {
-            let _ = child.wait();
-        }
     }
 }
 

@@ -1,18 +1,21 @@
-//! The fault campaign: jobs of the built programs on hosts of their own, each struck by one fault in one moment of its
-//! life, and judged by what an observer saw.
+//! The fault campaign: jobs of the built programs on hosts of their own. Each job has one fault injected at one stage of
+//! its life, and is judged by what an observer saw.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | [`fault`] | the faults, as data |
 //! | [`setting`], [`training`], [`secrets`] | what jobs are made of: their workers, certificates, users |
-//! | [`scene`] | a job, and the moments of its life |
-//! | [`strike`] | doing what a fault says, and undoing it |
+//! | [`scene`] | a job, and the stages of its life |
+//! | [`inject`] | injecting a fault, and undoing it |
 //! | [`hosts`], [`names`], [`disk`], [`memory`] | network namespaces, a name server, disks, memory that runs out |
-//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents that are started again as by systemd |
-//! | [`soak`], [`usage`] | one long job, struck again and again, and what its processes use |
+//! | [`cluster`], [`coordinator`], [`nodes`] | members of etcd, a coordinator, and agents that are restarted as by systemd |
+//! | [`soak`], [`usage`] | one long job with many faults, and what its processes use |
 //! | [`history`] | what the observer sees |
 //! | [`checker`] | the promises, decided from that alone |
-//! | [`report`] | the table |
+//! | [`record`] | the file of results |
+
+// A failed campaign panics, as tests do.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 pub mod checker;
 pub mod cluster;
@@ -21,18 +24,18 @@ pub mod disk;
 pub mod fault;
 pub mod history;
 pub mod hosts;
+pub mod inject;
 pub mod limit;
 pub mod memory;
 pub mod names;
 pub mod nodes;
 #[cfg(test)]
 mod opener;
-pub mod report;
+pub mod record;
 pub mod scene;
 pub mod secrets;
 pub mod setting;
 pub mod soak;
-pub mod strike;
 pub mod tracer;
 pub mod training;
 pub mod usage;
@@ -43,19 +46,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use elastic_tests::etcd::etcd35;
 
 use self::checker::{Broken, Results};
 use self::fault::{Action, Fault};
 use self::hosts::Host;
 use self::names::Names;
-use self::scene::{Course, Phase, Scene};
+use self::scene::{Course, Scene, Stage};
 use self::setting::Setting;
 use self::training::Training;
-use crate::etcd::etcd35;
 
 /// What all jobs of a campaign share: hosts, names, and what the undisturbed training shows.
-pub struct Stage {
+pub struct Testbed {
     nodes: Vec<Host>,
     store: Vec<Host>,
     coordinator: Host,
@@ -69,21 +71,12 @@ pub struct Stage {
     folder: PathBuf,
 }
 
-/// What came of one fault in one moment.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// The result of one fault at one stage.
+#[derive(Debug, Clone)]
 pub struct Outcome {
-    /// What the job was made of.
-    #[serde(default)]
-    pub setting: Setting,
-    /// The fault's name.
-    pub fault: String,
-    /// The moment's.
-    pub phase: String,
-    /// What moved it within the moment.
-    pub seed: u64,
     /// Promises that were broken.
     pub broken: Vec<String>,
-    /// Seconds without a step, at most, from the fault on.
+    /// Seconds without a step, at most, after the fault began.
     pub pause_s: f64,
     /// Seconds from the fault's end to the job's.
     pub after_s: f64,
@@ -92,15 +85,29 @@ pub struct Outcome {
     /// Rounds that it needed.
     pub rounds: u64,
     /// How it ended.
-    pub result: String,
+    pub ended: String,
 }
 
-impl Stage {
+impl Outcome {
+    /// In a few words, as [`record`] keeps it.
+    pub fn result(&self) -> String {
+        let mut text = format!("{:.1}", self.pause_s);
+        if self.ended != "succeeded" {
+            text.extend([" ", &self.ended]);
+        }
+        if !self.broken.is_empty() {
+            text.push_str(" broken");
+        }
+        text
+    }
+}
+
+impl Testbed {
     /// Prepares the hosts, in this process's own network namespace, and trains once undisturbed.
     ///
     /// # Errors
     /// This machine lacks something, or this process may not.
-    pub async fn new(folder: &Path, setting: Setting) -> Result<Stage> {
+    pub async fn new(folder: &Path, setting: Setting) -> Result<Testbed> {
         hosts::become_router()?;
         // Each job needs disks: where none can be made, no job is begun.
         drop(disk::Disk::new(&folder.join("trial"), 8)?);
@@ -114,7 +121,7 @@ impl Stage {
             known.insert(host.name.clone(), host.address().parse().context("an address")?);
         }
         let training = setting.training()?;
-        Ok(Stage {
+        Ok(Testbed {
             nodes,
             store,
             coordinator,
@@ -129,48 +136,44 @@ impl Stage {
         })
     }
 
-    /// Runs a job that this fault strikes in this moment.
+    /// Runs a job, and injects this fault at this stage.
     ///
     /// # Errors
     /// The job does not get that far, or the fault cannot be done.
-    pub async fn run(&self, fault: &Fault, phase: Phase, seed: u64) -> Result<Outcome> {
+    pub async fn run(&self, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
         let folder = self.folder.join("job");
         let _ = std::fs::remove_dir_all(&folder);
         let wall_clock = fault.actions.iter().any(|action| matches!(action, Action::Clock(..) | Action::Strobe(_)));
-        let course = Course::to_its_end(phase, wall_clock, fault.is_a_coordinators());
+        let course = Course::to_its_end(stage, wall_clock, fault.is_a_coordinators());
         let mut scene = Scene::new(self, &folder, course).await?;
-        let outcome = self.play(&mut scene, fault, phase, seed).await;
+        let outcome = self.inject_and_judge(&mut scene, fault, stage, seed).await;
         let keep = outcome.as_ref().map_or(true, |outcome| !outcome.broken.is_empty());
         if keep {
-            self.keep(&mut scene, &format!("{} while {}", fault.name, phase.name()))?;
+            self.keep(&mut scene, &format!("{} while {}", fault.name, stage.name()))?;
         }
-        hosts::mend_all()?;
+        hosts::heal_all()?;
         for at in &scene.lost {
             scene.nodes[*at].host.link(true)?;
         }
         outcome
     }
 
-    async fn play(&self, scene: &mut Scene, fault: &Fault, phase: Phase, seed: u64) -> Result<Outcome> {
-        scene.reach(phase, seed).await?;
-        let (struck, mended) = scene.suffer(fault).await?;
-        let ended = scene.end(struck, mended).await;
+    async fn inject_and_judge(&self, scene: &mut Scene, fault: &Fault, stage: Stage, seed: u64) -> Result<Outcome> {
+        scene.reach(stage, seed).await?;
+        let (began, ended) = scene.suffer(fault).await?;
+        let ended = scene.end(began, ended).await;
         let lines = scene.observer.lines().to_vec();
         let events = scene.observer.events().clone();
         let mut wrong = checker::judge(fault, &events, &lines, &ended, &self.results);
         wrong.extend(self.training.spoilt(scene.checkpoints.path(), &events));
         let round = events.round();
         Ok(Outcome {
-            setting: self.setting,
-            fault: fault.name.into(),
-            phase: phase.name().into(),
-            seed,
             broken: wrong.into_iter().map(|Broken(text)| text).collect(),
             pause_s: ended.pause.as_secs_f64(),
             after_s: ended.after.as_secs_f64(),
             restarts: round.as_ref().map_or(0, |round| round.restarts),
             rounds: round.as_ref().map_or(0, |round| round.number),
-            result: round.map_or("none".into(), |round| format!("{:?}", round.state).to_lowercase()),
+            ended: round.map_or("none".into(), |round| format!("{:?}", round.state).to_lowercase()),
         })
     }
 

@@ -5,12 +5,12 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use elastic_coordinator::job::Keys;
+use elastic_tests::processes::{binary, remove_settings};
+use elastic_tests::torch::{Torch, script};
 
 use super::checker::{self, Broken, Results};
 use super::cluster::Reach;
 use super::history::{Events, Observer};
-use crate::binaries::{binary, remove_settings};
-use crate::torch::{Torch, script};
 
 /// The workers' program.
 #[derive(Debug, Clone)]
@@ -49,12 +49,12 @@ impl Training {
         }
     }
 
-    /// What agents are told besides: PyTorch's workers begin with seconds of imports, which `--warm-up` does ahead.
+    /// Further flags of agents: PyTorch's workers begin with seconds of imports, which `--warm-up` does ahead.
     pub fn flags(&self) -> Option<String> {
         matches!(self, Training::PyTorch(_)).then(|| "--warm-up=60".into())
     }
 
-    /// What an agent is told to run.
+    /// The command line that an agent runs.
     pub fn words(&self, run: &Run) -> Vec<String> {
         let mut words = match self {
             Training::Trainer => {

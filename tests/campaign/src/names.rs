@@ -20,7 +20,7 @@ pub enum Answers {
     None,
     /// After this time.
     Late(Duration),
-    /// With an address at which nobody is.
+    /// With an address that no host has.
     Wrong,
 }
 

@@ -1,4 +1,4 @@
-//! Disks: files with an ext4 in them, mounted. They can be full, closed, or stand still.
+//! Disks: files with an ext4 in them, mounted. They can be full, read-only, or frozen.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -72,7 +72,7 @@ impl Disk {
     ///
     /// # Errors
     /// A program fails.
-    pub fn mend(&mut self) -> Result<()> {
+    pub fn repair(&mut self) -> Result<()> {
         if std::mem::take(&mut self.frozen) {
             run(Command::new("fsfreeze").arg("--unfreeze").arg(&self.at))?;
         }
@@ -86,7 +86,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let _ = self.mend();
+        let _ = self.repair();
         let _ = Command::new("umount").arg("--lazy").arg(&self.at).status();
         let _ = std::fs::remove_file(&self.image);
     }

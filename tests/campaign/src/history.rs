@@ -18,7 +18,7 @@ use super::cluster::Reach;
 /// A key that was written or deleted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// When the observer was told, since the job began.
+    /// When the observer saw it, since the job began.
     pub at: Duration,
     /// The store's revision.
     pub revision: i64,
@@ -63,7 +63,7 @@ impl Events {
         self.now.get(key).map(String::as_str)
     }
 
-    /// The round as it is now.
+    /// The present round.
     pub fn round(&self) -> Option<RoundRecord> {
         serde_json::from_str(self.get("round")?).ok()
     }
@@ -201,7 +201,7 @@ async fn watch_once(etcd: &Reach, root: &str, events: &Mutex<Events>, began: Ins
         let mut stream = client.watch(root, Some(from)).await?;
         while let Some(response) = stream.message().await? {
             if response.canceled() {
-                // It was compacted away: what is there now is all that can be had.
+                // It was compacted away: what is there now is all that is available.
                 let all = client.get(root, Some(GetOptions::new().with_prefix())).await?;
                 let mut events = lock();
                 events.gaps = true;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use rustix::process::Resource;
 
 use super::{AT_ONCE, Action, Direction, Fault, LONG, Place, SHORT, Side, Which, Who};
-use crate::campaign::hosts::Cut;
-use crate::campaign::names::Answers;
-use crate::campaign::nodes::Process;
-use crate::campaign::secrets::Holder;
+use crate::hosts::Cut;
+use crate::names::Answers;
+use crate::nodes::Process;
+use crate::secrets::Holder;
 
 /// All faults.
 pub fn all() -> Vec<Fault> {
@@ -30,42 +30,46 @@ fn processes() -> Vec<Fault> {
         Fault::new("all agents are killed", AT_ONCE, &[Kill(Agent, All)]),
         Fault::new("a guard is killed", AT_ONCE, &[Kill(Guard, Follower)]).charges(1),
         Fault::new("the leader's guard is killed", AT_ONCE, &[Kill(Guard, Leader)]).charges(1),
-        Fault::new("a worker stands still for 1.5 s", SHORT, &[Freeze(Worker, Follower)]),
-        Fault::new("a worker stands still for 12 s", Duration::from_secs(12), &[Freeze(Worker, Follower)]).charges(1),
-        Fault::new("an agent stands still for 1.5 s", SHORT, &[Freeze(Agent, Follower)]),
-        Fault::new("an agent stands still for 7 s", LONG, &[Freeze(Agent, Follower)]),
-        Fault::new("the leading agent stands still for 1.5 s", SHORT, &[Freeze(Agent, Leader)]),
-        Fault::new("the leading agent stands still for 7 s", LONG, &[Freeze(Agent, Leader)]),
-        Fault::new("a guard stands still for 7 s", LONG, &[Freeze(Guard, Follower)]),
-        Fault::new("an agent hardly gets a processor", LONG, &[Starve(Agent, Follower)]),
-        Fault::new("the leading agent hardly gets a processor", LONG, &[Starve(Agent, Leader)]),
-        Fault::new("a worker hardly gets a processor", SHORT, &[Starve(Worker, Follower)]),
-        Fault::new("an agent has no descriptors left", LONG, &[Action::Exhaust(Agent, Follower, Resource::Nofile)])
-            .charges(1),
+        Fault::new("a worker is frozen for 1.5 s", SHORT, &[Freeze(Worker, Follower)]),
+        Fault::new("a worker is frozen for 12 s", Duration::from_secs(12), &[Freeze(Worker, Follower)]).charges(1),
+        Fault::new("an agent is frozen for 1.5 s", SHORT, &[Freeze(Agent, Follower)]),
+        Fault::new("an agent is frozen for 7 s", LONG, &[Freeze(Agent, Follower)]),
+        Fault::new("the leading agent is frozen for 1.5 s", SHORT, &[Freeze(Agent, Leader)]),
+        Fault::new("the leading agent is frozen for 7 s", LONG, &[Freeze(Agent, Leader)]),
+        Fault::new("a guard is frozen for 7 s", LONG, &[Freeze(Guard, Follower)]),
+        Fault::new("an agent is starved of CPU time", LONG, &[Starve(Agent, Follower)]),
+        Fault::new("the leading agent is starved of CPU time", LONG, &[Starve(Agent, Leader)]),
+        Fault::new("a worker is starved of CPU time", SHORT, &[Starve(Worker, Follower)]),
         Fault::new(
-            "the leading agent has no descriptors left",
+            "an agent has no file descriptors left",
+            LONG,
+            &[Action::Exhaust(Agent, Follower, Resource::Nofile)],
+        )
+        .charges(1),
+        Fault::new(
+            "the leading agent has no file descriptors left",
             LONG,
             &[Action::Exhaust(Agent, Leader, Resource::Nofile)],
         )
         .charges(1),
         Fault::new("a worker has no memory left", LONG, &[Action::Exhaust(Worker, Follower, Resource::As)]).charges(1),
-        Fault::new("a worker is killed for want of memory", SHORT, &[OutOfMemory(Worker, Follower)]).charges(1),
-        Fault::new("all workers are killed for want of memory", SHORT, &[OutOfMemory(Worker, All)]).charges(3),
-        Fault::new("an agent is killed for want of memory", LONG, &[OutOfMemory(Agent, Follower)]),
+        Fault::new("a worker is killed as memory runs out", SHORT, &[OutOfMemory(Worker, Follower)]).charges(1),
+        Fault::new("all workers are killed as memory runs out", SHORT, &[OutOfMemory(Worker, All)]).charges(3),
+        Fault::new("an agent is killed as memory runs out", LONG, &[OutOfMemory(Agent, Follower)]),
         Fault::new(
-            "a worker is killed where a guard can start no process",
+            "a worker is killed while a guard cannot fork",
             SHORT,
             &[Inject(Guard, Follower, "clone,clone3,fork,vfork:error=EAGAIN"), Kill(Worker, Follower)],
         )
         .charges(3),
         Fault::new(
-            "a worker is killed where programs take 20 s to start",
+            "a worker is killed while programs take 20 s to start",
             Duration::from_secs(25),
             &[Inject(Guard, Follower, "execve:delay_enter=20000000"), Kill(Worker, Follower)],
         )
         .charges(1),
         Fault::new(
-            "a worker is killed where mkdir takes 20 s",
+            "a worker is killed while mkdir takes 20 s",
             Duration::from_secs(25),
             &[Inject(Agent, Follower, "mkdir,mkdirat:delay_enter=20000000"), Kill(Worker, Follower)],
         )
@@ -90,13 +94,13 @@ fn machines() -> Vec<Fault> {
         Fault::new("a host is reset", AT_ONCE, &[Reset(Follower)]),
         Fault::new("the leading host is reset", AT_ONCE, &[Reset(Leader)]),
         Fault::new("all hosts are reset", AT_ONCE, &[Reset(All)]),
-        Fault::new("a host is lost for good", AT_ONCE, &[Lose(Follower)]),
-        Fault::new("the leading host is lost for good", AT_ONCE, &[Lose(Leader)]),
+        Fault::new("a host is lost permanently", AT_ONCE, &[Lose(Follower)]),
+        Fault::new("the leading host is lost permanently", AT_ONCE, &[Lose(Leader)]),
         Fault::new("a node is drained", SHORT, &[Drain(Follower)]),
         Fault::new("the leading node is drained", SHORT, &[Drain(Leader)]),
         Fault::new("a wall clock is an hour ahead", SHORT, &[Clock(Follower, 3600)]),
         Fault::new("the leader's wall clock is a day behind", SHORT, &[Clock(Leader, -86_400)]),
-        Fault::new("all wall clocks jump to and fro", SHORT, &[Strobe(All)]),
+        Fault::new("all wall clocks jump back and forth", SHORT, &[Strobe(All)]),
     ]
 }
 
@@ -107,46 +111,47 @@ fn networks() -> Vec<Fault> {
     use Who::{All, Follower, Leader};
     let silent = Cut::Silent;
     vec![
-        Fault::new("a node does not reach etcd for 1.5 s", SHORT, &[Way(Follower, Store, Both, silent)]),
-        Fault::new("a node does not reach etcd for 7 s", LONG, &[Way(Follower, Store, Both, silent)]),
-        Fault::new("the leader does not reach etcd for 1.5 s", SHORT, &[Way(Leader, Store, Both, silent)]),
-        Fault::new("the leader does not reach etcd for 7 s", LONG, &[Way(Leader, Store, Both, silent)]),
-        Fault::new("no node reaches etcd for 7 s", LONG, &[Way(All, Store, Both, silent)]),
+        Fault::new("a node cannot reach etcd for 1.5 s", SHORT, &[Way(Follower, Store, Both, silent)]),
+        Fault::new("a node cannot reach etcd for 7 s", LONG, &[Way(Follower, Store, Both, silent)]),
+        Fault::new("the leader cannot reach etcd for 1.5 s", SHORT, &[Way(Leader, Store, Both, silent)]),
+        Fault::new("the leader cannot reach etcd for 7 s", LONG, &[Way(Leader, Store, Both, silent)]),
+        Fault::new("no node can reach etcd for 7 s", LONG, &[Way(All, Store, Both, silent)]),
         Fault::new("etcd is unreachable from a node for 7 s", LONG, &[Way(Follower, Store, Both, Cut::Refused)]),
-        Fault::new("a node's requests to etcd are lost", LONG, &[Way(Follower, Store, Sent, silent)]),
-        Fault::new("etcd's answers to a node are lost", LONG, &[Way(Follower, Store, Received, silent)]),
-        Fault::new("etcd's answers to the leader are lost", LONG, &[Way(Leader, Store, Received, silent)]),
-        Fault::new("a node does not reach the others for 1.5 s", SHORT, &[Way(Follower, Peers, Both, silent)]),
-        Fault::new("a node does not reach the others for 7 s", LONG, &[Way(Follower, Peers, Both, silent)]).charges(1),
-        Fault::new("the leader does not reach the others for 7 s", LONG, &[Way(Leader, Peers, Both, silent)])
+        Fault::new("a node's packets to etcd are lost", LONG, &[Way(Follower, Store, Sent, silent)]),
+        Fault::new("etcd's packets to a node are lost", LONG, &[Way(Follower, Store, Received, silent)]),
+        Fault::new("etcd's packets to the leader are lost", LONG, &[Way(Leader, Store, Received, silent)]),
+        Fault::new("a node cannot reach the others for 1.5 s", SHORT, &[Way(Follower, Peers, Both, silent)]),
+        Fault::new("a node cannot reach the others for 7 s", LONG, &[Way(Follower, Peers, Both, silent)]).charges(1),
+        Fault::new("the leader cannot reach the others for 7 s", LONG, &[Way(Leader, Peers, Both, silent)]).charges(1),
+        Fault::new("a node's packets to the other nodes are lost", LONG, &[Way(Follower, Peers, Sent, silent)])
             .charges(1),
-        Fault::new("the others do not hear a node", LONG, &[Way(Follower, Peers, Sent, silent)]).charges(1),
-        Fault::new("a node does not hear the others", LONG, &[Way(Follower, Peers, Received, silent)]).charges(1),
-        Fault::new("a node is alone for 1.5 s", SHORT, &[Way(Follower, World, Both, silent)]),
-        Fault::new("a node is alone for 7 s", LONG, &[Way(Follower, World, Both, silent)]).charges(1),
-        Fault::new("the leader is alone for 7 s", LONG, &[Way(Leader, World, Both, silent)]).charges(1),
-        Fault::new("a network comes and goes", LONG, &[Flap(Follower, World)]).charges(1),
-        Fault::new("the way to etcd comes and goes", LONG, &[Flap(All, Store)]),
-        Fault::new("a cable is out for 1.5 s", SHORT, &[Unplug(Follower)]),
-        Fault::new("a cable is out for 7 s", LONG, &[Unplug(Follower)]).charges(1),
-        Fault::new("names fail while etcd restarts", SHORT, &[Names(Answers::Failure), Action::KillStore(Which::All)]),
+        Fault::new("the other nodes' packets to a node are lost", LONG, &[Way(Follower, Peers, Received, silent)])
+            .charges(1),
+        Fault::new("a node is isolated for 1.5 s", SHORT, &[Way(Follower, World, Both, silent)]),
+        Fault::new("a node is isolated for 7 s", LONG, &[Way(Follower, World, Both, silent)]).charges(1),
+        Fault::new("the leader is isolated for 7 s", LONG, &[Way(Leader, World, Both, silent)]).charges(1),
+        Fault::new("the network of a node flaps", LONG, &[Flap(Follower, World)]).charges(1),
+        Fault::new("the network to etcd flaps", LONG, &[Flap(All, Store)]),
+        Fault::new("a network cable is unplugged for 1.5 s", SHORT, &[Unplug(Follower)]),
+        Fault::new("a network cable is unplugged for 7 s", LONG, &[Unplug(Follower)]).charges(1),
+        Fault::new("DNS fails while etcd restarts", SHORT, &[Names(Answers::Failure), Action::KillStore(Which::All)]),
         Fault::new(
-            "names are unknown while etcd restarts",
+            "DNS does not know etcd's names while etcd restarts",
             SHORT,
             &[Names(Answers::Unknown), Action::KillStore(Which::All)],
         ),
         Fault::new(
-            "names do not come while etcd restarts",
+            "DNS does not answer while etcd restarts",
             SHORT,
             &[Names(Answers::None), Action::KillStore(Which::All)],
         ),
         Fault::new(
-            "names are 3 s late while etcd restarts",
+            "DNS answers 3 s late while etcd restarts",
             LONG,
             &[Names(Answers::Late(Duration::from_secs(3))), Action::KillStore(Which::Leader)],
         ),
         Fault::new(
-            "names are wrong while etcd restarts",
+            "DNS answers with wrong addresses while etcd restarts",
             SHORT,
             &[Names(Answers::Wrong), Action::KillStore(Which::All)],
         ),
@@ -164,11 +169,9 @@ fn disks() -> Vec<Fault> {
         Fault::new("a node's disk does not answer for 7 s", LONG, &[Stall(Own(Follower))]),
         Fault::new("the leader's disk does not answer for 7 s", LONG, &[Stall(Own(Leader))]),
         // A job that cannot write its first checkpoint at all fails, and says so.
-        Fault::new("the checkpoints' disk is full", SHORT, &[Fill(Checkpoints)]).charges(5).ends(&[0, 5]),
-        Fault::new("the checkpoints' folder may not be written to", SHORT, &[ReadOnly(Checkpoints)])
-            .charges(5)
-            .ends(&[0, 5]),
-        Fault::new("the checkpoints' disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
+        Fault::new("the checkpoint disk is full", SHORT, &[Fill(Checkpoints)]).charges(5).ends(&[0, 5]),
+        Fault::new("the checkpoint folder is read-only", SHORT, &[ReadOnly(Checkpoints)]).charges(5).ends(&[0, 5]),
+        Fault::new("the checkpoint disk does not answer for 7 s", LONG, &[Stall(Checkpoints)]).charges(1),
         Fault::new("fsync takes a second", LONG, &[Inject(Worker, All, "fsync,fdatasync:delay_enter=1000000")]),
         Fault::new("fsync fails", SHORT, &[Inject(Worker, All, "fsync,fdatasync:error=EIO")]),
         Fault::new(
@@ -192,16 +195,16 @@ fn store() -> Vec<Fault> {
         Fault::new("etcd is down for 1.5 s", SHORT, &[KillStore(Which::All)]),
         Fault::new("etcd is down for 7 s", LONG, &[KillStore(Which::All)]),
         Fault::new("etcd is down for 20 s", Duration::from_secs(20), &[KillStore(Which::All)]),
-        Fault::new("etcd's leader stands still for 7 s", LONG, &[FreezeStore(Which::Leader)]),
-        Fault::new("etcd stands still for 1.5 s", SHORT, &[FreezeStore(Which::All)]),
-        Fault::new("etcd stands still for 7 s", LONG, &[FreezeStore(Which::All)]),
+        Fault::new("etcd's leader is frozen for 7 s", LONG, &[FreezeStore(Which::Leader)]),
+        Fault::new("etcd is frozen for 1.5 s", SHORT, &[FreezeStore(Which::All)]),
+        Fault::new("etcd is frozen for 7 s", LONG, &[FreezeStore(Which::All)]),
         Fault::new("etcd's leader is cut off from its members", LONG, &[CutMember(Which::Leader)]),
         Fault::new("a member of etcd is lost and replaced", AT_ONCE, &[ReplaceMember(Which::Follower)]),
         Fault::new("etcd's leader is lost and replaced", AT_ONCE, &[ReplaceMember(Which::Leader)]),
         Fault::new("etcd's disks are slow", LONG, &[InjectStore(Which::All, "fdatasync,fsync:delay_exit=150000")]),
         Fault::new("etcd is compacted", AT_ONCE, &[Compact]),
         Fault::new(
-            "etcd is compacted while an agent stands still",
+            "etcd is compacted while an agent is frozen",
             SHORT,
             &[Action::Freeze(Process::Agent, Who::Follower), Action::Wait(Duration::from_millis(500)), Compact],
         ),
@@ -223,12 +226,12 @@ fn operators() -> Vec<Fault> {
         Fault::new("an operator deletes the round", AT_ONCE, &[Delete("round")]).ends(&[0, 1]).forgets(),
         Fault::new("an operator deletes the spec", AT_ONCE, &[Delete("spec")]).ends(&[0, 1]),
         Fault::new("an operator deletes the checkpoint's record", AT_ONCE, &[Delete("checkpoint")]).forgets(),
-        Fault::new("an operator deletes all of the job", AT_ONCE, &[Delete("")]).ends(&[0, 1]).forgets(),
-        Fault::new("a node's record is rubbish", AT_ONCE, &[OverwriteNode("{\"name\": 7")]),
-        Fault::new("the leader's record is rubbish", AT_ONCE, &[Overwrite("leader", "rubbish")]).ends(&[0, 1]),
-        Fault::new("the round is rubbish", AT_ONCE, &[Overwrite("round", "{}")]).ends(&[0, 1]),
-        Fault::new("the spec is rubbish", AT_ONCE, &[Overwrite("spec", "[]")]).ends(&[0, 1]),
-        Fault::new("the checkpoint's record is rubbish", AT_ONCE, &[Overwrite("checkpoint", "7")])
+        Fault::new("an operator deletes all keys of the job", AT_ONCE, &[Delete("")]).ends(&[0, 1]).forgets(),
+        Fault::new("a node's record is corrupt", AT_ONCE, &[OverwriteNode("{\"name\": 7")]),
+        Fault::new("the leader's record is corrupt", AT_ONCE, &[Overwrite("leader", "rubbish")]).ends(&[0, 1]),
+        Fault::new("the round is corrupt", AT_ONCE, &[Overwrite("round", "{}")]).ends(&[0, 1]),
+        Fault::new("the spec is corrupt", AT_ONCE, &[Overwrite("spec", "[]")]).ends(&[0, 1]),
+        Fault::new("the checkpoint's record is corrupt", AT_ONCE, &[Overwrite("checkpoint", "7")])
             .ends(&[0, 1, 5])
             .charges(5),
         Fault::new("an operator pauses the job for 1.5 s", AT_ONCE, &pause(SHORT)),
@@ -244,23 +247,19 @@ fn several() -> Vec<Fault> {
     let soon = Wait(Duration::from_millis(200));
     let silent = Cut::Silent;
     vec![
-        Fault::new(
-            "a worker is killed while etcd's leader is",
-            SHORT,
-            &[KillStore(Which::Leader), Kill(Worker, Follower)],
-        )
-        .charges(1),
+        Fault::new("a worker and etcd's leader are killed", SHORT, &[KillStore(Which::Leader), Kill(Worker, Follower)])
+            .charges(1),
         Fault::new("a worker is killed while etcd is down", SHORT, &[KillStore(Which::All), Kill(Worker, Follower)])
             .charges(1),
         Fault::new("an agent is killed while etcd is down", LONG, &[KillStore(Which::All), Kill(Agent, Follower)]),
         Fault::new(
-            "the leading agent is killed while etcd stands still",
+            "the leading agent is killed while etcd is frozen",
             SHORT,
             &[Action::FreezeStore(Which::All), Kill(Agent, Leader)],
         ),
         Fault::new("a node is drained while etcd is down", SHORT, &[KillStore(Which::All), Drain(Follower)]),
         Fault::new(
-            "an agent is killed while another does not reach etcd",
+            "an agent is killed while another cannot reach etcd",
             LONG,
             &[Way(Leader, Side::Store, Direction::Both, silent), Kill(Agent, Follower)],
         ),
@@ -287,15 +286,15 @@ fn several() -> Vec<Fault> {
             ],
         ),
         Fault::new(
-            "a worker is killed while another node is alone",
+            "a worker is killed while another node is isolated",
             LONG,
             &[Way(Follower, Side::World, Direction::Both, silent), Kill(Worker, Leader)],
         )
         .charges(1),
-        Fault::new("two nodes stand still for 7 s", LONG, &[Freeze(Agent, LeaderAndFollower)]),
-        Fault::new("all agents stand still for 7 s", LONG, &[Freeze(Agent, All)]),
+        Fault::new("two nodes are frozen for 7 s", LONG, &[Freeze(Agent, LeaderAndFollower)]),
+        Fault::new("all agents are frozen for 7 s", LONG, &[Freeze(Agent, All)]),
         Fault::new(
-            "a worker is killed while the checkpoints' disk is full",
+            "a worker is killed while the checkpoint disk is full",
             SHORT,
             &[Fill(Place::Checkpoints), Kill(Worker, Follower)],
         )
@@ -314,11 +313,11 @@ fn coordinators() -> Vec<Fault> {
     vec![
         Fault::new("the coordinator is killed", SHORT, &[KillCoordinator]),
         Fault::new("the coordinator is down for 20 s", takeover, &[KillCoordinator]),
-        Fault::new("the coordinator stands still for 1.5 s", SHORT, &[FreezeCoordinator]),
-        Fault::new("the coordinator stands still for 7 s", LONG, &[FreezeCoordinator]),
-        Fault::new("the coordinator does not reach etcd for 7 s", LONG, &[CutCoordinator(Side::Store)]),
-        Fault::new("the coordinator does not reach the nodes for 7 s", LONG, &[CutCoordinator(Side::Peers)]),
-        Fault::new("the coordinator is alone for 20 s", takeover, &[CutCoordinator(Side::World)]),
+        Fault::new("the coordinator is frozen for 1.5 s", SHORT, &[FreezeCoordinator]),
+        Fault::new("the coordinator is frozen for 7 s", LONG, &[FreezeCoordinator]),
+        Fault::new("the coordinator cannot reach etcd for 7 s", LONG, &[CutCoordinator(Side::Store)]),
+        Fault::new("the coordinator cannot reach the nodes for 7 s", LONG, &[CutCoordinator(Side::Peers)]),
+        Fault::new("the coordinator is isolated for 20 s", takeover, &[CutCoordinator(Side::World)]),
         Fault::new(
             "a worker is killed while the coordinator is down",
             SHORT,
@@ -326,7 +325,7 @@ fn coordinators() -> Vec<Fault> {
         )
         .charges(1),
         Fault::new(
-            "an agent is killed while the coordinator stands still",
+            "an agent is killed while the coordinator is frozen",
             LONG,
             &[FreezeCoordinator, Kill(Agent, Follower)],
         ),
@@ -338,14 +337,14 @@ fn secrets() -> Vec<Fault> {
     use Action::{Expire, ForgetTokens, Kill, TakeRights};
     let agent = Kill(Process::Agent, Who::Follower);
     vec![
-        Fault::new("etcd's certificates have ended", LONG, &[Expire(Holder::Store)]),
-        Fault::new("the nodes' certificates have ended", LONG, &[Expire(Holder::Nodes)]),
+        Fault::new("etcd's certificates have expired", LONG, &[Expire(Holder::Store)]),
+        Fault::new("the nodes' certificates have expired", LONG, &[Expire(Holder::Nodes)]),
         Fault::new(
-            "an agent is killed while the nodes' certificates have ended",
+            "an agent is killed while the nodes' certificates have expired",
             SHORT,
             &[Expire(Holder::Nodes), agent],
         ),
-        Fault::new("etcd takes the job's rights away", SHORT, &[TakeRights]),
+        Fault::new("etcd revokes the job's permissions", SHORT, &[TakeRights]),
         Fault::new("etcd forgets all tokens", AT_ONCE, &[ForgetTokens]),
     ]
 }

@@ -1,4 +1,4 @@
-//! One job on three hosts, with etcd on three others, and the moments of its life at which faults strike.
+//! One job on three hosts, with etcd on three others, and the stages of its life at which faults are injected.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use super::disk::Disk;
 use super::fault::{Fault, LEASE};
 use super::history::Observer;
 use super::hosts::Host;
+use super::inject::Injected;
 use super::names::Names;
 use super::nodes::Node;
 use super::secrets::Secrets;
 use super::setting::Setting;
-use super::strike::Struck;
 use super::training::Run;
 
-/// A moment of a job's life.
+/// A stage of a job's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Two of three nodes wait for a place; the third comes while the fault lasts.
+pub enum Stage {
+    /// Two of three nodes wait for a place; the third starts while the fault lasts.
     Joining,
     /// The first round is being formed.
     Sealing,
@@ -40,30 +40,30 @@ pub enum Phase {
     Finishing,
 }
 
-impl Phase {
+impl Stage {
     /// All, in order.
-    pub const ALL: [Phase; 8] = [
-        Phase::Joining,
-        Phase::Sealing,
-        Phase::Starting,
-        Phase::Running,
-        Phase::Quiescing,
-        Phase::Snapshot,
-        Phase::Checkpoint,
-        Phase::Finishing,
+    pub const ALL: [Stage; 8] = [
+        Stage::Joining,
+        Stage::Sealing,
+        Stage::Starting,
+        Stage::Running,
+        Stage::Quiescing,
+        Stage::Snapshot,
+        Stage::Checkpoint,
+        Stage::Finishing,
     ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Phase::Joining => "joining",
-            Phase::Sealing => "sealing",
-            Phase::Starting => "starting",
-            Phase::Running => "running",
-            Phase::Quiescing => "quiescing",
-            Phase::Snapshot => "snapshot",
-            Phase::Checkpoint => "checkpoint",
-            Phase::Finishing => "finishing",
+            Stage::Joining => "joining",
+            Stage::Sealing => "sealing",
+            Stage::Starting => "starting",
+            Stage::Running => "running",
+            Stage::Quiescing => "quiescing",
+            Stage::Snapshot => "snapshot",
+            Stage::Checkpoint => "checkpoint",
+            Stage::Finishing => "finishing",
         }
     }
 }
@@ -85,9 +85,9 @@ pub struct Course {
 }
 
 impl Course {
-    /// A job that is struck in this moment, and comes to its end.
-    pub fn to_its_end(phase: Phase, wall_clock: bool, coordinator: bool) -> Course {
-        let last_call = if phase == Phase::Joining { "3s" } else { "300ms" };
+    /// A job that has a fault at this stage, and comes to its end.
+    pub fn to_its_end(stage: Stage, wall_clock: bool, coordinator: bool) -> Course {
+        let last_call = if stage == Stage::Joining { "3s" } else { "300ms" };
         Course { last_call, wall_clock, coordinator, restarts: 5, epochs: None, flags: &[] }
     }
 
@@ -99,7 +99,7 @@ impl Course {
     }
 }
 
-/// The longest that a job may take to reach a moment.
+/// The longest that a job may take to reach a stage.
 const REACHED: Duration = Duration::from_secs(60);
 
 /// The longest that nothing may happen when a fault has ended.
@@ -108,7 +108,7 @@ pub const STUCK: Duration = Duration::from_secs(30);
 /// The longest that a job may take to end.
 const OVER: Duration = Duration::from_secs(150);
 
-/// How often conditions are looked at.
+/// The time between two checks of a condition.
 const PERIOD: Duration = Duration::from_millis(2);
 
 /// A job with all that it needs.
@@ -127,7 +127,7 @@ pub struct Scene {
     pub observer: Observer,
     /// Its keys.
     pub keys: Keys,
-    /// The node that counts as the leading one, whoever leads.
+    /// The node that counts as the leader, whichever node leads.
     pub spared: Option<usize>,
     /// Hosts that never come back.
     pub lost: Vec<usize>,
@@ -150,7 +150,7 @@ pub struct Ended {
     pub left: Vec<u32>,
     /// What went wrong on the way.
     pub trouble: Option<String>,
-    /// The longest time without a step, after the fault struck.
+    /// The longest time without a step, after the fault began.
     pub pause: Duration,
     /// The time from the fault's end to the job's.
     pub after: Duration,
@@ -161,12 +161,12 @@ impl Scene {
     ///
     /// # Errors
     /// The machine lacks something.
-    pub async fn new(stage: &super::Stage, folder: &Path, course: Course) -> Result<Scene> {
+    pub async fn new(testbed: &super::Testbed, folder: &Path, course: Course) -> Result<Scene> {
         std::fs::create_dir_all(folder)?;
-        let called = stage.store.iter().flat_map(|host| [host.name.clone(), host.address()]);
+        let called = testbed.store.iter().flat_map(|host| [host.name.clone(), host.address()]);
         let secrets =
-            (stage.setting == Setting::Secured).then(|| Secrets::new(folder, called.collect())).transpose()?;
-        let cluster = Cluster::start(&stage.store, &folder.join("etcd"), &stage.etcd, secrets.as_ref()).await?;
+            (testbed.setting == Setting::Secured).then(|| Secrets::new(folder, called.collect())).transpose()?;
+        let cluster = Cluster::start(&testbed.store, &folder.join("etcd"), &testbed.etcd, secrets.as_ref()).await?;
         let checkpoints = Disk::new(&folder.join("checkpoints"), 160)?;
         let trace = folder.join("trace");
         let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().context("a job's id")?);
@@ -179,7 +179,7 @@ impl Scene {
             "--rdzv-id=job".into(),
             "--nnodes=2:3".into(),
             format!("--max-restarts={restarts}"),
-            // Chance strikes one node more often than another.
+            // By chance one node has more faults than another.
             "--exclude-after=0".into(),
             "--shutdown-timeout=3".into(),
             // An endless training writes without an end.
@@ -192,45 +192,45 @@ impl Scene {
         ];
         words.extend(flags.iter().map(ToString::to_string));
         words.extend(secrets.iter().flat_map(Secrets::of_a_peer));
-        words.extend(stage.training.flags());
+        words.extend(testbed.training.flags());
         words.push("--no-python".into());
-        let epochs = epochs.unwrap_or(stage.training.epochs());
+        let epochs = epochs.unwrap_or(testbed.training.epochs());
         let run = Run { epochs, trace: trace.clone(), checkpoints: Some(checkpoints.path().to_owned()) };
-        words.extend(stage.training.words(&run));
-        let clock = stage.clock.as_deref().filter(|_| wall_clock);
+        words.extend(testbed.training.words(&run));
+        let clock = testbed.clock.as_deref().filter(|_| wall_clock);
         // An agent that starts while certificates have ended fails. systemd's tries are 10 s apart, and outlast that.
         let tries = restarts.max(if secrets.is_some() { 20 } else { 0 });
         let node = |host: &Host| Node::new(host.clone(), folder, words.clone(), tries, clock);
-        let nodes: Result<Vec<Node>> = stage.nodes.iter().map(node).collect();
+        let nodes: Result<Vec<Node>> = testbed.nodes.iter().map(node).collect();
         let coordinator = coordinator.then(|| {
             let secrets = secrets.iter().flat_map(|secrets| [secrets.of_a_coordinator(), secrets.of_a_peer()].concat());
             let words = [vec![format!("--etcd={}", cluster.endpoints())], secrets.collect()].concat();
-            Coordinator::start(&stage.coordinator, words, &folder.join("coordinator.log"))
+            Coordinator::start(&testbed.coordinator, words, &folder.join("coordinator.log"))
         });
         Ok(Scene {
             nodes: nodes?,
             coordinator: coordinator.transpose()?,
             cluster,
             checkpoints,
-            names: stage.names.clone(),
+            names: testbed.names.clone(),
             observer,
             keys,
             spared: None,
             lost: Vec::new(),
             again: Vec::new(),
-            newer_etcd: stage.newer_etcd.clone(),
-            steps: stage.results.keys().max().copied().unwrap_or(0),
+            newer_etcd: testbed.newer_etcd.clone(),
+            steps: testbed.results.keys().max().copied().unwrap_or(0),
             folder: folder.to_owned(),
         })
     }
 
-    /// Starts what has to be there, and waits for the moment. `chance` moves those moments that last.
+    /// Starts what the stage needs, and waits for it. `chance` moves the time within stages that last.
     ///
     /// # Errors
-    /// The moment does not come.
-    pub async fn reach(&mut self, phase: Phase, chance: u64) -> Result<()> {
-        let begins = match phase {
-            Phase::Joining | Phase::Quiescing => 2,
+    /// The stage is not reached.
+    pub async fn reach(&mut self, stage: Stage, chance: u64) -> Result<()> {
+        let begins = match stage {
+            Stage::Joining | Stage::Quiescing => 2,
             _ => 3,
         };
         for node in &mut self.nodes[..begins] {
@@ -238,65 +238,65 @@ impl Scene {
         }
         let state = |scene: &Scene| scene.observer.events().round().map(|round| (round.number, round.state));
         let written = |scene: &Scene| std::fs::read_dir(scene.checkpoints.path()).map_or(0, Iterator::count);
-        match phase {
-            Phase::Joining => {
+        match stage {
+            Stage::Joining => {
                 self.until("two nodes wait", |scene| scene.observer.events().nodes_in(Says::Waiting) == 2).await
             }
-            Phase::Sealing => self.until("a round forms", |scene| state(scene).is_some()).await,
-            Phase::Starting => {
+            Stage::Sealing => self.until("a round forms", |scene| state(scene).is_some()).await,
+            Stage::Starting => {
                 let runs = Some((1, RoundState::Running));
                 self.until("a round runs", |scene| state(scene) == runs).await
             }
-            Phase::Running | Phase::Snapshot => {
+            Stage::Running | Stage::Snapshot => {
                 let step = 20 + chance % 40;
                 self.until("workers train", |scene| scene.observer.step() >= step).await
             }
-            Phase::Quiescing => {
+            Stage::Quiescing => {
                 self.until("workers train", |scene| scene.observer.step() >= 15).await?;
                 self.nodes[2].start()?;
                 self.until("the next round forms", |scene| state(scene).is_some_and(|(number, _)| number > 1)).await
             }
-            Phase::Checkpoint => {
+            Stage::Checkpoint => {
                 self.until("workers train", |scene| scene.observer.step() >= 20).await?;
                 let before = written(self);
                 self.until("a checkpoint is begun", |scene| written(scene) > before).await
             }
-            Phase::Finishing => {
+            Stage::Finishing => {
                 let steps = self.steps;
                 self.until("training is done", |scene| scene.observer.step() >= steps).await
             }
         }
     }
 
-    /// The fault strikes, lasts, and ends. Returns when it struck and when it ended, since the job began.
+    /// Injects the fault and undoes it after its time. Returns when it began and when it ended, since the job began.
     ///
     /// # Errors
     /// It cannot be done or undone.
     pub async fn suffer(&mut self, fault: &Fault) -> Result<(Duration, Duration)> {
-        let mut struck = Struck::default();
+        let mut injected = Injected::default();
         let began = self.observer.elapsed();
         for action in &fault.actions {
-            self.strike(action, &mut struck).await.with_context(|| format!("do {action:?}"))?;
+            self.inject(action, &mut injected).await.with_context(|| format!("do {action:?}"))?;
         }
-        let struck_at = Instant::now();
+        let injected_at = Instant::now();
         // Nodes that were not there yet come while it lasts.
         for node in &mut self.nodes {
             if !node.has_started() {
                 node.start()?;
             }
         }
-        while struck_at.elapsed() < fault.lasts {
+        while injected_at.elapsed() < fault.lasts {
             self.tend()?;
             self.observer.lines();
             tokio::time::sleep(PERIOD).await;
         }
-        self.mend(struck).await.context("undo it")?;
+        self.undo(injected).await.context("undo it")?;
         Ok((began, self.observer.elapsed()))
     }
 
     /// Waits for the end of the job, and of all agents.
-    pub async fn end(&mut self, struck: Duration, mended: Duration) -> Ended {
-        let trouble = self.over(mended).await.err().map(|error| format!("{error:#}"));
+    pub async fn end(&mut self, began: Duration, ended: Duration) -> Ended {
+        let trouble = self.over(ended).await.err().map(|error| format!("{error:#}"));
         let end = self.observer.elapsed();
         let codes = self.nodes.iter().map(super::nodes::Node::end).collect();
         // Who watches over the workers may take a moment longer than the agent, and the observer may hear of the end
@@ -312,12 +312,12 @@ impl Scene {
         }
         let steps: Vec<Duration> =
             self.observer.lines().iter().filter(|line| line.is_step()).map(|line| line.at).collect();
-        Ended { codes, left: left_over(self), trouble, pause: pause(&steps, struck), after: end.saturating_sub(mended) }
+        Ended { codes, left: left_over(self), trouble, pause: pause(&steps, began), after: end.saturating_sub(ended) }
     }
 
-    async fn over(&mut self, mended: Duration) -> Result<()> {
+    async fn over(&mut self, ended: Duration) -> Result<()> {
         let mut newest = (0, 0);
-        let mut since = mended;
+        let mut since = ended;
         let all_over = |scene: &Scene| {
             (0..scene.nodes.len()).all(|at| scene.lost.contains(&at) || scene.nodes[at].end().is_some())
         };
@@ -331,7 +331,7 @@ impl Scene {
             if now - since > STUCK {
                 bail!("nothing has happened for {STUCK:?}");
             }
-            if now - mended > OVER {
+            if now - ended > OVER {
                 bail!("the job does not end within {OVER:?}");
             }
             tokio::time::sleep(PERIOD).await;
@@ -339,7 +339,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Does what operators and service managers do beside the job.
+    /// Does what operators and service managers do while a job runs.
     pub(super) fn tend(&mut self) -> Result<()> {
         for node in &mut self.nodes {
             node.tend()?;
@@ -351,7 +351,7 @@ impl Scene {
             if nodes[at].is_up() {
                 return true;
             }
-            // A job that is over needs nobody any more.
+            // A job that is over needs no more agents.
             failed = if over { None } else { nodes[at].start().err() };
             false
         });
@@ -372,9 +372,9 @@ impl Scene {
 }
 
 /// The longest time between two steps, from the one before the fault on.
-pub(super) fn pause(steps: &[Duration], struck: Duration) -> Duration {
-    let after = steps.iter().copied().filter(|&at| at > struck);
-    let mut before = struck;
+pub(super) fn pause(steps: &[Duration], began: Duration) -> Duration {
+    let after = steps.iter().copied().filter(|&at| at > began);
+    let mut before = began;
     let mut longest = Duration::ZERO;
     for at in after {
         longest = longest.max(at - before);
@@ -390,9 +390,9 @@ mod tests {
     #[test]
     fn a_pause_begins_with_the_fault() {
         let at = |times: &[u64]| times.iter().map(|&ms| Duration::from_millis(ms)).collect::<Vec<_>>();
-        let struck = Duration::from_millis(100);
-        assert_eq!(pause(&at(&[10, 90, 140, 150, 400, 410]), struck), Duration::from_millis(250));
-        assert_eq!(pause(&at(&[10, 90, 600]), struck), Duration::from_millis(500));
-        assert_eq!(pause(&at(&[10, 20]), struck), Duration::ZERO);
+        let began = Duration::from_millis(100);
+        assert_eq!(pause(&at(&[10, 90, 140, 150, 400, 410]), began), Duration::from_millis(250));
+        assert_eq!(pause(&at(&[10, 90, 600]), began), Duration::from_millis(500));
+        assert_eq!(pause(&at(&[10, 20]), began), Duration::ZERO);
     }
 }

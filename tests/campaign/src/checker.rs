@@ -53,7 +53,7 @@ pub fn judge(fault: &Fault, events: &Events, lines: &[Line], ended: &Ended, refe
     wrong
 }
 
-/// What is wrong with the job's keys, where nobody else wrote them and all was seen.
+/// What is wrong with the job's keys, where no one else wrote them and all was seen.
 pub fn history(events: &Events) -> Vec<Broken> {
     if !events.ours.is_empty() || events.gaps {
         return Vec::new();

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use elastic_tests::percentile::percentile;
 
 /// What was in use at one time, by name: `agent memory KiB`. Of several processes of a kind, the one with the most.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default)]
 pub struct Sample(pub BTreeMap<String, f64>);
 
 impl Sample {
@@ -98,14 +98,6 @@ pub fn trends(samples: &[Sample]) -> Vec<Trend> {
     names.into_iter().map(of).collect()
 }
 
-/// The value below which so many per cent of these lie; 0 if there is none.
-pub fn percentile(values: &[f64], percent: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let at = ((percent / 100.0) * sorted.len() as f64).ceil() as usize;
-    sorted.get(at.max(1) - 1).copied().unwrap_or(0.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_stands_out_and_what_is_filled_once_does_not() {
+    fn what_grows_is_found_and_what_is_filled_once_does_not() {
         let hour = |used: fn(f64) -> f64| (0..240).map(|at| used(f64::from(at))).collect::<Vec<_>>();
         // A leak of 100 KiB with each fault; a cache that is full after a few minutes; what comes and goes.
         assert!(trend(&hour(|at| 20_000.0 + 100.0 * at)).grows());
@@ -154,12 +146,5 @@ mod tests {
         std::fs::write(folder.path().join("in/a"), [0; 3 << 10]).unwrap();
         sample.folder("disk", folder.path());
         assert_eq!((sample.0["disk files"], sample.0["disk KiB"]), (1.0, 3.0));
-    }
-
-    #[test]
-    fn percentiles_are_values_that_were_seen() {
-        let values = [4.0, 1.0, 3.0, 2.0];
-        assert_eq!([50.0, 99.0, 100.0, 0.0].map(|percent| percentile(&values, percent)), [2.0, 4.0, 4.0, 1.0]);
-        assert_eq!(percentile(&[], 50.0), 0.0);
     }
 }

@@ -92,7 +92,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// What agents are told: names, which the campaign's name server knows.
+    /// The endpoints for agents: names, which the campaign's name server knows.
     pub fn endpoints(&self) -> String {
         let names: Vec<String> = self.members.iter().map(|member| format!("{}:2379", member.host.name)).collect();
         names.join(",")
@@ -164,7 +164,7 @@ impl Cluster {
         self.members[at].child.as_ref().map(Child::id)
     }
 
-    /// Freezes a member, or lets it go on.
+    /// Freezes a member, or lets it continue.
     pub fn freeze(&self, at: usize, yes: bool) {
         if let Some(pid) = self.pid(at) {
             send(pid, if yes { Signal::STOP } else { Signal::CONT });
@@ -189,7 +189,7 @@ impl Cluster {
         self.spawn(at)
     }
 
-    /// Starts a member anew with another program: a newer release.
+    /// Starts a member again with another program: a newer release.
     ///
     /// # Errors
     /// It does not start.
@@ -234,7 +234,7 @@ impl Cluster {
         at.context("the leading member is one of ours")
     }
 
-    /// Puts a value under a key as somebody outside of the job: the revision of that.
+    /// Puts a value under a key as a client outside of the job: the revision of that.
     ///
     /// # Errors
     /// etcd does not answer.
@@ -296,7 +296,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Makes certificates anew, and starts all members anew, so that everybody has to show theirs.
+    /// Makes certificates again, and starts all members again, so that every client has to show its own.
     ///
     /// # Errors
     /// This job has none, or a member cannot be started.
@@ -329,7 +329,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has each member tidy its file, during which it answers nobody.
+    /// Has each member tidy its file, during which it answers no request.
     ///
     /// # Errors
     /// etcd does not answer.
