@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use elastic_agent::cli::{self, Stop, Task};
 use elastic_agent::output::logs::Console;
-use elastic_agent::{agent, guard, spare};
+use elastic_agent::{guard, run, spare};
 use elastic_coordinator::listener;
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
@@ -47,7 +47,7 @@ fn run(task: Task) -> anyhow::Result<u8> {
     listener::raise_descriptor_limit();
     let console = Console::standard().context("open the console")?;
     set_up_log(options.log_level, options.json_logs, console.clone());
-    carry_out(async { Ok(agent::run_to_end(options, guard, console).await) })
+    carry_out(async { Ok(run::run_to_end(options, guard, console).await) })
 }
 
 fn carry_out(task: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {

@@ -25,7 +25,7 @@ def arguments_of(parser: argparse.ArgumentParser, parsed: argparse.Namespace) ->
 
 
 def run_by_agent(torchrun: Any) -> Callable[[argparse.Namespace], NoReturn]:
-    """What stands in for `torch.distributed.run.run`. `torchrun` is that module."""
+    """The replacement of `torch.distributed.run.run`. `torchrun` is that module."""
 
     def run(parsed: argparse.Namespace) -> NoReturn:
         become(arguments_of(torchrun.get_args_parser(), parsed), "torchrun")

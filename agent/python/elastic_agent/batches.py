@@ -84,7 +84,7 @@ class ElasticBatchSampler:
         return {name: value for name, value in given.items() if value is not None}
 
     def set_place(self, rank: int, world_size: int) -> None:
-        """Takes this rank's part of each step from here on."""
+        """From the next step, takes this rank's part of each step."""
         self.rank, self.world_size = rank, world_size
 
     def step_size(self) -> int:

@@ -47,7 +47,7 @@ class ElasticSampler:
         self._way = order.COMPUTED
 
     def set_place(self, rank: int, world_size: int) -> None:
-        """Takes another part of the epoch from here on: after `elastic_agent.quiesce`, in a script that keeps its process."""
+        """Switches to another part of the epoch: after `elastic_agent.quiesce`, in a script that keeps its process."""
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not among {world_size} ranks, counted from 0")
         self.rank, self.world_size = rank, world_size
@@ -105,7 +105,7 @@ class ElasticDistributedSampler(ElasticSampler):
     """`torch.distributed.elastic.utils.data.ElasticDistributedSampler` by its name and arguments, for scripts that have it
     from TorchElastic. As there, every rank gets the same number of samples, for which some may be used twice at the end.
 
-    There, what is left after `start_index` is shuffled anew, and so not what the first group has left: some samples of
+    There, what is left after `start_index` is shuffled again, and so not what the first group has left: some samples of
     the epoch come again, others never. Here `start_index` is a position in one order.
     """
 

@@ -24,7 +24,7 @@ class Shards:
         loader = DataLoader(shards, batch_sampler=sampler, num_workers=2)
 
     An epoch's shards, in an order of its own, are laid end to end and cut into lanes of one length. Each step takes as many
-    samples from each lane, and a rank always has the same lanes while the group stays as it is: so it reads its shards from
+    samples from each lane, and a rank always has the same lanes while the group does not change: so it reads its shards from
     their beginnings on, side by side. After a change of the group it skips to where its new lanes are. No sample is left out
     or read twice by that: which ones a step has depends on its number alone.
 
@@ -68,7 +68,7 @@ class Shards:
         return found
 
     def order(self, global_batch: int, seed: int, epoch: int | None) -> Sequence[int]:
-        """The samples of an epoch, in its order; without an epoch, with the shards as they were given."""
+        """The samples of an epoch, in its order; without an epoch, with the shards in the given order."""
         turn: Sequence[int] = range(len(self._shards))
         if epoch is not None:
             turn = order.Permutation(len(self._shards), f"{seed} {epoch}")
@@ -90,7 +90,7 @@ class Shards:
 
 
 def lanes_of(global_batch: int) -> int:
-    """The most lanes, up to a limit, of which each step can take equally many samples."""
+    """The most lanes, up to a limit, such that each step takes the same number of samples from each lane."""
     return max(lanes for lanes in range(1, min(global_batch, _LANES) + 1) if global_batch % lanes == 0)
 
 

@@ -316,7 +316,7 @@ def forms_within(timeout: float) -> bool:
 
 def request_round(reason: str, timeout: float | None = 30) -> None:
     """Asks for a round in which all workers meet anew, in their processes. This is for a group that is broken although
-    nobody has died, such as by a connection that failed: no round would form by itself. Then call `quiesce`.
+    no process has died, for example when a connection failed: no round would form by itself. Then call `quiesce`.
 
     It costs the job one restart of `--max-restarts`, unless a node turns out to be lost or leaving. The other workers
     hear of a round that is forming, with `reason`. If one is forming already, nothing follows. This worker must have
@@ -343,7 +343,7 @@ def memory(size: int, *, rescue: Sequence[str] = (), timeout: float | None = 30)
 
 
 def forget_memory() -> None:
-    """Gives the memory back: nobody needs what is in it."""
+    """Gives the memory back: no process needs what is in it."""
     _connected().send({"type": "forget"})
 
 

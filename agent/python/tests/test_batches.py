@@ -25,7 +25,7 @@ class Histories(unittest.TestCase):
             options = {"micro_batch": micro, "seed": 3, "drop_last": drop_last}
             state, used, sizes = None, [], []
             while state is None or state["epoch"] == 0:
-                # A group of some size does some steps, then another one goes on.
+                # A group of some size does some steps, then another one continues.
                 size = choose.randint(1, 6)
                 samplers = [of_rank(rank, size, length, batch, state=state, **options) for rank in range(size)]
                 alike, in_pieces = choose.choice([(False, False), (True, False), (False, True)])

@@ -36,7 +36,7 @@ class Program(unittest.TestCase):
         for module in ["elastic_agent", "elastic_agent.run", "torchelastic.distributed.launch", "bagua.distributed.run"]:
             with self.subTest(module):
                 done = self.run_python("-m", module, "--nnodes=2", "a b", "--", "", paths=[MODULES])
-                # The kernel puts the script's path in place of a script's own name.
+                # The kernel replaces a script's own name by the script's path.
                 said = ["/bin/sh", str(program), "--nnodes=2", "a b", "--", "", f"PYTHON_EXEC={sys.executable}"]
                 self.assertEqual(done.stdout.split("\n")[:-1], said, done.stderr)
 

@@ -92,7 +92,7 @@ class Histories(unittest.TestCase):
             first = ElasticDistributedSampler(length, num_replicas=1, rank=0)
             first.set_epoch(epoch)
             used = list(first)[:done]
-            # Another group goes on: by the number of samples that are used, as TorchElastic's scripts keep it.
+            # Another group continues: by the number of samples that are used, as TorchElastic's scripts keep it.
             samplers = [ElasticDistributedSampler(length, size, rank, start_index=done) for rank in range(size)]
             for sampler in samplers:
                 sampler.set_epoch(epoch)

@@ -13,7 +13,7 @@ pub(super) fn script(shell: &str, definition: &Command, program: &str) -> Result
         "fish" => Shell::Fish,
         "tcsh" => return Ok(tcsh(definition, program)),
         other => {
-            let cause = format!("`{other}` is no shell that is known");
+            let cause = format!("`{other}` is not a known shell");
             return Err(Refusal::new(cause, "give bash, zsh, fish or tcsh"));
         }
     };

@@ -8,9 +8,9 @@ use elastic_coordinator::job::{OnStoreLoss, Protocols, Timings};
 use super::error::{Refusal, UsageError};
 use super::flags::Setting;
 use super::values;
-use crate::meeting::rendezvous::{Credentials, Tls};
-use crate::meeting::rendezvous_port::StoreHost;
-use crate::meeting::workers_store::WorkersStoreLimits;
+use crate::store::rendezvous::{Credentials, Tls};
+use crate::workers_store::WorkersStoreLimits;
+use crate::workers_store::rendezvous_port::StoreHost;
 
 /// All of `--rdzv-conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -33,7 +33,7 @@ pub(super) struct Conf {
     pub(super) warnings: Vec<String>,
 }
 
-/// Every key that has a meaning here. An alias stands beside the key that it means.
+/// Every key that has a meaning here. An alias comes with the key that it means.
 const KEYS: &[&str] = &[
     "join_timeout",
     "timeout",
@@ -142,9 +142,7 @@ pub(super) fn parse(setting: &Setting) -> Result<Conf, UsageError> {
             "workers_store" => conf.agent_store = Some(entry.parse(workers_store)?),
             "workers_store_memory" => conf.store_memory = Some(entry.parse(store_memory)?),
             "workers_store_open" => conf.open_store = entry.parse(boolean)?,
-            key => {
-                conf.warnings.push(format!("{} {key}: accepted, but there is nothing here that it sets", setting.name))
-            }
+            key => conf.warnings.push(format!("{} {key}: accepted, but it has no effect in this agent", setting.name)),
         }
     }
     conf.timings.join_timeout = join_timeout.or(timeout).unwrap_or(conf.timings.join_timeout);
@@ -184,7 +182,7 @@ fn entries(setting: &Setting) -> Result<Vec<Entry<'_>>, UsageError> {
             );
         }
         if entries.iter().any(|earlier| earlier.key == entry.key) {
-            return Err(entry.refuse(Refusal::new("the key is there twice", "keep one of them")));
+            return Err(entry.refuse(Refusal::new("the key is given twice", "keep one of them")));
         }
         entries.push(entry);
     }

@@ -1,4 +1,4 @@
-//! Whose command line it is: the launcher that this program stands in for, by the name it is called by or by its first
+//! Whose command line it is: the launcher that this program replaces, by the name it is called by or by its first
 //! word.
 
 use std::ffi::{OsStr, OsString};

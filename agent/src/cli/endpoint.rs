@@ -23,7 +23,7 @@ pub(super) struct EndpointList {
     pub(super) https: Option<bool>,
 }
 
-/// Reads a list of endpoints. As with torchrun, an empty text stands for `localhost`.
+/// Reads a list of endpoints. As with torchrun, an empty text means `localhost`.
 pub(super) fn list(text: &str, default_port: u16) -> Result<EndpointList, Refusal> {
     if text.trim().is_empty() {
         return Ok(EndpointList { endpoints: vec![localhost(default_port)], https: None });

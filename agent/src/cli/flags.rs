@@ -18,7 +18,7 @@ use super::help;
 /// The positional argument that ends our flags.
 const PROGRAM: &str = "PROGRAM";
 
-/// A value as it was written, and the place where it was written.
+/// A value as the user wrote it, and the place where it was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     /// `--nnodes` or `PET_NNODES`.
@@ -298,10 +298,10 @@ fn unknown(name: &str, suggested: Option<String>, definition: &Command) -> Refus
         .collect();
     let advice = match suggested {
         _ if candidates.len() > 1 => {
-            return Refusal::new("it could stand for several flags", format!("write one of {}", candidates.join(", ")));
+            return Refusal::new("it is short for several flags", format!("write one of {}", candidates.join(", ")));
         }
-        Some(flag) => format!("did you mean `{flag}`? What is meant for the program goes after it"),
-        None => "see elastic-agent --help; what is meant for the program goes after it".into(),
+        Some(flag) => format!("did you mean `{flag}`? Put the program's own flags after the program"),
+        None => "see elastic-agent --help; put the program's own flags after the program".into(),
     };
     Refusal::new("no such flag", advice)
 }

@@ -43,13 +43,13 @@ Examples:
 
 Arguments may hold ${local_rank} and ${rank}; $$ stands for a dollar.
 
-In place of torchrun, which launch scripts then need not know:
+Instead of torchrun, so that launch scripts need no change:
   elastic-agent torchrun-compat ...        as torchrun; or a link of that name
   elastic-agent launch-compat ...          as python -m torch.distributed.launch
   elastic-agent torchelastic-compat ...    as python -m torchelastic.distributed.launch (0.2.2)
-A spare host, which goes to whichever of several jobs lacks a node:
+A spare host of several jobs, which joins a job that lacks a node:
   elastic-agent spare FOLDER               see elastic-agent spare --help
-A program of such a name is run by ./NAME, or after a flag or --.
+To run a program with one of these names, write ./NAME, or put it after a flag or --.
 
 Exit codes: 0 the job succeeded, 1 this node could not take part or its store was lost, 2 the command line is wrong, \
 3 this node left as planned (a signal, or its operator), 4 the operator closed the job, 5 the job failed.";
@@ -82,32 +82,32 @@ pub(super) const ID: &str = "The job's id. Agents with the same id train togethe
 pub(super) const CONF: &str = "Further settings, KEY=VALUE with commas: join_timeout (or timeout), last_call_timeout, \
      lease_ttl, margin, min_round_time, takeover_delay, start_timeout, stop_grace, drain_grace, quiesce_timeout \
      (times such as 30, 500ms, 10m); on_store_loss; prefix; job_protocol=N (begin \
-     a new job with this version of the protocol, while some agents are of an older release); api=v3|v2 (etcd); protocol=http|https, cacert, cert, key; \
-     user, password_file; is_host (c10d); workers_store=agent|workers, workers_store_memory (256MiB), \
-     workers_store_open (false)";
+     a new job with this version of the protocol, while some agents are of an older release); api=v3|v2 (etcd); \
+     protocol=http|https, cacert, cert, key; user, password_file; is_host (c10d); workers_store=agent|workers, \
+     workers_store_memory (256MiB), workers_store_open (false)";
 pub(super) const STANDALONE: &str = "Train on this node alone, without a store; each start is a new job";
 pub(super) const LOCAL_ADDR: &str = "Host name or address that other nodes use for this one [default: the address of \
      the network interface that reaches the store]";
-pub(super) const PEER_PORT: &str = "Port that other agents use for this one, and the address on which the agent listens \
-     for other nodes, here and where it serves a store [default: any free port; all addresses, or the loopback address of \
-     --local-addr]";
-pub(super) const PEER_CERT: &str = "PEM file of this node's certificate: agents and coordinators of the job then speak \
-     mutual TLS with each other, and so do the store that an agent serves, and --health-port beyond loopback. All agents \
-     of a job have it, or none; elasticctl certs makes certificates. Read again within a second when it changes";
+pub(super) const PEER_PORT: &str = "Port on which this agent listens for other agents. ADDRESS: listen only there, also with a \
+     store that it serves [default: any free port; all addresses, or the loopback address of --local-addr]";
+pub(super) const PEER_CERT: &str = "PEM file of this node's certificate. Agents and coordinators of the job then speak \
+     mutual TLS with each other; so do a store that an agent serves, and --health-port beyond loopback. Give it to all \
+     agents of a job, or to none. elasticctl certs makes certificates. The agent reads a changed file within a second";
 pub(super) const PEER_KEY: &str = "PEM file of that certificate's key";
 pub(super) const PEER_CA: &str =
-    "PEM file of the authority: who shows a certificate of it is let in, whatever its name";
-pub(super) const INSECURE: &str = "Serve the store of c10d and static to whoever reaches it, without --peer-cert";
+    "PEM file of the certificate authority. The agent accepts any certificate that it signed, whatever its name";
+pub(super) const INSECURE: &str =
+    "Serve the store of c10d and static without --peer-cert, to every host that reaches it";
 pub(super) const PIN_INTERFACE: &str = "Make gloo and NCCL use only the network interface with this node's address \
      (sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)";
-pub(super) const MAX_RESTARTS: &str = "Failures after which the job is restarted, counted over all nodes; one more \
-     ends it [default: 0]";
-pub(super) const RESTARTS_WITHOUT_PROGRESS: &str = "End a job that keeps failing where it failed before: after N \
-     restarts in a row that reached no new step, as workers report them [default: no limit but --max-restarts; \
+pub(super) const MAX_RESTARTS: &str = "Restart the job after up to N failures, counted over all nodes; one more failure \
+     ends the job [default: 0]";
+pub(super) const RESTARTS_WITHOUT_PROGRESS: &str = "End the job after N restarts in a row that reached no new \
+     step (the steps that workers report) [default: no limit but --max-restarts; \
      3 where the program fails the same way within a minute of each start]";
-pub(super) const EXCLUDE_AFTER: &str = "Leave a node out after N failures of its workers that counted, for 5 minutes, \
-     then for longer each time, where there are enough nodes without it; 0: never [default: 3]";
-pub(super) const RESTART_POLICY: &str = "What counts towards --max-restarts: only failures, or all changes of the \
+pub(super) const EXCLUDE_AFTER: &str = "Leave a node out after N counted failures of its workers, if there are enough other \
+     nodes: for 5 minutes, then for longer each time; 0: never [default: 3]";
+pub(super) const RESTART_POLICY: &str = "Events that count towards --max-restarts: only failures, or all changes of the \
      group, such as nodes that join or leave [default: failures]";
 pub(super) const ON_STORE_LOSS: &str = "When the store cannot be reached: wait (train on while the nodes still reach \
      each other), or fence (stop before the lease ends) [default: wait]";
@@ -115,55 +115,56 @@ pub(super) const SHUTDOWN_TIMEOUT: &str = "Time from a worker's stop signal to S
      stop_grace; this flag wins. Also TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
 pub(super) const SIGNALS: &str = "Signals that make the agent leave; it passes them on to its workers [default: \
      SIGTERM,SIGINT,SIGHUP,SIGQUIT, except those that nohup or a shell set to be ignored]";
-pub(super) const DRAIN_GRACE: &str = "The same time for the workers of a node that leaves (SIGTERM, elasticctl \
-     drain), which may need longer to save; the other nodes wait for them [default: as --shutdown-timeout]";
-pub(super) const WARM_UP: &str = "Start the workers before this node joins, so that the other nodes do not wait while \
-     they load, and wait up to TIME for them to report ready (round-aware workers only, such as elastic-trainer) \
-     [default: they start with their round]";
-pub(super) const PREFLIGHT: &str = "Look at this machine before the node joins, and end with exit code 1 if it is not \
-     fit: 1 GiB free for logs and for temporary files, 64 MiB in /dev/shm, 1024 open files, and a GPU for each worker \
-     that answers, without uncorrected memory errors, memory to retire or remap, or a fatal Xid";
-pub(super) const PREFLIGHT_COMMAND: &str = "Run COMMAND in the shell before the node joins; the machine is fit if it \
-     ends with 0, else its last lines say why not";
-pub(super) const PREFLIGHT_PEER_BANDWIDTH: &str = "Before the node joins, have up to three nodes of the job send bytes \
-     here, each for a second; end with exit code 1 if from none of them RATE comes, in bits per second, such as 1Gbit \
-     or 800Mbit [default: not measured]";
-pub(super) const PREFLIGHT_TIMEOUT: &str = "Longest time for each of these; a command that takes longer finds the \
-     machine unfit [default: 60]";
+pub(super) const DRAIN_GRACE: &str = "Time from the stop signal to SIGKILL for the workers of a node that leaves (SIGTERM, \
+     elasticctl drain), so that they can save; the other nodes wait for them [default: as --shutdown-timeout]";
+pub(super) const WARM_UP: &str = "Start the workers before this node joins, and wait up to TIME for them to report ready. \
+     The other nodes then do not wait while they load. Round-aware workers only, such as elastic-trainer [default: workers \
+     start with their round]";
+pub(super) const PREFLIGHT: &str = "Check this machine before the node joins, and exit with code 1 if it is not fit. It \
+     needs 1 GiB free for logs and for temporary files, 64 MiB in /dev/shm, 1024 open files, and for each worker a GPU \
+     that answers and has no uncorrected memory error, no memory to retire or remap, and no fatal Xid";
+pub(super) const PREFLIGHT_COMMAND: &str = "Run COMMAND in the shell before the node joins. If COMMAND fails, the agent \
+     prints its last lines and exits with code 1";
+pub(super) const PREFLIGHT_PEER_BANDWIDTH: &str = "Before the node joins, up to three nodes of the job send bytes to \
+     it, each for a second. The agent exits with code 1 if all are slower than RATE, in bits per second, such as 1Gbit or \
+     800Mbit [default: not measured]";
+pub(super) const PREFLIGHT_TIMEOUT: &str = "Time limit of each --preflight check. A command that takes longer has failed \
+     [default: 60]";
 pub(super) const PROGRESS_TIMEOUT: &str = "A worker with no progress for TIME is killed and counted as failed. \
      Progress is a new step reported over its socket, output to a log file, or a timer set or released. Its stacks \
      are saved first [default: no limit]";
 pub(super) const HEALTH_PORT: &str = "Serve health over HTTP: /live, /ready, /metrics, and / as JSON. On 127.0.0.1 \
      unless an address is given: 0.0.0.0:PORT for all. Also TORCHELASTIC_HEALTH_CHECK_PORT [default: none]";
-pub(super) const MONITOR_INTERVAL: &str = "Accepted because torchrun has it, and ignored: the agent is told of exits \
-     and changes at once, and does not poll";
-pub(super) const MODULE: &str = "PROGRAM is a Python module, run as by python -m";
-pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag it is run by $PYTHON_EXEC, else \
+pub(super) const MONITOR_INTERVAL: &str = "Accepted because torchrun has it, and ignored: the agent does not poll, and \
+     learns of exits and changes at once";
+pub(super) const MODULE: &str = "Run PROGRAM as a Python module, like python -m";
+pub(super) const NO_PYTHON: &str = "Run PROGRAM directly. Without this flag, $PYTHON_EXEC runs it, else \
      $VIRTUAL_ENV/bin/python, else the first python3 or python on PATH";
 pub(super) const RUN_PATH: &str = "Run PROGRAM by Python's runpy.run_path, as __main__";
 pub(super) const USE_ENV: &str = "Do not pass --local-rank; the script reads LOCAL_RANK";
-pub(super) const START_METHOD: &str = "Accepted because torchrun has it, and ignored: every worker is started as a \
-     program, none is forked from Python (spawn, fork, forkserver)";
+pub(super) const START_METHOD: &str = "Accepted because torchrun has it, and ignored: the agent starts every worker as a \
+     program, and forks none from Python (spawn, fork, forkserver)";
 pub(super) const LOG_DIR: &str = "Directory for workers' logs and error files; /dev/null for none [default: a new \
      temporary directory]";
-pub(super) const REDIRECTS: &str = "Which streams go to files: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: \
-     0:3,1:2 [default: 0]";
-pub(super) const TEE: &str = "Which streams go to files and also to the console, each line with the worker's name in \
-     front; written as --redirects [default: 0]";
+pub(super) const REDIRECTS: &str = "Streams that go to files: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: 0:3,1:2 \
+     [default: 0]";
+pub(super) const TEE: &str = "Streams that go to files and also to the console, where each line begins with the worker's \
+     name; the values are those of --redirects [default: 0]";
 pub(super) const LOG_LINE_PREFIX: &str = "Prefix of each tee'd line on the console; may hold ${role_name}, \
      ${local_rank}, ${rank} and ${hostname} [default: [${role_name}${local_rank}]:]. Also \
      TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 pub(super) const LOCAL_RANKS_FILTER: &str = "Local ranks whose output reaches the console [default: all]";
 pub(super) const DUPLICATE_STDOUT: &str = "Copy lines of tee'd standard output that contain one of these words to \
      filtered_stdout.log; write two commas for a comma";
-pub(super) const DUPLICATE_STDERR: &str = "The same for standard error and filtered_stderr.log";
-pub(super) const LOG_ROTATE: &str = "Start a new log file at this size, with K, M or G, and keep this many full ones \
+pub(super) const DUPLICATE_STDERR: &str = "Copy lines of tee'd standard error that contain one of these words to \
+     filtered_stderr.log; write two commas for a comma";
+pub(super) const LOG_ROTATE: &str = "Start a new log file when one reaches SIZE (with K, M or G), and keep KEEP full ones \
      [default: never; 4 are kept]";
-pub(super) const LOG_ATTEMPTS: &str = "Keep the log folders of this many of the newest attempts, and of those that \
-     workers still write to; older ones are removed [default: all are kept]";
-pub(super) const REPORT: &str = "How to report the end of the job: text on standard error, or json: in addition one \
-     line on standard output [default: text]";
-pub(super) const VERBOSE: &str = "Log more; twice: everything. Also LOGLEVEL (DEBUG, INFO, WARNING, ERROR)";
+pub(super) const LOG_ATTEMPTS: &str = "Keep the log folders of the newest N attempts, and of those that workers still write \
+     to; the agent removes older ones [default: all are kept]";
+pub(super) const REPORT: &str = "Form of the report at the end of the job: text on standard error; json adds one line \
+     on standard output [default: text]";
+pub(super) const VERBOSE: &str = "Log more; -vv logs everything. Also LOGLEVEL (DEBUG, INFO, WARNING, ERROR)";
 pub(super) const JSON_LOGS: &str = "Write the agent's own log as JSON, one object a line";
 pub(super) const EVENT_LOG_HANDLER: &str = "torchrun's events about workers: null, or console: one JSON object a line \
      on standard error [default: null]";

@@ -54,6 +54,6 @@ fn ranks(text: &str) -> Result<BTreeSet<u32>, Refusal> {
 }
 
 fn needles(text: &str) -> Result<Needles, Refusal> {
-    let advice = "write words between commas; two commas stand for one within a word";
+    let advice = "write words between commas; two commas are one comma within a word";
     text.parse().map_err(|cause: String| Refusal::new(cause, advice))
 }

@@ -27,15 +27,15 @@ use uuid::Uuid;
 
 use crate::machine::numa::Affinity;
 use crate::machine::preflight::PreflightOptions;
-use crate::meeting::rendezvous::Rendezvous;
-use crate::meeting::rendezvous_port::StoreHost;
 use crate::output::events::EventHandler;
 use crate::output::logs::LogOptions;
 use crate::output::outcome::report::ReportForm;
 use crate::output::template;
+use crate::store::rendezvous::Rendezvous;
 use crate::workers::command::{Program, ProgramKind};
 use crate::workers::signals::{self, Handled};
 use crate::workers::slots::WorkerCount;
+use crate::workers_store::rendezvous_port::StoreHost;
 
 pub use dialect::Dialect;
 pub use error::{Stop, UsageError};
@@ -56,14 +56,14 @@ const LONGEST_NODE: usize = 200;
 const NO_JOB: &str = "none";
 /// `--exclude-after` unless given.
 const EXCLUDE_AFTER: u32 = 3;
-/// The lease of a node whose store is its own. Nobody can take this node's place. So it may be frozen for any time (a
-/// closed lid, Ctrl-Z), and goes on.
+/// The lease of a node whose store is its own. No other node can take this node's place. So it may be frozen for
+/// any time (a closed lid, Ctrl-Z), and continues after that.
 const ALONE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Everything the command line says, validated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The launcher that this program stands in for.
+    /// The launcher that this program replaces.
     pub dialect: Dialect,
     /// The job's id.
     pub job: JobId,
@@ -73,7 +73,7 @@ pub struct Options {
     pub workers: WorkerCount,
     /// The store that nodes meet through.
     pub rendezvous: Rendezvous,
-    /// The key prefix in the store, `/a/b`. None stands for the protocol's own.
+    /// The key prefix in the store, `/a/b`. None: the protocol's own.
     pub prefix: Option<String>,
     /// The protocol version that a new job begins with.
     pub protocol: u32,
@@ -95,7 +95,7 @@ pub struct Options {
     pub on_store_loss: OnStoreLoss,
     /// Whether an agent or worker rank 0 serves the store that workers find each other through.
     pub store_host: StoreHost,
-    /// Whether this store serves whoever reaches it, not only hosts of its round's nodes.
+    /// Whether this store serves every host that reaches it, not only hosts of its round's nodes.
     pub open_store: bool,
     /// `--node-name`.
     pub node_name: Option<String>,
@@ -121,13 +121,13 @@ pub struct Options {
     pub report: ReportForm,
     /// If set, workers start before the node joins, and the agent waits this long until they are ready.
     pub warm_up: Option<Duration>,
-    /// What is looked at before the node joins.
+    /// What the agent checks before the node joins.
     pub preflight: PreflightOptions,
     /// The hangs to watch for, and the health port.
     pub watch: WatchOptions,
     /// `--local-addr`.
     pub local_addr: Option<String>,
-    /// Whether gloo and NCCL are to use the interface whose address peers are told.
+    /// Whether gloo and NCCL are to use the interface whose address peers use.
     pub pin_interface: bool,
     /// How other agents are reached, and reach this one.
     pub peers: PeerOptions,
@@ -253,7 +253,7 @@ fn options(settings: &Settings<'_>, fresh: Uuid) -> Result<Options, UsageError> 
     let preflight = preflight::read(settings)?;
     if matches!(rendezvous, Rendezvous::Etcd { v2: true, .. }) {
         if preflight.peer_bandwidth.is_some() {
-            let why = "where nothing proves to a node who may ask it to send";
+            let why = "where a node cannot check who asks it to send";
             warnings.push(format!("--preflight-peer-bandwidth has no effect on etcd's v2 API, {why}"));
         }
         if peers.tls.is_some() {
@@ -338,13 +338,13 @@ fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
         (true, false) => ProgramKind::Module,
         (false, true) => ProgramKind::Executable,
         (true, true) => {
-            let cause = "it cannot stand beside --module, which needs Python";
+            let cause = "it cannot be used with --module, which needs Python";
             return Err(Refusal::new(cause, "keep one of them").of("--no-python"));
         }
     };
     let tells_rank = settings.dialect == Dialect::Launch && !settings.switch("use-env")?;
     if tells_rank && kind == ProgramKind::Executable {
-        let cause = "the program would be given --local-rank, which a script of Python is meant to read";
+        let cause = "the agent would pass --local-rank, which only a Python script is expected to read";
         return Err(Refusal::new(cause, "add --use-env").of("--no-python"));
     }
     let local_rank = tells_rank.then(|| OsString::from("--local-rank=${local_rank}"));
@@ -352,7 +352,7 @@ fn program(settings: &Settings<'_>) -> Result<Program, UsageError> {
     match words.next().filter(|name| !name.is_empty()) {
         Some(name) => Ok(Program { kind, name, args: local_rank.into_iter().chain(words).collect() }),
         None => Err(Refusal::new(
-            "nothing to run is named",
+            "no program is named",
             "put the script after the flags, for example elastic-agent --standalone train.py; see --help",
         )
         .syntax()
@@ -419,7 +419,7 @@ fn numa(text: &str) -> Result<Affinity, Refusal> {
         "exclusive" => Ok(Affinity::Exclusive),
         "core-complex" => Ok(Affinity::CoreComplex),
         other => Err(Refusal::new(
-            format!("`{other}` is no way to bind"),
+            format!("`{other}` is not a binding mode"),
             "give `node`, `socket`, `exclusive` or `core-complex`",
         )),
     }
@@ -431,9 +431,7 @@ fn events(text: &str) -> Result<EventHandler, Refusal> {
         "null" | "dynamic_rendezvous" => Ok(EventHandler::Null),
         "console" => Ok(EventHandler::Console),
         other => Err(Refusal::new(
-            format!(
-                "`{other}` is no handler here; one of a Python package cannot be loaded, as no Python runs in the agent"
-            ),
+            format!("`{other}` is not a handler of the agent; it cannot load one from a Python package"),
             "give `null` or `console`",
         )),
     }

@@ -18,13 +18,13 @@ const FILES: [&str; 3] = ["peer-cert", "peer-key", "peer-ca"];
 /// How other agents are reached, and reach this one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PeerOptions {
-    /// The address on which this agent listens for other nodes. None: a loopback address that they are told, else all.
+    /// The address on which this agent listens for other nodes. None: a loopback address that it advertises, else all.
     pub bind: Option<IpAddr>,
     /// The port on which it listens for other agents. 0: the kernel picks one.
     pub port: u16,
     /// Mutual TLS with other agents and coordinators, and to the store that one of them serves.
     pub tls: Option<TlsFiles>,
-    /// Whether a store may be served, without TLS, to whoever reaches it.
+    /// Whether a store may be served, without TLS, to every host that reaches it.
     pub insecure: bool,
 }
 
@@ -65,13 +65,13 @@ fn bound_port(text: &str) -> Result<(Option<IpAddr>, u16), Refusal> {
 }
 
 impl PeerOptions {
-    /// Whether a store that this agent serves there can be used by whoever reaches it, and nobody said that this is meant.
+    /// Whether every host that reaches it can use a store that this agent serves there, and no flag allows that.
     pub(super) fn leaves_open(&self, store: &Endpoint) -> bool {
         let bound_here = self.bind.is_some_and(|ip| ip.is_loopback());
         self.tls.is_none() && !self.insecure && !bound_here && !names_loopback(&store.host)
     }
 
-    /// The address that peers are told, where nothing else is said.
+    /// The address that peers use, unless another is given.
     pub(super) fn advertised(&self) -> Option<String> {
         self.bind.filter(|ip| !ip.is_unspecified()).map(|ip| ip.to_string())
     }

@@ -1,4 +1,4 @@
-//! The flags for what is looked at before the node joins, for [`crate::machine::preflight`].
+//! The flags for the checks before the node joins, for [`crate::machine::preflight`].
 
 use super::error::{Refusal, UsageError};
 use super::flags::Settings;
@@ -12,7 +12,7 @@ pub(super) fn read(settings: &Settings<'_>) -> Result<PreflightOptions, UsageErr
     };
     let some_time = |text: &str| {
         let time = values::duration(text)?;
-        if time.is_zero() { Err(Refusal::new("nothing can be looked at in no time", "give a time")) } else { Ok(time) }
+        if time.is_zero() { Err(Refusal::new("the checks need some time", "give a time")) } else { Ok(time) }
     };
     Ok(PreflightOptions {
         built_in: settings.switch("preflight")?,

@@ -8,7 +8,7 @@ use super::error::{Refusal, UsageError};
 use super::flags::{Setting, Settings};
 use super::peers::PeerOptions;
 use super::values::{self, NodeRange};
-use crate::meeting::rendezvous::{Rendezvous, Tls};
+use crate::store::rendezvous::{Rendezvous, Tls};
 
 const TODAY: &str = "use --rdzv-backend=etcd with an etcd, or --rdzv-backend=c10d --rdzv-endpoint=HOST without one";
 
@@ -44,7 +44,7 @@ pub(super) fn resolve(
     if settings.switch("standalone")? {
         for flag in ["rdzv-backend", "rdzv-endpoint", "rdzv-id"] {
             if settings.given(flag) {
-                warnings.push(format!("--{flag} has no effect beside --standalone"));
+                warnings.push(format!("--{flag} has no effect with --standalone"));
             }
         }
         return standalone(nodes, conf).map(ResolvedRendezvous::from);
@@ -117,7 +117,7 @@ fn hosted(
 
 /// What is wrong with a store for everybody.
 fn open(store: &Endpoint) -> String {
-    format!("whoever reaches port {} of {} could read and change the job's store", store.port, store.host)
+    format!("any host that reaches port {} of {} could read and change the job's store", store.port, store.host)
 }
 
 /// Fixed nodes with fixed places. The agent of node 0 serves the store.

@@ -36,7 +36,7 @@ Example:
 SIGTERM ends it: a job that it takes part in loses the node as planned. Exit codes: 0 it was told to end, 1 it could not \
 begin, 2 the command line is wrong.";
 
-/// What a spare host is told.
+/// The options of a spare host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpareOptions {
     /// The folder of the jobs' files.

@@ -94,8 +94,8 @@ pub(super) fn bit_rate(text: &str) -> Result<BitRate, Refusal> {
     let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
     match number.parse::<f64>().map(|number| number * bits) {
         Ok(rate) if plain && (1e3..=1e13).contains(&rate) => Ok(BitRate(rate as u64)),
-        Ok(rate) if plain && rate < 1e3 => refuse(format!("`{text}` is too little to measure")),
-        Ok(_) if plain => refuse(format!("`{text}` is more than any link has")),
+        Ok(rate) if plain && rate < 1e3 => refuse(format!("`{text}` is too slow to measure")),
+        Ok(_) if plain => refuse(format!("`{text}` is faster than any link")),
         _ => refuse(format!("`{text}` is not a rate")),
     }
 }

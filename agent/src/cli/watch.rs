@@ -13,14 +13,14 @@ use crate::workers::watchdog::{HangLimits, TIMER_FILE, Timers};
 const UNINTERRUPTIBLE: &str = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT";
 const HEALTH_PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 const ENABLE_TIMERS: &str = "TORCHELASTIC_ENABLE_FILE_TIMER";
-/// What to watch for, and the health port. By default nothing is watched and nothing is told.
+/// What to watch for, and the health port. By default, the agent watches nothing and serves no health.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct WatchOptions {
     /// Limits for hangs.
     pub limits: HangLimits,
     /// Whether workers may set PyTorch's timers.
     pub timers: Timers,
-    /// The address at which health is told over HTTP.
+    /// The address at which health is served over HTTP.
     pub health: Option<SocketAddr>,
 }
 

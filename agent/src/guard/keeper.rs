@@ -30,7 +30,7 @@ pub(super) fn run(channel: Channel) -> io::Result<()> {
         keeper.tell();
     }
     let Keeper { held, ended_after_agent, .. } = keeper;
-    // From here on the agent's port refuses connections, which tells its peers that the whole tree is gone.
+    // After this, the agent's port refuses connections, which tells its peers that the whole tree is gone.
     drop(held);
     if ended_after_agent > 0 {
         let _ = writeln!(
@@ -227,7 +227,7 @@ impl Keeper {
             signal_group(worker.pid, signal);
             return;
         }
-        // The leader is reaped, so its number may name another group by now. The group is looked for among the guard's
+        // The leader is reaped, so its number may name another group by now. The guard searches for the group among its
         // own descendants.
         for process in self.descendants().iter().filter(|p| p.group == worker.pid.as_raw_pid()) {
             let _ = process.signal(signal);
@@ -361,7 +361,7 @@ impl Keeper {
         while let Some(report) = self.outbox.front() {
             match self.channel.send(report, &[]) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
-                // Nobody reads any more. If the agent is gone, the next receive shows it.
+                // The agent does not read any more. If the agent is gone, the next receive shows it.
                 Ok(()) | Err(_) => self.outbox.pop_front(),
             };
         }

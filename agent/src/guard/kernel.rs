@@ -68,7 +68,7 @@ fn unblock_signals() -> io::Result<()> {
 /// A descriptor that is readable while a SIGCHLD is pending.
 pub(super) fn child_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: the set is initialised before signalfd reads it. Nobody else owns the new descriptor.
+    // SAFETY: the set is initialised before signalfd reads it. The new descriptor has no other owner.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
@@ -122,7 +122,7 @@ impl Program {
                 let mut report = [0; 5];
                 report[0] = step as u8;
                 report[1..].copy_from_slice(&error.raw_os_error().unwrap_or(libc::EIO).to_ne_bytes());
-                // The guard may be gone. Then there is nobody to tell.
+                // The guard may be gone. Then no process can be informed.
                 let _ = rustix::io::write(failure, &report);
                 exit_now(127)
             }

@@ -26,12 +26,12 @@
 //! in /proc.
 //!
 //! A signal to one worker reaches its process group, even after the worker itself has died. Processes that a worker put
-//! into other groups or sessions cannot be told apart from another worker's. So they are ended only when all workers
+//! into other groups or sessions look like another worker's. So they are ended only when all workers
 //! are stopped.
 //!
 //! A process may be impossible to end: the kernel does not let it die (an unresponsive device or file system), or it
 //! changed to a user whom the guard may not signal. Such a process keeps the guard waiting, and the guard keeps the
-//! held descriptors. The process is *not* gone, and saying that it is would let a second group run beside it.
+//! held descriptors. The process is *not* gone, and saying that it is would let a second group run at the same time.
 
 mod deadline;
 mod exit;

@@ -1,4 +1,4 @@
-//! The messages between the agent and its guard. Each message is one JSON packet, with descriptors beside it. Both ends
+//! The messages between the agent and its guard. Each message is one JSON packet, with attached descriptors. Both ends
 //! are always the same binary.
 
 use std::ffi::{CString, OsString};

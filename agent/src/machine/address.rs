@@ -16,7 +16,7 @@ pub enum AddressSource {
     Hostname,
 }
 
-/// The address that other nodes are told.
+/// The address that other nodes use for this one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advertised {
     /// A name or an address. An IPv6 address has no brackets.
@@ -64,7 +64,7 @@ pub fn advertised_address(local_addr: Option<&str>, store: Option<&Endpoint>, ho
     }
 }
 
-/// The address that other nodes are told. `stores` are the endpoints of the job's store. May take as long as the
+/// The address that other nodes use for this one. `stores` are the endpoints of the job's store. May take as long as the
 /// resolver does.
 pub fn advertised(flag: Option<&str>, stores: &[Endpoint], hostname: &str) -> Advertised {
     let by_route = |store: &Endpoint| {

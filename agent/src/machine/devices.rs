@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::machine::nvml::{Device, Nvml, NvmlError};
 
-/// An NVIDIA GPU, as far as it is known.
+/// What is known of an NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gpu {
     /// Its id: `GPU-…`.

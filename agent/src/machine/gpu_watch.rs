@@ -14,7 +14,7 @@ use super::nvml::{GpuHealth, Nvml, NvmlError};
 /// How long the driver may take. Prometheus waits ten seconds for all metrics, unless told otherwise.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// A GPU, as it is now.
+/// The current state of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuState {
     /// NVML's index.
@@ -95,7 +95,7 @@ impl Asked {
             Ok(found) => Some(found),
             Err(NvmlError::Absent(_)) => None,
             Err(error) => {
-                tracing::warn!(%error, "/metrics tells nothing of GPUs");
+                tracing::warn!(%error, "/metrics has no numbers about GPUs");
                 None
             }
         }

@@ -1,5 +1,5 @@
 //! The network interface that gloo and NCCL use among workers. It is set where the user asks for one, or where gloo
-//! would take a wrong one. The address that peers are told is in `address.rs`.
+//! would take a wrong one. `address.rs` finds the address that peers use.
 //!
 //! NCCL finds its interfaces by itself, and uses several at once. Naming one would keep NCCL from the others, and would
 //! override `/etc/nccl.conf`. Gloo takes the first address of this host's own name that it can listen on.
@@ -32,7 +32,7 @@ pub fn all() -> std::io::Result<Vec<Interface>> {
     Ok(found.into_iter().map(|interface| Interface { ip: interface.ip(), name: interface.name }).collect())
 }
 
-/// The interface that has the address which peers are told. None if this machine does not have the address (it may be a
+/// The interface that has the address which peers use. None if this machine does not have the address (it may be a
 /// translated one), or if the address only reaches this machine. Resolves a name, which may take as long as the
 /// resolver does.
 pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
@@ -44,7 +44,7 @@ pub fn of(address: &str, interfaces: &[Interface]) -> Option<String> {
     ours.filter_map(|ip| interfaces.iter().find(|interface| interface.ip == ip)).map(|found| found.name.clone()).next()
 }
 
-/// The variables that workers get in their environment, if peers are told `address` and this host is called `hostname`.
+/// The variables that workers get in their environment, if peers use `address` and this host is called `hostname`.
 /// If `pinned`, both libraries are to use the interface that has this address. May take as long as the resolver does.
 pub fn variables(
     address: &str,
@@ -53,7 +53,7 @@ pub fn variables(
     inherited: &dyn Fn(&str) -> Option<OsString>,
 ) -> Vec<(&'static str, OsString)> {
     let interfaces = all().unwrap_or_else(|error| {
-        tracing::warn!(%error, "this machine's network interfaces cannot be listed; gloo and NCCL choose theirs");
+        tracing::warn!(%error, "cannot list this machine's network interfaces; gloo and NCCL choose one themselves");
         Vec::new()
     });
     let Some(interface) = of(address, &interfaces) else {
@@ -65,7 +65,7 @@ pub fn variables(
     let own: Vec<IpAddr> = (hostname, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip()).collect();
     let misled = misleads(&own, &interfaces);
     if misled && !pinned && inherited(GLOO).is_none() {
-        tracing::info!("{hostname} leads to this host alone, so gloo is told to use {interface}");
+        tracing::info!("{hostname} resolves to this host only, so the agent makes gloo use {interface}");
     }
     env(&interface, misled, pinned, inherited)
 }

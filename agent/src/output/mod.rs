@@ -5,11 +5,9 @@
 //! | [`events`] | torchrun's events, as lines of JSON |
 //! | [`logs`] | where the workers' output goes: files, console, both |
 //! | [`outcome`] | what a dead worker left behind, what it means, and the final report |
-//! | [`progress`] | how far the job has come, told to the store |
 //! | [`template`] | `${local_rank}` and its like in arguments and prefixes |
 
 pub mod events;
 pub mod logs;
 pub mod outcome;
-pub mod progress;
 pub mod template;

@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// Replaces `$name` and `${name}` if `value` knows the name, and `$$` by `$`. Everything else stays as it is.
+/// Replaces `$name` and `${name}` if `value` knows the name, and `$$` by `$`. Everything else stays unchanged.
 ///
 /// The rules are those of Python's `string.Template.safe_substitute`, which torchrun applies to every argument.
 pub fn substitute(template: &OsStr, mut value: impl FnMut(&str) -> Option<String>) -> OsString {

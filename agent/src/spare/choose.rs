@@ -161,7 +161,7 @@ mod tests {
     fn an_idle_host_goes_where_a_node_is_lacking() {
         let full = || job(4, 9, &[]);
         for (what, jobs, goes_to) in [
-            ("nobody lacks a node", vec![full(), full()], None),
+            ("no job lacks a node", vec![full(), full()], None),
             ("one has room", vec![full(), job(3, 0, &[])], Some(1)),
             ("another spare is on its way for that place", vec![full(), job(3, 0, &["other"])], None),
             ("there is room for both", vec![full(), job(2, 0, &["other"])], Some(1)),
@@ -188,7 +188,7 @@ mod tests {
         back.saw(at(1), OWN, full, false);
         let lost_again = back.vacancy.clone().map(|vacancy| Vacancy { here: 3, ..vacancy });
         back.saw(at(3), OWN, lost_again, false);
-        assert_eq!(goes(3, vec![back], false), None, "its time begins anew");
+        assert_eq!(goes(3, vec![back], false), None, "its time begins again");
     }
 
     #[test]

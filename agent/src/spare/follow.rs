@@ -109,7 +109,7 @@ impl Reader {
         });
         let life = job.and_then(|job| job.round.as_ref()).map_or(Revision::NONE, |round| round.created);
         let vacancy = job.and_then(|job| job.vacancy(&self.host));
-        // Nobody listens any more once the host leaves.
+        // The host does not listen any more once it leaves.
         let _ = self.news.send(News { job: self.job.clone(), vacancy, placed, here: own.is_some(), life });
     }
 }

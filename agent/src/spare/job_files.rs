@@ -11,7 +11,7 @@ use elastic_coordinator::job::JobId;
 use uuid::Uuid;
 
 use crate::cli::{self, Dialect, Options, Stop};
-use crate::meeting::rendezvous::Rendezvous;
+use crate::store::rendezvous::Rendezvous;
 
 /// How the files' names end.
 pub(super) const ENDING: &str = "job";
@@ -21,7 +21,7 @@ pub(super) const ENDING: &str = "job";
 pub(super) struct JobFile {
     /// Variables for the agent, `NAME=VALUE` before its flags.
     pub(super) environment: Vec<(String, String)>,
-    /// The agent's arguments, as they stand in the file.
+    /// The agent's arguments, as written in the file.
     pub(super) arguments: Vec<String>,
     /// What they mean.
     pub(super) options: Options,

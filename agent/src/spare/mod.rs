@@ -29,8 +29,8 @@ use tokio::sync::mpsc;
 use crate::cli::SpareOptions;
 use crate::machine::identity;
 use crate::machine::parent::ends_with_parent;
-use crate::meeting::backend::etcd_config;
-use crate::meeting::rendezvous::Rendezvous;
+use crate::store::backend::etcd_config;
+use crate::store::rendezvous::Rendezvous;
 use crate::workers::signals::{self, Signals};
 use choose::{Choice, Standing, choose};
 use follow::{Claim, Followed, News};
@@ -104,7 +104,7 @@ struct Known {
 struct Working {
     job: JobId,
     agent: Child,
-    /// Whether it was told to leave.
+    /// Whether the host asked it to leave.
     leaves: bool,
 }
 
@@ -138,7 +138,7 @@ impl Host {
         let (files, unusable) = job_files::read(&self.options.folder)?;
         let unusable: BTreeSet<BadFile> = unusable.into_iter().collect();
         for bad in unusable.difference(&self.unusable) {
-            tracing::warn!("{bad}; the file is passed over until it changes");
+            tracing::warn!("{bad}; ignoring the file until it changes");
         }
         self.unusable = unusable;
         self.jobs.retain(|job, _| files.contains_key(job));
@@ -169,7 +169,7 @@ impl Host {
         if let Err(error) = self.rescan().await
             && self.unusable.insert(error.clone())
         {
-            tracing::warn!("{error}; the jobs known before stay");
+            tracing::warn!("{error}; keeping the jobs known before");
         }
     }
 
@@ -236,7 +236,7 @@ impl Host {
                 self.claimed = Some(Claimed { job, claim, since });
             }
             choose::Claim::Lost | choose::Claim::Unseen => {
-                tracing::info!(%job, "{job} needs this host no more");
+                tracing::info!(%job, "{job} no longer needs this host");
                 claim.withdraw().await;
             }
         }
@@ -250,7 +250,7 @@ impl Host {
                 tracing::info!(%job, pid = agent.id(), "taking part in {job}");
                 self.working = Some(Working { job: job.clone(), agent, leaves: false });
             }
-            Err(error) => self.rest(now, job, &format!("its agent cannot be started: {error:#}")),
+            Err(error) => self.rest(now, job, &format!("cannot start its agent: {error:#}")),
         }
     }
 
@@ -286,7 +286,7 @@ impl Host {
                 (Some(code), _) => format!("ended with exit code {code}, and says why above"),
                 (None, signal) => format!("was ended by signal {}", signal.unwrap_or_default()),
             },
-            Err(error) => format!("cannot be waited for: {error}"),
+            Err(error) => format!("ended in an unknown way: {error}"),
         };
         self.rest(now, &job, &format!("the agent of {job} {how}"));
     }
@@ -297,9 +297,9 @@ impl Host {
             claim.withdraw().await;
         }
         let Some(working) = &mut self.working else {
-            return tracing::info!("told to end");
+            return tracing::info!("a signal ends this spare host");
         };
-        tracing::info!(job = %working.job, "told to end: leaving {}", working.job);
+        tracing::info!(job = %working.job, "a signal ends this spare host: leaving {}", working.job);
         working.tell(signal);
         loop {
             tokio::select! {

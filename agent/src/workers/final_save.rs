@@ -42,7 +42,7 @@ pub struct FinalSave {
 /// Why the snapshots were not saved.
 #[derive(Debug, thiserror::Error)]
 enum SaveError {
-    #[error("{program} cannot be started: {cause}")]
+    #[error("cannot start {program}: {cause}")]
     Start { program: String, cause: io::Error },
     #[error("{program} ended with {status}: {last}")]
     Failed { program: String, status: ExitStatus, last: String },
@@ -50,7 +50,7 @@ enum SaveError {
     Slow { program: String },
     #[error("{program} printed no checkpoint but {printed:?}")]
     Printed { program: String, printed: String },
-    #[error("its output cannot be read: {0}")]
+    #[error("cannot read its output: {0}")]
     Read(#[from] io::Error),
     #[error(transparent)]
     Commit(#[from] CommitError),
@@ -84,9 +84,9 @@ impl FinalSave {
             let committed = match word {
                 Ok(LastWord::After(committed)) => committed,
                 Ok(LastWord::Nothing(why)) => {
-                    return tracing::info!("the snapshots in memory are not saved by this node: {why}");
+                    return tracing::info!("this node does not save the snapshots in memory: {why}");
                 }
-                Err(error) => return tracing::warn!("the snapshots in memory are not saved: {error}"),
+                Err(error) => return tracing::warn!("cannot save the snapshots in memory: {error}"),
             };
             let step = committed.as_ref().map_or(0, |committed| committed.step);
             match self.save(step).await {
@@ -129,7 +129,7 @@ impl FinalSave {
             // The program runs in its own process group, so that the terminal's Ctrl-C reaches only the agent. It does
             // not get the error file, which belongs to the agent.
             command.process_group(0).kill_on_drop(true).env_remove("TORCHELASTIC_ERROR_FILE");
-            // Nobody would commit what the program saves after the agent's end, and the next agent of this node may save
+            // No one would commit what the program saves after the agent's end, and the next agent of this node may save
             // the same.
             ends_with_parent(&mut command, Signal::KILL);
             command.spawn()

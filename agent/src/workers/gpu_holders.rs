@@ -88,7 +88,7 @@ impl GpuHolders {
         let patience = self.asked.patience;
         if timeout(patience, self.wait(&mut held)).await.is_err() {
             let what = if held.is_empty() { "the NVIDIA driver does not answer".to_owned() } else { describe(&held) };
-            tracing::warn!("{what} after {patience:?}; workers start all the same");
+            tracing::warn!("{what} after {patience:?}; starting workers anyway");
         }
     }
 
@@ -117,7 +117,7 @@ impl Asked {
             Ok(nvml) => Some(nvml),
             Err(NvmlError::Absent(_)) => None,
             Err(error) => {
-                tracing::warn!(%error, "GPUs cannot be looked at before a round starts");
+                tracing::warn!(%error, "cannot check the GPUs before a round starts");
                 None
             }
         };
@@ -141,7 +141,7 @@ impl Asked {
             Ok::<_, NvmlError>(listed)
         };
         list().unwrap_or_else(|error| {
-            tracing::warn!(%error, "GPUs cannot be looked at");
+            tracing::warn!(%error, "cannot check the GPUs");
             Vec::new()
         })
     }
@@ -172,7 +172,7 @@ mod tests {
     fn one_that_is_dying_is_waited_for_until_it_is_gone() {
         let mut known = BTreeSet::new();
         assert_eq!(holders(&[process(101, true, true)], &mut known).len(), 1);
-        // It has exited: no environment, but the driver is not done with it.
+        // It has exited and has no environment, but the driver has not freed it yet.
         assert_eq!(holders(&[process(101, true, false)], &mut known).len(), 1);
         assert_eq!(holders(&[process(101, false, false)], &mut known), []);
         // The pid may have been reused by now.

@@ -7,7 +7,7 @@
 //! | [`final_save`] | saving, at the job's end, the snapshots that workers left in memory |
 //! | [`gpu_holders`] | whether this node's GPUs are free of an earlier round's processes |
 //! | [`group`] | the local worker group: starting it in a round, judging its end |
-//! | [`local_workers`] | what becomes of the workers from one round to the next |
+//! | [`local_workers`] | what happens to the workers from one round to the next |
 //! | [`signals`] | the signals that make the agent leave |
 //! | [`slots`] | how many workers this node runs |
 //! | [`snapshot_memory`] | memory for snapshots that outlives the workers |

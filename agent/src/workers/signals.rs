@@ -50,7 +50,7 @@ pub fn parse(list: &str) -> (Vec<Handled>, Vec<String>) {
             Some(signal) => handled.push(signal),
             None => {
                 let why = if number.is_some() { "no program can handle it" } else { "there is no such signal" };
-                warnings.push(format!("--signals-to-handle: {} is passed over: {why}", name.escape_default()));
+                warnings.push(format!("--signals-to-handle: ignoring {}: {why}", name.escape_default()));
             }
         }
     }

@@ -22,7 +22,11 @@ const BLOCK: u64 = 512;
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The node cannot spare that much.
-    #[error("{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free", mb(*wanted), mb(*spare))]
+    #[error(
+        "{} MB of memory that outlives a worker are more than this node can spare: {} MB, half of what is free",
+        mb(*wanted),
+        mb(*spare)
+    )]
     TooMuch {
         /// How many bytes were asked for.
         wanted: u64,
@@ -33,7 +37,7 @@ pub enum MemoryError {
     #[error("no worker of this local rank has left memory on this node")]
     Nothing,
     /// The kernel refuses.
-    #[error("the kernel gives no memory that outlives a worker: {0}")]
+    #[error("cannot get memory that outlives a worker: {0}")]
     Kernel(#[from] io::Error),
 }
 
@@ -92,7 +96,7 @@ impl Memories {
     }
 
     /// Lends a worker a file in memory. If the worker already has a file of this size, it gets the same file. Otherwise
-    /// it gets a new file, whose size nobody can change. `spare` is how many bytes the node can spare.
+    /// it gets a new file, whose size no process can change. `spare` is how many bytes the node can spare.
     ///
     /// # Errors
     /// 0 bytes were asked for, the node cannot spare that much, or the kernel refuses.
@@ -249,7 +253,7 @@ mod tests {
         let mut memories = Memories::default();
         let spare = 3 << 20;
         memories.lend(0, 2 << 20, spare).unwrap();
-        // Nobody has touched the first memory yet, so the kernel still counts it as free.
+        // No process has touched the first memory yet, so the kernel still counts it as free.
         let error = memories.lend(1, 2 << 20, spare).unwrap_err().to_string();
         assert!(error.contains("3 MB") && error.contains("2 MB, half of what is free"), "{error}");
         file(&memories.lend(0, 2 << 20, 0).unwrap()).write_all_at(&vec![1; 2 << 20], 0).unwrap();

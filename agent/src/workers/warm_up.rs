@@ -1,5 +1,5 @@
 //! `--warm-up`: starts workers before the node joins. The other nodes pause while a node joins, so they need not wait
-//! for what its workers load. A node whose workers fail does the same again while the others go on.
+//! for what its workers load. A node whose workers fail does the same again while the other nodes continue.
 //!
 //! To the rest of the agent, a worker that is ready looks like one that has quiesced: it waits for a place.
 

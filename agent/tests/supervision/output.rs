@@ -30,7 +30,7 @@ pub(crate) fn scenes() -> Vec<Scene> {
     ]
 }
 
-/// Logs in the agent's directory, with files in place of a console.
+/// Logs in the agent's directory, with files instead of a console.
 struct Setting {
     agent: Agent,
     console: Console,
@@ -218,7 +218,7 @@ async fn a_line_of_a_hundred_megabytes_survives_in_little_memory(agent: Agent) {
     setting.run(&[&line, &format!("{line} >&2")]).await;
     let length = |path: &std::path::Path| fs::metadata(path).unwrap().len();
     assert_eq!(length(&setting.logs.directory().unwrap().join("attempt_0/0/stdout.log")), LENGTH);
-    assert_eq!(length(&setting.agent.directory.path().join("console.err")), LENGTH, "passed on as it is");
+    assert_eq!(length(&setting.agent.directory.path().join("console.err")), LENGTH, "passed on unchanged");
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_agent::meeting::participation::{JobPaths, RendezvousStore};
-use elastic_agent::meeting::workers_store::{TcpStore, WorkersStoreLimits};
+use elastic_agent::store::participation::{JobPaths, RendezvousStore};
+use elastic_agent::workers_store::{TcpStore, WorkersStoreLimits};
 use elastic_agent::workers::socket::WorkerSocket;
 use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;

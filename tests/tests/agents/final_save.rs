@@ -97,7 +97,7 @@ async fn where_no_restart_is_left_the_first_agent_saves_what_is_in_memory_and_th
     let [step] = steps[..] else { panic!("{steps:?} were saved") };
     assert!(step % 7 == 0 && step + 8 > done, "{done} steps were done, and step {step} was saved");
     let silent = agents.iter().find(|agent| saved(agent).is_none()).unwrap().output();
-    assert!(silent.contains("the snapshots in memory are not saved by this node"), "{silent}");
+    assert!(silent.contains("this node does not save the snapshots in memory"), "{silent}");
     let pointer = job.record(&etcd, "checkpoint").await.unwrap();
     assert_eq!((number(&pointer, "step"), number(&pointer, "round")), (step, round));
     let verify = Command::new(binary("elastic-trainer"))
@@ -180,11 +180,11 @@ async fn a_second_signal_ends_a_final_save_that_takes_long() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let (_job, mut agent, saves) = saving_for_long(&etcd).await;
     agent.signal(Signal::INT);
-    agent.says("once more kills the workers and leaves at once", LONG).await;
+    agent.says("a second signal kills the workers and leaves at once", LONG).await;
     assert!(!agent.is_gone(), "the first lets it be");
     agent.signal(Signal::INT);
     assert_eq!(exits([&mut agent]).await, [JOB_FAILED]);
-    assert!(agent.output().contains("the saving was cut short"), "{}", agent.output());
+    assert!(agent.output().contains("saving was interrupted"), "{}", agent.output());
     eventually("the end of what saved", LONG, async || (!saves.exists()).then_some(())).await;
 }
 

@@ -17,7 +17,7 @@ async fn an_unfit_machine_never_joins_and_says_all_that_is_wrong() {
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = with_library(Job::on(&etcd, "1:2"), r#"{"GPU-a",0,1,0}"#);
     let mut a = job.start_with("a", &["--preflight", "--preflight-command=true"]);
-    a.says("preflight: GPU 0 is well", LIMIT).await;
+    a.says("preflight: GPU 0 is healthy", LIMIT).await;
     a.says("preflight: `true` finds this machine fit", LIMIT).await;
     let round = job.runs(1, 1).await;
 
@@ -44,7 +44,7 @@ async fn an_unfit_machine_never_joins_and_says_all_that_is_wrong() {
 #[tokio::test]
 async fn a_gpu_that_is_gone_and_one_that_does_not_answer_are_unfit() {
     for (gpus, workers, finding) in [
-        (r#"{"GPU-a",0,1,0}"#, "2", "1 GPUs are there for 2 workers"),
+        (r#"{"GPU-a",0,1,0}"#, "2", "2 workers need a GPU each, and there are 1"),
         (r#"{"GPU-a",0,1,0},{"GPU-b",0,2,0,{0},0,0,1}"#, "2", "GPU 1 does not answer: "),
     ] {
         let job = with_library(Job::met_by(&["--standalone"], "1"), gpus);

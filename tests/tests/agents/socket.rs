@@ -279,7 +279,7 @@ async fn a_worker_that_does_not_read_is_let_go_when_a_round_forms() {
     // When a node joins and news of the round cannot be sent, then the connection ends: what cannot be heard is not
     // waited for.
     let second = job.start("b");
-    first.says("a worker does not read what its agent tells it", LIMIT).await;
+    first.says("a worker does not read its agent's messages", LIMIT).await;
     std::fs::write(job.path("read"), "").unwrap();
     is_there(&job, "let-go").await;
     drop((first, second));

@@ -41,7 +41,7 @@ async fn typed(python: &Torch, folder: &Path, commands: &str) -> String {
 /// The steps that groups continued from, out of memory.
 fn resumed(out: &str) -> Vec<u64> {
     let after = |line: &str| {
-        let (_, rest) = line.split_once("goes on after step ")?;
+        let (_, rest) = line.split_once("resumes after step ")?;
         rest.split_once(", from memory")?.0.parse().ok()
     };
     out.lines().filter_map(after).collect()

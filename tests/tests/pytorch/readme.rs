@@ -148,7 +148,7 @@ async fn the_snapshots_example_continues_after_a_kill() {
         wait $! || { cat out; exit 1; }
         cat out"#;
     let out = typed(&torch, folder.path(), train).await;
-    let resumed = out.lines().find_map(|line| line.split_once("goes on after step ")?.1.split_once(", from memory"));
+    let resumed = out.lines().find_map(|line| line.split_once("resumes after step ")?.1.split_once(", from memory"));
     let step: u64 = resumed.unwrap_or_else(|| panic!("it begins again: {out}")).0.parse().unwrap();
     assert!((100..930).contains(&step) && out.contains("step 900, 2 workers: loss "), "{out}");
 }

@@ -1,5 +1,5 @@
 //! Sends the same bytes to torch's server and to ours: all clients must get the same answers. Left out are what ours
-//! does better on purpose (see `elastic_agent::meeting::workers_store::state`) and the order of a list of keys.
+//! does better on purpose (see `elastic_agent::workers_store::state`) and the order of a list of keys.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

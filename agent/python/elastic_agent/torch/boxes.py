@@ -57,7 +57,7 @@ class Layout:
         if len(along) > 1 or len([one for one in dimensions if one is not None]) > 1 or len(self.over) != 1:
             raise ValueError(
                 f"a tensor is placed as {' '.join(former)}, and only what is sharded over one dimension of the device mesh "
-                "can be divided anew"
+                "can be divided again"
             )
         (dimension,) = along
         return [f"S({dimension})" if one in self.over else "R" for one in range(len(self.mesh))]

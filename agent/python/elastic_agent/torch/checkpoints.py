@@ -17,15 +17,15 @@ from .boxes import Layout
 
 @dataclass
 class Folder:
-    """Where states go on disk, and how often."""
+    """The folder for states on disk, and how often they are written."""
 
     path: pathlib.Path
-    # A checkpoint after this many steps, of which the newest `keep` stay.
+    # A checkpoint is written after this many steps. The newest `keep` are kept.
     every: int
     keep: int
     # Seconds that a commit may take, and that the ranks of a sharded state wait for each other.
     timeout: float
-    # What the ranks that write a sharded state together have agreed on, and nobody else has.
+    # A value that only the ranks that write a sharded state together share.
     writers: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Which of the snapshots that ranks still hold training goes on from. How they are read and sent is left to others."""
+"""Chooses the snapshot that training resumes from, among those that ranks hold. Other modules read and send them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to go on from: the snapshot of a step and round in memory, the committed checkpoint, or neither."""
+    """What to resume from: the snapshot of a step and round in memory, the committed checkpoint, or neither."""
 
     source: str
     step: int = 0
@@ -75,7 +75,7 @@ def _senders(
     if not without:
         return None, ""
     if None in layouts or any(one.layout is None for parts in held for one in parts):
-        reason = "its tensors lie on several device meshes, so that only a group like the one that made it can go on"
+        reason = "its tensors lie on several device meshes, so only a group like the one that made it can resume"
         return None, f"rank {without[0]} does not hold its own part, and {reason}"
     holders: dict[int, list[int]] = {}
     for rank, parts in enumerate(held):

@@ -1,4 +1,4 @@
-"""The state of whoever is furthest, for all: where each node keeps checkpoints on a disk of its own."""
+"""Sends the state of the furthest rank to all ranks, where each node keeps checkpoints on its own disk."""
 
 from __future__ import annotations
 

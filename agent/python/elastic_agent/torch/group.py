@@ -28,7 +28,7 @@ _MEETING = datetime.timedelta(seconds=5)
 
 
 class GroupLost(Exception):
-    """The group cannot go on: a peer is gone, or a round is forming. The next round brings another group."""
+    """The group cannot continue: a peer is gone, or a round is forming. The next round brings another group."""
 
 
 class Group:
@@ -48,7 +48,7 @@ class Group:
         self._place = place
         self._lock = threading.Lock()
         self._gloo: Any = None
-        # Operations that do not end though nobody works on them any more.
+        # Operations that do not end, though no thread works on them.
         self._abandoned: list[Collective | Passage] = []
         self._lost = self._closed = False
         # The sockets that this process had before gloo's. None yet, while no rank has been met.
@@ -63,7 +63,7 @@ class Group:
         if self.size == 1:
             return
         try:
-            # The agent serves the store, unless it was told to leave that to the workers.
+            # The agent serves the store, unless a setting leaves that to the workers.
             serves = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "True") != "True"
             # gloo waits for others in its own code, which nothing can interrupt. So it begins when all are there.
             store = meet(self._place, self.size, serves=serves, outdated=outdated)
@@ -95,7 +95,7 @@ class Group:
             except RuntimeError as error:
                 if not self._lost:
                     errors.append(error)
-            # Whoever closes the group frees the connections: no name here may keep them.
+            # The thread that closes the group frees the connections: no name here may keep them.
             gloo = None
             done.set()
 
@@ -180,7 +180,7 @@ class Group:
     def cut(self) -> None:
         """Ends what is under way here and at the peers, at once and from any thread.
 
-        gloo can be told to stop neither by its `abort` nor by closing it while a thread waits in it: only its timeout
+        Neither gloo's `abort` nor closing it stops it while a thread waits in it: only its timeout
         ends a wait for a silent peer. Its connections can be shut down, and then every wait on them fails.
         """
         with self._lock:

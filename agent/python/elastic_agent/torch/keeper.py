@@ -54,7 +54,7 @@ class Keeper:
         layout: Layout | None = None,
     ) -> None:
         """facts: what tells this training's snapshots from another's; kept with each. folder: where snapshots go on disk.
-        rescued: whether the agent has what is in memory written there, when no worker is left to go on from it. sharded:
+        rescued: whether the agent has what is in memory written there, when no worker is left to resume from it. sharded:
         whether each rank has a part of the state; layout: which, if all tensors are divided alike."""
         self._facts, self._folder = facts, folder
         self._sharded, self._layout = sharded, layout
@@ -81,7 +81,7 @@ class Keeper:
         threading.Thread(target=self._work, name="elastic-snapshots", daemon=True).start()
 
     def watch(self, optimizer: Any) -> None:
-        """From here on this optimizer waits, before each of its steps, for what it would change to be copied."""
+        """Makes this optimizer wait, before each of its steps, until the tensors that it changes are copied."""
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self.wait()))
 
@@ -115,11 +115,11 @@ class Keeper:
         return sorted(found.values(), key=lambda one: one.count, reverse=True)
 
     def share_with(self, neighbours: Neighbours | None) -> None:
-        """From here on, snapshots are also copied to another node's memory. All ranks then call `take` alike."""
+        """Copies later snapshots also to another node's memory. All ranks then call `take` at the same steps."""
         self._neighbours = neighbours
 
     def began(self, step: int) -> None:
-        """Training goes on from this step: the next checkpoint on disk is due as many steps later."""
+        """Training continues from this step: the next checkpoint on disk is due `checkpoint_every` steps later."""
         self._saved = step
 
     def take(self, step: int, round_: int, state: Any, place: tuple[int, int], *, saves: bool) -> bool:
@@ -178,7 +178,7 @@ class Keeper:
             self._saver.join(timeout)
 
     def close(self, *, forget: bool) -> None:
-        """Ends the copying. `forget`: nobody will go on from what is in memory."""
+        """Ends the copying. `forget`: no worker will resume from what is in memory."""
         for hook in self._hooks:
             hook.remove()
         if self._copy:
@@ -249,7 +249,7 @@ class Keeper:
             copy, snapshot = self._copies.get(), None
             try:
                 snapshot = self._fill(copy)
-            except Exception as error:  # noqa: BLE001: training goes on without this snapshot, whatever it is.
+            except Exception as error:  # noqa: BLE001: training continues without this snapshot, whatever the error.
                 say(f"no snapshot of step {copy.step}: {error}")
             copy.done.set()
             self._share(snapshot, self._copies_of)
@@ -261,12 +261,12 @@ class Keeper:
             return
         try:
             goes_on, why = neighbours.share(snapshot, copies), "a rank has no memory for snapshots"
-        except Exception as error:  # noqa: BLE001: a peer is gone, and training ends with it; or goes on without copies.
+        except Exception as error:  # noqa: BLE001: a peer is gone and training ends, or training continues without copies.
             goes_on, why = False, str(error).partition("\n")[0]
         if not goes_on:
             self._neighbours = None
             neighbours.leave()
-            say(f"from here on, parts are not copied to another node: {why}")
+            say(f"later parts are not copied to another node: {why}")
 
     def _fill(self, copy: _Copy) -> Snapshot:
         if copy.moved is not None:
@@ -324,5 +324,5 @@ def local_rank() -> int:
 
 
 def say(line: str) -> None:
-    """Tells a person what became of snapshots."""
+    """Prints a line about snapshots, for people."""
     print(f"elastic_agent.torch: {line}", file=sys.stderr, flush=True)

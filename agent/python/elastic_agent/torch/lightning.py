@@ -1,4 +1,4 @@
-"""Lightning's Trainer under elastic-agent: it goes on from the last steps, which the agent's memory holds, else from the
+"""Lightning's Trainer under elastic-agent: it resumes from the last steps, which the agent's memory holds, else from the
 newest checkpoint that is whole. Importing this imports lightning."""
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class ElasticEnvironment(TorchElasticEnvironment):
         """Refuses what does not fit on a node: the number of nodes is the agent's to say."""
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if num_devices != local:
-            raise ValueError(f"devices={num_devices}, and the agent has started {local} workers on this node: give devices={local}")
+            raise ValueError(
+                f"devices={num_devices}, and the agent has started {local} workers on this node: give devices={local}"
+            )
 
 
 class ElasticCallback(Callback):
@@ -108,7 +110,7 @@ def newest_whole(folder: str | os.PathLike[str]) -> tuple[int, str | None]:
     for path in pathlib.Path(folder).rglob("*.ckpt"):
         # Its directory is at its end: a file that was cut off has none.
         if zipfile.is_zipfile(path):
-            # As Lightning reads it. Only what is looked at comes from the disk.
+            # Read as Lightning reads it. Only the parts that are used come from the disk.
             step = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["global_step"]
             newest = max(newest, (step, str(path)), key=lambda one: one[0])
     return newest

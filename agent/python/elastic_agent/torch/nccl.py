@@ -22,7 +22,7 @@ import torch
 from .keeper import say
 from .nccl_library import ID_BYTES, Library, NcclError, takes
 
-# Seconds between two looks at what is under way: while somebody waits for it, and while nobody does.
+# Seconds between two checks of the operations under way: while a thread waits for them, and while none does.
 _LOOK, _LAZY_LOOK = 0.0001, 0.005
 # Seconds between two looks at the peers' connections.
 _LOOK_AROUND = 0.005
@@ -63,7 +63,7 @@ class Stream:
         return event
 
     def wait_for(self, mark: Any) -> None:
-        """What is put on this stream from here on begins after that mark."""
+        """Makes later work on this stream begin after that mark."""
         self._stream.wait_event(mark)
 
     def mark(self) -> Any:
@@ -146,7 +146,7 @@ class Nccl:
 
     def _refused(self, why: str) -> None:
         if self._wanted:
-            raise ValueError(f"{why}. Without backend='nccl' the ranks go on over gloo, through the hosts")
+            raise ValueError(f"{why}. Without backend='nccl' the ranks use gloo, through the hosts")
         self._tell(why)
 
     def _tell(self, why: str) -> None:

@@ -53,7 +53,7 @@ _PLACE = ctypes.POINTER(ctypes.c_void_p)
 
 
 class Library:
-    """NCCL's functions. Their calls return at once, but for `abort`."""
+    """NCCL's functions. All calls except `abort` return at once."""
 
     def __init__(self) -> None:
         """Raises NcclError where PyTorch has no NCCL, or one that is too old."""
@@ -93,7 +93,7 @@ class Library:
         return found.value
 
     def sum_up(self, tensor: torch.Tensor, comm: int, stream: int) -> None:
-        """Begins to put the sum over all ranks in the place of `tensor`."""
+        """Begins to sum over all ranks; the sum replaces `tensor`."""
         types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, _COMM, _STREAM]
         address = tensor.data_ptr()
         arguments = (address, address, tensor.numel(), _TYPES[tensor.dtype], _SUM, comm, stream)

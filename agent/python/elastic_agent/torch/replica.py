@@ -24,8 +24,8 @@ _NEWS = 15.0
 # Seconds in which the agent has noticed the end of a worker.
 _LOOK_AROUND = 1.0
 _LOST = (
-    "another worker of this node is gone, and with it a part of the model. This worker ends, too; all of them are started "
-    "anew, and get the state from another node"
+    "another worker of this node is gone, and with it a part of the model. This worker ends, too; the agent starts all of "
+    "them again, and they get the state from another node"
 )
 
 _mesh: Any = None
@@ -41,7 +41,7 @@ def node_mesh(device_type: str = "cpu") -> Any:
 
     This waits for the worker's place, as `elastic_agent.ready` does, and then for the node's other workers: so call it
     after the slow imports. It makes torch.distributed's default group, which is of this node alone and lasts as long as
-    the process. A worker that dies takes the node's others with it: all of them are started anew.
+    the process. A worker that dies takes the node's others with it: the agent starts all of them again.
     """
     # Older versions of PyTorch, under which whole models train, do not have it.
     from torch.distributed.device_mesh import init_device_mesh
@@ -72,7 +72,7 @@ class Replica:
         self.size = 1 if self.mesh is None else self.mesh.size()
         # Which part of the model this rank has. None where it has all of it.
         self.layout = None if self.mesh is None else layout_of(model.named_parameters())
-        # What the ranks of this replica have in common, for as long as they live, and nobody else has.
+        # A value that only the ranks of this replica share, as long as they live.
         self.word = self._gather(secrets.token_hex(4))[0]
 
     def is_first(self, rank: int) -> bool:
@@ -159,9 +159,9 @@ def _mesh_of(model: torch.nn.Module) -> Any:
     for name, one in sharded:
         if _mesh is None or one.device_mesh != _mesh or sharded_dimension(str(one.placements[0])) is None:
             raise ValueError(
-                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh(): a session "
-                "trains models of which each node holds a whole replica. Where a replica lies on several nodes, train in a "
-                "loop of its own with elastic_agent.torch.Snapshots, which no lost step costs either"
+                f"the parameter {name!r} is sharded, and not by fully_shard over elastic_agent.torch.node_mesh(): "
+                "a session needs a whole replica of the model on each node. If a replica lies on several nodes, train in a "
+                "loop of your own with elastic_agent.torch.Snapshots: it loses no step either"
             )
     whole = next((name for name, one in trained if not is_sharded(one)), None)
     if whole is not None:

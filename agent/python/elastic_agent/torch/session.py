@@ -53,7 +53,7 @@ class Session:
                 session.backward(loss_of(model(images), labels))
                 session.step()
 
-    What it promises, whoever dies or comes, and whenever:
+    What it promises, at whatever time workers die or join:
 
     - A step is applied on every rank, or on none and done again. Ranks that miss a step get the state of one that has it.
     - Each sample is used once in an epoch: by exactly one step, on exactly one rank.
@@ -99,7 +99,7 @@ class Session:
         there are snapshots: then these are written, beside the steps. Of a sharded model each rank of the first node writes
         its part, in the layout of torch.distributed.checkpoint.
         snapshot_every: if given, the state is copied into the agent's memory after this many steps, beside the next one.
-        It outlives the workers: when all of them die and an agent lives, training goes on from there.
+        It outlives the workers: when all of them die and an agent lives, training resumes from there.
         seed: torch's random numbers for a batch depend only on it, the step, and the batch's place among the step's
         samples: dropout does the same when a step is done again. If none is given, rank 0 draws one in the beginning, and
         it is part of the state.
@@ -109,7 +109,7 @@ class Session:
         backend: what sums the gradients: "nccl", "gloo", or None for NCCL where the parameters are on a GPU and all ranks
         can, else gloo. Without NCCL what is on a GPU goes through the hosts, and a line says why. All else goes over gloo.
         operation_timeout: seconds that one exchange between ranks may take, and that a group may take to meet gloo.
-        loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, nobody has died that
+        loss_timeout: seconds to wait for a round after the group is broken. If none forms by then, no node has died that
         the agents know of: this worker asks for a round, which costs the job a restart.
         """
         if keep_checkpoints < 1 or checkpoint_every < 1 or (snapshot_every is not None and snapshot_every < 1):
@@ -146,7 +146,7 @@ class Session:
         self._snapshot = 0
         # Whether the state is the group's, not just what this rank began with.
         self._held = False
-        # The step of the furthest state that this rank knows of. Perhaps nobody has it any more.
+        # The step of the furthest state that this rank knows of. Perhaps no rank has it any more.
         self._known = -1
         self._snapshot_every = snapshot_every
         self._keeper: Keeper | None = None
@@ -225,7 +225,7 @@ class Session:
         """This rank's batches, until `epochs` epochs are done.
 
         loader: a DataLoader with this session's sampler as its `batch_sampler`. Each batch must be given to `backward`,
-        and `step` be called after it. After a change of the group the loader is begun anew where the group is.
+        and `step` be called after it. After a change of the group, the session restarts the loader at the group's position.
         """
         if getattr(loader, "batch_sampler", None) is not self.sampler:
             raise ValueError("the loader must have the session's sampler: DataLoader(dataset, batch_sampler=sampler)")
@@ -334,7 +334,7 @@ class Session:
             return False
         if not self._lost:
             if leaving:
-                # The others may be asked to leave in the next moment, and then nobody has the state.
+                # The others may be asked to leave in the next moment, and then no worker has the state.
                 self._save_by_rank_0()
             if self._leaving:
                 sys.exit(_STOPPED)
@@ -406,12 +406,12 @@ class Session:
         return None
 
     def _hope_for_memory(self, newest: int) -> None:
-        """Whoever had a state that is newer than `newest` has died before another had it. With snapshots it is still in its
+        """The rank with a state newer than `newest` died before another rank had it. With snapshots it is still in its
         agent's memory, and comes back with the worker in its place: that is worth waiting for."""
         known = max(self._group.gather(self._known + 1)) - 1
         self._known = max(newest, known)
         if newest < known and self._snapshot_every is not None:
-            say(f"nobody here has step {known} any more: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
+            say(f"no rank here has step {known}: waiting {_RETURN:.0f} s for the worker whose agent holds its snapshot")
             if worker.forms_within(_RETURN):
                 raise GroupLost("the rank that had the newest state may come back")
             self._known = newest
@@ -466,7 +466,7 @@ class Session:
             self._keeper.began(self.step_number)
 
     def _leave(self) -> NoReturn:
-        """Ends this worker, which was asked to leave and is in no group. Perhaps nobody else has its state."""
+        """Ends this worker, which was asked to leave and is in no group. Perhaps no other worker has its state."""
         self._at_rest = False
         if self._held and self._saved < self.step_number:
             # Others that leave now write theirs.

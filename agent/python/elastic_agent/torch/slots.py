@@ -209,7 +209,7 @@ class Slots:
         return place, torch.frombuffer(self._memory, dtype=torch.uint8, count=size, offset=place[0] + _PAGE)
 
     def complete(self, place: tuple[int, int]) -> Snapshot:
-        """All of it is there. Whoever is killed before this leaves the other slot."""
+        """Marks the slot complete. A worker killed before this leaves the other slot as the newest."""
         self._mark(place[0], _MAGIC)
         return Snapshot(self._memory, place[0])
 

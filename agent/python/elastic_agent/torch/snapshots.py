@@ -1,4 +1,4 @@
-"""Snapshots in the agent's memory, for a training loop that is started anew at every change: it goes on from its last steps,
+"""Snapshots in the agent's memory, for a training loop that is started again at every change: it resumes from its last steps,
 not from a disk."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SENT = 64 << 20
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where training goes on."""
+    """Where training resumes."""
 
     # Steps that are done.
     step: int
@@ -57,13 +57,13 @@ class Snapshots:
             step += 1
             snapshots.take(step, epoch=epoch)
 
-    The memory outlives the workers. When they are started anew, for whatever reason, `resume` has all ranks agree on the
+    The memory outlives the workers. When they are started again, for whatever reason, `resume` has all ranks agree on the
     newest snapshot that is whole, and gives it to those that have none. It is lost with the agent, so that one node of the
     job must be left: for more, there are checkpoints on disk.
 
     Under DDP all ranks hold the same state, and the first worker of each node keeps it. Of a model that is sharded (FSDP2)
     every rank keeps its part, and a copy of that of a rank on another node, so that one node may be lost. A group of another
-    size divides the parts anew. Under HSDP each replica has all parts, and no copies are needed.
+    size divides the parts again. Under HSDP each replica has all parts, and no copies are needed.
 
     Without an agent it does nothing, so that a script also runs elsewhere.
     """
@@ -207,7 +207,7 @@ class Snapshots:
             self._keeper.settle(timeout)
 
     def close(self) -> None:
-        """Training is complete: gives the memory back. Not for a worker that others go on from."""
+        """Training is complete: gives the memory back. Not for a worker whose state others resume from."""
         if self._keeper:
             self._keeper.close(forget=True)
             self._keeper = None
@@ -310,7 +310,7 @@ class _Told:
     offers: list[Offer]
     layout: Layout | None
     node: int
-    # One that nobody else has drawn.
+    # A value that no other group has drawn.
     word: str
 
 
@@ -346,7 +346,7 @@ class _Ranks:
         return outline[0], body
 
     def keep(self) -> Any:
-        """The group, for who goes on with it and ends it."""
+        """Hands over the group to the caller, who uses and ends it."""
         group, self.group = self.group, None
         return group
 
@@ -387,7 +387,7 @@ def _told(choice: Choice, ranks: int) -> str:
             of = f"{len(choice.senders)} parts, for {ranks} rank{'s' * (ranks > 1)}"
         elif choice.holder is None:
             of = "each rank's part"
-        return f"goes on after step {choice.step}, from memory: {of}"
+        return f"resumes after step {choice.step}, from memory: {of}"
     if choice.source == "checkpoint":
-        return f"goes on after step {choice.step}, from the committed checkpoint: {choice.why}"
-    return f"nothing to go on from in memory: {choice.why}"
+        return f"resumes after step {choice.step}, from the committed checkpoint: {choice.why}"
+    return f"nothing in memory to resume from: {choice.why}"

@@ -1,4 +1,4 @@
-"""Transformers' Trainer under elastic-agent: it goes on from the last steps, which the agent's memory holds, else from the
+"""Transformers' Trainer under elastic-agent: it resumes from the last steps, which the agent's memory holds, else from the
 newest checkpoint that is whole. Importing this imports transformers."""
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _step_of(checkpoint: str | os.PathLike[str]) -> int:
 
 
 def _as_checkpoint(loaded: dict[str, Any]) -> str:
-    """A folder as the Trainer reads it, in memory where that is to be had."""
+    """A folder as the Trainer reads it, in memory where that is available."""
     folder = folder_for_one_read()
     # By `save_pretrained` only the first rank of a node would write.
     torch.save(loaded["model"], os.path.join(folder, transformers.utils.WEIGHTS_NAME))

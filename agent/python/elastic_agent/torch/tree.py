@@ -103,7 +103,7 @@ def _named(description: Any, way: tuple[str, ...]) -> Iterator[tuple[int, str]]:
 
 
 def to_bytes(description: Any) -> torch.Tensor:
-    """A description as it is sent."""
+    """A description in the form in which it is sent."""
     return torch.frombuffer(bytearray(json.dumps(description).encode()), dtype=torch.uint8)
 
 

@@ -132,7 +132,7 @@ fn static_nodes_meet_at_the_master_and_have_their_ranks() {
 
 #[test]
 fn one_node_alone_serves_nothing_whatever_port_it_is_told() {
-    // torchrun's rule: the id is fresh unless the node was told where to meet.
+    // torchrun's rule: the id is fresh unless a flag says where to meet.
     assert_eq!(torchrun("--rdzv-id=J t").job.to_string(), FRESH.to_string());
     let told = torchrun("--master_port=1234 --rdzv-id=J t");
     assert_eq!((told.rendezvous, told.job.as_ref()), (Rendezvous::Standalone, "J"));

@@ -16,7 +16,7 @@ use super::runtime::{Directory, refuse};
 /// How often a lock file may vanish between opening and locking it. If it vanishes more often, that is no coincidence.
 const MOST_REPLACEMENTS: u32 = 10;
 
-/// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent can be told
+/// The agent that a lock file names. The holder writes the file, for messages, and so that a living agent is distinguished
 /// from an agent whose guard is still ending its processes. The lock itself decides who holds the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
@@ -60,7 +60,7 @@ impl fmt::Display for Holder {
 /// The process's start time: field 22 of `/proc/<pid>/stat`. None if the process is gone, or only waits to be reaped.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name stands in parentheses and may hold any characters. The fields after the last parenthesis are
+    // The command's name is in parentheses and may hold any characters. The fields after the last parenthesis are
     // plain.
     let (_, after) = stat.rsplit_once(')')?;
     let mut fields = after.split_whitespace();
@@ -119,7 +119,7 @@ pub(super) fn file_name(name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// Tries once. `None`: the file was replaced meanwhile. A lock on a file that no longer has a name would keep nobody
+/// Tries once. `None`: the file was replaced meanwhile. A lock on a file that no longer has a name would keep no agent
 /// out.
 fn once(directory: &Directory, file_name: &str, incarnation: Uuid) -> io::Result<Option<Attempt>> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;

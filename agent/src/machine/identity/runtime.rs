@@ -52,7 +52,7 @@ impl RuntimeDir {
         loop {
             match (place.open(job), places.next()) {
                 (Err(error), Some(next)) => {
-                    tracing::warn!("{error}; {} is used instead", next.base.join(&next.own).display());
+                    tracing::warn!("{error}; using {} instead", next.base.join(&next.own).display());
                     place = next;
                 }
                 (opened, _) => return opened,
@@ -85,7 +85,7 @@ pub(super) struct Directory {
     _parent: Option<OwnedFd>,
 }
 
-/// Removes a job's directory if it is empty and nobody is about to make a file in it. This is only tidying: what stays
+/// Removes a job's directory if it is empty and no agent is about to make a file in it. This is only tidying: what stays
 /// goes with the next agent of the job, or with the next boot.
 pub(super) fn remove(job: &Path) {
     let Some(parent) = job.parent() else { return };
@@ -98,7 +98,7 @@ pub(super) fn remove(job: &Path) {
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl Directory {
-    /// Opens the directory `name` in this one. It must belong to this user, nobody else may write in it, and it must
+    /// Opens the directory `name` in this one. It must belong to this user, no other user may write in it, and it must
     /// not be a link that somebody planted.
     fn private(&self, name: &str) -> Result<Directory, IdentityError> {
         let path = self.path.join(name);
@@ -141,7 +141,7 @@ fn job_directory(job: &str) -> String {
     format!("{start}~{:016x}", fnv1a(job.as_bytes()))
 }
 
-/// How the names of a node's sockets begin. A socket's path has room for little: this stands for the node's name.
+/// How the names of a node's sockets begin. A socket's path is short, so this short text replaces the node's name.
 pub(super) fn socket_prefix(node: &str) -> String {
     let hash = fnv1a(node.as_bytes());
     format!("{:08x}-", (hash ^ (hash >> 32)) as u32)

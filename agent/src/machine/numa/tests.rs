@@ -1,5 +1,5 @@
 //! Every mode on trees of sysfs. A fixture describes one file on each line: `PATH: CONTENT`. A path with a list of CPUs
-//! in braces stands for one file for each CPU. One tree is recorded. The others are written by hand after machines of
+//! in braces means one file for each CPU. One tree is recorded. The others are written by hand after machines of
 //! their kind.
 
 use super::*;
@@ -138,7 +138,7 @@ fn what_cannot_be_bound_says_why() {
     let dgx = machine(DGX);
     let refused = |result: Result<Vec<String>, NumaError>| result.unwrap_err().to_string();
     let text = refused(dgx.bind(Affinity::Node, 3, "0-223", &[0, 1]));
-    assert!(text.contains("worker 2 has no GPU to be near to, 2 are visible"), "{text}");
+    assert!(text.contains("worker 2 has no GPU: 2 are visible"), "{text}");
     let text = refused(dgx.bind(Affinity::Node, 5, "0-55", &ALL));
     assert!(text.contains("none of the CPUs of NUMA node 1"), "{text}");
     fs::remove_dir_all(dgx.sys.path().join("devices/system/cpu/cpu0/cache")).unwrap();
@@ -153,6 +153,6 @@ fn what_cannot_be_bound_says_why() {
         (Visible::Mig("MIG-x".into()), "MIG-x is a part of a GPU"),
     ] {
         let text = bind(Affinity::Node, 1, &counted, &[visible], &allowed, dgx.sys.path()).unwrap_err().to_string();
-        assert!(text.contains("GPU of worker 0 sits is not known") && text.contains(expected), "{text}");
+        assert!(text.contains("the place of worker 0's GPU is unknown") && text.contains(expected), "{text}");
     }
 }

@@ -74,7 +74,7 @@ fn gpus(node: &Node) -> (u32, Reading<Vec<GpuReading>>) {
     if node.visible.as_ref().is_some_and(|list| list.starts_with("MIG-")) {
         return (0, Ok(Vec::new()));
     }
-    let log = kernel_log().map_err(|error| format!("the kernel's log cannot be read: {error}"));
+    let log = kernel_log().map_err(|error| format!("cannot read the kernel's log: {error}"));
     let readings = chosen.iter().map(|index| {
         let xids = match (&log, nvml.device(*index)) {
             (Ok(log), Ok(device)) => Ok(judge::xids(log, &device.pci)),
@@ -97,7 +97,7 @@ fn kernel_log() -> io::Result<String> {
             Ok(0) => break,
             Ok(count) => text.extend_from_slice(&record[..count]),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-            // The record was overwritten meanwhile: the next read goes on.
+            // The record was overwritten meanwhile: the next read continues.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(error) => return Err(error),
         }

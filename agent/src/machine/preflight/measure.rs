@@ -59,7 +59,7 @@ impl Joining<'_> {
 
     async fn peers(&self) -> Reading<Vec<Peer>> {
         let (nodes, _) = self.store.range(&self.keys.nodes()).await.map_err(|error| error.to_string())?;
-        // The leader warns of a record that nobody can read.
+        // The leader warns of an unreadable record.
         let records: Vec<NodeRecord> = nodes.iter().filter_map(|kv| Some(Versioned::parse(kv).ok()?.value)).collect();
         let turn = random_bytes().map(u64::from_ne_bytes).map_err(|error| error.to_string())?;
         Ok(peers::choose(&records, self.boot, turn))
@@ -104,7 +104,7 @@ mod tests {
         let minute = Duration::from_secs(60);
         assert_eq!(find(minute).await.0, Ok(Vec::new()));
 
-        // One that nobody can read, and one whose agent is gone.
+        // One is unreadable, and the agent of the other is gone.
         let gone = r#"{"name":"a","incarnation":"1","machine":"m","boot":"other","host":"h",
             "peer":{"host":"127.0.0.1","port":1},"slots":1,"role":"default","phase":"running"}"#;
         let nodes = keys.nodes();

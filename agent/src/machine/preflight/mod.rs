@@ -20,7 +20,7 @@ use judge::{Finding, State};
 pub use measure::Joining;
 use peers::BitRate;
 
-/// What is looked at before the node joins. By default nothing is.
+/// What is checked before the node joins. By default nothing is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PreflightOptions {
     /// The built-in checks.

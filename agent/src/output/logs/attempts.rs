@@ -60,7 +60,7 @@ impl Attempts {
 }
 
 impl Made {
-    /// Takes out the folders that are older than so many, and that nobody holds.
+    /// Takes out the folders that are older than the newest `keep`, and that no process holds.
     fn surplus(&mut self, kept: usize) -> Vec<Folder> {
         let old = self.folders.len().saturating_sub(kept);
         let newer = self.folders.split_off(old);

@@ -1,6 +1,6 @@
 //! The console that the agent's own log and all piped workers share: whole lines, one writer.
 //!
-//! A console that is slow or stands still holds up the workers that write much to it, as an inherited descriptor would:
+//! A console that is slow or hangs holds up the workers that write much to it, as an inherited descriptor would:
 //! a worker's lines wait in its pipe, and then the worker waits. No line of a worker is dropped. The agent itself never
 //! waits, because its leases depend on it. Of its own lines, those beyond [`OWN_CAPACITY`] are dropped and counted.
 
@@ -34,7 +34,7 @@ pub enum ConsoleStream {
 }
 
 /// A shared writer to the agent's standard output and error. It has a thread of its own, so that a stopped terminal or
-/// a pipe that nobody reads does not hold up the agent.
+/// an unread pipe does not hold up the agent.
 #[derive(Debug, Clone)]
 pub struct Console(Arc<Shared>);
 
@@ -191,7 +191,7 @@ impl Shared {
         }
     }
 
-    /// Writes everything. If the console is gone, the bytes are dropped, because there is nobody to tell.
+    /// Writes everything. If the console is gone, the bytes are dropped, because no one can read them.
     fn write_whole(&self, stream: ConsoleStream, mut bytes: &[u8]) {
         let mut file = if stream == ConsoleStream::Stdout { &self.stdout } else { &self.stderr };
         while !bytes.is_empty() {
@@ -245,7 +245,7 @@ mod tests {
         console.log().write_all(b"too much\nby far\n").unwrap();
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 
-        // When the reader goes on, it gets every byte of the workers, and a note about the lines that the agent
+        // When the reader continues, it gets every byte of the workers, and a note about the lines that the agent
         // dropped.
         let reader = thread::spawn(move || {
             let mut all = vec![0; CAPACITY + 5];

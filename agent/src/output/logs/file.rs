@@ -33,7 +33,7 @@ impl fmt::Display for Rotation {
 impl FromStr for Rotation {
     type Err = String;
 
-    /// Reads `500M`, `500MiB` or `1G:10`. Without a number of files, four are kept.
+    /// Reads `500M`, `500MiB` or `1G:10`. K, M and G are powers of 1024. Without a number of files, four are kept.
     fn from_str(text: &str) -> Result<Rotation, String> {
         let (size, keep) = text.split_once(':').map_or((text, None), |(size, keep)| (size, Some(keep)));
         let size = elastic_flags::size(size).map_err(|refused| refused.cause)?;
@@ -122,7 +122,7 @@ impl LogFile {
         match renewed {
             Ok(file) => (self.file, self.size, self.whole) = (file, 0, true),
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "cannot rotate a log file: it grows on");
+                tracing::warn!(file = %self.path.display(), %error, "cannot rotate a log file: it keeps growing");
                 self.rotation = None;
             }
         }
@@ -136,7 +136,7 @@ impl LogFile {
                 return;
             }
             self.lost = 0;
-            tracing::info!(file = %self.path.display(), "the worker's log is written again");
+            tracing::info!(file = %self.path.display(), "writing the worker's log again");
         }
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -151,7 +151,7 @@ impl LogFile {
                     let error = outcome.err().unwrap_or_else(|| io::ErrorKind::WriteZero.into());
                     tracing::warn!(
                         file = %self.path.display(), %error,
-                        "cannot write the worker's log; its output is dropped until there is room, training goes on"
+                        "cannot write the worker's log: output is dropped until there is room, and training continues"
                     );
                     self.lost = rest.len() as u64;
                     return;

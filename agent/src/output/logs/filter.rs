@@ -17,7 +17,7 @@ pub struct Needles(Vec<String>);
 impl FromStr for Needles {
     type Err = String;
 
-    /// Reads words between commas. As with torchrun, two commas stand for one comma within a word.
+    /// Reads words between commas. As with torchrun, two commas mean one comma within a word.
     fn from_str(text: &str) -> Result<Needles, String> {
         // No argument can hold a NUL.
         let words: Vec<String> = text.replace(",,", "\0").split(',').map(|word| word.replace('\0', ",")).collect();

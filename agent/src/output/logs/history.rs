@@ -85,13 +85,13 @@ impl History {
         let mut newest = remembered.outputs.iter_mut().rev();
         if let Some(output) = newest.find(|output| output.local_rank == local_rank) {
             output.places.push((round, rank));
-            // A worker may go on through any number of rounds.
+            // A worker may live through any number of rounds.
             let over = output.places.len().saturating_sub(REMEMBERED);
             output.places.drain(..over);
         }
     }
 
-    /// All that is remembered, as it is now.
+    /// A copy of all that is remembered.
     pub(super) fn outputs(&self) -> Vec<ProcessOutput> {
         self.lock().outputs.iter().cloned().collect()
     }

@@ -13,16 +13,16 @@
 //! | for a stream | it goes |
 //! |---|---|
 //! | stdout with neither flag | to the agent's own stdout, inherited |
-//! | stderr with neither flag | through the agent to its stderr, bytes as they are, so that the last lines are known; inherited where that is a terminal |
+//! | stderr with neither flag | through the agent to its stderr, bytes unchanged, so that the last lines are known; inherited where that is a terminal |
 //! | `--redirects` | straight to its file; the agent does not touch it, unless it is to be rotated |
 //! | `--tee` | through the agent: raw bytes to its file, whole lines with a prefix to the console |
 //!
 //! A slow file or console loses nothing that goes through the agent. A worker that writes faster than they take it
-//! waits in its own write, as it would without the agent. Choose `--redirects` where the console may stand still.
+//! waits in its own write, as it would without the agent. Choose `--redirects` where the console may hang.
 //!
 //! Trouble with the logs is no reason to stop training. An unusable log directory is an error at the agent's start,
 //! when nothing is lost yet. Later, a stream whose file cannot be opened goes to the console instead, with a warning. A
-//! file that the agent writes drops what a full disk does not take, notes the gap, and goes on. A *redirected* stream
+//! file that the agent writes drops what a full disk does not take, notes the gap, and continues. A *redirected* stream
 //! is the worker's own file: on a full disk the worker's own write fails, as with any shell redirection.
 
 mod attempts;
@@ -70,7 +70,7 @@ use lines::{Lines, Tail};
 use ring::Ring;
 use stream::{Course, Flow, SharedTail, Stream};
 
-/// A worker's output descriptors. `None` stands for the agent's own stream.
+/// A worker's output descriptors. `None`: the agent's own stream.
 #[derive(Debug, Default)]
 pub struct Stdio {
     /// Standard output.
@@ -96,7 +96,7 @@ pub struct LogSpec {
     pub redirects: StreamsByRank,
     /// `--tee`.
     pub tee: StreamsByRank,
-    /// `--local-ranks-filter`: the workers whose output reaches the console. `None` stands for all.
+    /// `--local-ranks-filter`: the workers whose output reaches the console. `None`: all.
     pub console_ranks: Option<BTreeSet<u32>>,
     /// `--log-line-prefix-template`, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}`. `None` stands
     /// for `[${role_name}${local_rank}]:`.
@@ -117,7 +117,10 @@ pub struct LogSpec {
 
 /// The log directory cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot create the log directory {}: {cause}; choose another with --log-dir, or --log-dir=/dev/null for none", .directory.display())]
+#[error(
+    "cannot create the log directory {}: {cause}; choose another with --log-dir, or --log-dir=/dev/null for none",
+    .directory.display()
+)]
 pub struct LogError {
     directory: PathBuf,
     cause: io::Error,
@@ -156,17 +159,17 @@ impl Logs {
         let directory = base.join(format!("{}_{}", spec.run_id.replace(['/', '\0'], "_"), random()));
         let created = match spec.dir {
             Some(_) => fs::create_dir_all(&directory),
-            // Nobody has said who may read the logs, so only this user may. A temporary directory that does not exist
+            // No setting says who may read the logs, so only this user may. A temporary directory that does not exist
             // is a mistake and is not created.
             None => DirBuilder::new().mode(0o700).create(&base).and_then(|()| fs::create_dir(&directory)),
         };
         match created {
             Ok(()) => Ok(Logs::at(Some(directory), spec, console)),
             Err(cause) if spec.dir.is_none() => {
-                // Nobody has asked for files. So training goes on without them.
+                // No flag asks for files. So training continues without them.
                 tracing::warn!(
-                    "cannot create a log directory, {}: {cause}; no output goes to files, and error files are not \
-                     written: name one with --log-dir, or correct TMPDIR",
+                    "cannot create a log directory, {}: {cause}; the agent writes no output and no error files: \
+                     name a directory with --log-dir, or correct TMPDIR",
                     directory.display()
                 );
                 Ok(Logs::at(None, spec, console))
@@ -231,7 +234,7 @@ impl Logs {
 }
 
 /// Removes a log directory if there is no file in it, and then its parent directory, which was made for it. This is for
-/// a directory that nobody has asked for.
+/// a directory that no flag asks for.
 pub fn remove_if_empty(directory: &Path) {
     remove_empty(directory);
     if let Some(base) = directory.parent() {
@@ -404,7 +407,7 @@ impl WorkerOutput<'_> {
 
     fn or_warn<T>(&self, what: &str, result: io::Result<T>) -> Option<T> {
         result
-            .inspect_err(|error| tracing::warn!(local_rank = self.local_rank, %error, "for a worker, cannot {what}"))
+            .inspect_err(|error| tracing::warn!(local_rank = self.local_rank, %error, "cannot {what} for a worker"))
             .ok()
     }
 }

@@ -26,16 +26,16 @@ pub struct LogOptions {
     pub redirects: StreamsByRank,
     /// Streams that go to files and the console.
     pub tee: StreamsByRank,
-    /// The local ranks whose output reaches the console. None stands for all.
+    /// The local ranks whose output reaches the console. None: all.
     pub console_ranks: Option<BTreeSet<u32>>,
-    /// The text before each line of a tee'd stream on the console. None stands for torchrun's text.
+    /// The text before each line of a tee'd stream on the console. None: torchrun's text.
     pub prefix: Option<String>,
     /// Lines of tee'd standard outputs with these words are copied to a file of their own.
     pub duplicate_stdout: Option<Needles>,
     /// The same for standard error.
     pub duplicate_stderr: Option<Needles>,
-    /// When log files are rotated. None stands for never.
+    /// When log files are rotated. None: never.
     pub rotation: Option<Rotation>,
-    /// How many attempts' folders stay, beside those that workers still write to. None stands for all.
+    /// How many attempts' folders stay, besides those that workers still write to. None: all.
     pub attempts: Option<u32>,
 }

@@ -2,7 +2,7 @@
 //! [`elastic_coordinator::node::logs`].
 //!
 //! A reader costs the workers nothing: their files are read again, outside of the agent's task, and of what goes to no
-//! file the end is in memory. A slow reader holds up nobody else, and less than a megabyte is kept for it.
+//! file the end is in memory. A slow reader holds up no one else, and less than a megabyte is kept for it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use super::history::{History, ProcessOutput, Source};
 use super::text::Text;
 
-/// How often streams that stand still are looked at.
+/// How often streams without new output are checked.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// How long a reader that takes nothing keeps its place.
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Messages that are read before they are sent.
 const BURST: usize = 8;
 
-/// How long a reader may take to hear that all is told.
+/// How long a reader may take to receive the last bytes.
 const LAST_WORD: Duration = Duration::from_secs(10);
 
 /// At the agent's end, for what is on its way through the network.
@@ -54,7 +54,7 @@ impl LogReaders {
                     _ = ends.changed() => break,
                 }
             }
-            // Nobody else is let in.
+            // No other reader is let in.
             drop(requests);
             if !readers.is_empty() {
                 while readers.join_next().await.is_some() {}
@@ -64,7 +64,7 @@ impl LogReaders {
         LogReaders { closing, task }
     }
 
-    /// Lets those who follow read to the end, now that all workers have ended. Whoever takes longer than `patience`
+    /// Lets those who follow read to the end, now that all workers have ended. A reader that takes longer than `patience`
     /// misses the rest.
     pub async fn finish(self, patience: Duration) {
         self.closing.send_replace(true);
@@ -75,7 +75,7 @@ impl LogReaders {
 async fn answer(history: History, request: LogRequest, mut ends: watch::Receiver<bool>) {
     let mut reader = Reader::new(history, request.query);
     loop {
-        // Asked before the streams are looked at: what was written until then is read.
+        // Asked before the streams are checked: what was written until then is read.
         let last = *ends.borrow() || !request.query.follow;
         // A file system may take its time.
         let Ok((back, replies)) = spawn_blocking(move || reader.read(last)).await else { return };
@@ -87,7 +87,7 @@ async fn answer(history: History, request: LogRequest, mut ends: watch::Receiver
             }
         }
         if still && last {
-            // A reader that takes nothing now is told by the end of its stream.
+            // A reader that takes nothing now learns it from the end of its stream.
             let _ = timeout(LAST_WORD, request.replies.send(Ok(LogsReply { end: true, ..LogsReply::default() }))).await;
             return;
         }

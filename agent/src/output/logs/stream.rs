@@ -1,7 +1,7 @@
 //! Carries one worker stream through the agent: its bytes go to its file and to the console, and its last lines are
 //! kept. A stream that goes straight to a file is the worker's own.
 //!
-//! Each stream has a thread. So a file system that hangs or a console that stands still holds up only this stream. It
+//! Each stream has a thread. So a file system that hangs or a console that hangs holds up only this stream. It
 //! does not hold up the agent's renewals or another worker's file.
 
 use std::fs::File;
@@ -27,7 +27,7 @@ const CHUNK: usize = 64 * 1024;
 /// or a progress bar, which has no line end, is not noticeably late.
 const HOLD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// The last lines of a stream, shared between its thread and whoever reports a failure.
+/// The last lines of a stream, shared between its thread and the code that reports a failure.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedTail(Arc<Mutex<Tail>>);
 
@@ -91,7 +91,7 @@ impl Drop for LiveStream {
 pub(super) struct Course {
     pub(super) file: Option<LogFile>,
     pub(super) console: Option<(Console, ConsoleStream)>,
-    /// The text before each line. Without a prefix, bytes reach the console as they are. Whole lines reach it together
+    /// The text before each line. Without a prefix, bytes reach the console unchanged. Whole lines reach it together
     /// if the worker does not pause within them.
     pub(super) prefix: Option<Vec<u8>>,
     pub(super) duplicates: Option<Duplicates>,

@@ -55,8 +55,8 @@ pub const LEFT: u8 = 3;
 /// Exit code if the operator closed the job.
 pub const CLOSED: u8 = 4;
 
-/// Exit code if the job has failed. The result is final: an agent that is started again would begin the job anew, with
-/// a new budget. An agent that could not take part, or that met something nobody foresaw, exits with 1 and may be
+/// Exit code if the job has failed. The result is final: an agent that is started again would begin the job again, with
+/// a new budget. An agent that could not take part, or that met an unexpected error, exits with 1 and may be
 /// started again.
 pub const JOB_FAILED: u8 = 5;
 
@@ -82,7 +82,9 @@ impl Report {
             End::Failed(cause, reason) => (Outcome::Failed, cause.clone(), reason.as_str()),
             End::Closed => (Outcome::Closed, None, "the job was closed by its operator"),
             End::Drained if alone => (Outcome::Drained, None, "this node has left the job, which has no other"),
-            End::Drained => (Outcome::Drained, None, "this node has left the job; the others go on if they are enough"),
+            End::Drained => {
+                (Outcome::Drained, None, "this node has left the job; the others continue if they are enough")
+            }
             End::Refused(reason) => (Outcome::Refused, None, reason.as_str()),
             End::StoreLost(reason) => (Outcome::StoreLost, None, reason.as_str()),
         };

@@ -58,7 +58,7 @@ impl Group {
         }
         self.step(Input::Report);
         if self.leaving.is_some() {
-            // Whoever signalled the agent may have signalled its workers, too.
+            // The sender of the agent's signal may have signalled its workers, too.
             self.events.worker(events::EventState::Terminated, &subject);
             tracing::info!(round, rank, pid, "worker ended: {}", exited.exit);
             let failure = self.failure(FailureClass::Signalled, exited.exit.to_string());
@@ -66,7 +66,7 @@ impl Group {
         }
         let mut failure = self.explain(exited, socket).await?;
         // It may be only by chance that this exit was seen first. A worker that failed by itself takes precedence over
-        // one that was told to stop or that lost its peers.
+        // one that the agent stopped or that lost its peers.
         let others = self.supervisor.exited_meanwhile().await;
         for other in &others {
             self.note(*other);

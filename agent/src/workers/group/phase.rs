@@ -5,7 +5,7 @@
 //!                      ▲   ▲                                                     │
 //!   start_ahead ─▶ Ahead   └──────────────── start, in the same processes ───────┘
 //!
-//!   any of these ── stop ──▶ Stopping ── nothing of them is left ──▶ as it was, without workers
+//!   any of these ── stop ──▶ Stopping ── nothing of them is left ──▶ unchanged, without workers
 //! ```
 
 /// What the workers do.
@@ -20,12 +20,12 @@ pub(super) enum Life {
     Ahead,
 }
 
-/// What the workers do, and whether they were told to stop.
+/// What the workers do, and whether the agent is stopping them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GroupPhase {
-    /// Nobody has told them to stop.
+    /// The agent is not stopping them.
     Up(Life),
-    /// They were told to stop, and this is not yet reported as done. Holds what they did before.
+    /// The agent is stopping them, and this is not yet reported as done. Holds what they did before.
     Stopping(Life),
 }
 
@@ -84,7 +84,7 @@ impl GroupPhase {
         }
     }
 
-    /// Whether an end must still be reported, even if the workers were told to stop.
+    /// Whether an end must still be reported, even if the agent is stopping the workers.
     pub(super) fn is_unreported(self) -> bool {
         self.life() == Life::Running
     }
@@ -94,7 +94,7 @@ impl GroupPhase {
         self == GroupPhase::Up(Life::Running)
     }
 
-    /// Whether they were told to stop.
+    /// Whether the agent is stopping them.
     pub(super) fn is_stopping(self) -> bool {
         matches!(self, GroupPhase::Stopping(_))
     }

@@ -104,11 +104,11 @@ pub(super) async fn told(held: &mut Option<Held>) -> GroupReport {
 }
 
 impl Group {
-    /// The workers of this round cannot be started because the host is short of some resource. This is nobody's
+    /// The workers of this round cannot be started because the host is short of some resource. This is no worker's
     /// failure. The report is held back for a pause. A node that stays short leaves: see [`Group::starved`].
     pub(super) fn short(&mut self, why: &str) -> Option<GroupReport> {
         self.step(Input::Report);
-        let message = format!("this node is short of what starting workers takes: {why}");
+        let message = format!("this node lacks a resource that starting workers needs: {why}");
         let report = self.lost(message.clone());
         match self.shortage.met(Time::now(), self.setup.shortage_patience) {
             Next::Again(pause) => {
@@ -143,11 +143,7 @@ impl Group {
             (Ok(files), _) => files,
             (Err(error), first) => {
                 let (local_rank, rank) = first.map(|planned| (planned.local_rank, planned.assignment.rank))?;
-                return self.unstarted(
-                    local_rank,
-                    rank,
-                    Unstarted::of(format!("its files could not be opened: {error}")),
-                );
+                return self.unstarted(local_rank, rank, Unstarted::of(format!("cannot open its files: {error}")));
             }
         };
         for (planned, (stdio, logs)) in planned.into_iter().zip(files) {

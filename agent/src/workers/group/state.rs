@@ -10,7 +10,7 @@ pub struct GroupState {
     pub round: u64,
     /// Empty while no workers run.
     pub workers: Vec<WorkerState>,
-    /// When the guard kills the workers, unless the agent gives it a later time before. Whoever waits for changes of
+    /// When the guard kills the workers, unless the agent gives it a later time before. Code that waits for changes of
     /// this state is not woken for a change of this time.
     #[serde(skip)]
     pub fence: Option<Time>,

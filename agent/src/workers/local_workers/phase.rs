@@ -32,7 +32,7 @@ pub enum Input<P, W, R, S> {
     StartWhenFree(P),
     /// Workers are started ahead of their round.
     WarmUp(W),
-    /// Workers are started now, in place of a start that waited.
+    /// Workers are started now, instead of a start that waited.
     StartNow,
     /// Workers are to quiesce.
     Quiesce(R),

@@ -109,7 +109,7 @@ async fn listen(id: u64, reader: OwnedReadHalf, line: &mpsc::Sender<Outgoing>, s
                 }
             }
             Err(error) => {
-                let message = format!("not understood: {error}; see the worker socket in docs/protocol.md");
+                let message = format!("cannot parse the line: {error}; see the worker socket in docs/protocol.md");
                 let _ = line.send(ToWorker::Error { id: id_of(&buffer), message, again: false }.into()).await;
             }
         }

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::conversation::Outgoing;
 use super::{Said, Shared};
-use crate::meeting::participation::RendezvousStore;
+use crate::store::participation::RendezvousStore;
 use crate::workers::snapshot_memory;
 use crate::workers::supervisor;
 
@@ -24,7 +24,9 @@ use crate::workers::supervisor;
 const UNDER_WAY: usize = 16;
 
 /// Why commits are refused on etcd's v2 API.
-const ONE_KEY_AT_A_TIME: &str = "this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits take the v3 API (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
+const ONE_KEY_AT_A_TIME: &str = "\
+    this job meets through etcd's v2 API, which writes one key at a time: checkpoint commits need the v3 API \
+    (--rdzv-backend=etcd without api=v2, on every node); write checkpoints to shared files, as under torchrun";
 
 /// Why commits are refused on a connection that has not registered.
 const UNREGISTERED: &str = "only a worker that has registered can commit a checkpoint";

@@ -15,7 +15,7 @@ use super::WorkerSpec;
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// The guard has ended. [`Event::GuardLost`](super::Event::GuardLost) tells how.
-    #[error("the guard process is gone, and with it every worker; the agent has to be started again")]
+    #[error("the guard process is gone, and with it every worker; start the agent again")]
     GuardLost,
     /// The guard lives but does not read.
     #[error("the guard process (pid {pid}) takes no requests: continue it if it was stopped, or end the agent")]
@@ -46,10 +46,10 @@ pub enum SpawnError {
     #[error("cannot run {}: the interpreter in its first line (or its dynamic loader) does not exist", .0.display())]
     NoInterpreter(PathBuf),
     /// The program may not be executed.
-    #[error("not executable: {} (does it have the x bit, is it a directory, is its file system mounted noexec?)", .0.display())]
+    #[error("not executable: {} (no x bit, a directory, or a noexec file system?)", .0.display())]
     NotExecutable(OsString),
     /// The file is not a program for this machine.
-    #[error("cannot run {}: it is no program for this machine", .0.display())]
+    #[error("cannot run {}: it is not a program for this machine", .0.display())]
     WrongFormat(OsString),
     /// The working directory cannot be entered.
     #[error("cannot enter the working directory {}: {cause}", .directory.display())]

@@ -320,7 +320,7 @@ impl Supervisor {
         }
     }
 
-    /// Sets the time at which the guard kills everything, unless a later call moves it. `None` stands for never.
+    /// Sets the time at which the guard kills everything, unless a later call moves it. `None`: never.
     ///
     /// # Errors
     ///

@@ -30,7 +30,7 @@ pub enum Cause {
     Timer {
         /// The worker's name for the timer.
         scope: String,
-        /// The number of the signal that the timer asks for. Zero or less stands for no signal.
+        /// The number of the signal that the timer asks for. Zero or less: no signal.
         signal: i32,
     },
 }

@@ -210,7 +210,7 @@ impl Watch {
             self.obey(order);
         }
         for verdict in verdicts {
-            // If nobody listens, the agent is ending.
+            // If no receiver is left, the agent is ending.
             let _ = self.outbox.send(verdict);
         }
     }
@@ -227,7 +227,7 @@ impl Watch {
             _ => Some(Signal::KILL),
         };
         let Some(signal) = signal else {
-            tracing::warn!(pid, "{cause}; it names no signal, so nothing follows");
+            tracing::warn!(pid, "{cause}; the timer names no signal, so the agent sends none");
             return None;
         };
         let stacks = stacks::collect(pid).await;
@@ -245,12 +245,12 @@ impl Watch {
             return Some(Verdict { round: self.round, local_rank, signal, message });
         }
         // A process that the worker started hangs, not the worker itself. The worker decides what that means.
-        tracing::warn!(local_rank, pid, "a process of this worker hangs: {message}; it is ended");
+        tracing::warn!(local_rank, pid, "a process of this worker hangs: {message}; ending the process");
         if let Some(process) =
             Pid::from_raw(pid).and_then(tree::process).filter(|_| self.owner(pid) == Some(local_rank))
             && let Err(error) = process.signal(signal)
         {
-            tracing::warn!(pid, %error, "it cannot be ended");
+            tracing::warn!(pid, %error, "cannot end the process");
         }
         None
     }

@@ -19,7 +19,7 @@ use crate::guard::tree::{self, Process};
 /// The longest time for one process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most processes of one worker, and the most threads of one process, that are looked at.
+/// The most processes of one worker, and the most threads of one process, whose stacks are read.
 const MOST_PROCESSES: usize = 16;
 const MOST_THREADS: usize = 256;
 

@@ -59,7 +59,7 @@ pub enum TimerRequest {
         scope: String,
         /// The time left from now on.
         left: Duration,
-        /// The signal's number. Zero or less stands for no signal.
+        /// The signal's number. Zero or less: no signal.
         signal: i32,
     },
     /// The process left the scope in time.
@@ -149,15 +149,15 @@ impl TimerFile {
                 let unix_now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
                 match parse(&line, unix_now) {
                     Ok(request) => return request,
-                    Err(error) => tracing::warn!(%error, "a line in the timers' pipe was not understood"),
+                    Err(error) => tracing::warn!(%error, "cannot parse a line in the timers' pipe"),
                 }
             }
             if self.unread.len() > LONGEST {
-                tracing::warn!("a line in the timers' pipe has no end; it is dropped");
+                tracing::warn!("dropping a line in the timers' pipe that has no end");
                 self.unread.clear();
             }
             if let Err(error) = self.receiver.read_buf(&mut self.unread).await {
-                tracing::error!(%error, "the timers' pipe cannot be read; timers have no effect from here on");
+                tracing::error!(%error, "cannot read the timers' pipe; timers have no effect after this");
                 std::future::pending().await
             }
         }

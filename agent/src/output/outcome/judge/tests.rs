@@ -80,7 +80,7 @@ fn a_last_line_counts_if_it_tells_why() {
     ] {
         let evidence = Evidence { stderr: stderr(text), ..exited(Exit::Code(code)) };
         assert_eq!(judge(&evidence).message, message, "{text:?}");
-        assert!(!judge(&evidence).stderr.is_empty(), "the lines are told all the same");
+        assert!(!judge(&evidence).stderr.is_empty(), "the report still has the lines");
     }
 }
 
@@ -88,7 +88,7 @@ fn a_last_line_counts_if_it_tells_why() {
 fn what_a_program_was_at_does_not_explain_a_signal() {
     let at = |evidence: Evidence| judge(&Evidence { stderr: stderr("epoch 3: 10%"), ..evidence });
     assert_eq!(at(signal(libc::SIGKILL)).message, "signal 9 (SIGKILL) from outside");
-    assert_eq!(at(signal(libc::SIGKILL)).stderr, ["epoch 3: 10%"], "but it is told");
+    assert_eq!(at(signal(libc::SIGKILL)).stderr, ["epoch 3: 10%"], "but the report has it");
     assert_eq!(at(signal(libc::SIGSEGV)).message, "signal 11 (SIGSEGV)");
     let aborted = Evidence { stderr: stderr("  what():  std::bad_alloc"), ..signal(libc::SIGABRT) };
     assert_eq!(judge(&aborted).message, "what():  std::bad_alloc (signal 6 (SIGABRT))");
@@ -104,7 +104,7 @@ fn the_cgroups_count_proves_the_out_of_memory_killer() {
     assert_eq!(evidence.by, Killer::OomKiller);
     assert!(evidence.evidence.contains("/sys/fs/cgroup/memory.events has grown by 1"), "{evidence}");
 
-    // A count that stands still clears the killer, even if it took other processes of the host.
+    // An unchanged count clears the killer, even if it took other processes of the host.
     let elsewhere = told(signal(libc::SIGKILL), none(), victims(Some(4), 10));
     assert_eq!(killer(&elsewhere), Some(Killer::Outside));
     // Where only the host is counted, nothing is proven.

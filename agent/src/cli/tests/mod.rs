@@ -1,0 +1,504 @@
+//! The command line as users write it: torchrun's cases (1.1, its environment defaults, `min_max_nodes_parse`,
+//! `with_env_vars`, `nproc`) and ours. Mistakes are in [`mistakes`], the other launchers' command lines in [`compat`].
+
+mod compat;
+mod mistakes;
+
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use elastic_coordinator::job::Endpoint;
+use proptest::prelude::*;
+
+use super::*;
+use crate::output::logs::Streams;
+use crate::output::logs::{LogDir, StreamsByRank};
+use crate::store::rendezvous::{Credentials, Tls};
+use crate::workers_store::WorkersStoreLimits;
+use crate::workers_store::rendezvous_port::StoreHost;
+
+const FRESH: Uuid = Uuid::from_u128(0x1234);
+
+fn run_os(argv: Vec<OsString>, env: &[(&str, &str)]) -> Result<Options, Stop> {
+    let look = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value));
+    parse(Dialect::Own, argv, &look, FRESH)
+}
+
+fn run_with(line: &str, env: &[(&str, &str)]) -> Result<Options, Stop> {
+    run_os(line.split_whitespace().map(OsString::from).collect(), env)
+}
+
+fn run(line: &str) -> Options {
+    run_with(line, &[]).unwrap_or_else(|stop| panic!("{line}: {stop}"))
+}
+
+/// The options of these flags before a program. The node meets the others through etcd, so that `--nnodes` is free.
+fn etcd(flags: &str) -> Options {
+    run(&format!("--rdzv-backend=etcd --rdzv-id=J {flags} t.py"))
+}
+
+fn mistake_with(line: &str, env: &[(&str, &str)]) -> String {
+    match run_with(line, env) {
+        Err(stop @ Stop::Usage(_)) => {
+            assert_eq!(stop.exit_code(Dialect::Own), 2, "{line}");
+            let text = stop.to_string();
+            assert_eq!(text.lines().count(), 1, "{line}: one line, not {text:?}");
+            text
+        }
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+fn etcd_endpoints(options: &Options) -> Vec<String> {
+    match &options.rendezvous {
+        Rendezvous::Etcd { endpoints, .. } => endpoints.iter().map(ToString::to_string).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_script_alone_runs_once_on_one_node() {
+    let options = run("train.py --epochs 3");
+    assert_eq!(options.nodes, NodeRange { min: 1, max: 1 });
+    assert_eq!(options.workers, WorkerCount::Count(1));
+    assert_eq!(options.rendezvous, Rendezvous::Standalone);
+    assert_eq!(options.job.to_string(), FRESH.to_string());
+    assert_eq!((options.max_restarts, options.restart_policy), (0, RestartPolicy::Failures));
+    assert_eq!(options.program.kind, ProgramKind::Script);
+    assert_eq!(options.program.name, "train.py");
+    assert_eq!(options.program.args, ["--epochs", "3"]);
+    assert_eq!((options.role.as_str(), options.log_level), ("default", Level::INFO));
+    assert_eq!(options.warnings, [""; 0]);
+}
+
+#[test]
+fn the_main_command_is_understood() {
+    let options =
+        run("--rdzv_backend=etcd --rdzv_endpoint=host:2379 --nnodes=1:4 --nproc_per_node=2 --rdzv_id=JOB t.py");
+    assert_eq!(etcd_endpoints(&options), ["host:2379"]);
+    assert_eq!(options.nodes, NodeRange { min: 1, max: 4 });
+    assert_eq!((options.workers, options.job.as_ref()), (WorkerCount::Count(2), "JOB"));
+}
+
+#[test]
+fn nodes_are_a_number_or_a_range() {
+    let table = [("1", 1, 1), ("3", 3, 3), ("2:20", 2, 20), ("1:1", 1, 1)];
+    for (text, min, max) in table {
+        assert_eq!(etcd(&format!("--nnodes={text}")).nodes, NodeRange { min, max }, "{text}");
+    }
+}
+
+#[test]
+fn workers_are_a_number_or_what_the_machine_has() {
+    let table = [
+        ("8", WorkerCount::Count(8)),
+        ("auto", WorkerCount::Auto),
+        ("cpu", WorkerCount::Cpu),
+        ("gpu", WorkerCount::Gpu),
+    ];
+    for (text, workers) in table {
+        assert_eq!(run(&format!("--nproc-per-node {text} t.py")).workers, workers);
+    }
+}
+
+#[test]
+fn times_may_have_units() {
+    let options = etcd(
+        "--rdzv-conf timeout=800,last_call_timeout=500ms,lease_ttl=20s,takeover_delay=15m,start_timeout=1h,\
+         min_round_time=0,stop_grace=0.5,margin=2.5,drain_grace=2m",
+    );
+    let expected = Timings {
+        join_timeout: Duration::from_secs(800),
+        last_call: Duration::from_millis(500),
+        lease_ttl: Duration::from_secs(20),
+        margin: Duration::from_millis(2500),
+        min_round_time: Duration::ZERO,
+        takeover_delay: Duration::from_secs(900),
+        start_timeout: Duration::from_secs(3600),
+        stop_grace: Duration::from_millis(500),
+        drain_grace: Duration::from_secs(120),
+    };
+    assert_eq!(options.timings, expected);
+    // Our own key takes precedence over torchrun's `timeout`, wherever it stands.
+    let both = etcd("--rdzv-conf join_timeout=5,timeout=900");
+    assert_eq!(both.timings.join_timeout, Duration::from_secs(5));
+    assert_eq!(etcd("").timings, Timings::default());
+}
+
+#[test]
+fn a_store_for_everybody_is_served_only_where_that_is_meant() {
+    let c10d = "--rdzv-backend=c10d --rdzv-endpoint=n0";
+    for closed in [
+        "--insecure",
+        "--peer-cert=c --peer-key=k --peer-ca=a",
+        "--peer-port=127.0.0.1:7000",
+        "--rdzv-conf is_host=false",
+        "--rdzv-endpoint=localhost",
+    ] {
+        assert!(run_with(&format!("{c10d} {closed} t"), &[]).is_ok(), "{closed}");
+    }
+    assert!(run_with(&format!("{c10d} t"), &[("PET_INSECURE", "1")]).is_ok());
+    assert!(mistake_with(&format!("{c10d} --peer-port=0.0.0.0:7000 t"), &[]).contains("--insecure"));
+    let fixed = |flags: &str| run(&format!("--nnodes=2 --master-addr=n0 {flags} t")).warnings;
+    assert!(
+        fixed("")[0].starts_with("--rdzv-backend=static: any host that reaches port 29500 of n0"),
+        "{:?}",
+        fixed("")
+    );
+    for (flags, why) in
+        [("--insecure", "meant"), ("--node-rank=1", "another serves"), ("--master-addr=::1", "loopback")]
+    {
+        assert_eq!(fixed(flags), [""; 0], "{why}");
+    }
+}
+
+#[test]
+fn the_address_that_is_bound_is_told_unless_another_is_given() {
+    let told = |flags: &str| {
+        let options = etcd(flags);
+        (options.peers.bind.map(|ip| ip.to_string()), options.peers.port, options.local_addr)
+    };
+    let text = |text: &str| Some(text.to_owned());
+    assert_eq!(told("--peer-port=7000"), (None, 7000, None));
+    assert_eq!(told("--peer-port=10.0.0.1:7000"), (text("10.0.0.1"), 7000, text("10.0.0.1")));
+    assert_eq!(told("--peer-port=[::]:0"), (text("::"), 0, None));
+    assert_eq!(told("--peer-port=10.0.0.1:1 --local-addr=n1"), (text("10.0.0.1"), 1, text("n1")));
+}
+
+#[test]
+fn tls_and_users_reach_etcd() {
+    let rendezvous = |flags: &str| match etcd(flags).rendezvous {
+        Rendezvous::Etcd { tls, credentials, .. } => (tls, credentials),
+        other => panic!("{other:?}"),
+    };
+    let tls = Tls { ca: Some("ca".into()), client: Some(("c".into(), "k".into())) };
+    for conf in ["protocol=https,cert=c,key=k,cacert=ca", "ssl_cert=c,ssl_cert_key=k,ca_cert=ca"] {
+        assert_eq!(rendezvous(&format!("--rdzv-conf {conf}")), (Some(tls.clone()), None), "{conf}");
+    }
+    assert_eq!(rendezvous("--rdzv-endpoint https://h").0, Some(Tls::default()));
+    assert_eq!(rendezvous("--rdzv-endpoint http://h:1/").0, None);
+    let user = Credentials { user: "u".into(), password_file: "/f".into() };
+    assert_eq!(rendezvous("--rdzv-conf user=u,password_file=/f"), (None, Some(user)));
+    let disagree = mistake_with("--rdzv-backend=etcd --rdzv-endpoint=https://h --rdzv-conf protocol=http t", &[]);
+    assert!(disagree.contains("disagree"), "{disagree}");
+}
+
+#[test]
+fn endpoints_have_default_ports_and_may_be_several() {
+    let table = [
+        ("", "localhost:2379"),
+        ("--rdzv-endpoint=h", "h:2379"),
+        ("--rdzv-endpoint=etcd_service:4001", "etcd_service:4001"),
+        ("--rdzv-endpoint=[::1]", "[::1]:2379"),
+        ("--rdzv-endpoint=[fd00::2]:99", "[fd00::2]:99"),
+        ("--rdzv-endpoint=a,b:1,[::1]:2", "a:2379 b:1 [::1]:2"),
+    ];
+    for (flags, expected) in table {
+        assert_eq!(etcd_endpoints(&etcd(flags)).join(" "), expected, "{flags}");
+    }
+    let hosted = |line: &str| run(line).rendezvous;
+    let at = |host: &str, port, is_host| Rendezvous::Hosted { endpoint: Endpoint { host: host.into(), port }, is_host };
+    assert_eq!(hosted("--rdzv-backend=c10d --nnodes=2 t"), at("localhost", 29400, None));
+    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=n0 --insecure t"), at("n0", 29400, None));
+    let told = hosted("--rdzv-backend=c10d --rdzv-endpoint=n0:5 --insecure --rdzv-conf is_host=true,read_timeout=60 t");
+    assert_eq!(told, at("n0", 5, Some(true)));
+    assert_eq!(hosted("--rdzv-backend=c10d --rdzv-endpoint=localhost:0 t"), Rendezvous::Standalone);
+}
+
+#[test]
+fn standalone_overrides_what_stands_beside_it_and_says_so() {
+    let options = run("--standalone --rdzv-backend=etcd --rdzv-endpoint=h:1 --rdzv-id=J --nnodes=1:4 t");
+    assert_eq!(options.rendezvous, Rendezvous::Standalone);
+    assert_eq!((options.job.as_ref(), options.nodes.max), (FRESH.to_string().as_str(), 1));
+    assert_eq!(options.warnings.len(), 4, "{:?}", options.warnings);
+    assert_eq!(run("--with_etcd t").rendezvous, Rendezvous::Standalone);
+    // A value that is not used cannot be wrong. It may come from a variable that is set for all jobs of a cluster.
+    assert_eq!(run_with("--standalone t", &[("PET_RDZV_ID", "a/b")]).unwrap().warnings, [""; 0]);
+}
+
+#[test]
+fn an_etcd_job_without_an_id_is_torchruns_none_with_a_warning() {
+    let options = run("--rdzv-backend=etcd t");
+    assert_eq!(options.job.as_ref(), "none");
+    assert!(options.warnings[0].contains("two such jobs on one etcd become one"), "{:?}", options.warnings);
+}
+
+#[test]
+fn flags_may_be_spelled_with_underscores_and_be_shortened() {
+    let full = run("--rdzv-backend c10d --rdzv-endpoint localhost --nproc-per-node 2 --max-restarts 3 --redirects 3 t");
+    for line in [
+        "--rdzv_backend c10d --rdzv_endpoint localhost --nproc_per_node 2 --max_restarts 3 --redirects 3 t",
+        "--rdzv-b c10d --rdzv_end=localhost --nproc 2 --max 3 --redirect=3 t",
+        "--max-restarts 9 --rdzv-b=c10d --rdzv-e localhost --nproc_per 2 --max-r=3 -r3 -- t",
+    ] {
+        assert_eq!(run(line), full, "{line}");
+    }
+    assert_eq!(run("--nnode=1 --stand t").rendezvous, Rendezvous::Standalone);
+}
+
+#[test]
+fn variables_are_defaults_and_the_command_line_wins() {
+    let env = [
+        ("PET_NNODES", "1:2"),
+        ("PET_NPROC_PER_NODE", "4"),
+        ("PET_RDZV_BACKEND", "etcd"),
+        ("PET_RDZV_ENDPOINT", "etcd:2379"),
+        ("PET_RDZV_ID", "from-env"),
+        ("PET_RDZV_CONF", "last_call_timeout=3"),
+        ("PET_STANDALONE", "0"),
+        ("PET_MAX_RESTARTS", "100"),
+        ("PET_MONITOR_INTERVAL", "5"),
+        ("PET_START_METHOD", "spawn"),
+        ("PET_NODE_RANK", "1"),
+        ("PET_ROLE", "r"),
+        ("PET_MODULE", "1"),
+        ("PET_NO_PYTHON", "0"),
+        ("PET_LOG_DIR", "/logs"),
+        ("PET_REDIRECTS", "1"),
+        ("PET_TEE", "2"),
+        ("PET_VERBOSE", "1"),
+        ("PET_RUN_PATH", "0"),
+    ];
+    let options = run_with("pkg.train", &env).unwrap();
+    assert_eq!(options.nodes, NodeRange { min: 1, max: 2 });
+    assert_eq!(options.workers, WorkerCount::Count(4));
+    assert_eq!(etcd_endpoints(&options), ["etcd:2379"]);
+    assert_eq!((options.job.as_ref(), options.max_restarts, options.role.as_str()), ("from-env", 100, "r"));
+    assert_eq!(options.timings.last_call, Duration::from_secs(3));
+    assert_eq!(options.program.kind, ProgramKind::Module);
+    assert_eq!(options.logs.dir, LogDir::At("/logs".into()));
+    assert_eq!(options.logs.redirects.of(0), Streams { stdout: true, stderr: false });
+    assert_eq!(options.logs.tee.of(0), Streams { stdout: false, stderr: true });
+    assert_eq!(options.log_level, Level::DEBUG);
+    assert_eq!(options.warnings, [""; 0], "an operator's variables are no reason to warn");
+
+    let options = run_with("--nnodes=3 --rdzv-id=J --tee=3 t", &env).unwrap();
+    assert_eq!((options.nodes.min, options.job.as_ref()), (3, "J"));
+    assert_eq!(options.logs.tee.of(5), Streams { stdout: true, stderr: true });
+
+    // Empty means unset, and words after the program are no flags of ours.
+    let empty = run_with("t --nnodes=9", &[("PET_NNODES", ""), ("PET_STANDALONE", "")]).unwrap();
+    assert_eq!(empty.nodes.max, 1);
+}
+
+#[test]
+fn the_stop_grace_has_one_meaning_and_an_order() {
+    let grace = |line: &str, env| run_with(line, env).unwrap().timings.stop_grace.as_secs();
+    let conf = "--rdzv-backend=c10d --rdzv-conf stop_grace=7";
+    let env = [("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9")];
+    assert_eq!(grace(&format!("{conf} --shutdown-timeout=5 t"), &env), 5);
+    assert_eq!(grace("t", &env), 9);
+    assert_eq!(grace(&format!("{conf} t"), &[]), 7);
+    assert_eq!(grace("t", &[]), Timings::default().stop_grace.as_secs());
+}
+
+#[test]
+fn the_drain_grace_is_the_stop_grace_unless_it_is_given() {
+    let grace = |line: &str| run(line).timings.drain_grace.as_secs();
+    assert_eq!(grace("t"), Timings::default().drain_grace.as_secs());
+    assert_eq!(grace("--shutdown-timeout=5 t"), 5);
+    assert_eq!(grace("--shutdown-timeout=5 --drain-grace=2m t"), 120);
+    let conf = "--rdzv-backend=c10d --rdzv-conf stop_grace=7,drain_grace=9";
+    assert_eq!(grace(&format!("{conf} t")), 9);
+    assert_eq!(grace(&format!("{conf} --drain-grace=1 t")), 1);
+}
+
+#[test]
+fn the_time_to_quiesce_is_part_of_the_stop_grace() {
+    let quiesce = |conf: &str| etcd(conf).quiesce_timeout;
+    assert_eq!(quiesce(""), Timings::default().stop_grace / 2);
+    assert_eq!(quiesce("--shutdown-timeout=5"), Duration::from_millis(2500));
+    assert_eq!(quiesce("--rdzv-conf stop_grace=7,quiesce_timeout=6"), Duration::from_secs(6));
+    assert_eq!(quiesce("--rdzv-conf stop_grace=7,quiesce_timeout=9"), Duration::from_secs(7));
+    assert_eq!(quiesce("--rdzv-conf quiesce_timeout=0"), Duration::ZERO);
+}
+
+#[test]
+fn streams_may_differ_by_rank_also_beyond_nine() {
+    let options = run("-r 0:3,10:1 -t 2 t");
+    let both = Streams { stdout: true, stderr: true };
+    let redirects = &options.logs.redirects;
+    assert_eq!((redirects.of(0), redirects.of(1)), (both, Streams::default()));
+    assert_eq!(redirects.of(10), Streams { stdout: true, stderr: false });
+    assert_eq!(options.logs.tee, StreamsByRank::All(Streams { stdout: false, stderr: true }));
+    assert_eq!(run("--log-dir /dev/null t").logs.dir, LogDir::Disabled);
+}
+
+#[test]
+fn log_flags_arrive() {
+    let logs =
+        run("--local-ranks-filter=0,12 --log-line-prefix-template=[${rank}]: --duplicate-stdout-filters a,,b,c \
+                    --duplicate_stderr_filters=e --log-rotate 1M:2 --log-attempts=3 t")
+        .logs;
+    assert_eq!(logs.console_ranks, Some([0, 12].into()));
+    assert_eq!(logs.prefix.as_deref(), Some("[${rank}]:"));
+    assert_eq!(logs.duplicate_stdout.unwrap().to_string(), "a,,b,c");
+    assert_eq!(logs.duplicate_stderr.unwrap().to_string(), "e");
+    assert_eq!(logs.rotation.unwrap().to_string(), "1048576:2");
+    assert_eq!(logs.attempts, Some(3));
+    assert_eq!(run("t").logs, LogOptions::default());
+
+    // The variable that every flag has takes precedence over torchrun's own variable.
+    let own = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "own");
+    let prefix = |env: &[(&str, &str)]| run_with("t", env).unwrap().logs.prefix;
+    assert_eq!(prefix(&[own]).as_deref(), Some("own"));
+    assert_eq!(prefix(&[own, ("PET_LOG_LINE_PREFIX_TEMPLATE", "pet")]).as_deref(), Some("pet"));
+
+    assert_eq!(run("t").report, ReportForm::Text);
+    assert_eq!(run("--report=json t").report, ReportForm::Json);
+}
+
+#[test]
+fn the_rest_of_the_flags_arrive() {
+    let options = run(
+        "--rdzv-backend=etcd --rdzv-id=J --rdzv-conf prefix=my/jobs/ --node-name=n1 --local-addr=[::1] --peer-port=7000 \
+         --restart-policy=all --on-store-loss=fence --json-logs --no-python -vv sleep 5",
+    );
+    assert_eq!(options.prefix.as_deref(), Some("/my/jobs"));
+    assert_eq!((options.node_name.as_deref(), options.local_addr.as_deref()), (Some("n1"), Some("::1")));
+    assert_eq!((options.peers.port, options.restart_policy), (7000, RestartPolicy::All));
+    assert_eq!((options.on_store_loss, options.json_logs), (OnStoreLoss::Fence, true));
+    assert_eq!((options.program.kind, options.log_level), (ProgramKind::Executable, Level::TRACE));
+    let spec = options.spec();
+    assert_eq!((spec.restart_policy, spec.on_store_loss), (RestartPolicy::All, OnStoreLoss::Fence));
+    assert_eq!((spec.min_nodes, spec.max_nodes, spec.timings), (1, 1, Timings::default()));
+    let conf = etcd("--rdzv-conf on_store_loss=fence --on-store-loss=wait");
+    assert_eq!(conf.on_store_loss, OnStoreLoss::Wait, "the flag goes before the key");
+}
+
+#[test]
+fn who_serves_the_workers_store_is_the_keys_word_or_torchruns_variable() {
+    let host = |conf: &str, disabled: &str| {
+        let env = [("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", disabled)];
+        run_with(&format!("{conf} t"), &env).unwrap_or_else(|stop| panic!("{conf}: {stop}")).store_host
+    };
+    assert_eq!(host("", ""), StoreHost::Agent(WorkersStoreLimits::default()));
+    assert_eq!((host("", "0"), host("", "1")), (host("", ""), StoreHost::Workers));
+    assert_eq!(host("--rdzv-conf workers_store=workers", ""), StoreHost::Workers);
+    assert_eq!(host("--rdzv-conf workers_store=agent", "1"), host("", ""), "the key goes before the variable");
+    let small = WorkersStoreLimits { memory: 3 << 20, ..WorkersStoreLimits::default() };
+    assert_eq!(host("--rdzv-conf workers_store_memory=3MiB", ""), StoreHost::Agent(small));
+}
+
+#[test]
+fn health_is_this_machines_alone_unless_an_address_is_given() {
+    let health = |flags: &str, env: &str| {
+        let options = run_with(&format!("{flags} t"), &[("TORCHELASTIC_HEALTH_CHECK_PORT", env)]);
+        options.unwrap_or_else(|stop| panic!("{flags}: {stop}")).watch.health.map(|address| address.to_string())
+    };
+    assert_eq!(health("--health-port=8080", "").as_deref(), Some("127.0.0.1:8080"));
+    assert_eq!(health("--health-port=0.0.0.0:8080", "7").as_deref(), Some("0.0.0.0:8080"));
+    assert_eq!(health("--health-port=[::]:8080", "").as_deref(), Some("[::]:8080"));
+    assert_eq!(health("", "8080").as_deref(), Some("127.0.0.1:8080"));
+    assert_eq!(health("", "0.0.0.0:8080").as_deref(), Some("0.0.0.0:8080"));
+    assert_eq!(health("", "x"), None);
+}
+
+#[test]
+fn the_log_level_has_pythons_names() {
+    for (name, level) in [("debug", Level::DEBUG), ("WARNING", Level::WARN), ("CRITICAL", Level::ERROR)] {
+        assert_eq!(run_with("t", &[("LOGLEVEL", name)]).unwrap().log_level, level);
+    }
+    let odd = run_with("t", &[("LOGLEVEL", "loud")]).unwrap();
+    assert_eq!(odd.log_level, Level::INFO);
+    assert!(odd.warnings[0].contains("no such level"), "{:?}", odd.warnings);
+    assert_eq!(run_with("-v t", &[("LOGLEVEL", "ERROR")]).unwrap().log_level, Level::DEBUG);
+}
+
+#[test]
+fn flags_without_effect_are_taken() {
+    let options = run(
+        "--start-method=fork --monitor-interval=5 --rdzv-backend=c10d --rdzv-conf close_timeout=30,keep_alive_interval=2 t",
+    );
+    assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);
+    let options = run("--node_rank 0 --master_addr=h --rdzv-backend=c10d t");
+    assert_eq!(options.warnings.len(), 2, "{:?}", options.warnings);
+    assert!(options.warnings[0].starts_with("--node-rank has no effect with --rdzv-backend=c10d"));
+    let operators = [("PET_NODE_RANK", "3"), ("PET_MASTER_ADDR", "h"), ("PET_MASTER_PORT", "1")];
+    assert_eq!(run_with("--rdzv-backend=c10d t", &operators).unwrap().warnings, [""; 0]);
+}
+
+#[test]
+fn help_and_version_are_no_mistakes() {
+    let Err(help @ Stop::Show(_)) = run_with("--help", &[]) else { panic!("no help") };
+    assert_eq!(help.exit_code(Dialect::Own), 0);
+    let text = help.to_string();
+    for part in ["Rendezvous:", "--nnodes <N|MIN:MAX>", "Examples:", "--rdzv-id=JOB", "does not poll", "Exit codes"] {
+        assert!(text.contains(part), "{part:?} is not in\n{text}");
+    }
+    assert!(!text.contains("logs-specs"), "what is refused is not advertised");
+    let Err(Stop::Show(version)) = run_with("--version", &[]) else { panic!("no version") };
+    assert_eq!(version.trim(), concat!("elastic-agent ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_definition_is_sound() {
+    flags::definition(Dialect::Own).debug_assert();
+}
+
+#[test]
+fn a_double_dash_before_the_program_goes_and_later_ones_stay() {
+    let options = run("--standalone -- t.py -- --nnodes=7 -m");
+    assert_eq!(options.program.name, "t.py");
+    assert_eq!(options.program.args, ["--", "--nnodes=7", "-m"]);
+    assert_eq!(run("t.py -- x").program.args, ["--", "x"]);
+    assert_eq!(run("-- -odd-name x").program.name, "-odd-name");
+}
+
+/// Words that a user might write after the program: any bytes, and words that look like our own flags.
+fn word() -> impl Strategy<Value = OsString> {
+    let own = ["--", "-", "", "-m", "-r", "--nnodes", "--nnodes=2", "--rdzv_id=x", "--help", "-V", "--no_python", "-1"];
+    prop_oneof![
+        proptest::sample::select(own.to_vec()).prop_map(OsString::from),
+        proptest::collection::vec(1u8.., 0..12).prop_map(OsString::from_vec),
+        "-{1,2}[a-z_-]{0,12}(=.{0,5})?".prop_map(OsString::from),
+    ]
+}
+
+#[test]
+fn a_bandwidth_is_in_bits_per_second() {
+    for (text, rate) in
+        [("1Gbit", 1_000_000_000), ("2.5gbit", 2_500_000_000), ("800Mbit/s", 800_000_000), ("64kbit", 64_000)]
+    {
+        let options = etcd(&format!("--preflight-peer-bandwidth={text}"));
+        assert_eq!(options.preflight.peer_bandwidth.map(|rate| rate.0), Some(rate), "{text}");
+    }
+    assert_eq!(etcd("").preflight.peer_bandwidth, None);
+    let warned = etcd("--rdzv-conf=api=v2 --preflight-peer-bandwidth=1Gbit").warnings;
+    assert!(warned.iter().any(|line| line.contains("--preflight-peer-bandwidth has no effect")), "{warned:?}");
+}
+
+proptest! {
+    #[test]
+    fn what_follows_the_program_is_never_touched(
+        words in proptest::collection::vec(word(), 0..12),
+        flags in proptest::sample::subsequence(vec!["--nnodes=1", "--max_restarts=2", "-r3", "--standalone", "-v"], 0..5),
+        dashes in any::<bool>(),
+    ) {
+        let mut argv: Vec<OsString> = flags.iter().map(OsString::from).collect();
+        argv.extend(dashes.then(|| "--".into()));
+        argv.push("train.py".into());
+        argv.extend(words.iter().cloned());
+        let options = run_os(argv, &[]).map_err(|stop| TestCaseError::fail(stop.to_string()))?;
+        prop_assert_eq!(options.program.name, OsString::from("train.py"));
+        prop_assert_eq!(options.program.args, words);
+        prop_assert_eq!(options.max_restarts, if flags.contains(&"--max_restarts=2") { 2 } else { 0 });
+    }
+
+    #[test]
+    fn nothing_written_can_make_parsing_panic(words in proptest::collection::vec(word(), 0..8)) {
+        if let Err(stop @ Stop::Usage(_)) = run_os(words, &[]) {
+            prop_assert_eq!(stop.to_string().lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_suggested_id_is_accepted(text in "\\PC{1,300}") {
+        if let Err(refusal) = values::id(&text, LONGEST_JOB)
+            && let Some(clean) = refusal.advice.strip_prefix("for example `")
+        {
+            let clean = clean.trim_end_matches('`');
+            prop_assert_eq!(values::id(clean, LONGEST_JOB), Ok(clean.to_owned()));
+        }
+    }
+}

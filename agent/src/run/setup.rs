@@ -1,0 +1,279 @@
+//! Makes what a node needs to take part, out of the command line and this machine. Nothing is joined here.
+
+use std::cell::LazyCell;
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Versioned};
+use elastic_coordinator::node::Node;
+use elastic_coordinator::node::logs::LogRequest;
+use elastic_coordinator::node::torchelastic::TorchElastic;
+use elastic_coordinator::store::Store;
+use elastic_coordinator::tls::MutualTls;
+use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use crate::cli::Options;
+use crate::machine::address::{Advertised, advertised};
+use crate::machine::cpus::{self, CpuSet};
+use crate::machine::devices::{self, Gpus};
+use crate::machine::identity::{self, Claim, NodeIdentity};
+use crate::machine::{interfaces, numa, preflight};
+use crate::output::events::{self, EventHandler};
+use crate::output::logs::{Console, LogDir, LogSpec};
+use crate::store::backend::Backend;
+use crate::store::participation::{JobPaths, Participation, RendezvousStore};
+use crate::store::ports;
+use crate::store::rendezvous::Rendezvous;
+use crate::workers::command::WorkerCommand;
+use crate::workers::environment::{own_device, threads_warning};
+use crate::workers::group::GroupSetup;
+use crate::workers::slots::{self, WorkerCount};
+use crate::workers_store::rendezvous_port::StoreHost;
+
+/// Environment variables for the workers, in addition to those that tell a worker its place.
+type Variables = Vec<(&'static str, OsString)>;
+
+/// The program that this node's workers run, the number of workers, and their CPUs.
+pub(super) struct Program {
+    command: WorkerCommand,
+    pub(super) slots: u32,
+    cpus: Vec<CpuSet>,
+}
+
+/// Finds the workers' program, the number of workers, and their CPUs.
+pub(super) fn program(options: &Options) -> anyhow::Result<Program> {
+    let env = |name: &str| std::env::var_os(name);
+    let text = |name: &str| std::env::var(name).ok();
+    let command = WorkerCommand::resolve(&options.program, &env, std::env::current_exe().ok().as_deref())?;
+    tracing::info!("workers run {}", command.program.display());
+    let gpus = LazyCell::new(Gpus::detect);
+    let slots = slots::count(options.workers, || &*gpus, &text)?;
+    let cpus = bound_cpus(options, slots, || &*gpus, text("CUDA_VISIBLE_DEVICES").as_deref())?;
+    if options.virtual_local_rank {
+        // Checks all workers before the node joins anything.
+        (0..slots).try_for_each(|local_rank| own_device(local_rank, &env).map(drop))?;
+    }
+    if let Some(warning) = threads_warning(slots, &env) {
+        tracing::warn!("{warning}");
+    }
+    Ok(Program { command, slots, cpus })
+}
+
+/// The CPUs of each worker. Empty if workers are not to be bound.
+fn bound_cpus<'a>(
+    options: &Options,
+    slots: u32,
+    gpus: impl FnOnce() -> &'a Gpus,
+    list: Option<&str>,
+) -> anyhow::Result<Vec<CpuSet>> {
+    let Some(affinity) = options.numa else { return Ok(Vec::new()) };
+    let allowed = cpus::allowed().context("read which CPUs this process may use: is /proc mounted?")?;
+    let gpus = gpus();
+    let visible = devices::visible(list, gpus);
+    let cpus = numa::bind(affinity, slots, gpus, &visible, &allowed, Path::new("/sys"))?;
+    for (local_rank, cpus) in cpus.iter().enumerate() {
+        tracing::info!(local_rank, %cpus, "bound to CPUs");
+    }
+    Ok(cpus)
+}
+
+/// The names that torchrun's events carry: the job, the role, the host, the program.
+pub(super) fn events(options: &Options, hostname: &str, console: &Console) -> events::Source {
+    events::Source {
+        console: (options.events == EventHandler::Console).then(|| console.clone()),
+        run_id: options.job.to_string(),
+        role: options.role.clone(),
+        hostname: hostname.to_owned(),
+        backend: match &options.rendezvous {
+            Rendezvous::Etcd { .. } => "etcd",
+            Rendezvous::Hosted { .. } if options.place.is_some() => "static",
+            Rendezvous::Hosted { .. } | Rendezvous::Standalone => "c10d",
+        },
+        entry_point: options.program.name.to_string_lossy().into_owned(),
+    }
+}
+
+/// Takes the node's name. Only one agent at a time can have it.
+pub(super) async fn claim_name(options: &Options) -> anyhow::Result<NodeIdentity> {
+    let (job, node_name) = (options.job.clone(), options.node_name.clone());
+    let claim = tokio::task::spawn_blocking(move || {
+        NodeIdentity::claim(&Claim {
+            job: job.as_ref(),
+            node_name: node_name.as_deref(),
+            runtime: identity::process_runtime_dir(),
+            patience: identity::PATIENCE,
+        })
+    });
+    Ok(claim.await.context("claim a node name")??)
+}
+
+/// Where the store keeps the job's records.
+pub(super) fn job_paths(options: &Options) -> JobPaths {
+    JobPaths {
+        keys: Keys::new(options.prefix.as_deref().unwrap_or(Keys::DEFAULT_PREFIX), &options.job),
+        paths: Paths::new(options.prefix.as_deref().unwrap_or(DEFAULT_PREFIX), options.job.as_ref()),
+    }
+}
+
+/// What an agent says that waits for its store.
+pub(super) fn waits_for(rendezvous: &Rendezvous) -> String {
+    let endpoints: Vec<String> = rendezvous.endpoints().iter().map(ToString::to_string).collect();
+    format!("waiting for the store at {}", endpoints.join(", "))
+}
+
+/// The address that other nodes use for this one, and the variables that tell workers the interface of this address.
+pub(super) async fn address(options: &Options, hostname: &str) -> anyhow::Result<(Advertised, Variables)> {
+    let (flag, rendezvous, hostname) = (options.local_addr.clone(), options.rendezvous.clone(), hostname.to_owned());
+    let pinned = options.pin_interface;
+    let found = tokio::task::spawn_blocking(move || {
+        let address = advertised(flag.as_deref(), rendezvous.endpoints(), &hostname);
+        let env = interfaces::variables(&address.address, &hostname, pinned, &|name| std::env::var_os(name));
+        (address, env)
+    });
+    found.await.context("find this node's address")
+}
+
+/// The settings that are the same for every group of workers.
+pub(super) fn group(
+    options: &Options,
+    program: Program,
+    identity: &NodeIdentity,
+    address: String,
+    events: events::Source,
+    env: Variables,
+) -> anyhow::Result<GroupSetup> {
+    let Program { command, slots, cpus } = program;
+    Ok(GroupSetup {
+        job: options.job.to_string(),
+        node: identity.name.clone(),
+        host: identity.host.clone(),
+        slots,
+        role: options.role.clone(),
+        max_restarts: options.max_restarts,
+        command,
+        directory: std::env::current_dir().context("find the working directory")?,
+        address,
+        // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
+        shortage_patience: options.timings.start_timeout / 2,
+        store_host: options.store_host,
+        bind: options.peers.bind,
+        virtual_local_rank: options.virtual_local_rank,
+        cpus,
+        signals: options.signals.clone(),
+        events,
+        env,
+    })
+}
+
+/// Listens for other agents: on the address that was given, else on `address` alone if it is a loopback one, else on all
+/// interfaces, because it is not known here which of them a peer comes in by.
+pub(super) async fn listen(options: &Options, address: &str) -> anyhow::Result<TcpListener> {
+    let (port, bind) = (options.peers.port, options.peers.bind.map(|ip| ip.to_string()));
+    let loopback = address.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    let hosts: &[&str] = match &bind {
+        Some(bind) => &[bind],
+        None if loopback => &[address],
+        None => &["::", "0.0.0.0"],
+    };
+    ports::listen(hosts, port).await.map_err(|error| {
+        anyhow::anyhow!(
+            "cannot listen for other agents on port {port}: {error}; choose another with --peer-port, or 0 for any"
+        )
+    })
+}
+
+/// The node's part in the job, in the protocol that the store speaks.
+/// The other end of `logs` hears who wants to read the workers' output; TorchElastic's protocol has nothing that proves
+/// who may.
+pub(super) fn participation(
+    backend: &Backend,
+    paths: &JobPaths,
+    job: JobId,
+    listener: TcpListener,
+    logs: mpsc::Sender<LogRequest>,
+    tls: Option<MutualTls>,
+) -> Participation {
+    match &backend.rendezvous {
+        RendezvousStore::Store(store) => {
+            Participation::Own(Node::with_logs(Arc::clone(store), job, listener, logs, tls).concluding())
+        }
+        RendezvousStore::TorchElastic(etcd) => {
+            let identical = std::env::var("TORCH_ELASTIC_WORKER_IDENTICAL").is_ok_and(|set| set == "1");
+            Participation::TorchElastic(TorchElastic::new(etcd.clone(), paths.paths.clone(), identical))
+        }
+    }
+}
+
+/// Whether the job's `round`, if there is one, is one of ours: no node can join a job without it. A store that does not
+/// answer tells nothing.
+pub(super) async fn round_is_readable(store: &dyn Store, keys: &Keys) -> Result<(), String> {
+    let Ok(Some(round)) = store.get(&keys.round()).await else { return Ok(()) };
+    Versioned::<RoundRecord>::parse(&round).map(drop)
+}
+
+/// The node's own record in the store, at the time when the node joins.
+pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint, slots: u32) -> NodeRecord {
+    NodeRecord {
+        name: identity.name.clone(),
+        incarnation: identity.incarnation.to_string(),
+        machine: identity.machine_id.clone(),
+        boot: identity.boot_id.clone(),
+        host: identity.host.clone(),
+        peer,
+        slots,
+        role: options.role.clone(),
+        phase: Phase::Waiting,
+        round: None,
+        failure: None,
+        master: None,
+        place: options.place,
+        // Known once they have.
+        warms_up: false,
+        lacks_workers: false,
+        authenticates: false,
+        introduces: matches!(options.store_host, StoreHost::Agent(_)) && !options.open_store,
+        release: Some(Release::ours()),
+    }
+}
+
+/// What a look at this machine must know of the node.
+pub(super) fn preflight(options: &Options, workers: u32) -> preflight::Node {
+    let logs = if let LogDir::At(folder) = &options.logs.dir { Some(folder.clone()) } else { None };
+    preflight::Node {
+        folders: [std::env::temp_dir()].into_iter().chain(logs).collect(),
+        workers,
+        counts_gpus: options.workers == WorkerCount::Gpu,
+        visible: visible_gpus(),
+    }
+}
+
+/// The GPUs that workers are shown.
+pub(super) fn visible_gpus() -> Option<String> {
+    std::env::var("CUDA_VISIBLE_DEVICES").ok()
+}
+
+/// Where the workers' output goes.
+pub(super) fn logs(options: &Options, hostname: &str) -> LogSpec {
+    LogSpec {
+        dir: match &options.logs.dir {
+            LogDir::Temporary => None,
+            LogDir::At(path) => Some(path.clone()),
+            LogDir::Disabled => Some("/dev/null".into()),
+        },
+        run_id: options.job.to_string(),
+        redirects: options.logs.redirects.clone(),
+        tee: options.logs.tee.clone(),
+        console_ranks: options.logs.console_ranks.clone(),
+        prefix: options.logs.prefix.clone(),
+        duplicate_stdout: options.logs.duplicate_stdout.clone(),
+        duplicate_stderr: options.logs.duplicate_stderr.clone(),
+        rotation: options.logs.rotation,
+        attempts: options.logs.attempts,
+        role: options.role.clone(),
+        hostname: hostname.to_owned(),
+    }
+}

@@ -1,0 +1,385 @@
+//! The store a job meets through: etcd, a store that one of the agents serves, or a store inside this process alone.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::embedded::MemoryStore;
+use elastic_coordinator::embedded::mvcc::Limits;
+use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer, Options};
+use elastic_coordinator::etcd_v2::EtcdV2;
+use elastic_coordinator::job::Endpoint;
+use elastic_coordinator::node::torchelastic::met_on_v2;
+use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
+use elastic_coordinator::store::metered::{CallObserver, Metered};
+use elastic_coordinator::store::{Store, StoreError};
+use elastic_coordinator::time::Time;
+use elastic_coordinator::tls::MutualTls;
+use tokio::net::TcpStream;
+
+use crate::machine::address::names_loopback;
+use crate::machine::interfaces::{self, Interface};
+use crate::store::participation::{JobPaths, RendezvousStore};
+use crate::store::rendezvous::{Credentials, Rendezvous, Tls};
+
+/// Where Debian and related distributions keep the system certificates, for TLS without a CA of one's own.
+const SYSTEM_CAS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
+
+/// Pause between two attempts to reach a store that does not answer yet.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// How often the log mentions a wait for the store, after the first time.
+const SELDOM: Duration = Duration::from_secs(30);
+
+/// Why there is no store.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The store never answered.
+    #[error(
+        "{last}; gave up after join_timeout ({within:?}): is it running, and is --rdzv-endpoint (or --master-addr) right?"
+    )]
+    NeverAnswered {
+        /// The last failure.
+        last: Box<BackendError>,
+        /// How long we tried.
+        within: Duration,
+    },
+    /// The store answered and refuses, or it is no store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// This agent is to serve the store and cannot.
+    #[error(transparent)]
+    Serve(#[from] EmbeddedError),
+    /// Only the other etcd API answers.
+    #[error(
+        "{what} offers etcd's v2 API and not v3: start all nodes of the job with --rdzv-conf api=v2 \
+         (or --rdzv-backend=etcd-v2), which torchrun's --rdzv-backend=etcd speaks too"
+    )]
+    OnlyV2 {
+        /// Which etcd version.
+        what: String,
+    },
+    /// Other nodes with this job's id meet elsewhere.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// The endpoint's host name cannot be resolved.
+    #[error("--rdzv-endpoint (or --master-addr): the name {host} cannot be resolved: {cause}")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// The resolver's error message.
+        cause: String,
+    },
+}
+
+impl BackendError {
+    /// Whether the same attempt may succeed a little later.
+    fn is_transient(&self) -> bool {
+        match self {
+            BackendError::Store(error) => error.is_transient(),
+            // For example, a pod's own name can be resolved only a moment after its agent starts.
+            BackendError::Resolve { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// A store, and whether this process serves it.
+pub struct Backend {
+    /// The store, and the protocol by which nodes meet on it.
+    pub rendezvous: RendezvousStore,
+    /// Whether other nodes depend on this process. Then it leaves last.
+    pub serves: bool,
+    /// The store's endpoint, if another agent serves it from its memory.
+    pub host: Option<Endpoint>,
+    /// Name of the store, for people.
+    pub name: String,
+}
+
+impl Backend {
+    /// The store, if the nodes meet by our own protocol.
+    pub fn store(&self) -> Option<&Arc<dyn Store>> {
+        self.rendezvous.store()
+    }
+
+    /// From now on `observer` hears of each request to the store.
+    pub fn observed_by(&mut self, observer: CallObserver) {
+        if let RendezvousStore::Store(store) = &mut self.rendezvous {
+            *store = Arc::new(Metered::new(Arc::clone(store), observer));
+        }
+    }
+
+    /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for `period`
+    /// while no connection to it that was open before answers. This checks every `every`. What the agent held in memory
+    /// is lost with it. A service in front of the agent also refuses while its pod is not ready, but then open
+    /// connections stay up. Never returns if another kind of store is used.
+    pub async fn host_gone(&self, every: Duration, period: Duration) {
+        let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
+        let mut gone_since: Option<Time> = None;
+        loop {
+            tokio::time::sleep(every).await;
+            let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
+            let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
+            // Any key will do: "no such key" is also an answer.
+            let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
+            let now = Time::now();
+            gone_since = gone_since.or(Some(now)).filter(|_| gone);
+            if gone_since.is_some_and(|since| now.since(since) >= period) {
+                return;
+            }
+        }
+    }
+}
+
+/// The way to a store that an agent serves, and where it is served.
+#[derive(Debug, Clone, Copy)]
+pub struct Way<'a> {
+    /// Mutual TLS.
+    pub tls: Option<&'a MutualTls>,
+    /// The address to serve it on. None: a loopback address that the endpoint names, else all.
+    pub bind: Option<IpAddr>,
+}
+
+/// Opens the job's store. If it does not answer yet, this waits for up to `patience`.
+///
+/// # Errors
+/// [`BackendError`] says what is wrong and what to do.
+pub async fn open(
+    rendezvous: &Rendezvous,
+    paths: &JobPaths,
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    match rendezvous {
+        Rendezvous::Standalone => {
+            let store = Arc::new(MemoryStore::start(Limits::default()));
+            Ok(Backend {
+                rendezvous: RendezvousStore::Store(store),
+                serves: false,
+                host: None,
+                name: "a store of this process".into(),
+            })
+        }
+        Rendezvous::Hosted { endpoint, is_host } => hosted(endpoint, *is_host, way, patience).await,
+        Rendezvous::Etcd { endpoints, tls, credentials, v2 } => {
+            let config = etcd_config(endpoints, tls.as_ref(), credentials.as_ref())?;
+            let client = EtcdV2::connect(config.clone())?;
+            if *v2 {
+                return etcd_v2(client, config, paths, patience).await;
+            }
+            let backend = etcd(config, Some(&client), patience).await?;
+            // Most servers do not offer v2, so no node can meet there.
+            match met_on_v2(&client, &paths.paths).await {
+                Ok(Some(found)) => Err(BackendError::Elsewhere(found)),
+                Ok(None) => Ok(backend),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot find out whether torchrun nodes meet here");
+                    Ok(backend)
+                }
+            }
+        }
+    }
+}
+
+/// How etcd is reached, as the command line says.
+///
+/// # Errors
+/// A file that it names cannot be read.
+pub fn etcd_config(
+    endpoints: &[Endpoint],
+    tls: Option<&Tls>,
+    credentials: Option<&Credentials>,
+) -> Result<EtcdConfig, StoreError> {
+    let mut config = EtcdConfig::new(endpoints.iter().map(ToString::to_string));
+    config.tls = match tls {
+        None => None,
+        Some(tls) => Some(EtcdTls {
+            ca: tls.ca.clone().map_or_else(system_ca, Ok)?,
+            client: tls.client.clone(),
+            server_name: None,
+        }),
+    };
+    config.user = match credentials {
+        None => None,
+        Some(credentials) => {
+            Some(EtcdUser { name: credentials.user.clone(), password: Secret::from_file(&credentials.password_file)? })
+        }
+    };
+    Ok(config)
+}
+
+async fn etcd_v2(
+    client: EtcdV2,
+    config: EtcdConfig,
+    paths: &JobPaths,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {} (v2 API)", config.endpoints.join(", "));
+    let probe = until_it_answers(patience, || client.probe()).await?;
+    tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers, over its v2 API");
+    // Our own nodes that were started without api=v2 would form a second group.
+    let nodes = EtcdStore::connect(config)?.range(&paths.keys.nodes()).await;
+    if nodes.is_ok_and(|(nodes, _)| !nodes.is_empty()) {
+        return Err(BackendError::Elsewhere(format!(
+            "nodes of this job's id meet through etcd's v3 API (their records are under {}); this one \
+         would begin a second group. Start it without api=v2, or all with it, or under another --rdzv-id",
+            paths.keys.nodes()
+        )));
+    }
+    Ok(Backend { rendezvous: RendezvousStore::TorchElastic(client), serves: false, host: None, name })
+}
+
+fn system_ca() -> Result<std::path::PathBuf, StoreError> {
+    SYSTEM_CAS.iter().map(std::path::PathBuf::from).find(|path| path.exists()).ok_or_else(|| {
+        StoreError::Invalid("no system certificates are installed: name the CA with --rdzv-conf cacert=FILE".into())
+    })
+}
+
+/// Opens etcd by its v3 API. `v2` is asked only where v3 does not answer.
+async fn etcd(config: EtcdConfig, v2: Option<&EtcdV2>, patience: Duration) -> Result<Backend, BackendError> {
+    let name = format!("etcd at {}", config.endpoints.join(", "));
+    let store = EtcdStore::connect(config)?;
+    let probe = async || {
+        let failure = match store.probe().await {
+            Ok(probe) => return Ok(Ok(probe)),
+            Err(failure) => failure,
+        };
+        let Some(v2) = v2 else { return Err(failure) };
+        match v2.probe().await {
+            // The server is up. Either it has come up only now, or it has no v3 API.
+            Ok(found) => Ok(store.probe().await.map_err(|_| found.version)),
+            Err(_) => Err(failure),
+        }
+    };
+    match until_it_answers(patience, probe).await? {
+        Ok(probe) => {
+            tracing::info!(endpoint = %probe.endpoint, version = %probe.version, "etcd answers");
+            Ok(Backend { rendezvous: RendezvousStore::Store(Arc::new(store)), serves: false, host: None, name })
+        }
+        Err(version) => Err(BackendError::OnlyV2 { what: format!("{name}, version {version},") }),
+    }
+}
+
+/// Retries for up to `patience` while there is no answer.
+async fn until_it_answers<T, E: Into<BackendError>>(
+    patience: Duration,
+    ask: impl AsyncFn() -> Result<T, E>,
+) -> Result<T, BackendError> {
+    let begun = Time::now();
+    let mut said: Option<Time> = None;
+    loop {
+        match ask().await.map_err(E::into) {
+            Ok(found) => return Ok(found),
+            Err(error) if !error.is_transient() => return Err(error),
+            Err(last) if Time::now().since(begun) >= patience => {
+                return Err(BackendError::NeverAnswered { last: Box::new(last), within: patience });
+            }
+            Err(error) => {
+                let now = Time::now();
+                if said.is_none_or(|at| now.since(at) >= SELDOM) {
+                    said = Some(now);
+                    tracing::warn!("{error}; waiting for it, up to join_timeout ({patience:?})");
+                }
+                tokio::time::sleep(AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Follows torchrun's rule: the agent on the machine that the endpoint names serves the store. Of several agents on
+/// that machine, the first one serves it.
+async fn hosted(
+    endpoint: &Endpoint,
+    is_host: Option<bool>,
+    way: Way<'_>,
+    patience: Duration,
+) -> Result<Backend, BackendError> {
+    let begun = Time::now();
+    let own = match is_host {
+        Some(is_host) => is_host,
+        None => {
+            let addresses = until_it_answers(patience, || resolve(endpoint)).await?;
+            are_own(&addresses, &interfaces::all().unwrap_or_default())
+        }
+    };
+    if own {
+        match serve(endpoint, way, patience).await {
+            Ok(server) => {
+                let (store, address) = (Arc::new(server.store()), server.address());
+                tokio::spawn(async move {
+                    if let Err(error) = server.serve(std::future::pending()).await {
+                        tracing::error!(%error, "the store that this agent serves has failed");
+                    }
+                });
+                tracing::info!(%endpoint, %address, "this agent serves the job's store: it leads, and leaves last");
+                return Ok(Backend {
+                    rendezvous: RendezvousStore::Store(store),
+                    serves: true,
+                    host: None,
+                    name: format!("the store served here at {endpoint}"),
+                });
+            }
+            // Another agent of this machine was first.
+            Err(BackendError::Serve(EmbeddedError::InUse { .. })) if is_host.is_none() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut config = EtcdConfig::new([endpoint.to_string()]);
+    config.peers = way.tls.cloned();
+    // What speaks our TLS is no etcd of before v3.
+    let v2 = way.tls.is_none().then(|| EtcdV2::connect(config.clone())).transpose()?;
+    let left = patience.saturating_sub(Time::now().since(begun));
+    let backend = etcd(config, v2.as_ref(), left).await.map_err(|error| match error {
+        BackendError::Store(StoreError::Tls { endpoints, .. }) if way.tls.is_none() => {
+            let cause =
+                "it speaks TLS: give this node --peer-cert, --peer-key and --peer-ca, as the node that serves it has";
+            StoreError::Tls { endpoints, cause: cause.to_owned() }.into()
+        }
+        error => error,
+    })?;
+    Ok(Backend { name: format!("the store served at {endpoint}"), host: Some(endpoint.clone()), ..backend })
+}
+
+/// Listens on the address that was given for it, else on all interfaces, unless the user wrote a loopback address. The address that a host's name has on the host
+/// itself, often 127.0.1.1, says nothing about how other hosts reach it.
+async fn serve(endpoint: &Endpoint, way: Way<'_>, patience: Duration) -> Result<EmbeddedServer, BackendError> {
+    let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)];
+    let addresses = if let Some(ip) = way.bind {
+        vec![SocketAddr::new(ip, endpoint.port)]
+    } else if names_loopback(&endpoint.host) {
+        until_it_answers(patience, || resolve(endpoint)).await?
+    } else {
+        everywhere.map(|ip| SocketAddr::new(ip, endpoint.port)).to_vec()
+    };
+    let mut last = BackendError::Resolve { host: endpoint.host.clone(), cause: "it has no address".into() };
+    for address in addresses {
+        // The address is named as the place to meet, so others must be able to reach it.
+        let options = Options { allow_remote: true, tls: way.tls.cloned(), ..Options::default() };
+        match EmbeddedServer::bind_with(address, options).await {
+            Ok(server) => return Ok(server),
+            Err(error @ EmbeddedError::InUse { .. }) => return Err(error.into()),
+            // This host has no IPv6.
+            Err(error) => last = error.into(),
+        }
+    }
+    Err(last)
+}
+
+async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, BackendError> {
+    let (host, port) = (endpoint.host.clone(), endpoint.port);
+    let name = host.clone();
+    let resolved = tokio::task::spawn_blocking(move || (host.as_str(), port).to_socket_addrs()).await;
+    match resolved {
+        Ok(Ok(addresses)) => Ok(addresses.collect()),
+        Ok(Err(error)) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+        Err(error) => Err(BackendError::Resolve { host: name, cause: error.to_string() }),
+    }
+}
+
+/// Whether these addresses lead to this machine. Asks for the interfaces, because `net.ipv4.ip_nonlocal_bind` lets a
+/// process bind addresses of other machines.
+fn are_own(addresses: &[SocketAddr], interfaces: &[Interface]) -> bool {
+    let own = |ip: IpAddr| ip.is_loopback() || interfaces.iter().any(|interface| interface.ip == ip);
+    addresses.iter().any(|address| own(address.ip()))
+}

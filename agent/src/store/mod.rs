@@ -1,0 +1,14 @@
+//! The store that this node meets the others through: which one, the protocol on it, and the ports towards other nodes.
+//! The store that workers find each other through is in [`crate::workers_store`].
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`backend`] | the store a job meets through: etcd, or one that an agent serves |
+//! | [`participation`] | taking part in a job by one protocol or the other |
+//! | [`ports`] | ports that this node listens on or holds |
+//! | [`rendezvous`] | which store, as the command line says |
+
+pub mod backend;
+pub mod participation;
+pub mod ports;
+pub mod rendezvous;

@@ -1,0 +1,59 @@
+//! Which store a job meets through, as the command line says.
+
+use std::path::PathBuf;
+
+use elastic_coordinator::job::Endpoint;
+
+/// The store that nodes meet through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rendezvous {
+    /// One node. The store is inside this agent, and no other process sees it.
+    Standalone,
+    /// A store served by one of the agents.
+    Hosted {
+        /// Where it is served.
+        endpoint: Endpoint,
+        /// Whether this agent serves it. `None`: it does if the endpoint's host is this machine.
+        is_host: Option<bool>,
+    },
+    /// etcd.
+    Etcd {
+        /// Members of the cluster, at least one.
+        endpoints: Vec<Endpoint>,
+        /// TLS, if the protocol is https.
+        tls: Option<Tls>,
+        /// The user to log in as.
+        credentials: Option<Credentials>,
+        /// Whether to use TorchElastic's own rendezvous over the v2 API. Nodes of torchrun's `etcd` backend use it.
+        v2: bool,
+    },
+}
+
+impl Rendezvous {
+    /// The endpoints at which other nodes find the store. Empty if there are no other nodes.
+    pub fn endpoints(&self) -> &[Endpoint] {
+        match self {
+            Rendezvous::Standalone => &[],
+            Rendezvous::Hosted { endpoint, .. } => std::slice::from_ref(endpoint),
+            Rendezvous::Etcd { endpoints, .. } => endpoints,
+        }
+    }
+}
+
+/// TLS towards etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tls {
+    /// Certificates to trust, as PEM. `None`: the system's.
+    pub ca: Option<PathBuf>,
+    /// This client's certificate and its key, PEM.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user of etcd.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// Name.
+    pub user: String,
+    /// File whose first line is the password. Not an argument, because everyone on the host can read a command line.
+    pub password_file: PathBuf,
+}

@@ -1,0 +1,464 @@
+//! The local worker group: starts it in a round, judges its end, stops it. When to do so is decided elsewhere.
+
+mod ends;
+mod phase;
+mod spawn;
+mod state;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
+use elastic_coordinator::node::GroupReport;
+use elastic_coordinator::rendezvous::{Outcome, Start};
+use elastic_coordinator::time::Time;
+use elastic_proto::worker::Assignment;
+use rustix::process::Signal;
+use tokio::sync::watch;
+
+use crate::guard::{Exit, Guard};
+use crate::machine::cpus::CpuSet;
+use crate::machine::out_of_memory::{Counters, Victims};
+use crate::machine::shortage::Shortage;
+use crate::output::events::{self, Events};
+use crate::output::logs::{History, Logs, WorkerLogs};
+use crate::workers::command::WorkerCommand;
+use crate::workers::signals::Handled;
+use crate::workers::socket::{RoundRequest, WorkerSocket};
+use crate::workers::supervisor::{Event, Refused, SpawnError, Supervisor, SupervisorError};
+use crate::workers::watchdog::{Verdict, Watched};
+use crate::workers_store::fence::Known;
+use crate::workers_store::rendezvous_port::{Master, StoreHost};
+
+use phase::{GroupPhase, Input};
+pub use spawn::Moved;
+use spawn::{Held, Opening, Planned, Unstarted};
+pub use state::{GroupState, WorkerState};
+
+/// How long to wait for what a dead worker left behind: its last lines of output, its last messages on the socket, its
+/// error file.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// Settings that are the same for every group of this agent.
+pub struct GroupSetup {
+    /// The job's id.
+    pub job: String,
+    /// The node's name.
+    pub node: String,
+    /// The host's name, for people.
+    pub host: String,
+    /// The number of workers in the group.
+    pub slots: u32,
+    /// The workers' role.
+    pub role: String,
+    /// `--max-restarts`.
+    pub max_restarts: u32,
+    /// The command that the workers run.
+    pub command: WorkerCommand,
+    /// The workers' working directory.
+    pub directory: PathBuf,
+    /// The address at which peers reach this node.
+    pub address: String,
+    /// How long the host may be short of resources for starting workers. After that, the node leaves.
+    pub shortage_patience: Duration,
+    /// The process that serves the store that workers find each other through.
+    pub store_host: StoreHost,
+    /// The address on which that is served. None: a loopback address that peers reach this node at, else all.
+    pub bind: Option<IpAddr>,
+    /// Whether each worker sees only its own device.
+    pub virtual_local_rank: bool,
+    /// The CPUs of each worker. If empty, each worker may use all CPUs of the agent.
+    pub cpus: Vec<CpuSet>,
+    /// `--signals-to-handle`.
+    pub signals: Vec<Handled>,
+    /// The job, role and host that torchrun's events name, and where the events go.
+    pub events: events::Source,
+    /// Further environment variables for the workers, in addition to those of their places.
+    pub env: Vec<(&'static str, OsString)>,
+}
+
+struct WorkerProcess {
+    pid: i32,
+    /// When its program began.
+    since: Time,
+    rank: u32,
+    role_rank: u32,
+    role_world_size: u32,
+    /// Whether it has had a place in a round.
+    placed: bool,
+    logs: WorkerLogs,
+    exit: Option<Exit>,
+}
+
+impl WorkerProcess {
+    fn subject<'a>(&self, local_rank: u32, failure: Option<(i32, &'a str)>) -> events::Subject<'a> {
+        events::Subject {
+            local_rank,
+            rank: self.rank,
+            role_rank: self.role_rank,
+            role_world_size: self.role_world_size,
+            pid: self.pid,
+            failure,
+        }
+    }
+}
+
+/// Owns the workers of this node.
+pub struct Group {
+    setup: GroupSetup,
+    supervisor: Supervisor,
+    logs: Arc<Logs>,
+    events: Events,
+    /// The round of the most recently started workers.
+    round: u64,
+    workers: BTreeMap<u32, WorkerProcess>,
+    /// Workers to be started once their files are open.
+    opening: Option<Opening>,
+    /// Workers that the guard was asked to start, and whose programs do not run yet.
+    starting: BTreeMap<u32, WorkerProcess>,
+    /// This host's shortage of resources for starting workers, and the report that it delays.
+    shortage: Shortage,
+    held: Option<Held>,
+    starved: Option<String>,
+    phase: GroupPhase,
+    /// The port at which the ranks find each other, if rank 0 is on this node.
+    master: Master,
+    /// The signal that told this node to leave.
+    leaving: Option<Signal>,
+    counters: Counters,
+    /// The counters' values when the round began.
+    victims: Victims,
+    state: watch::Sender<GroupState>,
+}
+
+impl Group {
+    /// A group without workers. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// The guard cannot be reached.
+    pub fn new(setup: GroupSetup, guard: Guard, logs: Logs) -> Result<Group, SupervisorError> {
+        let master = Master::new(setup.store_host, setup.address.clone(), setup.bind);
+        Ok(Group {
+            events: Events::new(setup.events.clone()),
+            setup,
+            supervisor: Supervisor::new(guard)?,
+            logs: Arc::new(logs),
+            round: 0,
+            workers: BTreeMap::new(),
+            opening: None,
+            starting: BTreeMap::new(),
+            shortage: Shortage::default(),
+            held: None,
+            starved: None,
+            phase: GroupPhase::default(),
+            master,
+            leaving: None,
+            counters: Counters::find(),
+            victims: Victims::default(),
+            state: watch::Sender::default(),
+        })
+    }
+
+    /// The process that starts and ends the workers.
+    pub fn supervisor(&mut self) -> &mut Supervisor {
+        &mut self.supervisor
+    }
+
+    /// The workers' state, as it changes.
+    pub fn state(&self) -> watch::Receiver<GroupState> {
+        self.state.subscribe()
+    }
+
+    fn publish(&self) {
+        let workers = self.workers.iter().map(|(local_rank, worker)| WorkerState {
+            local_rank: *local_rank,
+            rank: worker.rank,
+            pid: worker.pid,
+            exit: worker.exit.map(|exit| exit.to_string()),
+        });
+        let workers = workers.collect();
+        self.state.send_modify(|state| {
+            (state.round, state.workers) = (self.round, workers);
+        });
+    }
+
+    /// The local ranks of the workers that run, or are being started.
+    pub fn living(&self) -> Vec<u32> {
+        let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
+        let planned = self.opening.iter().flat_map(Opening::local_ranks);
+        running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
+    }
+
+    /// How many workers there should be.
+    pub fn slots(&self) -> u32 {
+        self.setup.slots
+    }
+
+    /// Whether this worker's program is known to run or to have run.
+    pub fn has_started(&self, local_rank: u32) -> bool {
+        self.workers.contains_key(&local_rank)
+    }
+
+    /// The workers that run, for the watchdog.
+    pub fn watched(&self) -> Vec<Watched> {
+        let running = self.workers.iter().filter(|(_, worker)| worker.exit.is_none());
+        running
+            .map(|(local_rank, worker)| Watched {
+                local_rank: *local_rank,
+                pid: worker.pid,
+                directory: worker.logs.error_file().and_then(Path::parent).map(Path::to_owned),
+            })
+            .collect()
+    }
+
+    /// Ends a worker that hangs. Reports its failure at once, because no signal ends a worker that is stuck in the
+    /// kernel.
+    pub fn condemn(&mut self, verdict: Verdict) -> Option<GroupReport> {
+        let worker = self.workers.get(&verdict.local_rank).filter(|worker| worker.exit.is_none())?;
+        if !self.phase.is_running() || verdict.round != self.round {
+            return None;
+        }
+        self.phase = self.phase.step(Input::Report);
+        let message = format!("the worker hangs: {}", verdict.message);
+        tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
+        let failure = Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(verdict.local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            ..Failure::new(FailureClass::Own, message)
+        };
+        if let Err(error) = self.supervisor.signal(verdict.local_rank, verdict.signal) {
+            tracing::warn!(%error, "cannot end a worker that hangs");
+        }
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// A worker's group is broken, and no round is forming. Reports this as a failure, though no worker has ended: the
+    /// workers quiesce and meet in the next round. Ignored if the round is over, or its end is reported already.
+    pub fn ask_round(&mut self, request: RoundRequest) -> Option<GroupReport> {
+        let worker = self.workers.get(&request.local_rank).filter(|worker| worker.exit.is_none())?;
+        if !self.phase.is_running() || request.round != self.round {
+            return None;
+        }
+        let message = format!("the worker asks for a new round: {}", request.reason);
+        tracing::warn!(round = self.round, rank = worker.rank, pid = worker.pid, "{message}");
+        let failure = Failure {
+            rank: Some(worker.rank),
+            local_rank: Some(request.local_rank),
+            pid: u32::try_from(worker.pid).ok(),
+            ..self.failure(FailureClass::Peer, message).bounded()
+        };
+        self.step(Input::Report);
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// The log directory, if logs go to files.
+    pub fn log_directory(&self) -> Option<&Path> {
+        self.logs.directory()
+    }
+
+    /// What readers of the workers' output look up.
+    pub fn output_history(&self) -> History {
+        self.logs.history()
+    }
+
+    /// This node leaves. Workers are stopped with the signal that the agent itself got. A failing exit from now on is
+    /// of class [`FailureClass::Signalled`], because its sender may have signalled the workers, too.
+    pub fn leave(&mut self, signal: Signal) {
+        self.leaving = Some(signal);
+    }
+
+    /// The port at which the ranks find each other, if rank 0 is here.
+    pub fn master(&mut self) -> &mut Master {
+        &mut self.master
+    }
+
+    /// The workers are about to quiesce or stop. From now on an exit is not a failure.
+    pub fn rest(&mut self) {
+        self.step(Input::Report);
+    }
+
+    fn step(&mut self, input: Input) {
+        self.phase = self.phase.step(input);
+    }
+
+    /// Begins to start the workers of a place. Workers that have quiesced, or that were started ahead, take their
+    /// places in the same processes. Reports that all run, or how one failed. The report comes at once, or later from
+    /// [`Group::moved`].
+    pub fn start(&mut self, start: &Start, socket: &WorkerSocket) -> Option<GroupReport> {
+        let round = start.round.number;
+        self.round = round;
+        self.workers.retain(|_, worker| worker.exit.is_none());
+        let secret = start.secret.clone().filter(|_| start.round.members_only);
+        let members = secret.map(|secret| Known { secret, job: self.setup.job.clone(), round });
+        let rank_0 = start.rank.group_rank == 0;
+        if let Err(error) = self.master.begin(round, rank_0, start.round.master.as_ref(), members) {
+            self.step(Input::Report);
+            if error.is_shortage() {
+                return self.short(&error.to_string());
+            }
+            let failure = Failure::new(FailureClass::Own, error.to_string());
+            return Some(GroupReport::Ended { round, outcome: Outcome::Failed(failure) });
+        }
+        self.step(Input::Start);
+        let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
+        socket.of_generation(start.round.generation);
+        socket.begin(places.clone());
+        self.events.placed(events::NodeInRound {
+            group_rank: Some(start.rank.group_rank),
+            group_world_size: Some(start.round.group_world_size),
+            restarts: start.round.restarts,
+        });
+        self.victims = self.counters.read();
+        let (role_rank_base, role_world_size) = (start.rank.role_rank_base, start.rank.role_world_size);
+        let mut planned = Vec::new();
+        for (local_rank, assignment) in (0u32..).zip(places) {
+            let Some(worker) = self.workers.get_mut(&local_rank) else {
+                planned.push(Planned { local_rank, assignment, role_rank_base, role_world_size });
+                continue;
+            };
+            tracing::info!(round, rank = assignment.rank, local_rank, pid = worker.pid, "worker continues");
+            self.logs.placed(local_rank, round, assignment.rank);
+            worker.rank = assignment.rank;
+            (worker.role_rank, worker.role_world_size) = (role_rank_base + local_rank, role_world_size);
+            if !std::mem::replace(&mut worker.placed, true) {
+                self.events.worker(events::EventState::Start, &worker.subject(local_rank, None));
+            }
+        }
+        if planned.is_empty() {
+            return self.all_started();
+        }
+        self.end_remains(&planned);
+        self.open(planned, start.round.restarts, round);
+        None
+    }
+
+    /// Ends the processes that dead workers have left in their process groups, if other workers live on. A full stop has
+    /// ended them with the rest.
+    fn end_remains(&mut self, planned: &[Planned]) {
+        for Planned { local_rank, .. } in planned {
+            if !self.workers.is_empty()
+                && let Err(error) = self.supervisor.signal(*local_rank, Signal::KILL)
+            {
+                tracing::warn!(%error, local_rank, "cannot end the processes that a dead worker left");
+            }
+        }
+    }
+
+    fn unstarted(&mut self, local_rank: u32, rank: u32, Unstarted { why, shortage }: Unstarted) -> Option<GroupReport> {
+        let message = format!("worker {local_rank} could not be started: {why}");
+        if shortage {
+            return self.short(&message);
+        }
+        self.step(Input::Report);
+        let failure =
+            Failure { rank: Some(rank), local_rank: Some(local_rank), ..self.failure(FailureClass::Own, message) };
+        Some(GroupReport::Ended { round: self.round, outcome: Outcome::Failed(failure.bounded()) })
+    }
+
+    /// Writes to torchrun's events how the node's part ended: successfully, or with this error.
+    pub fn conclude(&self, error: Option<&str>) {
+        let state = if error.is_none() { events::EventState::Succeeded } else { events::EventState::Failed };
+        self.events.agent(state, error);
+    }
+
+    fn assignment(&self, start: &Start, local_rank: u32) -> Assignment {
+        let round = &start.round;
+        let master = round.master.clone().unwrap_or(Endpoint { host: self.setup.address.clone(), port: 0 });
+        Assignment {
+            job: self.setup.job.clone(),
+            round: round.number,
+            rank: start.rank.first_rank + local_rank,
+            world_size: round.world_size,
+            group_rank: start.rank.group_rank,
+            group_world_size: round.group_world_size,
+            master_addr: master.host,
+            master_port: master.port,
+            restart_count: round.restarts,
+            checkpoint: round.checkpoint.clone(),
+        }
+    }
+
+    /// Ends whatever is left, and the guard. Then waits until all output of the workers is in its files and queued for
+    /// the console. Gives up when no output has moved for `patience`.
+    pub async fn close(self, patience: Duration) {
+        self.supervisor.close().await;
+        if !self.logs.finish(patience).await {
+            tracing::warn!("the workers' last output is not shown: the console or the log files hang");
+        }
+    }
+
+    /// Begins to stop all workers. [`GroupReport::Stopped`] comes from [`Group::moved`] when no process is left.
+    pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
+        self.step(Input::Stop);
+        (self.opening, self.held) = (None, None);
+        let signal = if grace.is_zero() { Signal::KILL } else { self.leaving.unwrap_or(Signal::TERM) };
+        self.supervisor.begin_stop(signal, grace)
+    }
+
+    /// Sets the time after which the guard kills the workers.
+    pub fn fence(&mut self, until: Option<Time>) -> Result<(), SupervisorError> {
+        self.state.send_if_modified(|state| {
+            state.fence = until;
+            false
+        });
+        self.supervisor.set_deadline(until)
+    }
+
+    /// Waits for the next event of the workers. Never ends. The wait may be cancelled.
+    pub async fn next(&mut self) -> Moved {
+        tokio::select! {
+            files = spawn::files(&mut self.opening) => Moved::Opened(files),
+            report = spawn::told(&mut self.held) => Moved::Paused(report),
+            event = self.supervisor.next_event() => Moved::Workers(event),
+        }
+    }
+
+    /// Handles an event, and returns the report that it means for the protocol.
+    pub async fn moved(&mut self, moved: Moved, socket: &WorkerSocket) -> Option<GroupReport> {
+        let event = match moved {
+            Moved::Opened(files) => return self.opened(files, socket),
+            Moved::Paused(report) => return Some(report),
+            Moved::Workers(event) => event,
+        };
+        match event {
+            Event::Started { local_rank, pid } => self.started(local_rank, pid),
+            Event::NotStarted { local_rank, refused } => self.not_started(local_rank, refused).await,
+            Event::Exited(exited) => self.exited(exited, socket).await,
+            Event::Stopped if self.phase.is_stopping() => {
+                self.step(Input::Gone);
+                self.events.seeking();
+                self.workers.clear();
+                self.starting.clear();
+                self.publish();
+                socket.begin(Vec::new());
+                Some(GroupReport::Stopped { master: self.master.offer() })
+            }
+            Event::Stopped => None,
+            Event::DeadlineKilled { .. } => {
+                let message = "its workers were killed at the fence point: the round could not be proven in time";
+                tracing::error!("{message}");
+                self.opening = None;
+                // The deadline killed the workers, so their exits say nothing about the workers themselves.
+                let unreported = self.phase.is_unreported();
+                self.step(Input::Report);
+                unreported.then(|| self.lost(message.to_owned()))
+            }
+            Event::Survivors { processes } => {
+                tracing::error!("processes live after SIGKILL, so this node cannot continue: {}", processes.join(", "));
+                None
+            }
+            Event::GuardLost { cause, survivors } => {
+                tracing::error!(?survivors, "the guard process has ended ({cause}), and with it the workers");
+                self.step(Input::Report);
+                self.opening = None;
+                self.starting.clear();
+                Some(self.lost(format!("the guard process of this node has ended: {cause}")))
+            }
+        }
+    }
+}

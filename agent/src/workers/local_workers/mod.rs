@@ -1,0 +1,427 @@
+//! Everything a node has for its workers: their group, their socket, the watchdog, a start that waits for GPUs, and the
+//! wait for workers to quiesce. When to start or stop them is decided elsewhere.
+//!
+//! A node keeps its workers from one round to the next if every living worker has registered as round-aware and
+//! quiesces in time. Otherwise it stops all of them. Other nodes' workers do not matter: to a worker that continues, a
+//! peer that was stopped and started again is a newcomer like any other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use elastic_coordinator::job::{Failure, Keys, NodeId, Sealed};
+use elastic_coordinator::node::GroupReport;
+use elastic_coordinator::rendezvous::{End, Outcome, Start};
+use elastic_coordinator::store::Store;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::workers::final_save::{self, FinalSave, Saving};
+use crate::workers::gpu_holders::GpuHolders;
+use crate::workers::group::{Group, Moved};
+use crate::workers::socket::{Awareness, WorkerSocket};
+use crate::workers::supervisor::{Event, SupervisorError};
+use crate::workers::watchdog::Watchdog;
+
+mod phase;
+mod warmth;
+
+use phase::{Input, LocalPhase};
+use warmth::{WarmingUp, Warmth};
+
+/// What the node waits for.
+type Phase = LocalPhase<Pending, WarmingUp, Resting, Saving>;
+
+/// This node's workers.
+pub struct LocalWorkers {
+    /// The workers' processes.
+    pub group: Group,
+    /// The socket on which they talk to the agent.
+    pub socket: WorkerSocket,
+    /// Watches the workers for hangs.
+    pub watchdog: Watchdog,
+    /// The GPUs that the workers compute on.
+    pub gpus: GpuHolders,
+    /// What the node waits for now. [`wait`] waits for it.
+    pub phase: Phase,
+    /// How long round-aware workers have to quiesce.
+    quiesce_timeout: Duration,
+    /// How long workers that are started ahead have to warm up.
+    warm_up_limit: Duration,
+    /// When the agent told the workers that a round is forming, if it did.
+    pub forming: Option<Instant>,
+    /// The last round in which the workers were started.
+    seat: Option<Sealed>,
+}
+
+/// How the wait ended.
+pub enum Waited {
+    /// The GPUs are free, or the wait for them was long enough. This waited for them.
+    GpusFree(Waiting),
+    /// A worker may have quiesced or be warm, or is overdue.
+    RestMoved,
+    /// The final save is over.
+    Saved,
+}
+
+/// Workers that are asked to quiesce.
+pub struct Resting {
+    /// The workers must be stopped if they have not quiesced within this time.
+    grace: Duration,
+    began: Instant,
+    quiesce: Duration,
+}
+
+impl Resting {
+    /// When both times begin to count: the workers have been asked to quiesce, and know that a round is forming.
+    fn since(&self, forming: Option<Instant>) -> Option<Instant> {
+        forming.map(|forming| forming.max(self.began))
+    }
+}
+
+/// What to do with workers that were asked to quiesce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// Some have not quiesced yet.
+    Wait,
+    /// All living workers have quiesced.
+    Kept,
+    /// They must be stopped.
+    Stop,
+}
+
+/// Decides by what each living worker can do. A worker that has not registered yet is waited for if another worker is
+/// round-aware: it was just started, and probably runs the same program.
+fn rest(living: &[Awareness], overdue: bool) -> Rest {
+    let any_aware = living.iter().any(|awareness| *awareness >= Awareness::Aware);
+    let any_unaware = living.contains(&Awareness::Unaware);
+    match living.iter().all(|awareness| *awareness == Awareness::Quiesced) {
+        _ if !any_aware || any_unaware => Rest::Stop,
+        true => Rest::Kept,
+        false if overdue => Rest::Stop,
+        false => Rest::Wait,
+    }
+}
+
+/// The guard is lost, and with it all workers.
+pub fn lost(error: SupervisorError) -> GroupReport {
+    tracing::error!(%error, "cannot reach the workers");
+    GroupReport::Stopped { master: None }
+}
+
+/// What waits until GPUs are free.
+#[derive(Clone)]
+pub enum Waiting {
+    /// The start of workers in their places.
+    Start(Box<Start>),
+    /// The start of workers ahead of their places.
+    Ahead(Ahead),
+}
+
+/// A start of workers ahead of their places.
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The round that forms without this node, or 0 before the node has joined. Logs are named after it.
+    pub round: u64,
+    /// Restarts charged to the job so far.
+    pub restarts: u32,
+    /// The time in which to stop the workers if they cannot warm up.
+    pub grace: Duration,
+}
+
+/// A start that waits until GPUs are free. Dropping it gives the start up.
+pub struct Pending {
+    waiting: Waiting,
+    free: JoinHandle<()>,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.free.abort();
+    }
+}
+
+impl LocalWorkers {
+    /// The workers of a node on which none have been started yet.
+    pub fn new(
+        group: Group,
+        socket: WorkerSocket,
+        watchdog: Watchdog,
+        gpus: GpuHolders,
+        quiesce_timeout: Duration,
+        warm_up_limit: Duration,
+    ) -> LocalWorkers {
+        LocalWorkers {
+            group,
+            socket,
+            watchdog,
+            gpus,
+            phase: Phase::default(),
+            quiesce_timeout,
+            warm_up_limit,
+            forming: None,
+            seat: None,
+        }
+    }
+
+    /// Adds to a failure how far this node's workers had come.
+    pub fn with_step(&self, report: GroupReport) -> GroupReport {
+        match report {
+            GroupReport::Ended { round, outcome: Outcome::Failed(failure) } => {
+                let step = self.socket.step_in(round);
+                GroupReport::Ended { round, outcome: Outcome::Failed(Failure { step, ..failure }) }
+            }
+            other => other,
+        }
+    }
+
+    /// Starts the workers of a place, or lets the start wait for free GPUs: see [`wait`].
+    pub fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
+        self.forming = None;
+        self.seat = start.round.sealed;
+        self.when_free(Waiting::Start(start))
+    }
+
+    /// Starts the workers that do not run, ahead of their places, or lets this wait for free GPUs: see [`wait`].
+    /// [`LocalWorkers::settle`] reports when all are warm, or stops them if they cannot warm up.
+    pub fn warm_up(&mut self, ahead: Ahead) {
+        self.when_free(Waiting::Ahead(ahead));
+    }
+
+    fn when_free(&mut self, waiting: Waiting) -> Option<GroupReport> {
+        // Workers that quiesced still hold their GPUs, as they should.
+        if self.gpus.are_absent() || !self.group.living().is_empty() {
+            return self.begin(waiting);
+        }
+        // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
+        let free = tokio::spawn(self.gpus.clone().free());
+        self.step(Input::StartWhenFree(Pending { waiting, free }));
+        None
+    }
+
+    fn begin(&mut self, waiting: Waiting) -> Option<GroupReport> {
+        match waiting {
+            Waiting::Start(start) => {
+                self.step(Input::StartNow);
+                self.start_now(&start)
+            }
+            Waiting::Ahead(Ahead { round, restarts, grace }) => {
+                self.group.start_ahead(restarts, round, &self.socket);
+                self.step(Input::WarmUp(WarmingUp { grace, until: Instant::now() + self.warm_up_limit }));
+                None
+            }
+        }
+    }
+
+    fn step(&mut self, input: Input<Pending, WarmingUp, Resting, Saving>) {
+        self.phase = std::mem::take(&mut self.phase).step(input);
+    }
+
+    fn start_now(&mut self, start: &Start) -> Option<GroupReport> {
+        let report = self.group.start(start, &self.socket);
+        self.watch(report)
+    }
+
+    /// Continues after a [`wait`], and returns its report if there is one. [`LocalWorkers::settle`] decides what
+    /// happens to workers that were asked to quiesce.
+    pub fn waited(&mut self, waited: Waited) -> Option<GroupReport> {
+        match waited {
+            Waited::GpusFree(waiting) => self.begin(waiting),
+            Waited::RestMoved => None,
+            Waited::Saved => {
+                self.step(Input::Saved);
+                Some(GroupReport::Concluded)
+            }
+        }
+    }
+
+    /// A second signal asks the agent to leave. Gives up a final save that is under way, and returns the report
+    /// of it.
+    pub fn give_up_saving(&mut self) -> Option<GroupReport> {
+        let Phase::Saving(_) = self.phase else { return None };
+        self.step(Input::Saved);
+        tracing::warn!("the newest snapshot in memory is not saved: saving was interrupted");
+        Some(GroupReport::Concluded)
+    }
+
+    /// Handles an event of the workers, and returns the report of it.
+    pub async fn moved(&mut self, moved: Moved) -> Option<GroupReport> {
+        if let Moved::Workers(Event::Exited(exited)) = &moved {
+            self.watchdog.ended(exited.local_rank);
+        }
+        let report = self.group.moved(moved, &self.socket).await;
+        if matches!(self.phase, Phase::WarmingUp(_))
+            && let Some(GroupReport::Ended { outcome: Outcome::Failed(failure), .. }) = &report
+        {
+            // It has no place, so it fails no round. It is missing, so the others are stopped.
+            tracing::warn!("{}", failure.message);
+            return None;
+        }
+        self.watch(report)
+    }
+
+    /// Lets the watchdog begin once all workers run.
+    fn watch(&self, report: Option<GroupReport>) -> Option<GroupReport> {
+        if let Some(GroupReport::Started(round)) = &report {
+            self.watchdog.begin(*round, self.group.watched());
+        }
+        report
+    }
+
+    /// What each worker can do that lives or is being started.
+    pub fn awareness(&self) -> Vec<Awareness> {
+        let of = |local_rank| match self.group.has_started(local_rank) {
+            true => self.socket.awareness(local_rank),
+            false => Awareness::Unknown,
+        };
+        self.group.living().into_iter().map(of).collect()
+    }
+
+    /// Tells the workers that a round is forming.
+    pub fn forming(&mut self, round: u64, reason: &str) {
+        self.forming.get_or_insert_with(Instant::now);
+        self.group.master().forming(round);
+        self.socket.forming(round, reason, self.quiesce_timeout);
+    }
+
+    /// Asks the workers to quiesce once they know that a round is forming, or stops them, all within `grace`:
+    /// see [`LocalWorkers::settle`]. Gives up a start that waits.
+    pub fn quiesce(&mut self, grace: Duration) {
+        self.watchdog.end();
+        self.group.rest();
+        let quiesce = self.quiesce_timeout.min(grace);
+        self.step(Input::Quiesce(Resting { grace, began: Instant::now(), quiesce }));
+    }
+
+    /// Checks whether workers that were asked to quiesce, or are to warm up, have done so, or must be stopped. Call this
+    /// after every event.
+    pub fn settle(&mut self) -> Option<GroupReport> {
+        let resting = match &self.phase {
+            Phase::Resting(resting) => resting,
+            Phase::WarmingUp(warming) => {
+                let (warmth, grace) =
+                    (warming.warmth(self.group.slots(), &self.awareness(), Instant::now()), warming.grace);
+                return self.warmed(warmth, grace);
+            }
+            Phase::Settled | Phase::Pending(_) | Phase::Saving(_) => return None,
+        };
+        let living = self.awareness();
+        let waited = resting.since(self.forming).map(|since| since.elapsed());
+        let overdue = resting.quiesce.is_zero() || waited.is_some_and(|waited| waited >= resting.quiesce);
+        match rest(&living, overdue) {
+            Rest::Wait => None,
+            Rest::Kept => {
+                self.step(Input::AtRest);
+                tracing::info!(workers = living.len(), "the workers have quiesced");
+                let whole = living.len() == self.group.slots() as usize;
+                Some(GroupReport::Quiesced { master: self.group.master().offer(), whole })
+            }
+            Rest::Stop => {
+                let left = resting.grace.saturating_sub(waited.unwrap_or_default());
+                if overdue && !resting.quiesce.is_zero() {
+                    tracing::warn!("a worker did not quiesce within quiesce_timeout: stopping all workers");
+                }
+                self.stop(left).err().map(lost)
+            }
+        }
+    }
+
+    fn warmed(&mut self, warmth: Warmth, grace: Duration) -> Option<GroupReport> {
+        match warmth {
+            Warmth::Wait => None,
+            Warmth::Warm => {
+                self.step(Input::AtRest);
+                tracing::info!(workers = self.group.slots(), "the workers are warm");
+                Some(GroupReport::Quiesced { master: self.group.master().offer(), whole: true })
+            }
+            Warmth::Cold(why) => {
+                tracing::warn!("the workers cannot warm up: {why}; they will start in their round");
+                self.stop(grace).err().map(lost)
+            }
+        }
+    }
+
+    /// The node's part has ended with `end`, and no worker is left. Begins to save what the workers left in memory, if
+    /// no other node continues with it and there is time. Returns the report if there is nothing to wait for.
+    pub fn conclude(
+        &mut self,
+        store: Option<&Arc<dyn Store>>,
+        keys: &Keys,
+        node: NodeId,
+        end: &End,
+        in_haste: bool,
+    ) -> Option<GroupReport> {
+        let matters = final_save::may_matter(end) && !in_haste;
+        let left = self.socket.left().filter(|_| matters);
+        let (Some(left), Some(store), Some(seat)) = (left, store, self.seat) else {
+            return Some(GroupReport::Concluded);
+        };
+        let (store, keys) = (Arc::clone(store), keys.clone());
+        self.step(Input::Save(FinalSave { store, keys, node, seat, left }.begin()));
+        None
+    }
+
+    /// Begins to stop all workers, and gives up a start that waits. See [`Group::stop`].
+    ///
+    /// # Errors
+    /// The guard cannot be asked.
+    pub fn stop(&mut self, grace: Duration) -> Result<(), SupervisorError> {
+        self.step(Input::AtRest);
+        self.watchdog.end();
+        self.group.stop(grace)
+    }
+}
+
+/// Waits for the event that the phase waits for. Waits for ever if it waits for nothing. The wait may be cancelled.
+pub async fn wait(phase: &mut Phase, forming: Option<Instant>, socket: &WorkerSocket) -> Waited {
+    match phase {
+        Phase::Settled => std::future::pending().await,
+        Phase::Pending(pending) => {
+            // Whatever the result, the workers can be started.
+            drop((&mut pending.free).await);
+            Waited::GpusFree(pending.waiting.clone())
+        }
+        Phase::WarmingUp(warming) => {
+            tokio::select! {
+                () = socket.awareness_changed() => {}
+                () = tokio::time::sleep_until(warming.until) => {}
+            }
+            Waited::RestMoved
+        }
+        Phase::Resting(resting) => {
+            match resting.since(forming).map(|since| since + resting.quiesce) {
+                None => socket.awareness_changed().await,
+                Some(overdue) => tokio::select! {
+                    () = socket.awareness_changed() => {}
+                    () = tokio::time::sleep_until(overdue) => {}
+                },
+            }
+            Waited::RestMoved
+        }
+        Phase::Saving(saving) => {
+            final_save::done(saving).await;
+            Waited::Saved
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_stay_only_if_all_that_live_quiesce_in_time() {
+        use Awareness::{Aware, Quiesced, Unaware, Unknown};
+        for (living, in_time, overdue) in [
+            (&[][..], Rest::Stop, Rest::Stop),
+            (&[Unknown], Rest::Stop, Rest::Stop),
+            (&[Unaware], Rest::Stop, Rest::Stop),
+            (&[Unaware, Quiesced], Rest::Stop, Rest::Stop),
+            (&[Unknown, Aware], Rest::Wait, Rest::Stop),
+            (&[Unknown, Quiesced], Rest::Wait, Rest::Stop),
+            (&[Aware, Quiesced], Rest::Wait, Rest::Stop),
+            (&[Quiesced, Quiesced], Rest::Kept, Rest::Kept),
+        ] {
+            assert_eq!((rest(living, false), rest(living, true)), (in_time, overdue), "{living:?}");
+        }
+    }
+}
