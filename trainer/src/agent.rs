@@ -26,7 +26,7 @@ const PROGRESS_TIME: Duration = Duration::from_millis(100);
 /// Why the agent cannot be spoken with.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// Nobody listens on the socket.
+    /// No agent listens on the socket.
     #[error("cannot reach the agent at {}: {cause}; unset ELASTIC_AGENT_SOCKET to run without one", path.display())]
     Connect {
         /// The socket.
@@ -44,8 +44,8 @@ pub enum AgentError {
     #[error("the agent did not answer within {} s", AGENT_TIME.as_secs())]
     Silent,
     /// Environment and agent contradict each other.
-    #[error("the agent says round {}, rank {} of {}, but the environment round {}, rank {} of {}: this worker was \
-        started for another round", .0.round, .0.rank, .0.world_size, .1.round, .1.rank, .1.world_size)]
+    #[error("the agent assigns round {}, rank {} of {}, but the environment says round {}, rank {} of {}: this \
+        worker was started for another round", .0.round, .0.rank, .0.world_size, .1.round, .1.rank, .1.world_size)]
     Disagrees(Box<Assignment>, Box<Environment>),
     /// The stop flag was raised.
     #[error("stopped")]
@@ -264,7 +264,7 @@ fn read(socket: UnixStream, stop: &Stop, outbox: &Sender<Result<Received, io::Er
                 }
                 // A newer agent may send messages that this worker does not know.
                 Err(error) => {
-                    debug!(%error, "passed over a line of the agent's");
+                    debug!(%error, "skipped a line from the agent");
                     continue;
                 }
             },

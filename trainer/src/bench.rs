@@ -9,7 +9,7 @@ use elastic_trainer::collective::{Group, GroupConfig, Patience};
 use elastic_trainer::settings::Environment;
 
 /// Reads `ring|ordered BYTES TURNS` from standard input, a line at a time, and answers each with milliseconds per
-/// turn. Every rank must be told the same.
+/// turn. Every rank must get the same lines.
 pub(crate) fn run() -> anyhow::Result<()> {
     let environment = Environment::read(|name| std::env::var(name).ok())?;
     let Environment { rank, world_size, master_addr, master_port, agent_store, .. } = environment;
@@ -19,7 +19,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mut group = Group::form(&config, Patience { form: time, operation: time }, Stop::default())?;
     for line in io::stdin().lock().lines() {
         let line = line?;
-        let [what, bytes, turns] = line.split(' ').collect::<Vec<_>>()[..] else { bail!("`{line}` is no task") };
+        let [what, bytes, turns] = line.split(' ').collect::<Vec<_>>()[..] else { bail!("`{line}` is not a task") };
         let (bytes, turns): (usize, u32) = (bytes.parse()?, turns.parse()?);
         let mut data = vec![0.0f32; bytes / size_of::<f32>()];
         let taken = match what {
@@ -31,7 +31,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
                     Ok(())
                 })?
             }
-            other => bail!("`{other}` is no all-reduce"),
+            other => bail!("`{other}` is not an all-reduce"),
         };
         writeln!(io::stdout(), "{}", taken.as_secs_f64() * 1e3 / f64::from(turns)).context("cannot answer")?;
     }

@@ -1,4 +1,4 @@
-//! `elastic-trainer check-gpus`: has each GPU multiply two matrices, and compares what comes with what must.
+//! `elastic-trainer check-gpus`: has each GPU multiply two matrices, and compares the product with the right one.
 //!
 //! The matrices hold whole numbers below 8. So all sums are whole numbers that f32 holds exactly, and every product has
 //! one right result, in whatever order a kernel or cuBLASLt adds. The product has 256 tiles, more than a GPU has
@@ -13,21 +13,21 @@ use elastic_cuda::{After, Buffer, CudaError, Gpu, Matrix, Surroundings};
 const SIZE: usize = 1024;
 const INNER: usize = 64;
 
-/// Why GPUs are not fit.
+/// Why the check failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// There is none, or a library is missing.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Some multiply wrongly, or not at all. What is wrong with each was printed.
+    /// Some GPUs failed the check. The reason for each was printed.
     #[error(
-        "{unfit} of {all} GPUs are not fit, for the reasons printed; where one fails or multiplies wrongly, look for \
-         memory errors and Xids (nvidia-smi -q, dmesg), then reset or replace it"
+        "{unfit} of {all} GPUs failed the check (the lines above say why); search for memory errors and Xids \
+         (nvidia-smi -q, dmesg), then reset or replace the GPU"
     )]
     Unfit {
-        /// So many.
+        /// GPUs that failed.
         unfit: usize,
-        /// Of so many that the driver shows.
+        /// GPUs that the driver shows.
         all: usize,
     },
     /// The result cannot be printed.
@@ -38,7 +38,7 @@ pub enum CheckError {
 /// Checks all GPUs that the driver shows, and prints a line for each.
 ///
 /// # Errors
-/// One is not fit, there is none, a library is missing or does not fit, or nothing can be printed.
+/// A GPU failed, there is none, a library is missing or does not match, or the result cannot be printed.
 pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), CheckError> {
     let all = Gpu::count(surroundings)?;
     let mut unfit = 0;
@@ -48,7 +48,7 @@ pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), Chec
             Err(Unfit::Cuda(error)) if error.is_of_software() => return Err(error.into()),
             Err(why) => {
                 unfit += 1;
-                writeln!(out, "GPU {number}: not fit: {why}")?;
+                writeln!(out, "GPU {number}: failed: {why}")?;
             }
         }
     }
@@ -56,16 +56,16 @@ pub fn run(surroundings: &Surroundings, out: &mut impl Write) -> Result<(), Chec
     if unfit == 0 { Ok(()) } else { Err(CheckError::Unfit { unfit, all }) }
 }
 
-/// Why a GPU is not fit.
+/// Why a GPU failed the check.
 #[derive(Debug, thiserror::Error)]
 enum Unfit {
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    #[error("{name} multiplies wrongly: {wrong}")]
+    #[error("{name} computed a wrong product: {wrong}")]
     Wrong { name: String, wrong: String },
 }
 
-/// What is said of a GPU that is fit, or what is wrong with one that is not.
+/// The line about a working GPU, or what is wrong with a faulty one.
 fn check(surroundings: &Surroundings, number: usize) -> Result<String, Unfit> {
     let mut gpu = Gpu::open(surroundings, number)?;
     let name = gpu.name().to_owned();
@@ -79,7 +79,7 @@ fn check(surroundings: &Surroundings, number: usize) -> Result<String, Unfit> {
             return Err(Unfit::Wrong { name, wrong });
         }
     }
-    Ok(format!("{name} multiplies right, within {} ms", begun.elapsed().as_millis()))
+    Ok(format!("{name} computed correct products in {} ms", begun.elapsed().as_millis()))
 }
 
 fn product(gpu: &Gpu) -> Result<Vec<f32>, CudaError> {
@@ -119,7 +119,7 @@ fn judge(found: &[f32]) -> Option<String> {
     let mut wrong = found.iter().enumerate().filter(|(place, found)| **found != expected(*place));
     let (place, number) = wrong.next()?;
     Some(format!(
-        "{} of {} numbers, the first in row {} and column {}: {number} in place of {}",
+        "{} of {} numbers are wrong, the first in row {} and column {}: {number} instead of {}",
         1 + wrong.count(),
         found.len(),
         place / SIZE,
@@ -147,6 +147,7 @@ mod tests {
         assert!(told.starts_with("1 of 1048576 numbers, the first in row 517 and column 1003: "), "{told}");
         product[3] = f32::NAN;
         let told = judge(&product).unwrap();
-        assert!(told.starts_with("2 of 1048576 numbers, the first in row 0 and column 3: NaN in place of "), "{told}");
+        let expected = "2 of 1048576 numbers are wrong, the first in row 0 and column 3: NaN instead of ";
+        assert!(told.starts_with(expected), "{told}");
     }
 }

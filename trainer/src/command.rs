@@ -8,9 +8,9 @@ use crate::tasks::{digits, gpt};
 /// Elastic data-parallel training: the worker that elastic-agent starts
 ///
 /// Started by hand it trains alone. Started by elastic-agent it finds its peers by RANK, WORLD_SIZE, MASTER_ADDR and
-/// MASTER_PORT. When its group changes it keeps its process and what it has learned, and shares that with whoever
-/// comes; where nobody holds it any more, training resumes from the checkpoint that the job has committed. The result
-/// is the same, bit for bit, however many workers took part and whenever they came and went.
+/// MASTER_PORT. When its group changes, it keeps its process and its state, and sends the state to newcomers. If no
+/// worker holds a state, training resumes from the job's committed checkpoint. The result is the same, bit for bit,
+/// however many workers took part and whenever they came and went.
 #[derive(Debug, Parser)]
 #[command(name = "elastic-trainer", version, max_term_width = 100)]
 pub struct Arguments {
@@ -34,9 +34,8 @@ pub enum Command {
     /// Train a GPT on generated text, whose entropy is known
     ///
     /// The text is a Markov source's. The two tokens before say which four may follow, with
-    /// chances 1/2, 1/4, 1/8 and 1/8: nobody can predict better than with a loss of 1.75 bits,
-    /// 1.2130, and a little more by what the first token of a window costs. That sum is printed
-    /// beside the loss.
+    /// chances 1/2, 1/4, 1/8 and 1/8. No model can get below a loss of 1.75 bits (1.2130), plus a
+    /// little for the first token of a window. Each line prints that sum with the loss.
     ///
     /// Examples:
     ///
@@ -48,10 +47,10 @@ pub enum Command {
     /// List, verify, export or prune checkpoints
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
-    /// Have each GPU multiply, and see that what comes is right
+    /// Run a matrix product on each GPU and check the result
     ///
     /// Takes seconds, and prints a line for each GPU that CUDA_VISIBLE_DEVICES leaves. The exit code is 1
-    /// if one is not fit or there is none.
+    /// if a GPU fails or there is none.
     ///
     /// Example:
     ///
@@ -59,7 +58,7 @@ pub enum Command {
     #[cfg(feature = "cuda")]
     #[command(verbatim_doc_comment)]
     CheckGpus,
-    /// Be a rank of a benchmark of all-reduces
+    /// Run as one rank of the all-reduce benchmark
     #[command(hide = true)]
     BenchAllreduce,
 }

@@ -87,8 +87,8 @@ use crate::train::{Outcome, Ready, TrainError, Trainer};
 ///
 /// Nothing in the model or its data knows of ranks. The step's number fixes its samples, and their cut into
 /// [`Settings::shards`] logical shards, whose gradients are added in one order; ranks merely share the shards. When a
-/// worker is lost the others go on after the step that they hold, and give it to whoever comes; where nobody holds one,
-/// training resumes from the last committed checkpoint in [`Settings::checkpoint_dir`].
+/// worker is lost, the others continue after the step that they hold, and give it to newcomers. Where no worker holds
+/// one, training resumes from the last committed checkpoint in [`Settings::checkpoint_dir`].
 ///
 /// To leave in good order when its node is taken away, a program also listens for signals, with [`stop`](Self::stop).
 /// `trainer/examples/line.rs` is such a program, with flags.
@@ -120,12 +120,12 @@ impl<'a> Elastic<'a> {
         Elastic { rescue: words.into_iter().collect(), ..self }
     }
 
-    /// Where rank 0 prints its progress, in place of standard output.
+    /// Where rank 0 prints its progress, instead of standard output.
     pub fn output(self, out: &'a mut dyn Write) -> Elastic<'a> {
         Elastic { out: Some(out), ..self }
     }
 
-    /// Trains until the last step, the first error that no next round can mend, or a stop; tells the agent why when it
+    /// Trains until the last step, the first error that no next round can fix, or a stop; tells the agent why when it
     /// is an error.
     ///
     /// After an error of which [`TrainError::is_stuck`] is true (only NCCL brings it about), the program must end by

@@ -3,7 +3,7 @@
 mod coordinators;
 mod crowd;
 #[allow(dead_code)] // What tests of the trainer need.
-#[path = "../../../trainer/cuda/tests/cuda/double.rs"]
+#[path = "../../../trainer/cuda/tests/cuda/double/mod.rs"]
 mod double;
 mod elasticity;
 mod endings;

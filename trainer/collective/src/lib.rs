@@ -74,7 +74,7 @@ pub struct Patience {
     pub operation: Duration,
 }
 
-/// Why a group cannot go on.
+/// Why a group cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectiveError {
     /// A peer's connection ended, so the peer is gone.
@@ -110,7 +110,7 @@ pub enum CollectiveError {
         waited: Duration,
     },
     /// A peer refused this process: it belongs to another group.
-    #[error("refused by rank {rank}: {reason}")]
+    #[error("rank {rank} refused this worker: {reason}")]
     Refused {
         /// The peer.
         rank: usize,
@@ -163,7 +163,7 @@ pub enum CollectiveError {
         remote: bool,
     },
     /// A call of NCCL does not return.
-    #[error("NCCL does not come back from {what}; only an end of this process can end that")]
+    #[error("NCCL hangs in {what}; only the end of this process stops it")]
     Stuck {
         /// The operation.
         what: &'static str,
@@ -404,7 +404,7 @@ impl Group {
     /// this call, the peers take this rank for dead.
     pub fn leave(self) {
         for link in self.links.iter().flatten() {
-            // A peer that is gone already need not be told.
+            // A peer that is gone needs no farewell.
             let _ = peer_stream::send_farewell(link).and_then(|()| link.shutdown(Shutdown::Write));
         }
     }

@@ -302,8 +302,8 @@ impl Stream {
 }
 
 /// Where byte `at` of a stream of `nodes` partial sums of a chunk comes from: the node, and the contiguous bytes of its
-/// chunk from there on. These go to the end of the segment, or, if there is a single node, to byte `until`. The stream
-/// has one segment after the other, and in each segment one node after the other.
+/// chunk from that place. These go to the end of the segment, or, if there is a single node, to byte `until`. The
+/// stream has one segment after the other, and in each segment one node after the other.
 fn piece(at: usize, nodes: usize, elements: usize, until: usize) -> (usize, Range<usize>) {
     let chunk = elements * size_of::<f32>();
     if nodes == 1 {

@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
 
 const PATIENCE: Patience = Patience { form: Duration::from_secs(20), operation: Duration::from_secs(20) };
 
-/// A port that is reserved, though nobody listens on it: as an agent holds it for its rank 0.
+/// A port that is reserved without a listener, as an agent holds it for its rank 0.
 fn hold_port() -> (rustix::fd::OwnedFd, u16) {
     let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     sockopt::set_socket_reuseaddr(&held, true).unwrap();
@@ -332,7 +332,7 @@ fn peers_that_do_not_belong_are_refused_and_hear_why() {
     thread::scope(|scope| {
         let zero = scope.spawn(move || Group::form(&config(0, 2, port), PATIENCE, Stop::default()).map(Group::leave));
         for (change, reason) in changes {
-            // Given a peer of another world, when it says hello, then it is told why it is refused.
+            // Given a peer of another world, when it says hello, then it gets the reason why it is refused.
             let mut foreign = config(1, 2, port);
             change(&mut foreign);
             let error = Group::form(&foreign, PATIENCE, Stop::default()).unwrap_err();

@@ -6,13 +6,13 @@ use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
 use crate::libraries::DRIVER;
-use crate::surroundings::FOLDERS;
+use crate::libraries::surroundings::FOLDERS;
 
 /// Why a GPU cannot be used, or no longer.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
     /// There is no library of this name.
-    #[error("{name} is not to be found; {remedy}, or name the folder that has it in {}", FOLDERS)]
+    #[error("cannot find {name}; {remedy}, or name its folder in {}", FOLDERS)]
     Missing {
         /// Its name.
         name: &'static str,
@@ -20,7 +20,7 @@ pub enum CudaError {
         remedy: &'static str,
     },
     /// A library is there, but cannot be loaded.
-    #[error("{} cannot be loaded: {cause}", path.display())]
+    #[error("cannot load {}: {cause}", path.display())]
     Unloadable {
         /// Where it lies.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum CudaError {
         cause: String,
     },
     /// A library is too old: it has not all functions that are called.
-    #[error("{} has no {symbol}: it is too old, or is not what its name says; {remedy}", path.display())]
+    #[error("{} has no {symbol}: it is too old, or another library has its name; {remedy}", path.display())]
     Lacks {
         /// Where it lies.
         path: PathBuf,
@@ -45,14 +45,14 @@ pub enum CudaError {
         path: PathBuf,
     },
     /// The driver is too old.
-    #[error("the NVIDIA driver knows CUDA {}.{} and 12.0 is needed; update the driver", version / 1000, version / 10 % 100)]
+    #[error("the NVIDIA driver supports CUDA {}.{}, not 12.0; update the driver", version / 1000, version / 10 % 100)]
     OldDriver {
         /// As the driver tells it.
         version: i32,
     },
     /// A library is of a newer CUDA than the driver.
     #[error(
-        "{} is of a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install {package}{driver}",
+        "{} needs a later CUDA than the NVIDIA driver's {driver}; update the driver, or: pip install {package}{driver}",
         path.display()
     )]
     NewLibrary {
@@ -71,8 +71,8 @@ pub enum CudaError {
     },
     /// There is no GPU of this number.
     #[error(
-        "there is no GPU {wanted}, but {count}, counted from 0; give this worker another with --device cuda:N, or start \
-        fewer workers on this node"
+        "there is no GPU {wanted}: this node has {count}, counted from 0; choose another with --device cuda:N, \
+        or start fewer workers on this node"
     )]
     NoSuchGpu {
         /// Its number.
@@ -92,7 +92,7 @@ pub enum CudaError {
     },
     /// There is not enough memory for a buffer.
     #[error(
-        "GPU {gpu} has no room for {bytes} bytes more; lower --micro-batch, or end what else is on it (nvidia-smi lists it)"
+        "GPU {gpu} has no memory for {bytes} more bytes; lower --micro-batch, or end its other programs (nvidia-smi)"
     )]
     OutOfMemory {
         /// Its number.

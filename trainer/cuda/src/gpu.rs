@@ -13,10 +13,10 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use tracing::warn;
 
-use super::attention_bf16::Bf16Kernels;
-use super::cublaslt::CublasLt;
-use super::number::OfNumber;
 use super::{Bf16, Compiled, Compiler, CudaError, Surroundings, libraries};
+use crate::kernels::attention_bf16::Bf16Kernels;
+use crate::kernels::number::OfNumber;
+use crate::products::cublaslt::CublasLt;
 
 /// A GPU that is ready to compute.
 #[derive(Debug)]
@@ -41,8 +41,8 @@ pub struct Gpu {
     pub(super) kernels: Kernels,
 }
 
-/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all sums
-/// are `f32` with either.
+/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all
+/// sums are `f32` with either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Precision {
     /// `f32`.
@@ -105,13 +105,13 @@ impl Gpu {
         let compiler = Compiler::load(surroundings, Some(&found))?;
         let failed = |doing| move |error| CudaError::failed(number, doing, error);
         let context = CudaContext::new(number).map_err(failed("start"))?;
-        let name = context.name().map_err(failed("tell its name"))?;
-        let (major, minor) = context.compute_capability().map_err(failed("tell its kind"))?;
+        let name = context.name().map_err(failed("report its name"))?;
+        let (major, minor) = context.compute_capability().map_err(failed("report its properties"))?;
         let arch = format!("sm_{major}{minor}");
-        // SAFETY: one stream orders all uses of a buffer, but for NCCL's and for copies of the state. For these
+        // SAFETY: one stream orders all uses of a buffer, except NCCL's and copies of the state. For these
         // `nccl_stream` and `state` see to the order themselves.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(failed("make a stream"))?;
+        let stream = context.new_stream().map_err(failed("create a stream"))?;
 
         let mut modules = Vec::new();
         for Compiled { source, code, .. } in compiler.kernels(&arch)? {
@@ -165,12 +165,12 @@ impl Gpu {
         let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
         let (driver, nvrtc) = (found.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());
-        let processors = context.attribute(PROCESSORS).map_err(failed("tell its kind"))?;
+        let processors = context.attribute(PROCESSORS).map_err(failed("report its properties"))?;
         let cublaslt = match CublasLt::load(surroundings, &found, number, &stream) {
             Ok(library) => Some(library),
             Err(error @ CudaError::OutOfMemory { .. }) => return Err(error),
             Err(why) => {
-                warn!("products are computed by the trainer's own kernel, which is slower: {why}");
+                warn!("the trainer's own kernel computes the products, which is slower: {why}");
                 None
             }
         };
@@ -264,8 +264,8 @@ impl Gpu {
     /// When the lengths differ.
     pub fn upload<T: DeviceRepr>(&self, from: &[T], to: &mut CudaViewMut<'_, T>) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
-        self.outside_of_a_graph("take numbers")?;
-        self.stream.memcpy_htod(from, to).map_err(self.failed("take numbers"))
+        self.outside_of_a_graph("copy numbers from the host")?;
+        self.stream.memcpy_htod(from, to).map_err(self.failed("copy numbers from the host"))
     }
 
     /// Copies numbers from the GPU, once all work launched before is done.
@@ -274,7 +274,7 @@ impl Gpu {
     /// When the lengths differ.
     pub fn download<T: DeviceRepr>(&self, from: &CudaView<'_, T>, to: &mut [T]) -> Result<(), CudaError> {
         assert_eq!(from.len(), to.len(), "what is copied and the room for it");
-        self.stream.memcpy_dtoh(from, to).map_err(self.failed("give numbers"))?;
+        self.stream.memcpy_dtoh(from, to).map_err(self.failed("copy numbers to the host"))?;
         self.stream.synchronize().map_err(self.failed("compute"))
     }
 
@@ -296,19 +296,19 @@ impl Gpu {
         self.stream.memcpy_dtod(from, to).map_err(self.failed("copy"))
     }
 
-    /// Waits until all work launched before is done, but for NCCL's, which has a stream of its own.
+    /// Waits until all work launched before is done, except NCCL's, which has a stream of its own.
     pub fn wait(&self) -> Result<(), CudaError> {
         self.stream.synchronize().map_err(self.failed("compute"))
     }
 
     /// A mark that is not set yet.
     pub fn mark(&self) -> Result<Mark, CudaError> {
-        self.stream.context().new_event(None).map(Mark).map_err(self.failed("make a mark"))
+        self.stream.context().new_event(None).map(Mark).map_err(self.failed("create an event"))
     }
 
     /// Sets a mark behind all work launched so far.
     pub fn set(&self, mark: &Mark) -> Result<(), CudaError> {
-        mark.0.record(&self.stream).map_err(self.failed("set a mark"))
+        mark.0.record(&self.stream).map_err(self.failed("record an event"))
     }
 
     /// Waits until all work launched before the mark was last set is done.
@@ -341,7 +341,7 @@ impl Gpu {
     }
 }
 
-/// An event in a GPU's stream: whoever waits for it does not wait for the work launched after it.
+/// An event in a GPU's stream: a wait for it does not include the work launched after it.
 #[derive(Debug)]
 pub struct Mark(CudaEvent);
 

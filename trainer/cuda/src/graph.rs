@@ -39,7 +39,7 @@ struct Part {
 
 impl Graphs {
     /// Has the GPU do the work of `launches`, which writes `result`. The first time `launches` is called. Once it needs
-    /// no more memory, its launches are captured, and from then on they are replayed without calling it. It must launch
+    /// no more memory, its launches are captured; later runs replay them without calling it. It must launch
     /// the same each time that it is called for this `shape` and result.
     ///
     /// It may tell how much of the result is final. If there is a `done`, the graph is cut there, and `done` is called

@@ -41,8 +41,8 @@ impl Gpu {
             Err(error) => {
                 if !self.warned_of_pageable.swap(true, Relaxed) {
                     warn!(
-                        "{}; copies between GPU and host take longer, and training waits for those of snapshots",
-                        self.failed("get pinned memory of the host")(error)
+                        "{}; copies between GPU and host take longer, and training waits for each snapshot's copy",
+                        self.failed("allocate pinned host memory")(error)
                     );
                 }
                 let mut memory = vec![0.0; len];

@@ -2,57 +2,43 @@
 //! are then compiled for the GPU; memory and launches.
 //!
 //! ```text
-//! surroundings  where NVIDIA's libraries may lie                     libraries    loads them and checks the driver
-//! compiler      compiles kernels for one kind of GPU, by NVRTC       cache        compiled kernels on disk
-//! cublaslt      products by NVIDIA's library                         error        why a GPU cannot be used
+//! libraries     finds and loads NVIDIA's libraries (surroundings: where they may lie), and compiles kernels for one
+//!               kind of GPU by NVRTC (compiler, with a cache on disk)
 //! gpu           a GPU with the kernels on it, and its memory         host_memory  pinned memory of the host
-//! launch        launches of kernels, with checked shapes             rows, attention, product, adamw  launches for these
-//! attention_bf16, product_bf16    the same of numbers in bf16        number       what kernels compute with
+//! kernels       launches of kernels, with checked shapes             products     products of matrices, by cuBLASLt too
 //! graph         launches, captured once and replayed                 state        the training state, and copies of it
-//! nccl          NCCL between the ranks of a round, and its recovery  nccl_stream  a second stream, for NCCL's sums
+//! nccl          NCCL between the ranks of a round, and its recovery  error        why a GPU cannot be used
 //! ```
 //!
 //! Nothing of CUDA is needed to build. All computation goes to one stream, in the order of the calls; a call that reads
 //! a result waits for it. Every kernel adds in a fixed order, so equal work gives equal bits on GPUs of one kind.
 
-mod adamw;
-mod attention;
-mod attention_bf16;
-mod cache;
-mod compiler;
-mod cublaslt;
 mod error;
 mod gpu;
 mod graph;
 mod host_memory;
-mod launch;
+mod kernels;
 mod libraries;
 pub mod nccl;
-mod nccl_stream;
-mod number;
-mod product;
-mod product_bf16;
-mod rows;
-mod site_packages;
+mod products;
 mod state;
-mod surroundings;
 
-pub use adamw::{AdamwStep, Decays};
-pub use attention::{Attended, Attention};
-pub use compiler::{Compiled, Compiler};
 pub use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 pub use error::CudaError;
 pub use gpu::{Buffer, Gpu, Mark, Precision};
 pub use graph::Graphs;
 pub use host_memory::HostMemory;
-pub use launch::{Labelled, Labels};
-pub use nccl_stream::{NcclStream, all_reduce, ordered_sum};
-pub use number::{Bf16, Number};
-pub use product::{After, Matrix};
-pub use product_bf16::Epilogue;
-pub use rows::{Chunks, More, Norm, Occurrences, Residual, SlopeIn};
+pub use kernels::adamw::{AdamwStep, Decays};
+pub use kernels::attention::{Attended, Attention};
+pub use kernels::launch::{Labelled, Labels};
+pub use kernels::number::{Bf16, Number};
+pub use kernels::rows::{Chunks, More, Norm, Occurrences, Residual, SlopeIn};
+pub use libraries::compiler::{Compiled, Compiler};
+pub use libraries::surroundings::Surroundings;
+pub use nccl::stream::{NcclStream, all_reduce, ordered_sum};
+pub use products::bf16::Epilogue;
+pub use products::{After, Matrix};
 pub use state::{GpuState, HostCopy};
-pub use surroundings::Surroundings;
 
 /// A file of kernels.
 #[derive(Debug, PartialEq, Eq)]

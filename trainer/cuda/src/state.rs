@@ -119,7 +119,7 @@ impl GpuState {
         Ok(())
     }
 
-    /// Begins a copy of the numbers as they are after all work launched so far. Work launched from now on goes on
+    /// Begins a copy of the numbers that all work launched so far leaves. Work launched later runs
     /// meanwhile. None while an earlier copy is kept.
     pub fn snapshot(&mut self, gpu: &Gpu) -> Result<Option<HostCopy>, CudaError> {
         gpu.outside_of_a_graph("copy the state")?;
@@ -148,7 +148,7 @@ impl Drop for GpuState {
 
 impl Copier {
     fn new(gpu: &Gpu, len: usize) -> Result<Copier, CudaError> {
-        let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
+        let (context, failed) = (gpu.stream().context(), gpu.failed("create a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let reached = context.new_event(None).map_err(&failed)?;
         // A thread that waits for it sleeps, and leaves the processor to others.
@@ -166,7 +166,7 @@ impl Copier {
         let mut rest = &mut memory[..];
         for part in parts {
             let (room, more) = rest.split_at_mut(part.len());
-            // SAFETY: the room is as long as the part. Nobody reads it before `made`: the only `HostCopy` is the one
+            // SAFETY: the room is as long as the part. No code reads it before `made`: the only `HostCopy` is the one
             // below, and the next copy is not begun before that one is dropped. The buffer stays until the stream has
             // made the copy (`drop`), and is not changed before (`parts_mut`).
             unsafe { result::memcpy_dtoh_async(room, part.device_ptr(&self.stream).0, self.stream.cu_stream()) }

@@ -19,7 +19,7 @@ use super::{Checkpoints, Loaded, MANIFEST, tensors};
 /// What to do with checkpoints. DIR is the folder that `--checkpoint-dir` names, or one checkpoint's in it.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// List checkpoints, oldest first: whether their files are there in full length, not what is in them
+    /// List checkpoints, oldest first, and check that their files are complete in length (not their contents)
     List {
         /// The folder
         dir: PathBuf,
@@ -27,56 +27,55 @@ pub enum Command {
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
-    /// Read checkpoints from beginning to end and compare every checksum
+    /// Read checkpoints completely and compare every checksum
     Verify {
         /// The folder
         dir: PathBuf,
     },
-    /// Write a checkpoint's parameters to one safetensors file: the newest that is whole, or the one that DIR or --step
-    /// names
+    /// Write the parameters of the newest whole checkpoint (or of the one that DIR or --step names) to one safetensors
+    /// file
     ///
     /// Python: safetensors.torch.load_file(FILE)
     #[command(verbatim_doc_comment)]
     Export {
         /// The folder
         dir: PathBuf,
-        /// The file to write; it must not be there yet
+        /// The file to write; it must not exist
         file: PathBuf,
         /// The step to export
         #[arg(long)]
         step: Option<u64>,
-        /// The optimizer's numbers too
+        /// Include the optimizer's state
         #[arg(long)]
         state: bool,
     },
-    /// Remove old checkpoints, and those that were never completed; never the last one that is known to be committed,
-    /// nor the newest whole one, nor what is newer than either
+    /// Remove old and incomplete checkpoints, but not the last one known to be committed, the newest whole one, or any
+    /// newer one
     ///
-    /// What a job resumes from is the checkpoint that it has committed. The file DIR/committed names the newest of
-    /// which its workers have heard that; where it is missing, `elasticctl describe` tells.
+    /// A job resumes from the checkpoint that it has committed. The file DIR/committed names the newest one that its
+    /// workers know to be committed. If the file is missing, `elasticctl describe` shows the step.
     Prune {
         /// The folder
         dir: PathBuf,
-        /// How many of the last whole ones stay
+        /// Number of newest whole checkpoints to keep
         #[arg(long, value_name = "COUNT", default_value = "2")]
         keep: NonZeroUsize,
-        /// Keep, beside them, the first in each so many steps
+        /// Also keep the first whole one of every STEPS steps
         #[arg(long, value_name = "STEPS")]
         every: Option<NonZeroU64>,
-        /// Only say what would go
+        /// Only print what would be removed
         #[arg(long)]
         dry_run: bool,
     },
-    /// Save the newest snapshot in an agent's memory, which is standard input: what agents run when a job ends and no
-    /// worker is left to do it
+    /// Save the newest snapshot in an agent's memory (standard input); agents run this when a job ends without workers
     ///
-    /// Prints the checkpoint in a line of JSON once it is durable; nothing if there is nothing newer.
+    /// Prints the checkpoint as a line of JSON once it is durable; prints nothing if there is nothing newer.
     #[command(hide = true)]
     Rescue {
         /// The folder
         #[arg(long)]
         dir: PathBuf,
-        /// The step that is committed
+        /// The committed step
         #[arg(long, value_name = "STEP", default_value_t = 0)]
         after: u64,
     },
@@ -131,7 +130,7 @@ pub enum CommandError {
         all: usize,
     },
     /// The one that was asked for is damaged.
-    #[error("{name} cannot be exported: {cause}")]
+    #[error("cannot export {name}: {cause}")]
     Broken {
         /// Its folder's name.
         name: Name,
@@ -139,7 +138,7 @@ pub enum CommandError {
         cause: String,
     },
     /// A file would be overwritten.
-    #[error("{} is there already; remove it, or choose another name", .0.display())]
+    #[error("{} already exists; remove it, or choose another name", .0.display())]
     Exists(PathBuf),
     /// The file cannot be written.
     #[error("cannot write {}: {cause}", file.display())]
@@ -160,7 +159,7 @@ pub enum CommandError {
     /// What is in memory cannot be saved.
     #[error(transparent)]
     Rescue(#[from] FinalSaveError),
-    /// Nobody reads what is printed.
+    /// The output cannot be written.
     #[error("cannot print: {0}")]
     Print(#[from] io::Error),
 }
@@ -168,7 +167,7 @@ pub enum CommandError {
 /// Does it, and prints what there is to say to `out`.
 pub fn run(command: &Command, out: &mut dyn Write) -> Result<(), CommandError> {
     match carry_out(command, out) {
-        // Whoever reads this has seen enough.
+        // The reader of the pipe has seen enough.
         Err(CommandError::Print(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result,
     }

@@ -21,7 +21,7 @@ pub trait Disk {
     fn create_folder(&mut self, path: &Path) -> io::Result<()>;
     /// Names in a folder, in no order.
     fn list(&self, folder: &Path) -> io::Result<Vec<String>>;
-    /// Bytes of a file as they are now, also where another host has written them.
+    /// The present length of a file, also where another host has written it.
     fn length(&self, path: &Path) -> io::Result<u64>;
     /// Fills `buffer` with a file's bytes from `offset` on; a file that ends before is an error.
     fn read(&self, path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
@@ -136,7 +136,7 @@ fn open(path: &Path, options: &OpenOptions) -> io::Result<File> {
     }
 }
 
-/// Reads the whole blocks of a large piece around the page cache, where the file system allows that: nobody reads a
+/// Reads the whole blocks of a large piece around the page cache, where the file system allows that: no process reads a
 /// checkpoint twice. How many bytes it has read.
 fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
     let blocks = buffer.len() / ALIGNMENT * ALIGNMENT;
@@ -153,7 +153,7 @@ fn read_around(path: &Path, offset: u64, buffer: &mut [u8]) -> io::Result<usize>
     }
 }
 
-/// A file, empty if it is to be `anew`, and whether it is written around the page cache.
+/// A file, emptied if it is to be `empty`, and whether it is written around the page cache.
 fn create(path: &Path, anew: bool, direct: bool) -> io::Result<(File, bool)> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(anew);

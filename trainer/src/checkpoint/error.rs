@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be saved or loaded, in words for whoever can mend it.
+//! Why a checkpoint cannot be saved or loaded, for the user who can fix it.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,9 +26,9 @@ pub enum CheckpointError {
         cause: io::Error,
     },
     /// Another job saves there.
-    #[error("checkpoint folder {} is that of job {theirs}, not of job {job}, which would overwrite its checkpoints; \
-        choose another --checkpoint-dir, or, where job {theirs} needs them no more, move them away with the file \
-        {OWNER} beside them", folder.display())]
+    #[error("checkpoint folder {} belongs to job {theirs}, and job {job} would overwrite its checkpoints; choose \
+        another --checkpoint-dir, or move the checkpoints and the file {OWNER} away if job {theirs} does not need them",
+        folder.display())]
     Anothers {
         /// The folder.
         folder: PathBuf,

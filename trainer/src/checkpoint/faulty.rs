@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use super::disk::Disk;
 use crate::random::mix;
 
-/// A file's bytes as programs see them, and as they are sure to be after a crash.
+/// A file's bytes as programs see them, and those that are sure to survive a crash.
 #[derive(Debug, Clone, Default)]
 struct Contents {
     now: Vec<u8>,
@@ -49,7 +49,7 @@ pub(crate) enum Fault {
     Twice,
 }
 
-/// A disk that keeps only what was synced, and fails at the call it is told to.
+/// A disk that keeps only what was synced, and fails at the call that the test chooses.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultyDisk {
     files: Vec<Contents>,

@@ -17,10 +17,8 @@ use super::{CheckpointError, Checkpoints, SavingJob};
 /// Why nothing is saved.
 #[derive(Debug, thiserror::Error)]
 pub enum FinalSaveError {
-    /// It is no memory that a worker kept snapshots in.
-    #[error(
-        "standard input is no memory for snapshots ({0}): agents give it to this command, people have no use for it"
-    )]
+    /// It is not memory that a worker kept snapshots in.
+    #[error("standard input is not snapshot memory ({0}); agents run this command, users need not")]
     NoMemory(String),
     /// The disk does not take it.
     #[error(transparent)]
@@ -51,7 +49,7 @@ fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, FinalSaveError>
         match Layout::found(mapping.part(number * slot, slot).bytes()) {
             Ok(layout) if layout.step() > after => found.push((layout.step(), number, layout)),
             Ok(_) | Err(Unfit::Torn) => {}
-            Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in memory: {cause}"),
+            Err(Unfit::Flawed(cause)) => warn!("skipped a snapshot in memory: {cause}"),
         }
     }
     found.sort_by_key(|(step, ..)| std::cmp::Reverse(*step));
@@ -60,7 +58,7 @@ fn newest(memory: impl AsFd, after: u64) -> Result<Option<Slot>, FinalSaveError>
         match slot.take_up() {
             Ok(_) => return Ok(Some(slot)),
             Err(Unfit::Torn) => {}
-            Err(Unfit::Flawed(cause)) => warn!("passed over the snapshot of step {step} in memory: {cause}"),
+            Err(Unfit::Flawed(cause)) => warn!("skipped the snapshot of step {step} in memory: {cause}"),
         }
     }
     Ok(None)
@@ -101,7 +99,7 @@ mod tests {
         assert_eq!(saved(&left(&[]), 0), None);
         let memory = left(&[5, 9]);
         assert_eq!((saved(&memory, 0), saved(&memory, 8), saved(&memory, 9)), (Some(9), Some(9), None));
-        // When a byte of the newest is not as it was, or it was cut short, then the other one is
+        // When a byte of the newest has changed, or it was cut short, then the other one is
         let half = memory.metadata().unwrap().len() / 2;
         let newest = (0..2).map(|slot| slot * half).find(|&start| {
             let mut head = [0; 4096];
@@ -125,7 +123,7 @@ mod tests {
         let other = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
         other.set_len(5000).unwrap();
         let error = save(&other, 0, folder.path()).unwrap_err().to_string();
-        assert!(error.contains("is no memory for snapshots") && error.contains("5000 bytes"), "{error}");
+        assert!(error.contains("is not snapshot memory") && error.contains("5000 bytes"), "{error}");
         other.set_len(8192).unwrap();
         assert_eq!(save(&other, 0, folder.path()).unwrap(), None);
         let file = folder.path().join("file");

@@ -21,7 +21,7 @@ pub struct Manifest {
     pub world_size: u32,
     /// Optimizer steps in the state.
     pub step: u64,
-    /// The flags that fix what a step computes, in words. Training goes on only with the same.
+    /// The flags that fix what a step computes, in words. Training continues only with the same.
     pub settings: String,
     /// Where the data stands.
     pub data: Position,

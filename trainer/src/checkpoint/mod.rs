@@ -59,7 +59,7 @@ const LONGEST: u64 = 1 << 28;
 /// Bytes under one checksum.
 const CHUNK: usize = 8 << 20;
 
-/// Room for a state of so many bytes, if it can be had. A manifest may claim anything.
+/// Room for a state of so many bytes, if there is enough memory. A manifest may claim anything.
 fn room(bytes: u64) -> Result<Vec<f32>, String> {
     let lacks = || format!("there is no memory for its state of {bytes} bytes");
     let numbers = usize::try_from(bytes / size_of::<f32>() as u64).map_err(|_| lacks())?;
@@ -219,7 +219,7 @@ impl<D: Disk> Checkpoints<D> {
         }
         let Some(parent) = self.folder.parent() else { return Ok(()) };
         match self.disk.sync_folder(parent) {
-            // Whoever may write there but not read cannot do this.
+            // A user with write but no read permission cannot do this.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
             Err(error) => {
                 // As above.
@@ -239,7 +239,7 @@ impl<D: Disk> Checkpoints<D> {
             if self.check_own(&folder).is_ok()
                 && let Err(error) = self.discard(&folder)
             {
-                info!(folder = %folder.display(), %error, "left an incomplete checkpoint");
+                info!(folder = %folder.display(), %error, "cannot remove an incomplete checkpoint");
             }
             CheckpointError::Save { step, folder: self.folder.clone(), cause }
         })
@@ -279,7 +279,7 @@ impl<D: Disk> Checkpoints<D> {
         Ok(Checkpoint { step: slot.step(), path, digest: digest(&manifest), round: slot.about.round })
     }
 
-    /// Writes a file so that its name never stands for half of it.
+    /// Writes a file so that half of it never has its name.
     fn write_file(&mut self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut temporary = path.as_os_str().to_owned();
         temporary.push(TEMPORARY);
@@ -353,7 +353,7 @@ impl<D: Disk> Checkpoints<D> {
         Ok(manifest)
     }
 
-    /// The newest checkpoint that is whole. Damaged ones are reported and passed over.
+    /// The newest checkpoint that is whole. Damaged ones are reported and skipped.
     pub fn newest(&self) -> Option<Loaded> {
         self.newest_noting(&|_| ())
     }
@@ -362,7 +362,7 @@ impl<D: Disk> Checkpoints<D> {
     pub fn newest_noting(&self, on_read: &(impl Fn(u64) + Sync)) -> Option<Loaded> {
         self.names().unwrap_or_default().into_iter().rev().find_map(|name| {
             let path = self.path(name).join(MANIFEST);
-            self.load_noting(&path, None, on_read).inspect_err(|error| warn!(%error, "passed over a checkpoint")).ok()
+            self.load_noting(&path, None, on_read).inspect_err(|error| warn!(%error, "skipped a checkpoint")).ok()
         })
     }
 
@@ -384,7 +384,7 @@ impl<D: Disk> Checkpoints<D> {
         failures
     }
 
-    /// Leaves word of a commit that is confirmed, for whoever tidies up by hand.
+    /// Leaves word of a confirmed commit, for users who remove checkpoints by hand.
     pub fn note_commit(&mut self, committed: &Checkpoint) -> io::Result<()> {
         let name = Name { step: committed.step, round: committed.round };
         self.write_file(&self.folder.join(COMMITTED), format!("{name}\n").as_bytes())

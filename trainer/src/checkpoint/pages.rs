@@ -75,7 +75,7 @@ impl Pages {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the part lies within the mapping, and nobody else in this process has it. Of others only the agent
+        // SAFETY: the part lies within the mapping, and no other code in this process has it. Of others only the agent
         // knows the file, and does not write to it.
         #[allow(unsafe_code)]
         unsafe {

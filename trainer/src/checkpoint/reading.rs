@@ -130,7 +130,7 @@ impl<D: Disk> Checkpoints<D> {
                 let mut damaged = Vec::new();
                 for (chunk, buffer) in full {
                     damaged.extend(chunk.check(&buffer.bytes()[..chunk.len()], &mut take));
-                    // Nobody may want it any more.
+                    // The reader may have ended.
                     let _ = emptied.send(buffer);
                 }
                 damaged

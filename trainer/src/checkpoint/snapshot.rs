@@ -1,4 +1,4 @@
-//! Copies of the state that training leaves behind when it goes on, and how one lies in memory that outlives the
+//! Copies of the state that training makes as it continues, and how one lies in memory that outlives the
 //! worker.
 //!
 //! ```text
@@ -118,11 +118,11 @@ impl Layout {
             return Err(Unfit::Torn);
         }
         let (about, _, length) = said(slot)?;
-        let [extent] = &about.extents[..] else { return Err(Unfit::Flawed("it is of several files".to_owned())) };
+        let [extent] = &about.extents[..] else { return Err(Unfit::Flawed("it consists of several files".to_owned())) };
         let (file, header) = (extent.file_len as usize, extent.file_offset as usize);
         let head = slot.len().saturating_sub(file.next_multiple_of(ALIGNMENT));
         if head < MANIFEST + length || header + about.state_bytes as usize != file {
-            return Err(Unfit::Flawed("its lengths do not fit".to_owned()));
+            return Err(Unfit::Flawed("its lengths do not match".to_owned()));
         }
         Ok(Layout { like: about, head, header })
     }
@@ -169,7 +169,7 @@ pub(super) enum Unfit {
 }
 
 impl Slot {
-    /// Fails where a number of the state is not finite: training could not go on from it.
+    /// Fails where a number of the state is not finite: training could not continue from it.
     pub(super) fn check_finite(&self) -> io::Result<()> {
         match are_finite(&self.file.bytes()[self.header..]) {
             true => Ok(()),
@@ -246,7 +246,7 @@ impl Slot {
         for (what, theirs, ours) in [("job", &about.job, &own.job), ("settings", &about.settings, &own.settings)] {
             if theirs != ours {
                 return Err(Unfit::Flawed(format!(
-                    "it is of another run: its {what} are \"{theirs}\", here \"{ours}\""
+                    "it belongs to another run: its {what} are \"{theirs}\", here \"{ours}\""
                 )));
             }
         }
@@ -255,11 +255,11 @@ impl Slot {
             (manifest.tensors.clone(), manifest.extents.iter().map(of).collect::<Vec<_>>())
         };
         if place(&about) != place(own) {
-            return Err(Unfit::Flawed("its tensors are others".to_owned()));
+            return Err(Unfit::Flawed("its tensors differ".to_owned()));
         }
         let expected = about.extents.iter().flat_map(|extent| &extent.crc32c);
         if !self.file.bytes().chunks(chunk_of(own)).map(|chunk| hex(crc32c::crc32c(chunk))).eq(expected.cloned()) {
-            return Err(Unfit::Flawed("its bytes are not those that it was made of".to_owned()));
+            return Err(Unfit::Flawed("its bytes do not match its checksums".to_owned()));
         }
         self.about = about;
         Ok(done)

@@ -1,7 +1,7 @@
 //! The two slots that snapshots are copied to, and which one is filled next: the older one, so that the newest whole
 //! snapshot is never overwritten.
 //!
-//! In the agent's memory they outlive this process. A later process on the node goes on from there.
+//! In the agent's memory they outlive this process. A later process on the node continues from there.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -87,7 +87,7 @@ impl SnapshotSlots {
                     newest = Some(Rescued { step: slot.step(), state: slot.state().to_vec(), done });
                 }
                 Ok(_) | Err(Unfit::Torn) => {}
-                Err(Unfit::Flawed(cause)) => warn!("passed over a snapshot in the agent's memory: {cause}"),
+                Err(Unfit::Flawed(cause)) => warn!("skipped a snapshot in the agent's memory: {cause}"),
             }
         }
         Ok((slots, newest))

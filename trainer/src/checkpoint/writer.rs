@@ -1,5 +1,5 @@
-//! A thread that writes checkpoints while training goes on, and all that touches their folder on the way. What
-//! becomes of a durable checkpoint is decided in [`crate::train::saving`].
+//! A thread that writes checkpoints while training continues, and all that touches their folder on the way.
+//! [`crate::train::saving`] decides what happens to a durable checkpoint.
 //!
 //! ```text
 //!    training                  two slots                       the thread
@@ -7,7 +7,7 @@
 //!    ended ◀──────────────────────────────────────────── durable, or why not
 //! ```
 //!
-//! A slot whose share alone is written here stays in hand until all shares are durable, or one will never be: then the
+//! A slot that has only a share written here stays in hand until all shares are durable, or one will never be: then the
 //! checkpoint is completed, or all of it written. (On other nodes than rank 0's it is idle again at once.)
 //!
 //! Nothing here waits for a disk but the thread. If it is still busy when the next snapshot comes, that one waits in
@@ -30,18 +30,18 @@ use super::snapshot::Slot;
 use super::snapshot_slots::SnapshotSlots;
 use super::{CheckpointError, Checkpoints};
 
-/// What becomes of a slot that was filled.
+/// What happens to a slot that was filled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offer {
     /// It will be written.
     Taken,
-    /// It will be written in place of this older step, which will not.
+    /// It will be written instead of this older step.
     Overtook(u64),
     /// It is in memory, and will not be written.
     Kept,
 }
 
-/// What becomes of a slot on its way to disk.
+/// What happens to a slot on its way to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteMode {
     /// All of it is written.
@@ -76,12 +76,12 @@ struct Queue {
     closed: bool,
 }
 
-/// A slot on its way to being filled, and what becomes of it then.
+/// A slot on its way to being filled, and what happens to it then.
 #[derive(Debug)]
 pub struct ReservedSlot {
     /// The slot.
     pub slot: Slot,
-    /// What becomes of it.
+    /// What happens to it.
     mode: Option<WriteMode>,
     /// The step that waited for the disk in it.
     overtaken: Option<u64>,
@@ -189,7 +189,7 @@ impl Writer {
     }
 
     /// A slot to copy a snapshot to, unless the slots' memory is not there yet, or a disk hangs. The thread has nothing
-    /// to do with it until it is [taken in](Self::take_in); it is written as soon as the disk is done with the one
+    /// to do with it until it is [taken in](Self::take_in); it is written as soon as the disk has finished the one
     /// before.
     pub fn reserve(&self, write: bool) -> Option<ReservedSlot> {
         if let Some(slot) = self.slots.take() {
@@ -222,17 +222,17 @@ impl Writer {
         overtaken.map_or(Offer::Taken, Offer::Overtook)
     }
 
-    /// The outcome of a write that nobody has heard of yet: it is durable, or why not.
+    /// The outcome of a write, not yet reported: it is durable, or why not.
     pub fn ended(&self) -> Option<Result<Checkpoint, CheckpointError>> {
         self.shared.lock().ended.pop_front()
     }
 
-    /// The outcome of a share that nobody has heard of yet.
+    /// The outcome of a share, not yet reported.
     pub fn ended_share(&self) -> Option<EndedShare> {
         self.shared.lock().ended_share.take()
     }
 
-    /// What becomes of the slot of which a share is, or is being, written: it is completed, or written whole, if
+    /// What happens to the slot that has a share written, or being written: it is completed, or written whole, if
     /// nothing newer waits for that. Nothing, if there is none.
     pub fn decide(&self, mode: WriteMode) {
         let superfluous = self.shared.change(|queue| {
@@ -240,7 +240,7 @@ impl Writer {
             match (queue.held.take(), &mut queue.sharing) {
                 (Some(slot), _) if newer => return Some(slot),
                 (Some(slot), _) => queue.sharing = Some((slot, mode)),
-                // Nobody has begun with it.
+                // The thread has not begun with it.
                 (None, Some((slot, todo @ WriteMode::Share(_)))) => {
                     let step = slot.step();
                     if let WriteMode::Share(share) = *todo {
@@ -267,14 +267,14 @@ impl Writer {
         self.shared.lock().writing
     }
 
-    /// Snapshots that are being written or wait for it, or whose outcome nobody has heard of yet.
+    /// Snapshots that are being written or wait for it, or whose outcome is not yet reported.
     pub fn under_way(&self) -> usize {
         let queue = self.shared.lock();
         let taken = [queue.queued.is_some(), queue.sharing.is_some(), queue.held.is_some(), queue.writing.is_some()];
         taken.into_iter().filter(|taken| *taken).count() + queue.ended.len()
     }
 
-    /// The newest step among those that wait, are being written, or are durable and nobody has heard of it yet.
+    /// The newest step among those that wait, are being written, or are durable and not yet reported.
     pub fn newest(&self) -> Option<u64> {
         let queue = self.shared.lock();
         let durable = queue.ended.iter().flatten().map(|checkpoint| checkpoint.step);
@@ -371,7 +371,7 @@ fn run<D: Disk>(
             }
             Action::Prune(committed) => {
                 if let Err(error) = checkpoints.note_commit(&committed) {
-                    info!(step = committed.step, %error, "cannot leave word of the commit");
+                    info!(step = committed.step, %error, "cannot note the commit in the checkpoint folder");
                 }
                 for (path, error) in retention.map_or(Vec::new(), |keep| checkpoints.prune(&committed, keep)) {
                     info!(path = %path.display(), %error, "cannot remove an old checkpoint");

@@ -81,7 +81,7 @@ pub struct Digits {
 
 impl Digits {
     /// Reads `path` (CSV, or CSV under gzip), or the built-in copy. With `shifts` each training image counts nine
-    /// times: as it is, and moved by one pixel in eight directions.
+    /// times: itself, and moved by one pixel in eight directions.
     pub fn load(path: Option<&Path>, shifts: bool) -> Result<Digits, DataError> {
         let (name, bytes) = match path {
             None => ("built in".to_owned(), BUILT_IN.to_vec()),

@@ -79,7 +79,7 @@ mod tests {
             prop_assert_eq!(places, (first..first + samples).collect::<Vec<_>>());
         }
 
-        /// A history: in each life some steps are done, of which the last few may be lost before they are committed.
+        /// A history: in each life some steps are done; the last few may be lost before they are committed.
         #[test]
         fn committed_steps_hold_each_sample_of_an_epoch_once(
             samples in 1u64..200, batch in 1u64..50, epochs in 1u64..4,

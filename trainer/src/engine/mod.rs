@@ -2,7 +2,7 @@
 //!
 //! The loop keeps a [`State`]. An engine may work on a copy of its own, which it takes when the loop has another one
 //! from elsewhere, and gives back when the numbers are needed at once: for a newcomer, at the end. Snapshots may be
-//! taken of that copy, while steps go on. How many steps are done stands in the loop's state at all times.
+//! taken of that copy, while steps continue. The loop's state always holds how many steps are done.
 
 #[cfg(feature = "cuda")]
 mod gpu;
@@ -84,7 +84,7 @@ pub(crate) trait Engine<M: Model> {
     }
 
     /// Begins a copy of the state's numbers that steps to come do not change. None where those of the loop's state will
-    /// do: they are brought up to its step, and stand still until it is [advanced](Self::advance).
+    /// do: they are brought up to its step, and do not change until it is [advanced](Self::advance).
     fn snapshot(&mut self, state: &mut State) -> Result<Option<HostCopy>, EngineError> {
         self.give(state).map(|()| None)
     }
@@ -126,15 +126,15 @@ pub(crate) enum EngineError {
     #[cfg(feature = "cuda")]
     #[error("{0}")]
     NoNccl(String),
-    #[error("there can be no thread for sums: {0}")]
+    #[error("cannot start the reduction thread: {0}")]
     Thread(#[source] io::Error),
     /// All ranks hear of it at the same point. Their states may differ by one step.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))] // Only NCCL fails so.
-    #[error("it failed on a rank, and all begin anew")]
+    #[error("it failed on a rank, and all ranks start again")]
     Again,
 }
 
-/// How to go on along a gradient.
+/// How to move along a gradient.
 pub(crate) struct Step<'a> {
     pub(crate) rule: AdamW,
     pub(crate) tensors: &'a [Tensor],
@@ -151,7 +151,7 @@ pub enum DeviceError {
     #[error(transparent)]
     HostModel(#[from] OnCpusAlone),
     /// What was asked for is no work for CPUs.
-    #[error("CPUs compute in f32 alone")]
+    #[error("CPUs compute only in f32")]
     InF32Alone,
     /// The GPU cannot be used.
     #[cfg(feature = "cuda")]
@@ -159,7 +159,7 @@ pub enum DeviceError {
     Cuda(#[from] CudaError),
     /// There is no code for it.
     #[cfg(not(feature = "cuda"))]
-    #[error("this program was built without its part for GPUs (Cargo's feature `cuda`)")]
+    #[error("this program was built without GPU support (Cargo feature `cuda`)")]
     NotBuilt,
 }
 

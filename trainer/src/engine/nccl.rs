@@ -1,10 +1,10 @@
-//! Whether the GPUs of a round sum over NCCL, and how it goes on when that fails: in the same round, over TCP if need
+//! Whether the GPUs of a round sum over NCCL, and what follows a failure: the same round continues, over TCP if need
 //! be.
 //!
 //! Which way a sum takes changes no bit of it, so ranks may change over between two steps. They do it together: each
 //! step begins with a small exchange over TCP, in which a rank also tells that NCCL failed it in the step before. The
-//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state anew. A round that
-//! goes on over TCP is not the end of NCCL: a later one tries it again, see [`Failures`].
+//! others are then at most one step ahead, as after the loss of a peer, and all agree on a state again. A round that
+//! continues over TCP is not the end of NCCL: a later one tries it again, see [`Failures`].
 
 use std::io;
 use std::ops::Range;
@@ -21,18 +21,18 @@ use crate::settings::{Collectives, Environment, Settings};
 /// Why gradients are not summed over NCCL.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoNccl {
-    /// NCCL is not asked for, or there is nobody to sum with.
+    /// NCCL is not asked for, or this worker has no peer.
     #[error("it is not asked for")]
     Unasked,
     #[error(transparent)]
     Library(#[from] LibraryError),
     #[error(transparent)]
     Gpu(#[from] CudaError),
-    #[error("there can be no thread for NCCL: {0}")]
+    #[error("cannot start the thread for NCCL: {0}")]
     Thread(#[from] io::Error),
-    #[error("NCCL keeps a thread of this worker in a call that does not end")]
+    #[error("a thread of this worker hangs in a call of NCCL")]
     Stuck,
-    #[error("the workers' versions of NCCL differ, and it must be one version: {0}")]
+    #[error("the workers have different versions of NCCL ({0}); install the same version on all nodes")]
     Unlike(String),
     #[error("NCCL does not work for this worker: {0}")]
     Failed(String),
@@ -40,7 +40,7 @@ pub(super) enum NoNccl {
     #[error("NCCL failed between these workers")]
     Between,
     /// This rank could use NCCL, others cannot.
-    #[error("NCCL cannot be used by rank {}, which says why", list_ranks(.0))]
+    #[error("rank {} cannot use NCCL; its log says why", list_ranks(.0))]
     Ranks(Vec<usize>),
 }
 
@@ -71,7 +71,7 @@ impl Nccl {
         };
         let load = || {
             let library = Library::open(settings.nccl_library.as_deref(), &environment.cuda)?;
-            let how = if settings.nccl_renew { ", anew in each round: --nccl-renew" } else { "" };
+            let how = if settings.nccl_renew { ", a new communicator in each round: --nccl-renew" } else { "" };
             info!("NCCL {} ({}){how}", library.version_text(), library.path());
             let library = if settings.nccl_renew { library.that_renews() } else { library };
             Ok(Communicator::new(library, Box::new(NcclStream::new(gpu)?))?)
@@ -150,7 +150,7 @@ impl Nccl {
         self.cause.clone().map_or(NoNccl::Between, NoNccl::Failed)
     }
 
-    /// Goes on over TCP, and says why, unless that is what was asked for. `others` is why, where this rank has NCCL.
+    /// Continues over TCP, and says why, unless that is what was asked for. `others` is why, where this rank has NCCL.
     fn fall_back(&mut self, others: NoNccl) -> Result<(), EngineError> {
         let cause = self.communicator.as_ref().err().unwrap_or(&others);
         match self.collectives {
@@ -183,8 +183,8 @@ impl Nccl {
         Ok(all.iter().fold(0, |votes, [vote, _]| votes | *vote as u32))
     }
 
-    /// Writes the sum over all ranks of a `part` of the numbers into that part of `sum`. The GPU's own stream must be
-    /// done with it.
+    /// Writes the sum over all ranks of a `part` of the numbers into that part of `sum`. The GPU's own stream must have
+    /// finished with it.
     pub(super) fn sum(
         &mut self,
         gpu: &Gpu,
@@ -219,9 +219,9 @@ impl Nccl {
     fn judge(&mut self, gpu: &Gpu, group: &mut Group, result: Result<(), CollectiveError>) -> Result<(), EngineError> {
         match result {
             Err(CollectiveError::Nccl { cause, .. }) => {
-                // What goes wrong in a gradient is no fault of NCCL's, which cannot go on either then.
+                // What goes wrong in a gradient is no fault of NCCL's, which then cannot continue either.
                 gpu.wait()?;
-                warn!("NCCL failed in a sum ({cause}); all ranks begin anew after the last step");
+                warn!("NCCL failed in a sum ({cause}); all ranks start again after the last step");
                 (self.joined, self.carried) = (false, false);
                 (self.failures, self.cause) = (self.failures.with_sum(group.round()), Some(cause));
                 group.gather([0, 1])?;

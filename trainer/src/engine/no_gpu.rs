@@ -1,4 +1,4 @@
-//! Stands in for `gpu` where the trainer is built without its feature `cuda`: no GPU can be opened.
+//! Replaces `gpu` where the trainer is built without its feature `cuda`: no GPU can be opened.
 
 use super::{DeviceError, Engine, EngineError};
 use crate::model::Model;
@@ -43,7 +43,7 @@ mod tests {
             let flags = Flags::try_parse_from(["test", "--device", device]).unwrap();
             choose(&flags.settings, &environment, &Mlp::new(&[2, 2])).map(drop).map_err(|error| error.to_string())
         };
-        let refusal = "this program was built without its part for GPUs (Cargo's feature `cuda`)";
+        let refusal = "this program was built without GPU support (Cargo feature `cuda`)";
         for device in ["cuda", "cuda:0"] {
             assert_eq!(choose(device), Err(refusal.to_owned()));
         }

@@ -30,7 +30,7 @@ impl State {
         &self.flat[..self.flat.len() / 3]
     }
 
-    /// Whether all of it are numbers that training can go on from.
+    /// Whether all its numbers are finite, so that training can continue from it.
     pub fn is_finite(&self) -> bool {
         self.flat.iter().all(|number| number.is_finite())
     }

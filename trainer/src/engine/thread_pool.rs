@@ -25,7 +25,7 @@ impl ThreadPool {
             let builder =
                 ThreadPoolBuilder::new().num_threads(others).thread_name(|number| format!("compute-{number}"));
             let built = builder.build();
-            built.inspect_err(|cause| warn!(%cause, "one thread computes in place of {threads}")).ok()
+            built.inspect_err(|cause| warn!(%cause, "one thread computes instead of {threads}")).ok()
         };
         ThreadPool { threads, others: Some(threads.get() - 1).filter(|others| *others > 0).and_then(pool) }
     }
@@ -44,7 +44,7 @@ impl ThreadPool {
     /// when all is done.
     ///
     /// # Panics
-    /// As `work` does, once nobody is at it any more.
+    /// As `work` does, once no thread runs it any more.
     pub fn each<T: Send>(&self, items: Vec<T>, work: impl Fn(T) + Sync) {
         let Some(others) = self.others.as_ref().filter(|_| items.len() > 1) else {
             return items.into_iter().for_each(work);
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn all_work_at_once() {
-        // Nobody passes before all have come.
+        // No thread passes before all have come.
         let barrier = Barrier::new(3);
         let mut ids: Vec<Option<ThreadId>> = vec![None; 3];
         team(3).each(ids.iter_mut().collect(), |id| {
@@ -103,11 +103,11 @@ mod tests {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 team.each(done.iter_mut().collect(), |(number, done)| {
                     *done = true;
-                    assert_ne!(*number, fails, "as it is meant to");
+                    assert_ne!(*number, fails, "the intended panic");
                 });
             }));
             assert!(result.is_err());
-            assert!(done.iter().all(|(_, done)| *done), "nobody is left at work");
+            assert!(done.iter().all(|(_, done)| *done), "no thread is left at work");
         }
         let mut items = [1, 2, 3];
         team.each(items.iter_mut().collect(), |item| *item *= 2);

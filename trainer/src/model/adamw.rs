@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn steps_follow_the_paper() {
-        // Given two parameters, of which one decays, and three gradients; when the rule is followed in f64 by the
+        // Given two parameters (one decays) and three gradients; when the rule is followed in f64 by the
         // paper's algorithm 2, then f32 agrees.
         let tensors = [
             Tensor { name: "w".into(), shape: vec![1], range: 0..1, decays: true },

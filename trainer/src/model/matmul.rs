@@ -3,7 +3,7 @@
 
 use gemm::Parallelism;
 
-/// A matrix in a slice, as it is stored or transposed.
+/// A matrix in a slice, read as stored or transposed.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     data: &'a [f32],

@@ -136,7 +136,7 @@ mod tests {
         let plain = bits(&plain);
         assert_eq!(plain, bits(&gradient));
         for end in &ends {
-            assert_eq!(*end, plain[plain.len() - end.len()..], "what was told of has changed");
+            assert_eq!(*end, plain[plain.len() - end.len()..], "a reported part has changed");
         }
         ends.iter().map(Vec::len).collect()
     }

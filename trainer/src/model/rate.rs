@@ -1,6 +1,6 @@
 //! The learning rate of a step: a function of its number, so that no history can change it.
 
-/// How the rate goes on once it has risen.
+/// How the rate continues once it has risen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Course {
     /// It stays

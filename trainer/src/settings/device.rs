@@ -17,14 +17,14 @@ pub enum Device {
     Cuda(Option<u32>),
 }
 
-/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all sums
-/// are `f32` with either.
+/// What products of matrices are computed in, attention's too. Parameters, gradients, the optimizer's state, and all
+/// sums are `f32` with either.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Precision {
-    /// Of f32
+    /// f32
     #[default]
     F32,
-    /// Of numbers rounded to bf16, summed in f32: faster, on GPUs alone
+    /// Operands rounded to bf16, sums in f32: faster, only on GPUs
     Bf16,
 }
 

@@ -18,10 +18,10 @@ pub struct Flags {
     /// Images to train on: lines of 64 pixels and a digit, as CSV or gzipped CSV [default: the UCI digits, built in]
     #[arg(long, value_name = "FILE")]
     pub data: Option<PathBuf>,
-    /// Train on each image in nine copies: itself, and moved by one pixel in eight directions
+    /// Train on nine copies of each image: itself, and moved by one pixel in eight directions
     #[arg(long)]
     pub shifts: bool,
-    /// Width of each hidden layer, separated by commas
+    /// Widths of the hidden layers, separated by commas
     #[arg(long, value_name = "WIDTH,…", value_delimiter = ',', default_value = "128")]
     pub hidden: Vec<NonZeroUsize>,
     /// How to train it

@@ -32,25 +32,25 @@ pub struct Flags {
     /// Size of the network; the next five flags change parts of it
     #[arg(long, value_enum, default_value_t = Preset::Tiny)]
     pub size: Preset,
-    /// Tokens that it can look back on, and that a window of the corpus has
+    /// Tokens of context, which is also the length of a window of the corpus
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<NonZeroUsize>,
-    /// Blocks of attention and perceptron
+    /// Blocks (attention and perceptron)
     #[arg(long, value_name = "COUNT")]
     pub layers: Option<NonZeroUsize>,
-    /// Heads of each attention; they share the width evenly
+    /// Attention heads; --width must be a multiple
     #[arg(long, value_name = "COUNT")]
     pub heads: Option<NonZeroUsize>,
-    /// Numbers that stand for a token within
+    /// Numbers in a token's embedding
     #[arg(long, value_name = "COUNT")]
     pub width: Option<NonZeroUsize>,
-    /// Different tokens, at least 4
+    /// Size of the vocabulary, at least 4
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(FOLLOWERS as i64..))]
     pub vocabulary: Option<u32>,
-    /// Windows in the corpus, which are the samples of an epoch
+    /// Windows in the corpus: the samples of an epoch
     #[arg(long, value_name = "COUNT", default_value = "4096")]
     pub windows: NonZeroU64,
-    /// Fixes the text; --seed fixes the first parameters and the order of the windows
+    /// Seed of the text; --seed is that of the first parameters and of the order of the windows
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub corpus_seed: u64,
     /// How to train it
@@ -69,7 +69,7 @@ pub enum Preset {
 
 /// The flags ask for a network that is impossible.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no such GPT: {0}; choose another --width or --heads")]
+#[error("cannot build this GPT: {0}; choose another --width or --heads")]
 pub struct SizeError(String);
 
 /// The corpus, and a network for it.

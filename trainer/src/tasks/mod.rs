@@ -1,4 +1,4 @@
-//! What `elastic-trainer` trains: for each of its commands the flags, the model, the data, and what is told at the end.
+//! What `elastic-trainer` trains: for each of its commands the flags, the model, the data, and the printed result.
 
 pub mod digits;
 pub mod gpt;

@@ -19,18 +19,18 @@ use crate::settings::device::{Device, Precision};
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     /// The model or its data contradicts itself: a fault in the program that defines them.
-    #[error("the model or its data cannot be trained: {0}")]
+    #[error("cannot train this model on this data: {0}")]
     Unusable(String),
     /// The device that was asked for cannot be had.
     #[error(
-        "--device {device}{} is not possible: {cause}; with {}--device auto it would be the CPU",
+        "cannot use --device {device}{}: {cause}; {}--device auto uses the CPU then",
         unless_f32(*precision, " --precision bf16"),
         unless_f32(*precision, "--precision f32 and "),
     )]
     Device {
         /// As asked for.
         device: Device,
-        /// Likewise.
+        /// The flag --precision.
         precision: Precision,
         /// Why.
         cause: DeviceError,
@@ -40,7 +40,7 @@ pub enum TrainError {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// NCCL is to be used, and cannot be.
-    #[error("--collectives nccl is not possible: {0}; with --collectives auto it would be TCP")]
+    #[error("cannot use --collectives nccl: {0}; --collectives auto uses TCP then")]
     NoNccl(String),
     /// The peers cannot be worked with.
     #[error(transparent)]
@@ -58,8 +58,8 @@ pub enum TrainError {
     Checkpoint(#[from] CheckpointError),
     /// The committed checkpoint cannot be resumed from.
     #[error(
-        "the job must resume from step {step}, but {cause}; restore that file, or, to begin anew, drop the resume point \
-        once the job has ended: elasticctl drop-checkpoint JOB"
+        "the job must resume from step {step}, but {cause}; restore that file, or, to start over, drop the resume \
+        point once the job has ended: elasticctl drop-checkpoint JOB"
     )]
     Resume {
         /// The committed step.
@@ -96,8 +96,8 @@ pub enum TrainError {
     },
     /// Ranks that should hold the same do not, and no more than half of them agree.
     #[error(
-        "the ranks hold different numbers after step {step}, and no more than half of them the same ({sums}): a machine, \
-         its memory or a build among them is faulty. What they hold is dropped; training resumes from what is committed"
+        "the ranks hold different states after step {step}, and no majority agrees ({sums}): a machine, its memory or \
+         a build is faulty. The workers drop their states; training resumes from the committed checkpoint"
     )]
     Split {
         /// The step.
@@ -106,13 +106,14 @@ pub enum TrainError {
         sums: String,
     },
     /// A peer's state was damaged on its way.
-    #[error("the state of step {step} came damaged from the peers that hold it")]
+    #[error("the state of step {step} arrived damaged from the peers that hold it")]
     Damaged {
         /// The step.
         step: u64,
     },
-    /// The peers have left for another round, of which the agent does not tell.
-    #[error("the peers left round {round} for a later one, of which the agent told nothing for {:.1} s", waited.as_secs_f64())]
+    /// The peers have left for another round, but the agent does not announce it.
+    #[error("the peers left round {round} for a later one, but the agent announced none within {:.1} s",
+        waited.as_secs_f64())]
     LeftAlone {
         /// The round they left.
         round: u64,
@@ -127,8 +128,8 @@ pub enum TrainError {
         /// Why.
         cause: String,
     },
-    /// No thread more is to be had.
-    #[error("there can be no thread for a step's sums: {0}; raise the limit on processes, or choose fewer --threads")]
+    /// The system refused another thread.
+    #[error("cannot start the reduction thread: {0}; raise the limit on processes, or choose fewer --threads")]
     Thread(#[source] io::Error),
     /// The loss is no number.
     #[error("the loss of step {step} is not finite; lower --lr")]
@@ -138,8 +139,8 @@ pub enum TrainError {
     },
     /// The state holds something else than numbers.
     #[error(
-        "the state of step {step} has numbers that are not finite, and training cannot go on from it; lower --lr, and \
-        begin anew or resume from an older checkpoint"
+        "the state of step {step} has numbers that are not finite, and training cannot continue from it; lower --lr, \
+        and start over or resume from an older checkpoint"
     )]
     NotFinite {
         /// The step.
@@ -173,7 +174,7 @@ impl From<EngineError> for TrainError {
             EngineError::Thread(cause) => TrainError::Thread(cause),
             #[cfg(feature = "cuda")]
             EngineError::NoNccl(cause) => TrainError::NoNccl(cause),
-            // The loop begins anew before it comes to that.
+            // The loop starts again before it comes to that.
             EngineError::Again => CollectiveError::Nccl { cause: EngineError::Again.to_string(), remote: true }.into(),
         }
     }

@@ -1,4 +1,4 @@
-//! The first state of a run that nobody holds: from disk, or the model's own.
+//! The first state of a run when no rank holds one: from disk, or the model's own.
 //!
 //! Every rank that reaches the committed checkpoint reads its share of it, and all have the rest from one another.
 //! Reading may take longer than peers are waited for: while a thread reads, the ranks tell each other that they still
@@ -45,12 +45,12 @@ enum Found {
 type BytesRead = Arc<AtomicU64>;
 
 impl<M: Model> Trainer<'_, M> {
-    /// Nobody holds a state: that of the checkpoint is everybody's, or the first one.
+    /// No rank holds a state: all take the checkpoint's, or the first one.
     pub(super) fn begin(&mut self, group: &mut Group) -> Result<(), TrainError> {
         let first = self.model.init(self.settings.seed);
         if first.len() != self.model.parameters() {
             let (made, parameters) = (first.len(), self.model.parameters());
-            return Err(TrainError::Unusable(format!("it makes {made} first parameters in place of {parameters}")));
+            return Err(TrainError::Unusable(format!("it makes {made} first parameters instead of {parameters}")));
         }
         self.state = State::new(first);
         if !matches!(self.assignment.as_ref().map(|it| &it.checkpoint), Some(None)) {
@@ -155,7 +155,7 @@ fn read<T: Send + 'static>(
     let progress = BytesRead::default();
     let of_thread = progress.clone();
     let thread = thread::Builder::new().name("loading".into());
-    // Nobody may be left to hear it.
+    // The receiver may be gone.
     let spawned = thread.spawn(move || drop(told.send(work(&of_thread))));
     spawned.map_err(CheckpointError::Thread)?;
     let patience = group.patience().operation;

@@ -34,7 +34,7 @@ const GRID: f64 = 6.0;
 const STYLE: &str = "text{font:13px sans-serif;fill:#333}.grid{stroke:#ddd}.loss{fill:none;stroke:#2563eb;stroke-width:1.5}\
     .change{stroke:#dc2626;stroke-dasharray:4 3}.reachable{stroke:#16a34a;stroke-dasharray:8 4}";
 
-/// Draws a run's steps, of which each appears once and in order, and the loss that can be reached, where it is known.
+/// Draws a run's steps (each once, in order), and the loss that can be reached, where it is known.
 /// What was not seen is left out.
 pub fn draw(points: &[Point], reachable: Option<f64>) -> String {
     let frame = Frame::around(points, reachable);

@@ -11,7 +11,7 @@ use crate::data::{Data, Schedule, Unit};
 /// Time between two lines.
 const REPORT_TIME: Duration = Duration::from_secs(1);
 
-/// Prints lines until that fails. Training goes on then, without them.
+/// Prints lines until that fails. Then training continues without them.
 pub(super) struct Printer<'a>(Option<&'a mut dyn Write>);
 
 impl<'a> Printer<'a> {
@@ -22,7 +22,7 @@ impl<'a> Printer<'a> {
     pub(super) fn line(&mut self, line: fmt::Arguments<'_>) {
         let Some(out) = &mut self.0 else { return };
         if let Err(error) = writeln!(out, "{line}") {
-            warn!(%error, "cannot print; training goes on, and prints no more");
+            warn!(%error, "cannot print; training continues without output");
             self.0 = None;
         }
     }

@@ -1,10 +1,10 @@
 //! From one round to the next in the same process: leaving the peers, waiting for a place, agreeing with new peers on
-//! the state to go on from.
+//! the state to continue from.
 //!
-//! Whoever survives keeps its state in memory. Ranks may differ by one step: a rank has its step as soon as its own sum
-//! is whole, and a peer may have died before another's was. So on every change the ranks compare the steps that they
-//! hold. The furthest is what all go on from, and those that have it send it to those that do not: laggards, workers
-//! that were started anew, and newcomers. Only where nobody holds a state is one loaded from disk.
+//! A surviving worker keeps its state in memory. Ranks may differ by one step: a rank has its step as soon as its own
+//! sum is whole, and a peer may have died before another's was. So on every change the ranks compare the steps that
+//! they hold. All continue from the furthest, and those that have it send it to those that do not: laggards, restarted
+//! workers, and newcomers. Only where no rank holds a state, one is loaded from disk.
 
 use std::fs::OpenOptions;
 use std::time::{Duration, Instant};
@@ -25,15 +25,15 @@ use crate::engine::state::State;
 use crate::model::Model;
 
 /// How long rank 0 waits for a write and for commits under way before it quiesces: another may be rank 0 then. A write
-/// that takes longer goes on, in a folder of its round's own, and is committed later if this is rank 0 still.
+/// that takes longer continues, in a folder of its round's own, and is committed later if this is rank 0 still.
 const COMMIT_TIME: Duration = Duration::from_millis(500);
 
-/// How often the agent's next word is waited for anew.
+/// How long one wait for the agent's next message lasts.
 const LISTEN_TIME: Duration = Duration::from_secs(60);
 
 impl<M: Model> Trainer<'_, M> {
-    /// Whether another round can mend this error: there is an agent to tell of it, and the error is about peers. While
-    /// a round is forming, any error of a collective is an echo of what goes on elsewhere.
+    /// Whether another round can fix this error: there is an agent to announce it, and the error is about peers. While
+    /// a round is forming, any error of a collective is an echo of what happens elsewhere.
     pub(super) fn may_pass(&self, error: &TrainError) -> bool {
         let forming = self.stop.forming_after(self.group_config.round).is_some();
         match error {
@@ -46,8 +46,8 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Writes down what the collectives have done, for whoever asks why one was given up. Not while a round forms: then
-    /// the reason is the round's.
+    /// Writes down what the collectives have done, for users who ask why one was given up. Not while a round forms:
+    /// then the reason is the round's.
     pub(super) fn with_record(&self, error: TrainError) -> TrainError {
         let TrainError::Collective(cause) = error else { return error };
         if cause.is_planned() || self.stop.forming_after(self.group_config.round).is_some() {
@@ -86,7 +86,7 @@ impl<M: Model> Trainer<'_, M> {
                 return Err(cause.unwrap_or(TrainError::LeftAlone { round, waited }));
             }
         };
-        // From here on rank 0 alone writes a checkpoint that several had begun.
+        // Now rank 0 alone writes a checkpoint that several had begun.
         self.decide(WriteMode::Whole);
         let commits_by = Instant::now() + COMMIT_TIME;
         while self.saving.as_ref().is_some_and(Saving::is_pending) && Instant::now() < commits_by {
@@ -117,7 +117,7 @@ impl<M: Model> Trainer<'_, M> {
         }
     }
 
-    /// Goes on in another place.
+    /// Continues in another place.
     pub(super) fn take_place(&mut self, assignment: Assignment) {
         self.group_config = GroupConfig {
             round: assignment.round,
@@ -136,7 +136,7 @@ impl<M: Model> Trainer<'_, M> {
         let begun = Instant::now();
         let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.as_ref()).map_or(0, |it| it.step);
         self.prepare(committed)?;
-        // Nobody goes back behind what is committed. One more than the step: 0 is nothing.
+        // No rank goes back behind what is committed. One more than the step: 0 is nothing.
         let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
         let program = if self.group_config.world_size > 1 { program::checksum() } else { 0 };
         let all = group.gather([own, u64::from(self.rescued), self.offer_folder(), program])?;
@@ -161,7 +161,7 @@ impl<M: Model> Trainer<'_, M> {
             self.save_soon = true;
         }
         let (round, took) = (self.group_config.round, begun.elapsed());
-        info!(round, step, lacking, ?took, "goes on from memory");
+        info!(round, step, lacking, ?took, "continues from memory");
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         if self.trace.is_none() {
             match self.settings.trace.as_deref().map(Trace::open).transpose() {
-                Err(error) if self.held => warn!("{error}; training goes on without a trace in this round"),
+                Err(error) if self.held => warn!("{error}; training continues without a trace in this round"),
                 opened => self.trace = opened?,
             }
         }
@@ -198,8 +198,8 @@ impl<M: Model> Trainer<'_, M> {
         let rank = self.group_config.rank as usize;
         if !others.is_empty() && (rank == 0 || others.contains(&rank)) {
             warn!(
-                "these ranks run another build of this program than rank 0: {}. Results may differ; give all nodes the same \
-                 file",
+                "these ranks run another build of this program than rank 0: {}. Results may differ; install the same \
+                 build on all nodes",
                 list_ranks(&others)
             );
         }
@@ -218,7 +218,7 @@ impl<M: Model> Trainer<'_, M> {
         }
         let checksum = |state: &State| u64::from(crc32c::crc32c(bytemuck::cast_slice(&state.flat)));
         let own = if holder { checksum(&self.state) } else { 0 };
-        // A round of 0 ranks: the step was done by nobody here, but loaded.
+        // A round of 0 ranks: no rank here did the step; it was loaded.
         let done = self.last.unwrap_or(LastStep { round: 0, world_size: 0, loss: 0.0 });
         let told = [own, done.round, u64::from(done.world_size), u64::from(done.loss.to_bits())];
         let all = group.gather(told)?;
@@ -232,8 +232,8 @@ impl<M: Model> Trainer<'_, M> {
             && (rank == 0 || holder && !right[rank])
         {
             warn!(
-                "these ranks hold other numbers after step {step} than most, and take theirs: {} ({}). A machine, its \
-                 memory or a build there is faulty",
+                "these ranks differ from most after step {step}, and take the majority's state: {} ({}). A machine, \
+                 its memory or a build there is faulty",
                 list_ranks(&replicas::wrong(&sums, right)),
                 replicas::named(&sums)
             );
@@ -265,8 +265,8 @@ impl<M: Model> Trainer<'_, M> {
         Ok(lacking)
     }
 
-    /// Nobody knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would take
-    /// it up from there. Only what is committed is left.
+    /// No rank knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would
+    /// take it up from there. Only what is committed is left.
     fn split(&mut self, step: u64, sums: String) -> Result<TrainError, TrainError> {
         self.held = false;
         (self.agent_memory, _) = self.agent_memory.in_round(false, true);

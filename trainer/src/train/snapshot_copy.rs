@@ -39,7 +39,7 @@ pub(super) struct Copying {
     header: SnapshotHeader,
 }
 
-/// A copy of numbers that stay as they are, on its way beside steps.
+/// A copy of numbers that do not change, made during later steps.
 pub(super) struct BackgroundCopy {
     thread: JoinHandle<Result<ReservedSlot, EngineError>>,
 }
@@ -69,7 +69,7 @@ pub(super) fn during<T>(copying: Option<&mut Copying>, state: &[f32], work: impl
 
 impl<M: Model> Trainer<'_, M> {
     /// Asks the agent for memory that outlives this worker, and takes up what an earlier worker has left there.
-    /// Training also goes on without that memory, but then resumes from a checkpoint when all workers die. On a node
+    /// Training also continues without that memory, but then resumes from a checkpoint when all workers die. On a node
     /// that keeps no snapshots in this round, it only looks for what is left.
     pub(super) fn find_memory(&mut self) -> Result<(), TrainError> {
         let may_ask = self.local_rank == 0 && self.settings.snapshot_every > 0;
@@ -107,7 +107,7 @@ impl<M: Model> Trainer<'_, M> {
                 }
             }
             Err(cause) if keeps => warn!(
-                "the agent keeps no snapshots: {cause}; training goes on, but where all workers die at once it resumes \
+                "the agent keeps no snapshots: {cause}; training continues, but if all workers die at once it resumes \
                  from a checkpoint"
             ),
             Err(_) => {}

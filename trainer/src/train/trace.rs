@@ -84,7 +84,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Opens a trace, to go on at its end.
+    /// Opens a trace, to append to it.
     pub fn open(path: &Path) -> Result<Trace, TraceError> {
         let open = || {
             let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;

@@ -100,7 +100,7 @@ fn whoever_is_told_how_much_is_final_finds_it_so_between_the_parts_of_a_graph() 
         assert_eq!(ends[layers[0]..], wanted[layers[0]..], "round {round}");
         assert!(result[..layers[0]] == wanted[..layers[0]] && result[layers[0]..].iter().all(|&number| number == 0.0));
     }
-    assert_eq!(asked, 3, "to have memory, to be warm and to be captured; from then on it is replayed");
+    assert_eq!(asked, 3, "to have memory, to be warm and to be captured; later runs replay it");
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod agent;
 mod buffers;
 mod checking;
 #[allow(dead_code)]
-#[path = "../../cuda/tests/cuda/double.rs"]
+#[path = "../../cuda/tests/cuda/double/mod.rs"]
 mod double;
 mod graphs;
 mod library;

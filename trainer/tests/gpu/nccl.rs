@@ -1,5 +1,5 @@
 //! The program `elastic-trainer` on the doubles of the driver and of NCCL together: what it sums, what it logs, and how
-//! it goes on when NCCL fails. The same with agents is in `tests/tests/agents/nccl.rs`.
+//! it continues when NCCL fails. The same with agents is in `tests/tests/agents/nccl.rs`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -147,17 +147,13 @@ fn without_nccl_workers_sum_over_tcp_and_say_why_once() {
     // What each of the ranks says.
     let cases: [(&str, &[Variables<'_>], [&str; 2]); 4] = [
         (&missing, &[&[], &[]], ["/nowhere/libnccl.so.2: cannot open", "pip install nvidia-nccl-cu13"]),
-        (
-            &with_nccl(SHORT),
-            &[&[], old],
-            ["NCCL cannot be used by rank 1", "is NCCL 2.16.2, and 2.17 or newer is needed"],
-        ),
+        (&with_nccl(SHORT), &[&[], old], ["rank 1 cannot use NCCL", "is NCCL 2.16.2, and 2.17 or newer is needed"]),
         (&with_nccl(SHORT), &[refuses, refuses], ["ncclCommInitRankConfig failed with code 5"; 2]),
         // The worker that has NCCL waits only for the other's answer.
         (
             &with_nccl(SHORT),
             &[&[], refuses],
-            ["NCCL cannot be used by rank", "ncclCommInitRankConfig failed with code 5"],
+            [" cannot use NCCL; its log says why", "ncclCommInitRankConfig failed with code 5"],
         ),
     ];
     for (flags, variables, said) in cases {
@@ -189,12 +185,12 @@ fn ranks_that_have_another_id_of_their_communicator_sum_over_tcp() {
 fn nccl_that_is_demanded_and_lacks_is_an_error() {
     for (flags, why) in [
         ("--device cuda:0 --nccl-library /nowhere/libnccl.so.2", "/nowhere/libnccl.so.2: cannot open"),
-        ("--device cuda:0 --nccl-library /dev/null", "NCCL cannot be loaded: /dev/null"),
+        ("--device cuda:0 --nccl-library /dev/null", "cannot load NCCL: /dev/null"),
         ("--device cuda:0 --nccl-library libc.so.6", "has no function ncclGetVersion: it is not NCCL 2.17 or newer"),
         ("--device cpu", "steps are computed on CPUs"),
     ] {
         let error = refused(&format!("{SHORT} {flags} --collectives nccl"), "");
-        let what = "--collectives nccl is not possible: ";
+        let what = "cannot use --collectives nccl: ";
         assert!(error.contains(what) && error.contains(why) && error.contains("--collectives auto"), "{error}");
     }
     // NCCL is found, but does not work
@@ -202,7 +198,7 @@ fn nccl_that_is_demanded_and_lacks_is_an_error() {
     for (well, _, logged) in
         start(&flags, &[&[("FAKE_NCCL_FAIL", "ncclCommInitRankConfig:5")][..]; 2]).into_iter().map(Worker::end)
     {
-        assert!(!well && logged.contains("ERROR --collectives nccl is not possible: NCCL does not work"), "{logged}");
+        assert!(!well && logged.contains("ERROR cannot use --collectives nccl: NCCL does not work"), "{logged}");
     }
 }
 
@@ -214,8 +210,7 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
         &[("FAKE_NCCL_VERSION", "22809"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
         &[("FAKE_NCCL_VERSION", "23007"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
     ];
-    let why =
-        "the workers' versions of NCCL differ, and it must be one version: 2.28.9 on ranks 0, 2; 2.30.7 on rank 1";
+    let why = "the workers have different versions of NCCL (2.28.9 on ranks 0, 2; 2.30.7 on rank 1)";
     let (printed, logs) = all_end(start(&with_nccl(SHORT), &[old, new, old]));
     assert_eq!(checksum(&printed), checksum(&alone));
     for logged in logs {
@@ -224,7 +219,7 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
     }
     let flags = format!("{} --collectives nccl", with_nccl(SHORT));
     let ended: Vec<_> = start(&flags, &[old, new, old]).into_iter().map(Worker::end).collect();
-    let refuses = |logged: &str| logged.contains(&format!("--collectives nccl is not possible: {why}"));
+    let refuses = |logged: &str| logged.contains(&format!("cannot use --collectives nccl: {why}"));
     assert!(ended.iter().any(|(_, _, logged)| refuses(logged)), "{ended:?}");
     for (well, _, logged) in ended {
         // A worker that refuses ends at once. Another may learn of that before it knows all versions.
@@ -242,10 +237,8 @@ fn a_worker_that_is_to_renew_never_revokes() {
     let (printed, logs) = all_end(start(&flags, &[fails, fails]));
     assert_eq!(checksum(&printed), checksum(&alone));
     for logged in logs {
-        assert!(
-            logged.contains("anew in each round: --nccl-renew") && logged.contains("NCCL failed in a sum"),
-            "{logged}"
-        );
+        assert!(logged.contains(", a new communicator in each round: --nccl-renew"), "{logged}");
+        assert!(logged.contains("NCCL failed in a sum"), "{logged}");
         assert_eq!(logged.matches("NCCL's communicator is made").count(), 2, "{logged}");
     }
 }
@@ -267,12 +260,12 @@ fn nccl_that_hangs_or_fails_is_made_anew_and_no_step_is_lost() {
         fs::write(folder.path().join("part"), format!("{} {fault}\n", workers[1].child.id())).unwrap();
         fs::rename(folder.path().join("part"), &file).unwrap();
         workers[1].says("NCCL failed in a sum");
-        // Then all go on over NCCL, in the same round, and nothing is lost.
+        // Then all continue over NCCL, in the same round, and nothing is lost.
         let (printed, logs) = all_end(workers);
         assert_eq!(checksum(&printed), checksum(&alone), "{fault}");
         for logged in logs {
             assert!(logged.matches("NCCL's communicator is made").count() == 2 && !logged.contains(LACKS), "{logged}");
-            assert!(logged.matches("goes on from memory").count() == 1, "{logged}");
+            assert!(logged.matches("continues from memory").count() == 1, "{logged}");
         }
     }
 }
@@ -294,6 +287,6 @@ fn a_worker_whose_nccl_does_not_come_back_ends_and_says_so() {
     let flags = with_nccl(&LONGER.replace("--peer-timeout 4", "--peer-timeout 1"));
     let mut workers = start(&flags, &[blocks, &[]]).into_iter();
     let (blocked, other) = (workers.next().unwrap().end(), workers.next().unwrap().end());
-    assert!(!blocked.0 && blocked.2.contains("ERROR NCCL does not come back from ordered sum"), "{}", blocked.2);
+    assert!(!blocked.0 && blocked.2.contains("ERROR NCCL hangs in ordered sum"), "{}", blocked.2);
     assert!(!other.0, "{}", other.2);
 }

@@ -1,5 +1,5 @@
 //! Sums over NCCL that begin while the GPU still computes, on the doubles of the driver and of NCCL. They show what may
-//! run at the same time, and nothing of a real GPU's speed. How workers go on when NCCL fails is also in `nccl`.
+//! run at the same time, and nothing of a real GPU's speed. How workers continue when NCCL fails is also in `nccl`.
 
 use std::fs;
 use std::path::Path;
@@ -105,7 +105,7 @@ fn nccl_that_fails_between_two_buckets_is_made_anew_and_no_step_is_lost() {
         assert!(logs[1].matches("NCCL failed in a sum").count() == 1, "{fault} {}", logs[1]);
         for logged in logs {
             assert!(logged.matches("NCCL's communicator is made").count() == 2, "{fault} {logged}");
-            assert!(logged.matches("goes on from memory").count() == 1, "{fault} {logged}");
+            assert!(logged.matches("continues from memory").count() == 1, "{fault} {logged}");
         }
     }
 }

@@ -57,13 +57,13 @@ fn a_library_that_refuses_epilogues_is_followed_by_kernels_and_a_line_says_so() 
 fn only_a_gpu_computes_in_bf16() {
     let flags = format!("{SHORT} --precision bf16");
     for (device, how, why) in [
-        ("cpu", "", "CPUs compute in f32 alone"),
+        ("cpu", "", "CPUs compute only in f32"),
         ("auto", "devices=0", "shows no GPU"),
         ("cuda", "devices=0", "shows no GPU"),
     ] {
         let error = refused(&format!("{flags} --device {device}"), how);
-        let said = format!("--device {device} --precision bf16 is not possible: ");
-        let remedy = "with --precision f32 and --device auto it would be the CPU";
+        let said = format!("cannot use --device {device} --precision bf16: ");
+        let remedy = "--precision f32 and --device auto uses the CPU then";
         assert!(error.contains(&said) && error.contains(why) && error.contains(remedy), "{error}");
     }
 }

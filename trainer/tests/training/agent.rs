@@ -33,7 +33,7 @@ pub(crate) enum Commits {
     AtTheThirdTry,
 }
 
-/// An agent that answers as agents do, and records what it is told.
+/// An agent that answers as agents do, and records what the worker says.
 pub(crate) struct Agent {
     pub(crate) socket: PathBuf,
     pub(crate) heard: Arc<Mutex<Vec<FromWorker>>>,
@@ -158,7 +158,7 @@ impl Agent {
     }
 }
 
-/// Says something, and sends a file beside it.
+/// Says something, and sends a file with it.
 fn send_with(stream: &UnixStream, message: &ToWorker, file: &File) {
     let line = format!("{}\n", serde_json::to_string(message).unwrap());
     let descriptors = [file.as_fd()];

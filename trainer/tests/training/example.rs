@@ -65,7 +65,7 @@ impl Model for Faulty {
     }
 }
 
-/// Trains with three ranks, of which one is faulty.
+/// Trains with three ranks; one is faulty.
 fn with_a_faulty_rank(rank: u32, first: f32, decays: bool) -> elastic_trainer::engine::state::State {
     together(3, 0, |environment| {
         let faulty = environment.rank == rank;
@@ -92,7 +92,7 @@ fn of_two_ranks_that_hold_different_numbers_nobody_goes_on() {
         let mut nowhere = std::io::sink();
         let ended =
             Elastic::new(settings, environment(rank, 2, 0, port)).output(&mut nowhere).run(&model, &Points(4096));
-        let Err(error) = ended else { panic!("it went on") };
+        let Err(error) = ended else { panic!("training continued") };
         assert!(matches!(error, TrainError::Split { step: 5, .. }), "{error}");
         let said = error.to_string();
         assert!(said.contains("rank 0: ") && said.contains("rank 1: "), "{said}");
@@ -122,7 +122,7 @@ fn a_model_that_contradicts_itself_is_refused() {
     for (tensors, first, points, said) in [
         (vec![gap], 3, 9, "tensor late of shape [2] lies at 1..3, after 0 parameters"),
         (Vec::new(), 0, 9, "its tensors hold 0 numbers"),
-        (Tensor::sequence([("w", vec![2, 2])]), 3, 9, "3 first parameters in place of 4"),
+        (Tensor::sequence([("w", vec![2, 2])]), 3, 9, "3 first parameters instead of 4"),
         (Tensor::sequence([("w", vec![2, 2])]), 4, 0, "there are no samples"),
     ] {
         let elastic = Elastic::new(settings(1), environment(0, 1, 0, 0)).stop(Stop::default());

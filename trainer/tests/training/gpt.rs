@@ -111,7 +111,7 @@ fn a_changing_group_and_a_checkpoint_lead_to_the_same_bits_with_each_window_once
 fn a_network_that_cannot_be_is_refused() {
     let flags = Arguments::parse_from(["gpt", "--width", "10", "--heads", "4"]).flags;
     let error = gpt::Task::new(&flags).unwrap_err().to_string();
-    assert!(error.contains("a width of 10 cannot be shared by 4 heads") && error.contains("--heads"), "{error}");
+    assert!(error.contains("a width of 10 is not divisible by 4 heads") && error.contains("--heads"), "{error}");
     assert!(Arguments::try_parse_from(["gpt", "--vocabulary", "3"]).is_err());
 }
 

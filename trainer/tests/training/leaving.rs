@@ -15,7 +15,7 @@ fn a_lost_peer_is_reported_as_a_peers_fault() {
     group[0].0.step_reached(20);
     let (_agent, victim) = group.remove(1);
     victim.signal(rustix::process::Signal::KILL);
-    // No new round forms, so the survivors cannot go on.
+    // No new round forms, so the survivors cannot continue.
     for ((agent, worker), rank) in group.into_iter().zip([0, 2]) {
         let (status, _, logged) = worker.end();
         assert_eq!(status.code(), Some(1), "{logged}");

@@ -64,7 +64,7 @@ fn at_a_planned_change_all_quiesce_after_the_same_step_and_a_newcomer_gets_the_s
     group[2].0.forming(2, AMPLE);
     assert_eq!((group[0].0.quiesced(2), group[2].0.quiesced(2)), (boundary, boundary));
 
-    // Then with a newcomer they go on from there
+    // Then with a newcomer they continue from there
     let places = places(2, 4);
     for ((agent, _), place) in group.iter().zip(&places) {
         assign(agent, place);

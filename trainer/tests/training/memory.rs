@@ -1,4 +1,4 @@
-//! Snapshots in memory that outlives the workers: which ones a successor goes on from, and which not. The agents that
+//! Snapshots in memory that outlives the workers: which ones a successor continues from, and which not. The agents that
 //! lend the memory are threads of the test.
 
 use std::fs::File;
@@ -103,7 +103,7 @@ fn killed_at_any_moment_a_worker_leaves_a_snapshot_that_is_exactly_one_steps_sta
         cut_short += torn;
         round += 1;
         started = start(folder.path(), flags, round, &memory, None);
-        // Then the next worker goes on from the last complete snapshot. Of the two, the other was the one before
+        // Then the next worker continues from the last complete snapshot. Of the two, the other was the one before
         let step = begun(folder.path(), round);
         assert!(torn <= 1 && step + 1 >= done && step > 0, "step {done} was done, round {round} begins after {step}");
     }
@@ -139,8 +139,8 @@ fn what_is_in_memory_alone_is_saved_as_soon_as_a_successor_has_it() {
         .filter(|line| line["event"] == "committed")
         .map(|line| line["step"].as_u64().unwrap())
         .collect();
-    // At once, which is when the thread that makes the slots' memory ready has done so: beside it steps go on. No other
-    // checkpoint is due before the last step.
+    // At once, which is when the thread that makes the slots' memory ready has done so: steps continue meanwhile. No
+    // other checkpoint is due before the last step.
     assert!(commits.len() == 2 && (step..last).contains(&commits[0]) && commits[1] == last, "{step}: {commits:?}");
     // When the job has committed a later step than the snapshot's, then the snapshot is not used.
     let committed = agent.last_commit();
@@ -166,7 +166,7 @@ fn what_another_run_has_left_is_not_taken_up() {
     let other_rate = format!("{flags} --lr 0.002");
     let (_agent, worker) = start(folder.path(), &other_rate, 3, &memory, None);
     let (status, _, logged) = worker.end();
-    assert!(status.success() && logged.contains("it is of another run"), "{logged}");
+    assert!(status.success() && logged.contains("it belongs to another run"), "{logged}");
     assert_eq!(begun(folder.path(), 3), 0);
     // And the snapshot of its own run is used.
     let (_agent, worker) = start(folder.path(), &other_rate.replace("20", "100000"), 4, &memory, None);
@@ -227,7 +227,7 @@ fn the_first_nodes_keep_snapshots_and_when_the_round_changes_so_does_who_they_ar
         });
         words.collect::<Vec<_>>()
     };
-    // Given a round whose first node keeps snapshots. The second has only looked for old ones
+    // Given a round whose first node keeps snapshots. The second has only searched for old ones
     wait_for("two snapshots", || (snapshots(&memories[0], "--lr").len() == 2).then_some(()));
     group[0].0.step_reached(10);
     assert_eq!((asked(&group[0].0), asked(&group[1].0)), (vec!["memory"], vec!["memory", "forget"]));

@@ -25,14 +25,14 @@ fn a_disk_that_fails_does_not_stop_training_but_is_no_success() {
     std::fs::rename(&checkpoints, folder.path().join("elsewhere")).unwrap();
     let (status, _, logged) = worker.end();
     assert_eq!(status.code(), Some(1), "{logged}");
-    assert!(logged.contains("training goes on") && logged.contains("is not saved"), "{logged}");
+    assert!(logged.contains("training continues") && logged.contains("is not saved"), "{logged}");
     assert!(logged.lines().count() < 20, "it repeats itself seldom:\n{logged}");
     assert_eq!(last_step(&path, "step"), Some(40 * 23));
 }
 
 #[test]
 fn the_committed_checkpoint_wins_over_newer_ones() {
-    // Given a folder with checkpoints of several steps, of which the job has committed the first.
+    // Given a folder with checkpoints of several steps; the job has committed the first.
     let folder = tempfile::tempdir().unwrap();
     let flags = format!("--hidden 16 --checkpoint-every 10 --keep 50 --checkpoint-dir {}", folder.path().display());
     let mut group = start_group(folder.path(), &format!("{flags} --epochs 4"), 1, 1, None);
@@ -92,11 +92,11 @@ fn a_job_leaves_anothers_checkpoints_alone() {
     assert!(status.success(), "{logged}");
     let committed = agent.last_commit();
     let saved = std::fs::read(&committed.path).unwrap();
-    // When another is started by the same line, then it is told so, and nothing is touched.
+    // When another is started by the same line, then it says so, and nothing is touched.
     let other = Environment { job: "other".to_owned(), ..environment(0, 1, 2, 0) };
     let (agent, worker) = start_member(folder.path(), &flags, other, None);
     let (status, _, logged) = worker.end();
-    assert!(status.code() == Some(1) && logged.contains("is that of job test, not of job other"), "{logged}");
+    assert!(status.code() == Some(1) && logged.contains("job test, and job other would overwrite"), "{logged}");
     assert_eq!(agent.failure().0, FailureClass::Own);
     assert_eq!(std::fs::read(&committed.path).unwrap(), saved);
 }

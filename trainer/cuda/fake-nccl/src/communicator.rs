@@ -120,14 +120,14 @@ pub(crate) const COMMUNICATORS_TAKE: Duration = Duration::from_millis(3);
 /// How long a call that ends a communicator may take to come from another thread.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// A new communicator may exist only beside the parent that it replaces, and those whose end has begun. The process ends
-/// if it has another one, which it must have forgotten.
+/// A new communicator may exist only beside the parent that it replaces, and those whose end has begun. The process
+/// ends if it has another one, which it must have forgotten.
 pub(crate) fn only_beside(name: &str, parents: usize) {
     let begun = Instant::now();
     while LIVE.load(Ordering::SeqCst) != parents {
         if begun.elapsed() > COMES_WITHIN {
             let live = LIVE.load(Ordering::SeqCst);
-            eprintln!("fake-nccl: {name} with {live} communicators in place of {parents}: one was left behind");
+            eprintln!("fake-nccl: {name} with {live} communicators instead of {parents}: one was left behind");
             std::process::abort();
         }
         std::thread::sleep(Duration::from_millis(1));

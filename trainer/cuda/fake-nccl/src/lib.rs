@@ -7,36 +7,36 @@
 //!
 //! ```text
 //! init, grow         hand out a communicator that is in progress
-//! shrink             its parent is in progress, and then there is a child: one that is of no use where the shrink failed
+//! shrink             its parent is in progress, and then there is a child, useless where the shrink failed
 //! operations         are in progress until they are on the stream, which is after the call has returned
 //! finalize, revoke   are in progress
 //! abort, destroy     return when all is over, which takes a while
 //! ```
 //!
 //! A communicator in progress may only be aborted or revoked; any other call gets an error code. The stand-in is
-//! stricter than NCCL: it ends the process when two threads use one communicator, but for an abort, when a parent is
-//! destroyed after it has shrunk, and when a communicator is made beside one that was forgotten. The stream is a pair of counters, see
-//! [`Stream`].
+//! stricter than NCCL: it ends the process when two threads use one communicator (an abort is allowed), when a parent
+//! is destroyed after it has shrunk, and when a communicator is made while a forgotten one exists. The stream is a pair
+//! of counters, see [`Stream`].
 //!
 //! The environment asks for faults. It is read in each call:
 //!
 //! ```text
 //! FAKE_NCCL_VERSION=21602             the version that it says it is
 //! FAKE_NCCL_HANG=ncclAllReduce        what these begin never ends, but by an abort
-//! FAKE_NCCL_STALL=ncclAllReduce       these are in progress for ever, but for an abort, and never come to the stream
+//! FAKE_NCCL_STALL=ncclAllReduce       these are in progress until an abort, and never come to the stream
 //! FAKE_NCCL_BLOCK=ncclCommAbort       these do not return
 //! FAKE_NCCL_SLOW=50                   what takes a while takes so many milliseconds, and operations as long until they
 //!                                     are on the stream; without it 3, and operations no time
 //! FAKE_NCCL_FAIL=ncclCommShrink:2     these return this code
-//! FAKE_NCCL_LATE=ncclGroupEnd#8:6     these fail with this code when all their bytes are where they were to go, so that
-//!                                     the other ranks are done with them
+//! FAKE_NCCL_LATE=ncclGroupEnd#8:6     these fail with this code when all their bytes are where they were to go, so
+//!                                     that the other ranks have finished them
 //! FAKE_NCCL_HANG=ncclGroupEnd#57      of this function the 57th call of the process alone; so with FAKE_NCCL_FAIL too
 //! FAKE_NCCL_WRONG_ID=1                an id that the ranks are to meet under is another one here
-//! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error, in place of a hang: one that a revoke does
-//!                                     not clear, and that fails a shrink
+//! FAKE_NCCL_DEATHS=seen               a peer's death is an asynchronous error instead of a hang: one that a revoke
+//!                                     does not clear, and that fails a shrink
 //! FAKE_NCCL_TELLS=1                   what hangs says so on standard error
-//! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`, or
-//!                                     one of FAKE_NCCL_FAIL: process 4711 removes it, and does so once
+//! FAKE_NCCL_FAULT=/tmp/fault          a file that may come to hold one fault, as `4711 FAKE_NCCL_HANG=ncclGroupEnd`,
+//!                                     or one of FAKE_NCCL_FAIL: process 4711 removes it, and does so once
 //! ```
 #![allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
 // A test's stand-in may panic as tests may.

@@ -46,7 +46,7 @@ pub(crate) fn serve_root() -> Id {
     id
 }
 
-/// Connects to the other ranks. `None` if it is cancelled, or nobody listens on the id's port.
+/// Connects to the other ranks. `None` if it is cancelled, or no process listens on the id's port.
 pub(crate) fn meet(id: Id, rank: usize, ranks: usize, cancel: &AtomicBool) -> Option<Mesh> {
     let secret = u64::from_le_bytes(id.0[..8].try_into().unwrap());
     let port = u16::from_le_bytes(id.0[8..10].try_into().unwrap());

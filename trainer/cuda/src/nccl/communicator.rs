@@ -129,7 +129,7 @@ impl Communicator {
         let well = made.is_ok();
         match made {
             Ok(()) => {}
-            Err(error @ CollectiveError::Nccl { .. }) => warn!("NCCL's communicator cannot be made or kept: {error}"),
+            Err(error @ CollectiveError::Nccl { .. }) => warn!("cannot make or keep NCCL's communicator: {error}"),
             Err(error) => return Err(error),
         }
         let all = group.gather([u64::from(well)])?;
@@ -159,7 +159,7 @@ impl Communicator {
         self.thread.give_up();
     }
 
-    /// Goes on with the communicator of the members that stay.
+    /// Keeps the communicator of the members that stay.
     fn keep(&mut self, group: &mut Group, way: &Way, newest: Option<u64>) -> Result<(), CollectiveError> {
         let (held, place) = (self.held.take(), (group.rank(), group.world_size()));
         match way {
@@ -203,7 +203,7 @@ impl Communicator {
         let mut made = Ok(());
         if group.rank() == 0 {
             let id = self.ask(group, "minting", forming_time(group), |handle, _| mint(handle));
-            // If there is no id, the other ranks are told so by an id of zeros.
+            // If there is no id, rank 0 sends an id of zeros to the other ranks.
             let id = id.unwrap_or_else(|error| {
                 made = Err(error);
                 UniqueId([0; 128])
@@ -386,8 +386,8 @@ fn explain(failure: Failure, group: &mut Group, started: Instant) -> CollectiveE
         Failure::Late => {
             let waited = started.elapsed().as_secs_f64();
             let cause = format!(
-                "it did not end within {waited:.1} s, though no rank is gone; one hangs in it, or the network between \
-                 them is cut (--peer-timeout sets the limit)"
+                "it did not end within {waited:.1} s, though no rank is gone; a rank hangs in it, or the network \
+                 between the ranks is cut (--peer-timeout sets the limit)"
             );
             (cause, true)
         }

@@ -1,8 +1,8 @@
 //! One communicator of one rank, and every call of NCCL on it, in one thread.
 //!
 //! No call blocks: what NCCL has begun is polled until it is done, its time is over, or another thread has raised the
-//! flag. In the last two cases the communicator is then revoked, or aborted if it cannot be revoked. An abort blocks, and
-//! has a thread of its own.
+//! flag. In the last two cases the communicator is then revoked, or aborted if it cannot be revoked. An abort blocks,
+//! and has a thread of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -44,7 +44,7 @@ pub(super) enum Remains {
     Revoked,
     /// It is gone.
     Nothing,
-    /// It is gone, but the device is still not done with its operation.
+    /// It is gone, but the device has not finished its operation.
     Busy,
 }
 
@@ -99,7 +99,7 @@ impl Handle {
         self.check("ncclCommGetUniqueId", code).map(|()| id)
     }
 
-    /// Makes a communicator anew.
+    /// Makes a new communicator.
     pub(super) fn init(&mut self, id: UniqueId, place: (u32, u32), deadline: Instant) -> Result<(), Failure> {
         self.retire();
         let (rank, ranks) = place;
@@ -150,7 +150,7 @@ impl Handle {
         })
     }
 
-    /// Has `call` begin a communicator, waits for it, and puts it in place of its parent.
+    /// Has `call` begin a communicator, waits for it, and replaces its parent with it.
     fn make(
         &mut self,
         function: &'static str,
@@ -179,7 +179,7 @@ impl Handle {
             result = Err(Failure::Unfit(format!("{function} made no communicator")));
         }
         // A parent that has shrunk must be aborted: to destroy it would wait for the ranks that are gone. If the shrink
-        // was given up or has failed, NCCL is done with it only after this abort, and may then have made a child of no
+        // was given up or has failed, NCCL finishes it only after this abort, and may then have made a child of no
         // use.
         if result.is_ok() {
             self.retire();
@@ -188,7 +188,7 @@ impl Handle {
         }
         self.comm = child();
         match result {
-            // SAFETY: NCCL is done with it, and so are we.
+            // SAFETY: neither NCCL nor this code uses it any more.
             Ok(()) => drop(unsafe { Box::from_raw(place) }),
             Err(_) => self.retire(),
         }
@@ -241,7 +241,7 @@ impl Handle {
     fn enqueue(&self, comm: RawComm, operation: &Operation) -> (&'static str, c_int) {
         use super::library::{FLOAT32, SUM};
         let (functions, stream): (_, RawStream) = (self.functions(), self.device.stream());
-        // SAFETY: a live communicator, the device's stream, and memory that whoever made the spans vouches for.
+        // SAFETY: a live communicator, the device's stream, and memory that the maker of the spans vouches for.
         unsafe {
             match operation {
                 Operation::AllReduce { data } => {
@@ -298,20 +298,20 @@ impl Handle {
         }
     }
 
-    /// Whether the communicator can shrink or grow. If NCCL has seen the end of a peer's connection, it cannot: that error
-    /// is kept where no revoke clears it (`proxyState->asyncResult` in NCCL's `init.cc`).
+    /// Whether the communicator can shrink or grow. If NCCL has seen the end of a peer's connection, it cannot: that
+    /// error is kept where no revoke clears it (`proxyState->asyncResult` in NCCL's `init.cc`).
     pub(super) fn is_sound(&self) -> bool {
         self.comm().is_ok_and(|comm| matches!(self.state_of(comm), Ok(SUCCESS | IN_PROGRESS)))
     }
 
-    /// Gives the communicator up, if there is one, and does not wait for it: NCCL takes up to a second to end its threads,
-    /// which look only now and then whether they are to end, and no round needs to wait for that.
+    /// Gives the communicator up, if there is one, and does not wait for it: NCCL takes up to a second to end its
+    /// threads, which look only now and then whether they are to end, and no round needs to wait for that.
     pub(super) fn retire(&mut self) {
         let Some(comm) = self.comm.take() else { return };
         self.parting.retain(|parting| !parting.is_finished());
         let (abort, address) = (self.functions().abort, comm.as_ptr() as usize);
         let abort = move || {
-            // SAFETY: a live communicator that nobody uses afterwards. An error leaves nothing to do.
+            // SAFETY: a live communicator that no code uses afterwards. An error leaves nothing to do.
             unsafe { abort(address as RawComm) };
         };
         match std::thread::Builder::new().name("nccl-abort".into()).spawn(abort) {
@@ -323,7 +323,7 @@ impl Handle {
     /// The same, and waits for it.
     fn abort(&mut self) {
         if let Some(comm) = self.comm.take() {
-            // SAFETY: a live communicator that nobody uses afterwards. An error leaves nothing to do.
+            // SAFETY: a live communicator that no code uses afterwards. An error leaves nothing to do.
             unsafe { (self.functions().abort)(comm.as_ptr()) };
         }
     }
@@ -338,7 +338,7 @@ impl Handle {
             return Err(failure);
         }
         self.comm = None;
-        // SAFETY: a live communicator that nobody uses afterwards.
+        // SAFETY: a live communicator that no code uses afterwards.
         let code = unsafe { (self.functions().destroy)(comm) };
         self.check("ncclCommDestroy", code)
     }

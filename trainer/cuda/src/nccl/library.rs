@@ -17,7 +17,7 @@ use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
 
 use super::recovery::{Capabilities, version_text};
 use crate::Surroundings;
-use crate::site_packages::site_packages;
+use crate::libraries::site_packages::site_packages;
 
 /// The oldest version that can be used: since 2.17 NCCL takes the configuration that is passed here.
 const OLDEST: c_int = 21_700;
@@ -25,8 +25,8 @@ const OLDEST: c_int = 21_700;
 /// The library's file.
 const NAME: &str = "libnccl.so.2";
 
-const REMEDY: &str = "install it (pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, or the package libnccl2), or name its file with \
-     --nccl-library";
+const REMEDY: &str = "install it (pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, or the package libnccl2), or name \
+     its file with --nccl-library";
 
 /// `ncclSuccess`
 pub(super) const SUCCESS: c_int = 0;
@@ -43,7 +43,7 @@ pub(super) const SUM: c_int = 0;
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
     /// It is not found, or cannot be loaded.
-    #[error("NCCL cannot be loaded: {}; {REMEDY}", tried.join("; "))]
+    #[error("cannot load NCCL: {}; {REMEDY}", tried.join("; "))]
     Missing {
         /// Each place, and what was wrong there.
         tried: Vec<String>,
@@ -222,7 +222,7 @@ impl Library {
         };
         let mut tried = Vec::new();
         for place in places {
-            // SAFETY: loading runs the library's constructors; whoever named or installed it vouches for it.
+            // SAFETY: loading runs the library's constructors; the user who named or installed it vouches for it.
             match unsafe { libloading::os::unix::Library::open(Some(&place), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(library) => return Library::bind(&place, library).map(Arc::new),
                 Err(error) => {
@@ -256,7 +256,7 @@ impl Library {
     }
 
     /// This library without the functions that keep a communicator when a group changes. If one rank has it, all ranks
-    /// make each round's communicator anew. It is for those who do not trust NCCL's shrink, revoke and grow.
+    /// make a new communicator in each round. It is for users who do not trust NCCL's shrink, revoke and grow.
     #[must_use]
     pub fn that_renews(&self) -> Arc<Library> {
         let functions = Functions { shrink: None, revoke: None, grow: None, grow_id: None, ..self.functions };

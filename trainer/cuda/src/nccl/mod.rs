@@ -4,9 +4,10 @@
 //! ```text
 //! library        finds and loads the shared library, and asks which functions it has
 //! ordered        the sum in the order of the shards, as steps
-//! recovery       decides how the communicator changes with the members: shrink, grow, or anew. Calls nothing
+//! recovery       decides how the communicator changes with the members: shrink, grow, or renew. Calls nothing
 //! retry          decides when NCCL is tried again after a failure. Calls nothing
 //! handle         one communicator: every call of NCCL, in one thread        nccl_thread   that thread
+//! stream         a second stream of the GPU, for NCCL's sums
 //! communicator   the front: joins each round's group, runs operations, gives up on them
 //! ```
 //!
@@ -27,6 +28,7 @@ mod nccl_thread;
 mod ordered;
 pub mod recovery;
 pub mod retry;
+pub(crate) mod stream;
 
 use std::ffi::c_void;
 
@@ -73,8 +75,8 @@ impl Span {
     /// `elements` 32-bit floats at `address`.
     ///
     /// # Safety
-    /// They are memory that the device can reach. While an operation on them is under way they stay so, and nobody else
-    /// uses them. An operation that fails is under way until the communicator's method has returned.
+    /// They are memory that the device can reach. While an operation on them is under way they stay so, and no other
+    /// code uses them. An operation that fails is under way until the communicator's method has returned.
     #[allow(unsafe_code)]
     pub unsafe fn new(address: usize, elements: usize) -> Span {
         Span { address, elements }

@@ -48,7 +48,7 @@ impl NcclThread {
     ) -> Answer<T> {
         let (sender, receiver) = channel();
         self.interrupted.store(false, Ordering::Relaxed);
-        // Perhaps nobody waits for the answer any more. If the thread is gone, the closed channel is the answer.
+        // The caller may have stopped waiting for the answer. If the thread is gone, the closed channel is the answer.
         let work: Work = Box::new(move |handle| drop(sender.send(work(handle))));
         let _ = self.works.as_ref().map(|works| works.send(work));
         Answer(receiver)

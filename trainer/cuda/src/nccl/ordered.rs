@@ -112,7 +112,7 @@ mod tests {
         for shards in 1..=13 {
             for ranks in 1..=6 {
                 for rank in 0..ranks {
-                    // Each number stands for the node that it is the sum of.
+                    // Each number represents the node that it is the sum of.
                     let elements = ranks as usize;
                     let own_nodes = nodes(shards, rank, ranks);
                     let own: Vec<Span> = (0..own_nodes.len()).map(|i| at(100 * (i + 1), elements)).collect();

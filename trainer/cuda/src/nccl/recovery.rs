@@ -1,7 +1,7 @@
 //! Decides how a communicator goes from the members of one round to those of the next. Calls nothing. All ranks decide
 //! from the same numbers, and so decide alike.
 //!
-//! To make a communicator anew takes longest, and always works. To shrink or to grow one keeps the connections between
+//! To make a new communicator takes longest, and always works. To shrink or to grow one keeps the connections between
 //! the members that stay. NCCL's rules: a shrink keeps the order of the members that stay, and only they take part. A
 //! grow keeps every rank, and gives new members the ranks after them. A communicator whose operation was given up must
 //! first be revoked by all its members that stay: that ends the operation. A communicator that has seen the end of a
@@ -60,7 +60,7 @@ pub enum Way {
     },
     /// Members have come, and none have left.
     Grow,
-    /// Anew, after any other change.
+    /// A new communicator, after any other change.
     Renew,
 }
 
@@ -179,7 +179,7 @@ mod tests {
             ("one came and one left", &[was(0), was(1), NEW], Way::Renew),
             ("one came back with a communicator of long ago", &[was(0), was(1), was(2), of_round(3, 1)], Way::Grow),
             ("one of those who stay lost its own", &[was(0), NEW, was(2)], Way::Renew),
-            ("nobody came or left", &[was(0), was(1), was(2)], Way::Renew),
+            ("no rank came or left", &[was(0), was(1), was(2)], Way::Renew),
             ("rounds are mixed", &[of_round(9, 0), was(1)], Way::Renew),
         ];
         for (what, ranks, way) in cases {
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(unlike(&[of(22_809), was(1), broken(2)]), None);
         let told = |versions: &[i32]| unlike(&versions.iter().map(|&version| of(version)).collect::<Vec<_>>());
         assert_eq!(told(&[22_809, 23_007]).unwrap(), "2.28.9 on rank 0; 2.30.7 on rank 1");
-        // The last number alone is enough.
+        // A difference in the last number is enough.
         assert_eq!(told(&[22_809, 22_807, 22_809]).unwrap(), "2.28.7 on rank 1; 2.28.9 on ranks 0, 2");
     }
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! a sum fails, the first in its round      all ranks make a new communicator, in the same round
-//! a second one, or no communicator         the round goes on over TCP; NCCL is tried again in the next round
+//! a second one, or no communicator         the round continues over TCP; NCCL is tried again in the next round
 //! the same in the round that tries again   NCCL is tried again after 2 rounds, then after 4, 8, … 64
 //! a round goes well over NCCL              its failures are forgotten
 //! ```
@@ -20,7 +20,7 @@ const LONGEST_WAIT: u64 = 64;
 pub struct Failures {
     /// All failures since the oldest of the ranks began.
     pub total: u64,
-    /// Rounds in a row that went on without NCCL because it failed.
+    /// Rounds in a row that continued without NCCL because it failed.
     pub in_a_row: u64,
     /// The first round that may try NCCL.
     pub not_before: u64,
@@ -57,7 +57,7 @@ impl Failures {
         }
     }
 
-    /// After this round had to go on without NCCL.
+    /// After this round had to continue without NCCL.
     #[must_use]
     pub fn with_round(self, round: u64) -> Failures {
         let (total, in_a_row) = (self.total.saturating_add(1), self.in_a_row.saturating_add(1));

@@ -1,5 +1,5 @@
-//! Numbers in bf16 on the GPU, and what is computed with them: products with epilogues, norms, sums and losses, compared
-//! with their definitions in f64.
+//! Numbers in bf16 on the GPU, and what is computed with them: products with epilogues, norms, sums and losses,
+//! compared with their definitions in f64.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -64,14 +64,14 @@ fn in_bf16() -> Gpu {
 /// What is written to bf16: a step more than f32's own error, which `error` is.
 fn assert_rounded(found: &[f32], wanted: &[f64], error: f64, what: &str) {
     assert_near(found, wanted, HALF_A_STEP + error, what);
-    // And no further from it than rounding does, but for numbers in the middle between two.
+    // And no further from it than rounding does, except numbers in the middle between two.
     for (&found, &wanted) in found.iter().zip(wanted) {
         let allowed = HALF_A_STEP * wanted.abs() + 2.0 * error * (1.0 + wanted.abs());
         assert!((f64::from(found) - wanted).abs() <= allowed, "{what}: {found}, not {wanted}");
     }
 }
 
-/// A matrix, of which each core computes some rows by `compute`, which gets their numbers and zeros. At GPT-2's sizes one
+/// A matrix. Each core computes some rows by `compute`, which gets their numbers and zeros. At GPT-2's sizes one
 /// core would take minutes.
 fn on_all_cores(rows: usize, columns: usize, compute: impl Fn(Range<usize>, &mut [f64]) + Sync) -> Vec<f64> {
     let each = rows.div_ceil(thread::available_parallelism().map_or(1, NonZero::get));
@@ -119,12 +119,12 @@ fn assert_epilogues(gpu: &Gpu, twice: bool, shapes: impl IntoIterator<Item = (us
             back(gpu, &out)
         };
         let what = format!("{rows}×{columns}×{inner}");
-        // Where rows of operands are no multiples of 16 bytes, the library may sum in parts and round before it adds a bias
-        // (seen with cuBLASLt 13.1 on an H200: algorithm 24, 16 parts, for 65×24×17).
+        // Where rows of operands are no multiples of 16 bytes, the library may sum in parts and round before it adds a
+        // bias (seen with cuBLASLt 13.1 on an H200: algorithm 24, 16 parts, for 65×24×17).
         let twice = twice || !inner.is_multiple_of(8);
         let error = if twice { 4e-3 } else { 2e-6 } * (1.0 + (inner as f64).sqrt() / 4.0);
-        // The library takes the GPU's own tanh, which is off by 2^-11 (seen with cuBLASLt 13.1 on an H200). GELU's slope,
-        // by which a sum is multiplied, is off by twice that.
+        // The library takes the GPU's own tanh, which is off by 2^-11 (seen with cuBLASLt 13.1 on an H200). GELU's
+        // slope, by which a sum is multiplied, is off by twice that.
         let of_gelu = (2.0 * error).max(5e-4);
         let of_slope = of_gelu * (1.0 + sums.iter().fold(0.0, |most: f64, sum| most.max(sum.abs())));
         assert_rounded(&product(Epilogue::Plain), &sums, 1e-5, &what);
@@ -172,8 +172,8 @@ fn weights_gradients_are_written_or_added() {
             });
             let (left, right) = (on(&gpu, &lefts), on(&gpu, &rights));
             let mut out = buffers::on(&gpu, &vec![f32::NAN; rows * columns]);
-            // A tensor core cuts off what does not fit behind the sum so far, and does not round it: such errors all have
-            // one sign. A term that is missing would be off by 0.06.
+            // A tensor core cuts off what does not fit behind the sum so far, and does not round it: such errors all
+            // have one sign. A term that is missing would be off by 0.06.
             let error = 1e-6 * (1.0 + (inner as f64).sqrt()) + 1e-7 * inner as f64;
             for (adds, times) in [(false, 1.0), (true, 2.0), (true, 3.0)] {
                 let (left, right) = (Matrix::new(left.view(), inner, rows), Matrix::new(right.view(), inner, columns));

@@ -49,7 +49,7 @@ pub(crate) fn usage(code: &[u8]) -> HashMap<String, Usage> {
             let name = text(code, names + number(code, symbol, 4) as usize);
             frames.insert(name, number(code, place + 8, 4) as u32);
         }
-        // The other formats have their value in the place of a size.
+        // The other formats hold their value where this one holds a size.
         place += 4 + if format == FOR_A_SYMBOL { size } else { 0 };
     }
     let kernels = sections.iter().filter_map(|(name, place)| Some((name.strip_prefix(".text.")?, place)));

@@ -4,7 +4,7 @@
 use elastic_cuda::Gpu;
 
 #[test]
-#[should_panic(expected = "products are computed by the trainer's own kernel, which is slower")]
+#[should_panic(expected = "the trainer's own kernel computes the products, which is slower")]
 fn products_without_the_library_are_warned_of() {
     crate::warnings::are_failures();
     // Another library under its name

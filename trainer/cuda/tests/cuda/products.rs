@@ -52,7 +52,7 @@ fn they_are_those_of_rounded_operands() {
     }
 }
 
-/// Compares products of the shapes `(rows, columns, inner)` with their definition in f64: of operands as they are and
+/// Compares products of the shapes `(rows, columns, inner)` with their definition in f64: of operands as stored and
 /// transposed, with everything that can follow a product. `rounded` is how the GPU rounds a number of an operand.
 pub(crate) fn assert_products_match(
     gpu: &Gpu,

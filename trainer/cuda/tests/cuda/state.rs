@@ -13,7 +13,7 @@ fn filled(gpu: &Gpu, salt: u64) -> (GpuState, Vec<f32>) {
     (state, given)
 }
 
-/// Doubles all numbers, in place of a step.
+/// Doubles all numbers, instead of a step.
 fn change(gpu: &Gpu, state: &mut GpuState) {
     for part in state.parts_mut(gpu).unwrap() {
         let mut as_it_was = gpu.zeros::<f32>(COUNT).unwrap();
@@ -42,7 +42,7 @@ fn a_copy_is_of_the_state_as_it_was_when_it_was_asked_for() {
         change(&gpu, &mut state);
         assert!(copy.numbers().unwrap() == given, "turn {turn}");
         given = doubled(&given);
-        assert!(downloaded(&gpu, &state) == given, "it goes on, in turn {turn}");
+        assert!(downloaded(&gpu, &state) == given, "the state changes, in turn {turn}");
     }
     let copy = state.snapshot(&gpu).unwrap().unwrap();
     state.upload(&gpu, &vec![0.0; 3 * COUNT]).unwrap();

@@ -1,4 +1,4 @@
-//! Groups that change: ranks come, leave and die, and the others' communicator goes on.
+//! Groups that change: ranks come, leave and die, and the others keep their communicator.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ fn groups_of_every_size_sum() {
     every(&all(&mut processes.each_mut(), "leave"), "left");
 }
 
-/// One of three dies in the middle of a sum: what the survivors report, and how they go on.
+/// One of three dies in the middle of a sum: what the survivors report, and how they continue.
 fn after_a_death(library: &Path, expected: &str) {
     let mut processes: [Process; 3] = start(library);
     every(&join(&mut processes.each_mut(), 1, LONG), "Renew");

@@ -71,7 +71,7 @@ pub(crate) fn start<const N: usize>(library: &Path) -> [Process; N] {
     std::array::from_fn(|_| Process::start(library))
 }
 
-/// A port that is reserved, though nobody listens on it.
+/// A port that is reserved without a listener.
 fn hold_port() -> (std::net::TcpListener, u16) {
     let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = held.local_addr().unwrap().port();
@@ -98,5 +98,5 @@ pub(crate) fn join(processes: &mut [&mut Process], round: u64, time: Duration) -
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 pub(crate) fn every(answers: &[String], expected: &str) {
-    assert!(answers.iter().all(|answer| answer == expected), "{answers:?} in place of {expected}");
+    assert!(answers.iter().all(|answer| answer == expected), "{answers:?} instead of {expected}");
 }

@@ -1,4 +1,4 @@
-//! A rank in a process of its own: it does what it is told on standard input.
+//! A rank in a process of its own: it carries out the commands on standard input.
 
 use std::ffi::c_void;
 use std::io::BufRead;
@@ -28,7 +28,7 @@ struct Counters {
     ended: AtomicU64,
 }
 
-/// Host memory in place of a GPU's.
+/// Host memory instead of a GPU's.
 struct Host {
     counters: &'static Counters,
     mark: u64,
@@ -177,7 +177,7 @@ fn host() -> Host {
     Host { counters: Box::leak(Box::default()), mark: 0 }
 }
 
-/// A process that tests start: one rank, which is told what to do line by line.
+/// A process that tests start: one rank, which reads commands line by line.
 #[test]
 #[ignore = "a part of the other tests"]
 fn rank() {

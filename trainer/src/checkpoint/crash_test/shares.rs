@@ -29,7 +29,7 @@ fn checkpoints_in_shares_survive_crashes_and_failures_as_whole_ones_do() {
             let step = found.as_ref().map(|found| found.manifest.step);
             assert!(step >= saved, "{fault:?} at call {at}, seed {seed}: {saved:?} was saved, found {step:?}");
             assert!(found.is_none_or(|found| found.state == state(found.manifest.step)), "{fault:?} at call {at}");
-            // And life goes on over what is left, even of the same round.
+            // And later saves work over what is left, even of the same round.
             checkpoints.prepare().unwrap();
             for step in [12, 15] {
                 save_shared(&mut checkpoints, step, 3).unwrap();
@@ -54,7 +54,7 @@ fn a_share_of_another_state_or_of_an_attempt_that_was_given_up_changes_nothing()
     assert!(error.to_string().contains("another state"), "{error}");
     checkpoints.complete(&slot(3, 1), &part(7, 0)).unwrap();
     assert_eq!(checkpoints.newest().unwrap().state, state(3));
-    // When one that was too late writes after all, to where it was told to
+    // When a late writer writes after all, to the name that it was given
     let committed = save(&mut checkpoints, 6, 1).unwrap();
     checkpoints.share(&slot(6, 1), &part(8, 1)).unwrap();
     assert_eq!(checkpoints.load(Path::new(&committed.path), Some(&committed.digest)).unwrap().state, state(6));

@@ -4,17 +4,17 @@
 //! share   which bytes a share has, how it is written, how all of them become a checkpoint
 //! votes   when all shares are durable, and what follows if one never is
 //!
-//! <folder>/.shared-<nonce>                                        who finds what rank 0 has put there shares the folder
+//! <folder>/.shared-<nonce>                                        a worker that finds rank 0's file shares the folder
 //! <folder>/step-00000120-r3/rank0-of-1.safetensors.<nonce>.tmp    all write to it, each its own chunks
 //! <folder>/step-00000120-r3/<nonce>.1.crc                         what share 1's writer has written, for rank 0
 //! ```
 //!
-//! The first worker of each node holds the same snapshot. Those that see the same folder write a share each. To find out
-//! which do, rank 0 puts a file there whose name nobody can guess. A worker that finds the file shares the folder,
-//! whatever the folder's path is on its node.
+//! The first worker of each node holds the same snapshot. Those that see the same folder write a share each. To find
+//! out which do, rank 0 puts a file there whose name no other writer can guess. A worker that finds the file shares the
+//! folder, whatever the folder's path is on its node.
 //!
 //! The nonce is the round's: a writer that was left behind by its round, or by rank 0's patience, writes to a name, or
-//! a file without one, that nobody else uses any more.
+//! a file without one, that no other writer uses.
 
 mod share;
 mod votes;

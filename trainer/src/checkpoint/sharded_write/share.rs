@@ -72,7 +72,7 @@ impl<D: Disk> Checkpoints<D> {
     /// Puts a file into the folder that other nodes can look for.
     pub fn mark_shared(&mut self, nonce: u64) -> io::Result<()> {
         let path = self.shared(nonce);
-        self.disk.write(&path, b"whoever sees this writes its share of the checkpoints here\n")
+        self.disk.write(&path, b"each node that sees this file writes its share of the checkpoints here\n")
     }
 
     /// Whether that file is there.

@@ -4,7 +4,7 @@
 //! ```text
 //! rank 0      wants one ── BEGIN ─▶ all writers copy that step's state, and write a share of it each
 //! each        PENDING while its disk is busy with its share; FAILED if that cannot be
-//! rank 0      nobody is PENDING: completes it      FAILED, or too late: writes all of it itself
+//! rank 0      no rank is PENDING: completes it     FAILED, or too late: writes all of it itself
 //! ```
 //!
 //! All hear the same votes of the same step. A share that was given up may be written for as long as its disk likes: no
@@ -83,7 +83,7 @@ impl ShareVotes {
         }
     }
 
-    /// Its disk is done with its share: that is durable, or never will be.
+    /// Its disk has finished its share: that is durable, or never will be.
     pub(super) fn wrote(&mut self, durable: bool) {
         if self.own == Own::Writing {
             self.own = match (self.begun, durable) {
@@ -94,7 +94,7 @@ impl ShareVotes {
         }
     }
 
-    /// Hears a step's votes, at a time `now` of any clock that only goes on.
+    /// Hears a step's votes, at a time `now` of any monotonic clock.
     pub(super) fn heard(&mut self, votes: u32, now: Duration) -> Next {
         self.busy = votes & PENDING != 0;
         if votes & BEGIN != 0 {
@@ -196,7 +196,7 @@ mod tests {
             for step in 1..=400 {
                 now += seconds(if roll(2, step, 0, 20) == 0 { roll(3, step, 0, 90) } else { 1 });
                 if roll(4, step, 0, 60) == 0 && step < faults_end {
-                    // A round changes: those that live begin anew, whatever their disks do.
+                    // A round changes: the survivors start again, whatever their disks do.
                     writers.iter_mut().for_each(|writer| writer.shares = ShareVotes::new(writer.shares.leads));
                     writers.iter_mut().for_each(|writer| writer.disk = None);
                     (saved, wanted) = (step, step);

@@ -1,5 +1,5 @@
 //! Batches, each of which is read while the GPU is at the one before: the next piece of a step, and behind its last one
-//! the first of the next step. Whoever reads only when the GPU is done has it wait.
+//! the first of the next step. A read that begins only when the GPU is done makes the GPU wait.
 
 use std::collections::VecDeque;
 
@@ -22,8 +22,8 @@ pub(super) struct Batches<B> {
 }
 
 impl<B> Batches<B> {
-    /// A step begins, in which this rank computes these nodes. What is expected is what the next step begins with if this
-    /// rank has the same nodes then. It may have others, or the step may have to be done again.
+    /// A step begins, in which this rank computes these nodes. What is expected is what the next step begins with if
+    /// this rank has the same nodes then. It may have others, or the step may have to be done again.
     pub(super) fn expect<M: Model<Batch = B>>(&mut self, task: &GradientTask<'_, M>, nodes: &[Node]) {
         self.upcoming.clear();
         let shards = || nodes.iter().flat_map(|node| node.first..node.end);

@@ -23,7 +23,7 @@ use crate::model::Model;
 /// A part of the gradient that is summed over the ranks at once.
 pub(super) struct Bucket {
     place: Range<usize>,
-    /// Where the GPU is done with it.
+    /// Where the GPU has finished it.
     mark: Mark,
 }
 
@@ -51,7 +51,7 @@ impl<M: Model> OnGpu<'_, M> {
         for Bucket { place, mark } in buckets {
             gpu.wait_for(mark)?;
             if votes.is_none() {
-                // Nobody's time for a sum runs while another has not come as far.
+                // No rank's timeout for a sum runs before all ranks have come this far.
                 votes = Some(nccl.exchange(group, vote())?);
             }
             match order {

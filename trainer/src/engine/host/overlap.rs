@@ -66,10 +66,10 @@ impl<M: Model> OnHost<M> {
             let summing = thread::Builder::new().name("sums".into());
             let summing = summing.spawn_scoped(scope, move || sums.run(length, bucket)).map_err(EngineError::Thread)?;
             task.sum_from_back(parts, threads, outboxes, bucket, |part, numbers| {
-                // Nobody takes it where a sum has failed.
+                // The receiver is gone where a sum has failed.
                 let _ = senders[part].send(numbers);
             });
-            // As late as possible: when the last bucket is to be summed. Where a sum has failed nobody asks.
+            // As late as possible: when the last bucket is to be summed. After a failed sum no thread asks.
             if asked.recv().is_ok() {
                 let _ = answer.send(vote());
             }
@@ -133,7 +133,7 @@ mod tests {
     use elastic_collective::tree::{cover, shards_of};
     use elastic_collective::{GroupConfig, Patience};
 
-    /// Its gradient shows in its last bits in which order it was added, and is told of in steps of some length.
+    /// Its gradient shows in its last bits in which order it was added, and is reported in steps of some length.
     struct Rough {
         tensors: [Tensor; 1],
         told: usize,

@@ -42,7 +42,7 @@ impl Size {
         if let Some((name, _)) = parts.into_iter().find(|&(_, count)| count == 0) {
             return Some(format!("{name} is zero"));
         }
-        (width % heads != 0).then(|| format!("a width of {width} cannot be shared by {heads} heads"))
+        (width % heads != 0).then(|| format!("a width of {width} is not divisible by {heads} heads"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The forward and backward pass of a GPT-2. What the backward pass needs is kept, but for two things that would be
+//! The forward and backward pass of a GPT-2. What the backward pass needs is kept, except two things that would be
 //! large: attention's weights are computed again, and the scores of the whole vocabulary are used at once, some rows at
 //! a time.
 

@@ -70,7 +70,7 @@ fn a_slow_disk_holds_no_step_up_and_gets_the_newest_state() {
     let mut saving = start(Gated(Host, gate.clone()), folder.path());
     save(&mut saving, 1);
     wait_until_writing(&saving, 1);
-    // When states come that it has no time for, then nobody waits for it: it is this thread that opens the gate
+    // When states come that it has no time for, then no caller waits for it: this thread opens the gate
     for step in 2..=20 {
         save(&mut saving, step);
         assert_eq!(saving.follow(None).unwrap(), []);
@@ -184,11 +184,11 @@ fn two_write_a_checkpoint_in_shares_and_rank_0_all_of_what_the_other_does_not() 
     helper.take_in(reserved);
     assert_eq!(ended(&|| helper.ended_share()), (1, 1, true));
     assert_eq!(ended(&|| saving.writer.ended_share()), (1, 0, true));
-    assert!(saving.is_pending() && saving.follow(None).unwrap().is_empty(), "not before it is told to");
+    assert!(saving.is_pending() && saving.follow(None).unwrap().is_empty(), "not before the decision");
     saving.writer.decide(WriteMode::Complete(share(0)));
     saving.writer.wait(LONG);
     assert_eq!(saving.follow(None).unwrap()[0].step, 1);
-    // And one of which the other's share never comes
+    // And one whose other share never comes
     begin(&mut saving, 2);
     saving.writer.decide(WriteMode::Whole);
     saving.writer.wait(LONG);

@@ -1,4 +1,4 @@
-//! Snapshots of a training on a GPU: which step's numbers they hold, what waits for them, and who goes on from them.
+//! Snapshots of a training on a GPU: which step's numbers they hold, what waits for them, and who continues from them.
 //! The double makes the copies as late as it may. So work that should wait for a copy, and does not, changes its
 //! numbers.
 
@@ -48,7 +48,7 @@ fn each_alone(folder: &Path) -> Vec<PathBuf> {
     alone
 }
 
-/// The parameters that training ends with when it goes on from each of a folder's checkpoints.
+/// The parameters that training ends with when it continues from each of a folder's checkpoints.
 fn ends(folder: &Path) -> Vec<String> {
     let ends = each_alone(folder).into_iter().map(|home| {
         let (well, printed, logged) = run(&saving(&home), "");
@@ -150,7 +150,7 @@ fn workers_that_are_all_killed_leave_what_the_next_ones_come_to_the_same_end_fro
         agent.say(&ToWorker::Assignment(assignment(&place, None)));
     }
     let reached = group.iter().zip(steps).map(|((agent, _), step)| agent.step_reached(step + 5)).min().unwrap();
-    // When all are killed, then others go on from there
+    // When all are killed, then others continue from there
     for (_, worker) in group {
         worker.signal(Signal::KILL);
         worker.end();

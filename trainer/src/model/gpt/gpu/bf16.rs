@@ -1,13 +1,13 @@
-//! The pass with `--precision bf16`: whatever is an operand of a product, or the result of one, is in bf16, and is rounded
-//! once, where it is made. The residual stream, its derivative, statistics, losses and the gradient are f32.
+//! The pass with `--precision bf16`: whatever is an operand of a product, or the result of one, is in bf16, and is
+//! rounded once, where it is made. The residual stream, its derivative, statistics, losses and the gradient are f32.
 //!
-//! Biases, GELU and its derivative belong to products, which cuBLASLt does before it writes them. The head has a row for
-//! each token of the vocabulary and zeros up to a multiple of [`TOKENS`], as tensor cores like it. Of the scores that
-//! these make nothing is used.
+//! Biases, GELU and its derivative belong to products, which cuBLASLt does before it writes them. The head has a row
+//! for each token of the vocabulary and zeros up to a multiple of [`TOKENS`], as tensor cores like it. Of the scores
+//! that these make nothing is used.
 //!
-//! For each token and block there are two streams in f32, fourteen widths in bf16, a number for each head and four more;
-//! and the scores of the whole vocabulary, in bf16, for [`SCORED_ROWS`] tokens at most. GPT-2 with its context of 1024
-//! takes 365 MB for a sample, and beside that 610 MB for parameters and scores in bf16 and the padded derivative.
+//! For each token and block there are two streams in f32, fourteen widths in bf16, a number for each head and four
+//! more; and the scores of the whole vocabulary, in bf16, for [`SCORED_ROWS`] tokens at most. GPT-2 with its context of
+//! 1024 takes 365 MB for a sample, and another 610 MB for parameters and scores in bf16 and the padded derivative.
 
 use elastic_cuda::{
     Attended, Bf16, Buffer, Chunks, CudaError, CudaSlice, CudaView, Done, Epilogue, Gpu, Labelled, Matrix, More,
@@ -262,8 +262,8 @@ impl Slopes {
         done(gradient.slice_mut(norm_1.weight.start..))
     }
 
-    /// The backward pass of a norm, from `single` into `stream`. The last norm's replaces what is there, the others' are
-    /// added to it.
+    /// The backward pass of a norm, from `single` into `stream`. The last norm's replaces what is there, the others'
+    /// are added to it.
     fn norm_back(
         &mut self,
         here: &Here<'_>,

@@ -46,7 +46,7 @@ fn attention_in_bf16_and_its_slope_match_the_definition() {
         let found = slope(&gpu, shape, &triples, &above);
         assert_within(&found, &exact.slope, &exact.slope_off, IN_F32, &format!("slope of {shape:?}"));
         assert_eq!(slope(&gpu, shape, &triples, &above), found, "again, of {shape:?}");
-        // It is another computation than in f32, but for a row that sees only itself.
+        // It is another computation than in f32, except for a row that sees only itself.
         if shape.time == 1 {
             continue;
         }

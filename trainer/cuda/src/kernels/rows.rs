@@ -3,14 +3,15 @@
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
-use super::gpu::{Buffer, Gpu};
 use super::launch::{Labelled, grid, whole};
-use super::{Bf16, CudaError, Number};
+use crate::gpu::{Buffer, Gpu};
+use crate::{Bf16, CudaError, Number};
 
 /// Threads of a block, and its rows if each warp has one, as in `rows.cu`.
 const THREADS: usize = 128;
 const WARPS: usize = 4;
-/// Of a block that sums over rows: its threads across, of four columns each, all its threads, and the rows that it sums, as in `rows.cu`.
+/// Of a block that sums over rows: its threads across, of four columns each, all its threads, and the rows that it
+/// sums, as in `rows.cu`.
 const ACROSS: usize = 32;
 const SUM_THREADS: usize = 256;
 const CHUNK: usize = 256;
@@ -44,7 +45,7 @@ pub struct More<'a, T = f32> {
     pub to: Option<CudaView<'a, f32>>,
 }
 
-/// A derivative that goes on through a norm.
+/// A derivative that passes back through a norm.
 #[derive(Debug)]
 pub struct SlopeIn<'a> {
     /// Where it is written, or added.
@@ -184,8 +185,8 @@ impl Gpu {
             launch.arg(rounded);
         }
         launch.arg(inputs).arg(weight).arg(stats).arg(slope_out).arg(&rows).arg(&width).arg(&adds);
-        // SAFETY: the arguments are the kernel's, which has one for what is rounded if it is for bf16; and the lengths fit
-        // so many rows of this width.
+        // SAFETY: the arguments are the kernel's, which has one for what is rounded if it is for bf16; and the lengths
+        // fit so many rows of this width.
         unsafe { self.run(launch, warps(rows), "go back through a norm") }
     }
 
@@ -330,11 +331,11 @@ fn warps(rows: i32) -> LaunchConfig {
 }
 
 /// A thread for every four of `count`.
-pub(super) fn fours(count: usize) -> LaunchConfig {
+pub(crate) fn fours(count: usize) -> LaunchConfig {
     each(count.div_ceil(4 * THREADS).max(1))
 }
 
 /// A block for each of `count`.
-pub(super) fn each(count: usize) -> LaunchConfig {
+pub(crate) fn each(count: usize) -> LaunchConfig {
     grid((whole(count) as u32, 1, 1), THREADS)
 }

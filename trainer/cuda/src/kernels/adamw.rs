@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, PushKernelArg};
 
-use super::CudaError;
-use super::gpu::Gpu;
 use super::launch::{THREADS, grid, whole};
+use crate::CudaError;
+use crate::gpu::Gpu;
 
 /// Which of all parameters decay.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct AdamwStep {
 
 impl Gpu {
     /// Moves parameters by AdamW, along `scale * gradient`. The three slices of `state` are parameters, means and
-    /// squares; the gradient may go on after them.
+    /// squares; the gradient may be longer than they are.
     ///
     /// # Panics
     /// When the buffers are shorter than `decays` says.

@@ -6,17 +6,17 @@ use std::sync::PoisonError;
 use cudarc::driver::{CudaFunction, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::attention::{Attended, Attention, DEPTHS, MOST_TILES, THREADS};
-use super::gpu::{AttentionKernels, Buffer, Gpu};
 use super::launch::{grid, whole};
-use super::{Bf16, CudaError};
+use crate::gpu::{AttentionKernels, Buffer, Gpu};
+use crate::{Bf16, CudaError};
 
 /// The kernels, by their names.
 #[derive(Debug)]
-pub(super) struct Bf16Kernels {
-    pub(super) by_heads: CudaFunction,
-    pub(super) means: CudaFunction,
+pub(crate) struct Bf16Kernels {
+    pub(crate) by_heads: CudaFunction,
+    pub(crate) means: CudaFunction,
     /// For heads up to each width of `DEPTHS`.
-    pub(super) sets: [AttentionKernels; 2],
+    pub(crate) sets: [AttentionKernels; 2],
 }
 
 /// For heads up to each width of `DEPTHS`: the rows of a block of the kernels `forward` and `queries`.

@@ -28,96 +28,95 @@ pub struct Settings {
     /// divisors (8, 12, 24) shares evenly
     #[arg(long, value_name = "COUNT", default_value = "8")]
     pub shards: NonZeroU32,
-    /// Samples that a worker's thread computes at once, of those that a shard has: bounds its memory. A shard's pieces
-    /// are added in order, so that a run must go on with the same [default: all of a shard]
+    /// Samples of a shard that a worker's thread computes at once: bounds its memory. A shard's pieces are added in
+    /// order, so a run must continue with the same value [default: all of a shard]
     #[arg(long, value_name = "SAMPLES")]
     pub micro_batch: Option<NonZeroUsize>,
     /// Learning rate of AdamW
     #[arg(long, value_name = "RATE", default_value = "0.001", value_parser = positive)]
     pub lr: f32,
-    /// How the learning rate goes on once it has risen. With cosine a run can only go on with the same --epochs
+    /// Course of the learning rate after the warm-up. With cosine, a run can only continue with the same --epochs
     #[arg(long, value_enum, value_name = "COURSE", default_value_t = Course::Constant)]
     pub schedule: Course,
     /// Steps in which the learning rate rises evenly: step 1 has --lr / STEPS, step STEPS has --lr
     #[arg(long, value_name = "STEPS", default_value_t = 0)]
     pub warmup_steps: u64,
-    /// What a cosine falls to: after step W = --warmup-steps, step s of n has
+    /// Learning rate that --schedule cosine falls to: after step W = --warmup-steps, step s of n has
     /// lr-min + (lr - lr-min) * (1 + cos(pi * (s - 1 - W) / (n - W))) / 2
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = not_negative)]
     pub lr_min: f32,
-    /// Scale down a step's gradient, the mean over all its samples, whose Euclidean norm is above this. The norm is the
-    /// same on all workers, since the gradient is [default: none is]
+    /// Scale a step's gradient (the mean over all its samples) down to this Euclidean norm if its norm is larger. All
+    /// workers compute the same norm, because they hold the same gradient [default: no clipping]
     #[arg(long, value_name = "NORM", value_parser = positive)]
     pub clip: Option<f32>,
     /// Weight decay of AdamW
     #[arg(long, value_name = "SHARE", default_value = "0.01", value_parser = not_negative)]
     pub weight_decay: f32,
-    /// Fixes the first parameters and the order of the samples
+    /// Seed of the first parameters and of the order of the samples
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Where to compute: cpu; cuda, on the GPU whose number is LOCAL_RANK; cuda:N, on GPU N; or auto, on a GPU where
-    /// there is one that will do and the model can, else on CPUs. All workers must compute on the same kind. Not yet
-    /// run on a GPU
+    /// Where to compute: cpu; cuda, on the GPU whose number is LOCAL_RANK; cuda:N, on GPU N; or auto, on a GPU if one
+    /// is usable and the model supports it, else on CPUs. All workers must compute on the same kind. Tested on one
+    /// GPU (H200), not yet on several
     #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
     pub device: Device,
-    /// What products of matrices are computed in, on a GPU. Parameters, gradients and the optimizer's state are f32
-    /// with either. A run must go on with the same
+    /// Precision of matrix products on a GPU. Parameters, gradients and the optimizer's state are always f32. A run
+    /// must continue with the same precision
     #[arg(long, value_enum, value_name = "PRECISION", default_value_t = Precision::F32)]
     pub precision: Precision,
-    /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL
-    /// where every worker has one that works, else over TCP. In the fixed order the result is the same. Workers on CPUs
-    /// use TCP
+    /// How workers on GPUs sum their gradients: nccl, between the GPUs; tcp, through the hosts; or auto, over NCCL if
+    /// it works on every worker, else over TCP. In the fixed order the result is the same. Workers on CPUs use TCP
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = Collectives::Auto)]
     pub collectives: Collectives,
     /// NCCL's library [default: libnccl.so.2 in the folders of ELASTIC_CUDA_LIBRARIES, in the active Python
-    /// environment, or where the loader looks]
+    /// environment, or on the loader's path]
     #[arg(long, value_name = "FILE")]
     pub nccl_library: Option<PathBuf>,
-    /// Make NCCL's communicator anew in each round, in place of shrinking or growing the last one. One worker that has
-    /// this flag is enough
+    /// Make a new NCCL communicator in each round instead of shrinking or growing the last one. If one worker has this
+    /// flag, it holds for all
     #[arg(long)]
     pub nccl_renew: bool,
-    /// Threads that compute in this worker, on CPUs
+    /// Compute threads of this worker, on CPUs
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub threads: NonZeroUsize,
-    /// In which order the workers' gradients are added: fixed, the shards' own, so that a run has the same bits however
-    /// many workers there were at any time; or any, whichever is quickest, with other bits for every number of workers
+    /// Order in which the workers' gradients are added: fixed, the order of the shards, so a run has the same bits for
+    /// any number of workers at any time; or any, the quickest order, with other bits for each number of workers
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = SumOrder::Fixed)]
     pub sum_order: SumOrder,
-    /// Sum a step's gradient over the workers in buckets of so many MB (2^20 bytes), each while what is before it is
-    /// still being computed; all of it at once with 0, and where GPUs sum over TCP. In the fixed order results do not
-    /// depend on it; all workers must have the same
+    /// Sum a step's gradient over the workers in buckets of this size (1 MB is 2^20 bytes), each during the rest of the
+    /// backward pass. With 0, and where GPUs sum over TCP, the sum is one bucket. In the fixed order results do not
+    /// depend on it. All workers must have the same value
     #[arg(long, value_name = "MB", default_value = "25", value_parser = not_negative)]
     pub bucket_mb: f32,
-    /// Folder for checkpoints, the same for all workers. Without it, a restart begins anew
+    /// Folder for checkpoints, the same for all workers. Without it, a restarted job starts over
     #[arg(long, value_name = "DIR")]
     pub checkpoint_dir: Option<PathBuf>,
-    /// Steps between two snapshots of the state in memory of the node's agent, which outlives the workers: where all of
-    /// them die at once, training goes on from there. Takes twice the state's size on each node; 0 for none
+    /// Steps between two snapshots of the state in the memory of the node's agent. If all workers die at once, training
+    /// continues from the newest. Takes twice the state's size on each node; 0 for none
     #[arg(long, value_name = "STEPS", default_value_t = 10)]
     pub snapshot_every: u64,
-    /// Nodes that keep snapshots in memory: the first so many, by rank. They are also those that write shares of
-    /// checkpoints [default: all of them]
+    /// Number of nodes that keep snapshots in memory and write shares of checkpoints: the first ones by rank [default:
+    /// all nodes]
     #[arg(long, value_name = "NODES")]
     pub checkpoint_replicas: Option<NonZeroU32>,
-    /// Steps between two checkpoints; a disk that is slower gets fewer. The last step is saved in any case
+    /// Steps between two checkpoints; a slow disk gets fewer. The last step is always saved
     #[arg(long, value_name = "STEPS", default_value = "100")]
     pub checkpoint_every: NonZeroU64,
-    /// Committed checkpoints to keep: the last so many
+    /// Number of newest committed checkpoints to keep
     #[arg(long, value_name = "COUNT", default_value = "2")]
     pub keep: NonZeroUsize,
-    /// Keep for good, beside them, the first checkpoint in each so many steps
+    /// Also keep for good the first checkpoint of every STEPS steps
     #[arg(long, value_name = "STEPS")]
     pub keep_every: Option<NonZeroU64>,
     /// Append a line of JSON for each step and each committed checkpoint to this file (rank 0)
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Draw the loss over the steps, and where the group changed, into this SVG file when training ends (rank 0, of
-    /// what its process has seen)
+    /// Draw the loss over the steps, with the changes of the group, into this SVG file when training ends (rank 0, for
+    /// the steps of its process)
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// Give up on a peer that keeps a step waiting for this long; and, where a peer is lost, on a next round that does
-    /// not begin to form for as long
+    /// Give up on a peer that keeps a step waiting for this long. After the loss of a peer, also give up on a next
+    /// round that does not begin to form within this time
     #[arg(long, value_name = "TIME", default_value = "30", value_parser = patience)]
     pub peer_timeout: Duration,
     /// Give up on a round whose workers have not all appeared after this long
@@ -148,7 +147,7 @@ impl Default for Settings {
 
 impl Settings {
     /// What determines a step's result in a run of `steps`: these settings, and the words for the model and the data.
-    /// Training may only go on with the same.
+    /// Training may only continue with the same.
     pub fn of_a_step(&self, model: &str, data: &str, steps: u64) -> String {
         let Settings { batch, shards, lr, weight_decay, seed, .. } = self;
         let mut words = format!("{model} --batch {batch} --shards {shards} --lr {lr} --weight-decay {weight_decay}");
@@ -237,8 +236,8 @@ pub struct Environment {
     /// Where the flight recorder's files go: `ELASTIC_RECORD_DIR`, or the folder of `TORCHELASTIC_ERROR_FILE`, which is
     /// the worker's own in the agent's logs. None are written without either.
     pub record_dir: Option<PathBuf>,
-    /// `LOCAL_RANK` as it is set: a number among the workers that see the same GPUs. With `--virtual-local-rank` each
-    /// sees one.
+    /// The variable `LOCAL_RANK` itself: a number among the workers that see the same GPUs. With `--virtual-local-rank`
+    /// each sees one.
     pub device_rank: u32,
     /// Where CUDA's libraries may lie.
     #[cfg(feature = "cuda")]
@@ -249,7 +248,7 @@ pub struct Environment {
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
     /// A variable is not a number, or too large.
-    #[error("{name} is \"{value}\", which is no number in its range; whoever starts this worker must set it")]
+    #[error("{name} is \"{value}\", not a number in its range; correct it where this worker is started")]
     Number {
         /// The variable.
         name: &'static str,
@@ -265,7 +264,7 @@ pub enum EnvironmentError {
         world_size: u32,
     },
     /// There are peers, but no way to them.
-    #[error("WORLD_SIZE is {world_size} but {name} is not set; whoever starts this worker must set it")]
+    #[error("WORLD_SIZE is {world_size} but {name} is not set; set it where this worker is started")]
     Missing {
         /// The variable.
         name: &'static str,

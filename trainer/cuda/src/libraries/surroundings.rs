@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
+use super::site_packages::{ENVIRONMENTS, site_packages};
 use crate::CudaError;
-use crate::site_packages::{ENVIRONMENTS, site_packages};
 
 /// The variable that names folders, separated by colons, which are searched first.
 pub(crate) const FOLDERS: &str = "ELASTIC_CUDA_LIBRARIES";

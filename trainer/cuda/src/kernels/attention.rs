@@ -3,17 +3,17 @@
 
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
-use super::CudaError;
-use super::gpu::{AttentionKernels, Gpu};
 use super::launch::{grid, whole};
+use crate::CudaError;
+use crate::gpu::{AttentionKernels, Gpu};
 
 /// For each set of kernels of `attention.cu`: the widest heads that it takes, and the rows of a block. A narrower head
 /// uses the first set that it fits in, and takes as much time as the widest.
-pub(super) const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
+pub(crate) const DEPTHS: [(usize, usize); 2] = [(64, 64), (128, 32)];
 /// Threads of a block, as in the kernels of both files.
-pub(super) const THREADS: usize = 128;
+pub(crate) const THREADS: usize = 128;
 /// The most that a grid may have in its second dimension.
-pub(super) const MOST_TILES: usize = 65_535;
+pub(crate) const MOST_TILES: usize = 65_535;
 
 /// How sequences and heads lie in the rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Attention {
     pub fn refusal(columns: usize) -> Option<String> {
         let widest = DEPTHS[DEPTHS.len() - 1].0;
         (columns > widest).then(|| {
-            format!("its heads have {columns} columns and a GPU's kernels take at most {widest}: more --heads make them narrower")
+            format!("its heads have {columns} columns, and the GPU kernels support at most {widest}; raise --heads")
         })
     }
 
@@ -60,7 +60,7 @@ impl Attention {
 
     /// Which of the [`DEPTHS`] its heads fit in.
     #[allow(clippy::expect_used)] // A fault in the caller.
-    pub(super) fn fits(self) -> usize {
+    pub(crate) fn fits(self) -> usize {
         assert!(self.outputs() > 0, "no attention of nothing: {self:?}");
         // A kernel counts the numbers of a row, and the rows of a sequence, in 32 bits.
         whole(3 * self.heads * self.columns);
@@ -77,7 +77,7 @@ impl Attention {
         (&gpu.kernels.attention[fits], grid(grid_dim, THREADS))
     }
 
-    pub(super) fn sizes(self) -> [i32; 3] {
+    pub(crate) fn sizes(self) -> [i32; 3] {
         [self.time, self.heads, self.columns].map(whole)
     }
 }

@@ -8,8 +8,8 @@ pub type Bf16 = u16;
 /// A kernel that there is for each kind of numbers.
 #[derive(Debug)]
 pub struct OfNumber {
-    pub(super) in_f32: CudaFunction,
-    pub(super) in_bf16: CudaFunction,
+    pub(crate) in_f32: CudaFunction,
+    pub(crate) in_bf16: CudaFunction,
 }
 
 /// `f32` or [`Bf16`].

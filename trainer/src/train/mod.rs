@@ -107,7 +107,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     assignment: Option<Assignment>,
     /// The next one.
     assigned: Option<Assignment>,
-    /// The group that was left well: its peers are still to be told.
+    /// The group that was left well: its peers still need a farewell.
     group: Option<Group>,
     /// What the groups of all rounds have done.
     recorder: Recorder,
@@ -119,7 +119,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     saving: Option<Saving>,
     trace: Option<Trace>,
     account: Account,
-    /// Each step once, as it was done last. They are kept only if a picture is wanted.
+    /// Each step once, with its last result. They are kept only if a plot is wanted.
     seen: Vec<Point>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
@@ -128,7 +128,7 @@ pub(crate) struct Trainer<'a, M: Model> {
 /// What a finished run has reached.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// This worker's rank at the end. What is to be told once, rank 0 tells.
+    /// This worker's rank at the end. What is to be printed once, rank 0 prints.
     pub rank: u32,
     /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
     pub state: State,
@@ -156,7 +156,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         let samples = data.samples();
         let schedule = Schedule { samples, batch: settings.batch.get(), epochs: settings.epochs.get() };
         let words = settings.of_a_step(&model.describe(), &data.describe(), schedule.total_steps());
-        // A checkpoint goes on wherever it is; peers must give the same bits.
+        // A checkpoint can resume on any kind of engine; peers must give the same bits.
         let mut shared = format!("{words} --epochs {} --bucket-mb {}", settings.epochs, settings.bucket_mb);
         if let Some(kind) = engine.kind() {
             shared += &format!(" {kind}");
@@ -239,7 +239,7 @@ impl<'a, M: Model> Trainer<'a, M> {
         ended
     }
 
-    /// A try at a round, from making ready for sums to the end. None where all ranks must begin anew in the same round.
+    /// One try at a round, from preparing the sums to the end. None where all ranks must start again in the same round.
     fn turn(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
         self.engine.join(group)?;
         self.agree(group)?;
@@ -460,7 +460,7 @@ impl<'a, M: Model> Trainer<'a, M> {
     /// Records an event. A trace that takes no more ends no training; the next round tries again.
     fn record(&mut self, event: &Event<'_>) {
         if let Some(Err(error)) = self.trace.as_mut().map(|trace| trace.record(event)) {
-            warn!("{error}; training goes on without a trace in this round");
+            warn!("{error}; training continues without a trace in this round");
             self.trace = None;
         }
     }

@@ -6,24 +6,24 @@ use std::path::{Path, PathBuf};
 
 /// A folder of entries. An entry holds its whole key, so that none is taken for another whose name is the same.
 #[derive(Debug)]
-pub(super) struct Cache(Option<PathBuf>);
+pub(crate) struct Cache(Option<PathBuf>);
 
 /// Why an entry cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("compiled kernels cannot be kept in {}: {cause}", folder.display())]
-pub(super) struct CacheError {
+pub(crate) struct CacheError {
     folder: PathBuf,
     cause: io::Error,
 }
 
 impl Cache {
     /// A cache in this folder, which is created when the first entry is written. Without a folder nothing is kept.
-    pub(super) fn new(folder: Option<PathBuf>) -> Cache {
+    pub(crate) fn new(folder: Option<PathBuf>) -> Cache {
         Cache(folder)
     }
 
     /// The value that was put under this key.
-    pub(super) fn get(&self, key: &str) -> Option<Vec<u8>> {
+    pub(crate) fn get(&self, key: &str) -> Option<Vec<u8>> {
         let entry = fs::read(place(self.0.as_deref()?, key)).ok()?;
         let (checksum, rest) = entry.split_first_chunk::<4>()?;
         let value = rest.strip_prefix(key.as_bytes())?.strip_prefix(b"\0")?;
@@ -31,7 +31,7 @@ impl Cache {
     }
 
     /// Keeps a value. A reader sees all of it or nothing.
-    pub(super) fn put(&self, key: &str, value: &[u8]) -> Result<(), CacheError> {
+    pub(crate) fn put(&self, key: &str, value: &[u8]) -> Result<(), CacheError> {
         let Some(folder) = &self.0 else { return Ok(()) };
         let rest = [key.as_bytes(), b"\0", value].concat();
         let path = place(folder, key);
@@ -80,8 +80,8 @@ mod tests {
             fs::write(&path, &whole[..place]).unwrap();
             assert_eq!(cache.get("key"), None, "cut at {place}");
         }
-        cache.put("key", b"anew").unwrap();
-        assert_eq!(cache.get("key").as_deref(), Some(&b"anew"[..]));
+        cache.put("key", b"newer").unwrap();
+        assert_eq!(cache.get("key").as_deref(), Some(&b"newer"[..]));
     }
 
     #[test]

@@ -1,29 +1,32 @@
 //! Products of matrices.
 #![allow(unsafe_code)]
 
+pub(crate) mod bf16;
+pub(crate) mod cublaslt;
+
 use std::sync::PoisonError;
 
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, PushKernelArg};
 
-use super::cublaslt::{Lines, Wanted};
-use super::gpu::{Buffer, Gpu, Precision};
-use super::launch::{THREADS, grid, whole};
-use super::{Bf16, CudaError};
+use crate::gpu::{Buffer, Gpu, Precision};
+use crate::kernels::launch::{THREADS, grid, whole};
+use crate::{Bf16, CudaError};
+use cublaslt::{Lines, Wanted};
 
 /// Rows and columns of a product that a block computes, as in `product.cu`.
-pub(super) const TILE: usize = 64;
+pub(crate) const TILE: usize = 64;
 /// The most that a grid may have in its second dimension.
-pub(super) const MOST_ROWS: usize = 65_535 * TILE;
+pub(crate) const MOST_ROWS: usize = 65_535 * TILE;
 /// Rows of bf16 begin at multiples of so many numbers: 16 bytes, which tensor cores load at once.
 const BF16_STRIDE: usize = 8;
 
 /// A matrix on the GPU, as it lies there or transposed.
 #[derive(Debug)]
 pub struct Matrix<'a, T = f32> {
-    pub(super) data: CudaView<'a, T>,
-    pub(super) rows: usize,
-    pub(super) columns: usize,
-    pub(super) strides: (i64, i64),
+    pub(crate) data: CudaView<'a, T>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) strides: (i64, i64),
 }
 
 impl<'a, T> Matrix<'a, T> {
@@ -52,7 +55,7 @@ impl<'a, T> Matrix<'a, T> {
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
     }
 
-    pub(super) fn lines(&self, gpu: &Gpu) -> Lines {
+    pub(crate) fn lines(&self, gpu: &Gpu) -> Lines {
         let (address, transposed) = (self.data.device_ptr(gpu.stream()).0, self.strides.1 != 1);
         let (lines, length, stride) = match transposed {
             false => (self.rows, self.columns, self.strides.0),

@@ -1,8 +1,8 @@
 //! A stream of a GPU that only NCCL uses, and sums over ranks of buffers on that GPU.
 //!
 //! The GPU does not order this stream and the one for all other work, and need not: work on a buffer goes to one stream
-//! only after the host has seen that the other stream is done with the buffer. So no thread waits without a deadline
-//! for a stream on which an operation with a dead peer may never end.
+//! only after the host has seen that the other stream has finished with the buffer. So no thread waits without a
+//! deadline for a stream on which an operation with a dead peer may never end.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -14,10 +14,10 @@ use cudarc::driver::{
 };
 use elastic_collective::{CollectiveError, Group};
 
-use super::CudaError;
-use super::gpu::Gpu;
-use super::launch::for_each;
-use crate::nccl::{Added, Communicator, Device, Span};
+use super::{Added, Communicator, Device, Span};
+use crate::CudaError;
+use crate::gpu::Gpu;
+use crate::kernels::launch::for_each;
 
 /// The stream, and what NCCL's thread needs to use it.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct NcclStream {
 impl NcclStream {
     /// A new stream on this GPU.
     pub fn new(gpu: &Gpu) -> Result<NcclStream, CudaError> {
-        let (context, failed) = (gpu.stream().context(), gpu.failed("make a stream"));
+        let (context, failed) = (gpu.stream().context(), gpu.failed("create a stream"));
         let stream = context.new_stream().map_err(&failed)?;
         let mark = context.new_event(None).map_err(&failed)?;
         Ok(NcclStream { gpu: gpu.number(), stream, mark, add: gpu.kernels.add.clone() })
@@ -47,7 +47,7 @@ impl NcclStream {
         let (sum_at, more_at, count) = (sum.address() as u64, more.address() as u64, sum.elements() as i64);
         let mut launch = self.stream.launch_builder(&self.add);
         launch.arg(&sum_at).arg(&more_at).arg(&count);
-        // SAFETY: the arguments are the kernel's, and whoever made the spans vouches for as many numbers.
+        // SAFETY: the arguments are the kernel's, and the maker of the spans vouches for as many numbers.
         unsafe { launch.launch(for_each(sum.elements())) }.map_err(self.failed("add"))?;
         Ok(())
     }
@@ -55,7 +55,7 @@ impl NcclStream {
 
 impl Device for NcclStream {
     fn bind(&mut self) -> Result<(), String> {
-        self.stream.context().bind_to_thread().map_err(self.failed("be of use to NCCL's thread"))
+        self.stream.context().bind_to_thread().map_err(self.failed("bind to NCCL's thread"))
     }
 
     fn stream(&self) -> *mut c_void {
@@ -63,7 +63,7 @@ impl Device for NcclStream {
     }
 
     fn mark(&mut self) -> Result<(), String> {
-        self.mark.record(&self.stream).map_err(self.failed("mark the end of NCCL's work"))
+        self.mark.record(&self.stream).map_err(self.failed("record the end of NCCL's work"))
     }
 
     fn add(&mut self, Added { left, right, into }: Added) -> Result<(), String> {
@@ -74,7 +74,7 @@ impl Device for NcclStream {
             right => {
                 let (to, from) = (into.address() as u64, left.address() as u64);
                 let bytes = into.elements() * size_of::<f32>();
-                // SAFETY: whoever made the spans vouches for them, and both are as long.
+                // SAFETY: the maker of the spans vouches for them, and both have the same length.
                 unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.cu_stream()) }
                     .map_err(self.failed("copy"))?;
                 right.map_or(Ok(()), |right| self.add_to(into, right))
@@ -118,6 +118,6 @@ pub fn all_reduce(
 fn span(gpu: &Gpu, numbers: &impl DevicePtr<f32>) -> Span {
     let (address, _) = numbers.device_ptr(gpu.stream());
     // SAFETY: until this module's functions return, their borrows keep the numbers alive, and keep everyone else from
-    // using them. If an operation is not over by then, the caller is told so (`CollectiveError::Stuck`).
+    // using them. If an operation is not over by then, the caller gets `CollectiveError::Stuck`.
     unsafe { Span::new(address as usize, numbers.len()) }
 }

@@ -50,7 +50,7 @@ struct OnGpu<'a, M: Model> {
     /// Whether the loop's numbers are older.
     ahead: bool,
     samples: Vec<u64>,
-    /// Gradients that nobody uses.
+    /// Gradients that are not in use.
     spare: Vec<CudaSlice<f32>>,
     /// What is summed over NCCL, and the sum over all ranks.
     sums: Vec<CudaSlice<f32>>,
@@ -185,7 +185,7 @@ impl<M: Model> Drop for OnGpu<'_, M> {
 }
 
 impl<M: Model> Passes<'_, M> {
-    /// Has the GPU write the gradient and the loss of samples that are computed at once. Somebody may be told how much
+    /// Has the GPU write the gradient and the loss of samples that are computed at once. The callback learns how much
     /// of it is final, each time that one more bucket of so many numbers is.
     fn run(
         &mut self,

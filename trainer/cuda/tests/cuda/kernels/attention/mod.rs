@@ -1,6 +1,5 @@
 //! Attention, compared with its definition in f64.
 
-#[path = "attention/bf16.rs"]
 mod in_bf16;
 
 use elastic_cuda::{Attended, Attention, Buffer, Gpu, Precision};
@@ -98,7 +97,7 @@ fn exact(shape: Attention, triples: &[f32], above: &[f32]) -> Exact {
             let above = &above[out..][..columns];
             let inner: Vec<f64> = (0..=row).map(|past| dot(above, part(past, 2))).collect();
             let mean: f64 = weights.iter().zip(&inner).map(|(weight, inner)| weight * inner).sum();
-            // The mean is computed from the outputs, so it is off by as much as they are, which are rounded themselves.
+            // The mean is computed from the outputs, so it is off by as much as those, which are rounded themselves.
             let mean_off: f64 = (0..columns)
                 .map(|i| {
                     let off: f64 = (0..=row).map(|past| weights[past] * f64::from(part(past, 2)[i]).abs()).sum();

@@ -3,7 +3,7 @@
 //! Rank 0 listens on the master's port. If its agent serves a store there, rank 0 listens on any free port and
 //! publishes it in the store. Every other rank opens a port, says hello to rank 0, and gets all addresses once all
 //! ranks have come. Then each rank connects to the ranks below it and accepts those above. Each connection starts with
-//! a hello that carries job, round, rank and settings. A peer that does not belong to the group is told why.
+//! a hello that carries job, round, rank and settings. A peer that does not belong to the group gets the reason.
 
 mod store;
 
@@ -167,8 +167,8 @@ impl Bootstrap<'_> {
             for (visitor, mut message, since) in std::mem::take(&mut visitors) {
                 match message.read::<Hello>(&visitor, MAX_HELLO) {
                     Ok(None) if since.elapsed() < HELLO_TIME => visitors.push((visitor, message, since)),
-                    Ok(None) => debug!("a stranger did not say hello in time"),
-                    Err(error) => debug!(%error, "a stranger does not speak this protocol"),
+                    Ok(None) => debug!("a connection sent no hello in time"),
+                    Err(error) => debug!(%error, "a connection does not speak this protocol"),
                     Ok(Some(hello)) => match self.judge(&hello, &expected, links) {
                         Ok(rank) => {
                             if self.config.rank > 0 {
@@ -179,7 +179,7 @@ impl Bootstrap<'_> {
                         }
                         Err(reason) => {
                             warn!(%reason, "refused a peer");
-                            // If it cannot be told why, that is no error of this group's.
+                            // The group is not at fault if the answer cannot be sent.
                             let _ = self.send(&visitor, hello.rank as usize, &Answer::Refused(reason));
                         }
                     },

@@ -11,8 +11,8 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use tracing::warn;
 
 use super::cache::Cache;
-use super::libraries::{self, Driver};
-use super::{CudaError, SOURCES, Source, Surroundings};
+use super::{self as libraries, Driver};
+use crate::{CudaError, SOURCES, Source, Surroundings};
 
 type Program = *mut c_void;
 type Create =
@@ -71,7 +71,7 @@ impl Compiler {
     }
 
     /// The newest NVRTC whose code the driver can load.
-    pub(super) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, CudaError> {
+    pub(crate) fn load(surroundings: &Surroundings, driver: Option<&Driver>) -> Result<Compiler, CudaError> {
         let (library, path) = libraries::newest(&libraries::COMPILER, surroundings, driver)?;
         fn get<T>(library: &Library, path: &Path, symbol: &'static str) -> Result<Symbol<T>, CudaError> {
             // SAFETY: callers ask for the types that nvrtc.h has; the library is never unloaded.
@@ -84,7 +84,7 @@ impl Compiler {
         let version: Symbol<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
             get(&library, &path, "nvrtcVersion")?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two numbers to where it is told.
+        // SAFETY: it writes two numbers to the two places given.
         unsafe { version(&mut major, &mut minor) };
         open_built_ins(&path, (major, minor))?;
         let compiler = Compiler {
@@ -129,7 +129,7 @@ impl Compiler {
                 log,
             })?;
             if let Err(error) = self.cache.put(&key, &code) {
-                warn!("{error}; kernels are compiled anew at each start, which takes some seconds");
+                warn!("{error}; each start compiles the kernels again, which takes some seconds");
             }
             Ok(Compiled { source, code, warnings })
         });

@@ -4,11 +4,11 @@
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DevicePtrMut, PushKernelArg};
 
 use super::cublaslt::{Lines, Then, Wanted};
-use super::gpu::Gpu;
-use super::launch::{THREADS, grid, whole};
-use super::product::{MOST_ROWS, Matrix, TILE};
-use super::rows::{each, fours};
-use super::{Bf16, CudaError};
+use super::{MOST_ROWS, Matrix, TILE};
+use crate::gpu::Gpu;
+use crate::kernels::launch::{THREADS, grid, whole};
+use crate::kernels::rows::{each, fours};
+use crate::{Bf16, CudaError};
 
 /// The numbers by which the kernel `follow_bf16` knows a bias, GELU and GELU's slope, as in `rows.cu`.
 const FOLLOWS: [i32; 3] = [1, 2, 3];

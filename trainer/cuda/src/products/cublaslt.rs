@@ -14,8 +14,8 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use libloading::os::unix::{Library, Symbol};
 use tracing::{debug, warn};
 
-use super::libraries::{self, Driver, PRODUCTS};
-use super::{CudaError, Surroundings};
+use crate::libraries::{self, Driver, PRODUCTS};
+use crate::{CudaError, Surroundings};
 
 /// Bytes of the workspace: what NVIDIA advises for the newest GPUs. It is the same on all GPUs, since the library's
 /// choice of an algorithm depends on it.
@@ -110,7 +110,7 @@ struct Functions {
 
 /// The library, ready for products on one GPU.
 #[derive(Debug)]
-pub(super) struct CublasLt {
+pub(crate) struct CublasLt {
     functions: Functions,
     /// The GPU's number, and the stream that it computes in.
     gpu: usize,
@@ -144,7 +144,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: `destroy` is the counterpart of the function that made the object, and nobody else has the object.
+        // SAFETY: `destroy` is the counterpart of the function that made the object, and no other code has the object.
         unsafe { (self.destroy)(self.object) };
     }
 }
@@ -152,18 +152,18 @@ impl Drop for Owned {
 /// A matrix as it lies in memory: `lines`, one after the other, `stride` numbers apart, of `length` numbers each. For
 /// the library, which counts by columns, a line is a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Lines {
-    pub(super) address: u64,
-    pub(super) lines: usize,
-    pub(super) length: usize,
-    pub(super) stride: usize,
+pub(crate) struct Lines {
+    pub(crate) address: u64,
+    pub(crate) lines: usize,
+    pub(crate) length: usize,
+    pub(crate) stride: usize,
     /// Whether the product takes this matrix's transpose.
-    pub(super) transposed: bool,
+    pub(crate) transposed: bool,
 }
 
 /// What the library does to a product before it writes it, and the addresses that it needs for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(crate) enum Then {
     Nothing,
     Bias { bias: u64 },
     Gelu { bias: u64, inputs: u64 },
@@ -193,21 +193,21 @@ impl Then {
 
 /// A product that is asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// Whether both operands are bf16, and whether the result is. Else they are f32.
-    pub(super) bf16: bool,
-    pub(super) out_bf16: bool,
+    pub(crate) bf16: bool,
+    pub(crate) out_bf16: bool,
     /// Left, right and out.
-    pub(super) matrices: [Lines; 3],
+    pub(crate) matrices: [Lines; 3],
     /// Whether it is added to what is there.
-    pub(super) adds: bool,
+    pub(crate) adds: bool,
     /// Only with a result in bf16, whose type biases and auxiliary matrices share.
-    pub(super) then: Then,
+    pub(crate) then: Then,
 }
 
 impl Wanted {
     /// A product into f32, with nothing after it.
-    pub(super) fn plain(matrices: [Lines; 3], bf16: bool) -> Wanted {
+    pub(crate) fn plain(matrices: [Lines; 3], bf16: bool) -> Wanted {
         Wanted { bf16, out_bf16: false, matrices, adds: false, then: Then::Nothing }
     }
 
@@ -252,7 +252,7 @@ struct MatmulPlan {
 
 impl CublasLt {
     /// The newest library that suits the driver.
-    pub(super) fn load(
+    pub(crate) fn load(
         surroundings: &Surroundings,
         driver: &Driver,
         gpu: usize,
@@ -289,7 +289,7 @@ impl CublasLt {
         let bound = stream.context().bind_to_thread();
         bound.map_err(|error| CudaError::failed(gpu, "start cuBLASLt", error))?;
         let mut handle = null_mut();
-        // SAFETY: it writes a handle to where it is told.
+        // SAFETY: it writes a handle to the place given.
         let handle = Owned::new(unsafe { create(&mut handle) }, handle, &destroy);
         let handle = handle.map_err(|code| failed(code, gpu, "start cuBLASLt"))?;
         // SAFETY: it takes nothing and returns a number.
@@ -299,21 +299,21 @@ impl CublasLt {
     }
 
     /// As in `13.1.0`.
-    pub(super) fn version(&self) -> String {
+    pub(crate) fn version(&self) -> String {
         format!("{}.{}.{}", self.version / 10_000, self.version / 100 % 100, self.version % 100)
     }
 
     /// Where it lies.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Has the GPU compute the product, whose lines are its rows. Returns false, and does nothing, where the library has
-    /// no algorithm that gives the same bits each time.
+    /// Has the GPU compute the product, whose lines are its rows. Returns false, and does nothing, where the library
+    /// has no algorithm that gives the same bits each time.
     ///
     /// # Safety
     /// The matrices are on this GPU, whose context is current, and their shapes fit.
-    pub(super) unsafe fn product(&self, wanted: &Wanted) -> Result<bool, CudaError> {
+    pub(crate) unsafe fn product(&self, wanted: &Wanted) -> Result<bool, CudaError> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let (shape, matrices) = (wanted.shape(), wanted.matrices);
         let plan = match plans.get(&shape) {
@@ -327,9 +327,9 @@ impl CublasLt {
                     let size = format!("{}×{}×{inner}{}", out.lines, out.length, wanted.then.words());
                     match none_before {
                         true => {
-                            warn!("cuBLASLt has no way to a product of {size}; the trainer's own kernels compute it")
+                            warn!("cuBLASLt has no algorithm for a product of {size}; the trainer's kernels compute it")
                         }
-                        false => debug!("cuBLASLt has no way to a product of {size} either"),
+                        false => debug!("cuBLASLt has no algorithm for a product of {size} either"),
                     }
                 }
                 &*plans.entry(shape).or_insert(plan)
@@ -368,8 +368,8 @@ impl CublasLt {
         Ok(true)
     }
 
-    /// Why a product was not launched. Of a GPU that has failed the library only says that it could not launch: the driver
-    /// knows what happened.
+    /// Why a product was not launched. Of a GPU that has failed the library only says that it could not launch: the
+    /// driver knows what happened.
     fn why(&self, code: c_int) -> CudaError {
         // What it says of a stream that is being captured is not the cause.
         const OF_CAPTURES: std::ops::RangeInclusive<u32> = 900..=909;
@@ -407,9 +407,9 @@ impl CublasLt {
         self.name_addresses(desc, then)
     }
 
-    /// The library's first suggestion among the algorithms that sum each number in one sequence, or in parts that are kept
-    /// in f32 and summed in a second step. It depends only on the shape, the GPU's kind and the library's version: the
-    /// library measures no times for it.
+    /// The library's first suggestion among the algorithms that sum each number in one sequence, or in parts that are
+    /// kept in f32 and summed in a second step. It depends only on the shape, the GPU's kind and the library's version:
+    /// the library measures no times for it.
     fn plan(&self, shape: &Shape, then: Then) -> Result<Option<MatmulPlan>, c_int> {
         let Functions { create_desc, set_desc, create_layout, create_preference, set_preference, .. } = &self.functions;
         let Functions { destroy_desc, destroy_layout, destroy_preference, .. } = &self.functions;
@@ -426,7 +426,8 @@ impl CublasLt {
             // SAFETY: as above.
             succeeded(unsafe { set_desc(desc.object, attribute, (&raw const transposed).cast(), size_of::<c_int>()) })?;
         }
-        // A matrix whose rows are no multiple of 16 bytes cannot be one of GELU's, and the library may say so already here.
+        // A matrix whose rows are no multiple of 16 bytes cannot be one of GELU's, and the library may say so already
+        // here.
         if then != Then::Nothing && self.ask_for(&desc, shape, then).is_err() {
             return Ok(None);
         }

@@ -2,22 +2,26 @@
 //! panics if the library or a function is missing.
 #![allow(unsafe_code)]
 
+mod cache;
+pub(crate) mod compiler;
+pub(crate) mod site_packages;
+pub(crate) mod surroundings;
+
 use std::ffi::{c_char, c_int};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
 use libloading::os::unix::Library;
 
-use super::CudaError;
-use crate::surroundings::Surroundings;
+use crate::{CudaError, Surroundings};
 
 /// The driver's library.
-pub(super) const DRIVER: &str = "libcuda.so.1";
+pub(crate) const DRIVER: &str = "libcuda.so.1";
 const DRIVER_REMEDY: &str = "install the NVIDIA driver";
 
-/// A library of which each version of CUDA has its own.
+/// A library that each version of CUDA ships in its own build.
 #[derive(Debug)]
-pub(super) struct Family {
+pub(crate) struct Family {
     /// The names of its files and the first numbers of their CUDA, newest first.
     names: [(&'static str, c_int); 2],
     remedy: &'static str,
@@ -26,13 +30,13 @@ pub(super) struct Family {
 }
 
 /// NVRTC.
-pub(super) const COMPILER: Family = Family {
+pub(crate) const COMPILER: Family = Family {
     names: [("libnvrtc.so.13", 13), ("libnvrtc.so.12", 12)],
     remedy: "pip install nvidia-cuda-nvrtc",
     package: "nvidia-cuda-nvrtc-cu",
 };
 /// cuBLASLt.
-pub(super) const PRODUCTS: Family = Family {
+pub(crate) const PRODUCTS: Family = Family {
     names: [("libcublasLt.so.13", 13), ("libcublasLt.so.12", 12)],
     remedy: "pip install nvidia-cublas",
     package: "nvidia-cublas-cu",
@@ -88,16 +92,16 @@ const CALLED: [&str; 42] = [
 
 /// A driver that was checked: `cudarc` may be called.
 #[derive(Debug, Clone)]
-pub(super) struct Driver {
+pub(crate) struct Driver {
     /// The newest CUDA that it knows, as 1000 times its first number and 10 times its second.
-    pub(super) version: c_int,
+    pub(crate) version: c_int,
     /// How many GPUs it shows.
-    pub(super) gpus: usize,
-    pub(super) path: PathBuf,
+    pub(crate) gpus: usize,
+    pub(crate) path: PathBuf,
 }
 
 /// Finds the driver, once in a process, since `cudarc` keeps the first that it loads.
-pub(super) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
+pub(crate) fn driver(surroundings: &Surroundings) -> Result<Driver, CudaError> {
     static FOUND: Mutex<Option<Driver>> = Mutex::new(None);
     let mut found = FOUND.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if let Some(driver) = &*found {
@@ -138,7 +142,7 @@ fn look_at(library: &Library, path: PathBuf) -> Result<Driver, CudaError> {
     let (mut version, mut gpus) = (0, 0);
     let version_of = number("cuDriverGetVersion").map_err(|_| lacks("cuDriverGetVersion"))?;
     let count = number("cuDeviceGetCount").map_err(|_| lacks("cuDeviceGetCount"))?;
-    // SAFETY: both write one number to where they are told.
+    // SAFETY: both write one number to the place given.
     if unsafe { version_of(&mut version) } != 0 || version < OLDEST {
         return Err(CudaError::OldDriver { version });
     }
@@ -170,7 +174,7 @@ fn words(library: &Library, code: c_int) -> String {
 
 /// The newest library of a family on this machine. With a driver, it is the newest that is not newer than the driver's
 /// CUDA: the driver loads code of its own CUDA and of earlier ones.
-pub(super) fn newest(
+pub(crate) fn newest(
     family: &Family,
     surroundings: &Surroundings,
     driver: Option<&Driver>,
@@ -205,7 +209,7 @@ mod tests {
         fs::write(&broken, "no library").unwrap();
         let surroundings = Surroundings { folders: vec![folder.path().into()], ..Surroundings::default() };
         let error = newest(&COMPILER, &surroundings, None).unwrap_err().to_string();
-        assert!(error.contains("libnvrtc.so.13 cannot be loaded"), "{error}");
+        assert!(error.contains("cannot load ") && error.contains("libnvrtc.so.13: "), "{error}");
         // Some other library than the driver.
         let other = [Path::new("libc.so.6"), Path::new("libm.so.6")].into_iter().find_map(|name| {
             // SAFETY: the C library is loaded already.

@@ -107,7 +107,7 @@ fn a_crash_at_any_call_leaves_the_last_good_checkpoint() {
             if let Some(found) = found {
                 assert_eq!(found.state, state(found.manifest.step), "seed {seed}, crash at call {at}");
             }
-            // And life goes on over whatever the crash left, even under the same names.
+            // And later saves work over whatever the crash left, even under the same names.
             checkpoints.prepare().unwrap();
             for step in [12, 15] {
                 let checkpoint = save(&mut checkpoints, step, 1).unwrap();
@@ -276,7 +276,7 @@ fn a_round_cannot_overwrite_another_rounds_checkpoint() {
     assert!(error.contains(&committed.path) && error.contains("digest"), "{error}");
 }
 
-/// A job's way to a folder: with an agent, unless it saves beside others.
+/// A job's way to a folder: with an agent, unless it shares the folder with other jobs.
 fn by<'a>(folder: &Path, job: &'a str, beside_others: bool) -> (Checkpoints<Host>, impl Fn(u64) -> Slot + 'a) {
     let checkpoints = Checkpoints::new(Host, folder).owned_by(SavingJob { job: job.to_owned(), beside_others });
     (checkpoints, move |step| frame_of(job, step, 1))
@@ -298,7 +298,7 @@ fn a_folder_is_one_jobs() {
         let _ = std::fs::remove_file(folder.path().join(OWNER));
     }
     assert_eq!(first.newest().unwrap().manifest.job, "first");
-    // A word that a crash cut short is nobody's.
+    // An owner's name that a crash cut short counts for no job.
     std::fs::write(folder.path().join(OWNER), "fir").unwrap();
     assert!(second.prepare().is_err());
     first.prepare().unwrap();
@@ -376,7 +376,7 @@ fn a_manifest_that_claims_more_than_there_is_room_for_is_an_error() {
     extent.crc32c.truncate(1);
     manifest.state_bytes = len;
     std::fs::write(&path, manifest.encode()).unwrap();
-    // No file system here takes such a file: the length is looked at first.
+    // No file system here takes such a file: the length is checked first.
     let error = checkpoints.load(&path, None).unwrap_err().to_string();
     assert!(error.contains("bytes instead of"), "{error}");
     let error = room(len).unwrap_err();

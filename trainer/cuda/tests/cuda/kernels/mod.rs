@@ -98,5 +98,5 @@ fn a_gpu_that_is_not_there_is_refused() {
     let surroundings = surroundings();
     let count = Gpu::count(&surroundings).unwrap();
     let error = Gpu::open(&surroundings, count).unwrap_err().to_string();
-    assert!(error.contains(&format!("there is no GPU {count}, but {count}")), "{error}");
+    assert!(error.contains(&format!("there is no GPU {count}: this node has {count}")), "{error}");
 }

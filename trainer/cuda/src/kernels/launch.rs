@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
 
-use super::gpu::{Buffer, Gpu};
-use super::{Bf16, CudaError};
+use crate::gpu::{Buffer, Gpu};
+use crate::{Bf16, CudaError};
 
 /// Threads of a block, as in the kernels of these files and of `product.cu`.
-pub(super) const THREADS: usize = 256;
+pub(crate) const THREADS: usize = 256;
 /// Threads for a row of scores in bf16, as in `loss.cu`.
 const THREADS_OF_A_ROW: usize = 1024;
 /// Blocks that sum squares. The order of the sum depends on this number, so it is the same on all GPUs.
@@ -22,7 +22,7 @@ impl Gpu {
     ///
     /// # Safety
     /// The arguments are the kernel's, and it stays within their memory.
-    pub(super) unsafe fn run(
+    pub(crate) unsafe fn run(
         &self,
         mut launch: LaunchArgs<'_>,
         size: LaunchConfig,
@@ -150,7 +150,7 @@ impl Labels {
         Labels { numbers: Buffer::default(), classes }
     }
 
-    /// Copies labels there, in the place of those that were.
+    /// Copies labels there, over the earlier ones.
     ///
     /// # Panics
     /// When one is no class.
@@ -172,8 +172,8 @@ impl Labels {
 /// Some of the [`Labels`].
 #[derive(Debug)]
 pub struct Labelled<'a> {
-    pub(super) numbers: CudaView<'a, u32>,
-    pub(super) classes: usize,
+    pub(crate) numbers: CudaView<'a, u32>,
+    pub(crate) classes: usize,
 }
 
 impl Labelled<'_> {
@@ -190,18 +190,18 @@ impl Labelled<'_> {
 ///
 /// # Panics
 /// From two billion on.
-pub(super) fn whole(count: usize) -> i32 {
+pub(crate) fn whole(count: usize) -> i32 {
     assert!(count <= i32::MAX as usize, "{count} is more than a kernel counts");
     count as i32
 }
 
 /// A grid of blocks of so many threads.
-pub(super) fn grid(grid_dim: (u32, u32, u32), threads: usize) -> LaunchConfig {
+pub(crate) fn grid(grid_dim: (u32, u32, u32), threads: usize) -> LaunchConfig {
     LaunchConfig { grid_dim, block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 }
 }
 
 /// A thread for each of `count`.
-pub(super) fn for_each(count: usize) -> LaunchConfig {
+pub(crate) fn for_each(count: usize) -> LaunchConfig {
     let blocks = count.div_ceil(THREADS).max(1) as u32;
     grid((blocks, 1, 1), THREADS)
 }

@@ -1,4 +1,4 @@
-//! When a saved checkpoint counts, and what happens when saving fails while training goes on. A
+//! When a saved checkpoint counts, and what happens when saving fails while training continues. A
 //! thread writes it: [`crate::checkpoint::writer`].
 //!
 //! A checkpoint is made durable, then committed by the agent; only then may older ones go. A disk that is slow, fills
@@ -87,7 +87,7 @@ impl Saving {
             return self.writer.reserve(true);
         }
         if write {
-            self.failed(format!("{} commits are unanswered: is the store away?", self.pending.len()));
+            self.failed(format!("{} commits have no answer: is the store unreachable?", self.pending.len()));
         }
         if self.writer.slots().are_kept() { self.writer.reserve(false) } else { None }
     }
@@ -105,14 +105,14 @@ impl Saving {
         &self.writer
     }
 
-    /// Takes in a slot that was filled, to be saved while training goes on: [`follow`](Self::follow) tells what becomes
-    /// of it.
+    /// Takes in a slot that was filled, to be saved while training continues: [`follow`](Self::follow) reports the
+    /// result.
     pub fn take_in(&mut self, reserved: ReservedSlot) {
         let Offer::Overtook(overtaken) = self.writer.take_in(reserved) else { return };
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
             let (times, cause) = (self.overtaken, self.slowness().unwrap_or("the disk is slower than that".to_owned()));
-            warn!(times, "step {overtaken} is not saved, but a newer one: {cause}; --checkpoint-every sets how often");
+            warn!(times, "step {overtaken} is not saved; a newer step replaces it: {cause}; raise --checkpoint-every");
         }
     }
 
@@ -186,7 +186,8 @@ impl Saving {
     }
 
     /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`
-    /// and no longer than to a stop. What fails is tried again: this is the last chance. Says why if it is not committed.
+    /// and no longer than to a stop. What fails is tried again: this is the last chance. Says why if it is not
+    /// committed.
     pub fn finish(
         &mut self,
         header: &SnapshotHeader,
@@ -298,7 +299,7 @@ impl Saving {
         self.failures += 1;
         if self.failures.is_power_of_two() {
             let (failures, committed) = (self.failures, self.committed);
-            warn!(failures, "{cause}; training goes on, but a restart would go back to step {committed}");
+            warn!(failures, "{cause}; training continues, but a restart would go back to step {committed}");
         }
         self.last_failure = cause;
     }
