@@ -69,7 +69,6 @@ class ElasticBatchSampler:
         self.epoch = 0
         # Samples of the epoch that earlier steps have used.
         self.position = 0
-        self._way = order.COMPUTED
         self.rank = int(os.environ.get("RANK", 0))
         self.world_size = int(os.environ.get("WORLD_SIZE", 1))
 
@@ -104,11 +103,11 @@ class ElasticBatchSampler:
         """The step at the position is done. After the last of an epoch, the next epoch begins."""
         self.position += self.step_size()
         if self.position >= self._end():
-            self.epoch, self.position, self._way = self.epoch + 1, 0, order.COMPUTED
+            self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         """The state that a checkpoint must hold. It is the same on every rank."""
-        return {"epoch": self.epoch, "position": self.position, **self.facts(), "order": self._way}
+        return {"epoch": self.epoch, "position": self.position, **self.facts()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where a group was, whatever its size."""
@@ -120,15 +119,14 @@ class ElasticBatchSampler:
                     f"the checkpoint was made with {name} {was}, this sampler has {here}: "
                     "it would repeat some samples and skip others"
                 )
-        way = order.way_of(state)
-        self.epoch, self.position, self._way = state["epoch"], state["position"], way
+        self.epoch, self.position = state["epoch"], state["position"]
 
     def __iter__(self) -> Iterator[list[int]]:
         samples: Any = range(self.length)
         if self._shards is not None:
             samples = self._shards.order(self.global_batch, self.seed, self.epoch if self.shuffle else None)
         elif self.shuffle:
-            samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
+            samples = order.of_epoch(self.length, self.seed, self.epoch)
         for position in range(self.position, self._end(), self.global_batch):
             for places in self._share(position):
                 yield [samples[place] for place in places or [position]]

@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
-from collections.abc import Mapping, Sequence
-
-# How an order comes about, as a sampler's state names it: computed place by place, or shuffled as a list, by the first
-# version, whose states name neither.
-COMPUTED, LISTED = 2, 1
+from collections.abc import Sequence
 
 # Four rounds are enough where the functions are random (Luby and Rackoff, 1988). Ours are hashes, and lengths are small.
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
 
 
-def of_epoch(length: int, seed: int, epoch: int, way: int) -> Sequence[int]:
+def of_epoch(length: int, seed: int, epoch: int) -> Sequence[int]:
     """The places of an epoch's samples, in its order. It is the same in every process and on every machine."""
-    # A text seeds both alike everywhere.
-    key = f"{seed} {epoch}"
-    if way == COMPUTED:
-        return Permutation(length, key)
-    order = list(range(length))
-    random.Random(key).shuffle(order)
-    return order
-
-
-def way_of(state: Mapping[str, int]) -> int:
-    """How the order came about of which a sampler's state tells the position."""
-    way = state.get("order", LISTED)
-    if way not in (COMPUTED, LISTED):
-        raise ValueError(
-            f"the checkpoint's sampler has order {way}, which this version of elastic_agent does not know: "
-            "install the version that made the checkpoint, or a later one"
-        )
-    return way
+    return Permutation(length, f"{seed} {epoch}")
 
 
 class Permutation(Sequence[int]):

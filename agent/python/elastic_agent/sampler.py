@@ -44,7 +44,6 @@ class ElasticSampler:
         self.drop_last = drop_last
         self.epoch = 0
         self.position = 0
-        self._way = order.COMPUTED
 
     def set_place(self, rank: int, world_size: int) -> None:
         """Switches to another part of the epoch: after `elastic_agent.quiesce`, in a script that keeps its process."""
@@ -55,7 +54,7 @@ class ElasticSampler:
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch. If it is the loaded epoch, continues at the position that `load_state_dict` has set."""
         if epoch != self.epoch:
-            self.epoch, self.position, self._way = epoch, 0, order.COMPUTED
+            self.epoch, self.position = epoch, 0
 
     def advance(self, samples: int) -> None:
         """Records that each rank has trained on this many more samples.
@@ -66,13 +65,7 @@ class ElasticSampler:
 
     def state_dict(self) -> dict[str, int]:
         """The state that a checkpoint must hold. It is the same on every rank."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "length": self.length,
-            "seed": self.seed,
-            "order": self._way,
-        }
+        return {"epoch": self.epoch, "position": self.position, "length": self.length, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the group was, whatever size the group had."""
@@ -82,14 +75,13 @@ class ElasticSampler:
                     f"the checkpoint's sampler has {name} {state[name]}, this one {getattr(self, name)}: "
                     "its position means nothing here"
                 )
-        way = order.way_of(state)
-        self.epoch, self.position, self._way = state["epoch"], state["position"], way
+        self.epoch, self.position = state["epoch"], state["position"]
 
     def __iter__(self) -> Iterator[int]:
         places = range(self.position + self.rank, self._end(), self.world_size)
         if not self.shuffle:
             return iter(places)
-        samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
+        samples = order.of_epoch(self.length, self.seed, self.epoch)
         return (samples[place] for place in places)
 
     def __len__(self) -> int:
@@ -137,7 +129,7 @@ class ElasticDistributedSampler(ElasticSampler):
         self._named = True
 
     def __iter__(self) -> Iterator[int]:
-        samples = order.of_epoch(self.length, self.seed, self.epoch, self._way)
+        samples = order.of_epoch(self.length, self.seed, self.epoch)
         # Where it is now: `advance` moves on while samples are read.
         first, left = self.position, self.length - self.position
         # Beyond the end the first of what is left come again.

@@ -3,7 +3,6 @@
 import random
 import unittest
 
-from elastic_agent import order
 from elastic_agent.batches import ElasticBatchSampler
 
 
@@ -115,15 +114,6 @@ class Histories(unittest.TestCase):
         self.assertEqual(len(sampler), 2 * (10**9 - 256 * 10**6) // 256)
         batches = iter(sampler)
         self.assertEqual([len(next(batches)) for _ in range(2)], [32, 32])
-
-    def test_a_checkpoint_of_the_first_version_goes_on_in_its_order(self):
-        state = {"epoch": 1, "position": 14, "length": 30, "seed": 0, "global_batch": 7}
-        sampler = of_rank(0, 1, 30, 7, state=state)
-        self.assertEqual(sum(sampler, []), order.of_epoch(30, 0, 1, order.LISTED)[14:])
-        self.assertEqual(sampler.state_dict(), {**state, "order": order.LISTED})
-        for _ in range(3):
-            sampler.advance()
-        self.assertEqual(sum(sampler, []), list(order.of_epoch(30, 0, 2, order.COMPUTED)))
 
     def test_another_training_is_refused(self):
         state = of_rank(0, 1, 30, 7).state_dict()

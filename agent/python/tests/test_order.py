@@ -5,8 +5,7 @@ import collections
 import sys
 import unittest
 
-from elastic_agent import order
-from elastic_agent.order import COMPUTED, LISTED, Permutation
+from elastic_agent.order import Permutation
 
 
 def spread(counts, expected):
@@ -64,13 +63,6 @@ class Orders(unittest.TestCase):
         # Two epochs of 1000 samples agree in about one place.
         first, second = list(Permutation(1000, "1 0")), list(Permutation(1000, "1 1"))
         self.assertLess(sum(a == b for a, b in zip(first, second)), 8)
-
-    def test_the_first_versions_order_is_known_still(self):
-        self.assertEqual(list(order.of_epoch(8, 3, 1, LISTED)), [0, 3, 4, 1, 2, 6, 5, 7])
-        self.assertEqual(order.way_of({}), LISTED)
-        self.assertEqual(order.way_of({"order": COMPUTED}), COMPUTED)
-        with self.assertRaisesRegex(ValueError, "order 3, which this version"):
-            order.way_of({"order": 3})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import random
 import sys
 import unittest
 
-from elastic_agent import ElasticDistributedSampler, ElasticSampler, order
+from elastic_agent import ElasticDistributedSampler, ElasticSampler
 
 
 def group(length, size, state=None, **options):
@@ -67,15 +67,6 @@ class Histories(unittest.TestCase):
         sampler.set_epoch(0)
         self.assertEqual(list(sampler), first)
         self.assertEqual(list(ElasticSampler(50, shuffle=False)), list(range(50)))
-
-    def test_a_checkpoint_of_the_first_version_goes_on_in_its_order(self):
-        state = {"epoch": 2, "position": 20, "length": 50, "seed": 1}
-        left = sum((list(sampler) for sampler in group(50, 3, state, seed=1)), [])
-        self.assertEqual(sorted(left), sorted(order.of_epoch(50, 1, 2, order.LISTED)[20:]))
-        (sampler,) = group(50, 1, state, seed=1)
-        self.assertEqual(sampler.state_dict(), {**state, "order": order.LISTED})
-        sampler.set_epoch(3)
-        self.assertEqual(list(sampler), list(order.of_epoch(50, 1, 3, order.COMPUTED)))
 
     def test_a_position_of_other_data_is_refused(self):
         state = ElasticSampler(10).state_dict()

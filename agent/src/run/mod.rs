@@ -129,11 +129,12 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
         let fit = async { Ok(preflight::pass_peers(&options.preflight, &joining).await?) };
         let Some(()) = unless_told(&mut signals, fit).await? else { return Ok(End::Drained) };
     }
+    let mut known = spec.clone();
     if let (Some(store), Some(_)) = (backend.store(), options.warm_up) {
         // What warms up may take a minute: better to end before it than after.
-        let readable =
-            async { setup::round_is_readable(store.as_ref(), &paths.keys).await.map_err(anyhow::Error::msg) };
-        let Some(()) = unless_told(&mut signals, readable).await? else { return Ok(End::Drained) };
+        let read = async { setup::job_spec(store.as_ref(), &paths.keys, known).await.map_err(anyhow::Error::msg) };
+        let Some(read) = unless_told(&mut signals, read).await? else { return Ok(End::Drained) };
+        known = read;
     }
     health.before("joining");
     // This comes after the store was found: a name that can be resolved now may not have been resolvable before.
@@ -144,7 +145,8 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let timers = TimerFile::as_asked(&options.watch.timers, identity.runtime_dir())?;
     env.extend(timers.as_ref().map(|timers| (TIMER_FILE, timers.path().into())));
     let events = setup::events(&options, &hostname, console);
-    let group = setup::group(&options, program, &identity, address.address.clone(), events, env)?;
+    let grace = known.timings.stop_grace;
+    let group = setup::group(&options, program, &identity, address.address.clone(), events, env, known)?;
     let mut group = Group::new(group, guard, logs)?;
     if let Some(directory) = group.log_directory() {
         tracing::info!(directory = %directory.display(), "logs");
@@ -159,8 +161,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     let readers = LogReaders::start(group.output_history(), requests);
     let part = setup::participation(&backend, &paths, options.job.clone(), listener, logs, tls);
     let socket = identity.fresh_socket();
-    let socket =
-        WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status(), timings.join_timeout)?;
+    let socket = WorkerSocket::open(&socket, backend.rendezvous.clone(), paths.clone(), part.status())?;
     let watchdog = Watchdog::start(options.watch.limits, timers, socket.steps());
     let goodput = metrics.as_ref().map(Metrics::goodput_observer);
     if let Some(metrics) = metrics {
@@ -170,14 +171,16 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
     }
     let mut progress = JobProgress::new(backend.store(), &paths.keys, part.status(), socket.furthest(), goodput);
     let mut record = setup::record(&options, &identity, peer, slots);
-    let gpus = GpuHolders::of(options.job.as_ref(), &identity.name, timings.start_timeout);
+    let gpus = GpuHolders::of(options.job.as_ref(), &identity.name);
     let warm_up_limit = options.warm_up.unwrap_or_default();
+    let status = part.status();
+    let job_timings = || status.borrow().timings.unwrap_or(timings);
     let mut local = LocalWorkers::new(group, socket, watchdog, gpus, options.quiesce_timeout, warm_up_limit);
 
     let end = tokio::select! {
         end = async {
             if options.warm_up.is_some() {
-                match warm_up(&mut local, timings.stop_grace, &mut signals).await? {
+                match warm_up(&mut local, grace, &mut signals).await? {
                     WarmedUp::Warm => record.warms_up = true,
                     WarmedUp::Cold => {}
                     WarmedUp::Told(caught) => {
@@ -188,7 +191,7 @@ async fn run(mut options: Options, guard: Guard, console: &Console) -> anyhow::R
             }
             rounds::take_part(part, record, spec, backend.store(), &paths.keys, &mut local, &mut signals).await
         } => end?,
-        () = backend.host_gone(timings.renewal(), timings.lease_ttl) => {
+        () = backend.host_gone(job_timings) => {
             End::StoreLost(format!("store lost: {} is gone with the agent that served it", backend.name))
         }
         never = progress.follow() => match never {},

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Versioned};
+use elastic_coordinator::job::{Endpoint, JobId, Keys, NodeRecord, Phase, Release, RoundRecord, Spec, Versioned};
 use elastic_coordinator::node::Node;
 use elastic_coordinator::node::logs::LogRequest;
 use elastic_coordinator::node::torchelastic::TorchElastic;
-use elastic_coordinator::store::Store;
+use elastic_coordinator::store::{Op, OpResult, Store, Txn};
 use elastic_coordinator::tls::MutualTls;
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Paths};
 use tokio::net::TcpListener;
@@ -145,6 +145,7 @@ pub(super) fn group(
     address: String,
     events: events::Source,
     env: Variables,
+    spec: Spec,
 ) -> anyhow::Result<GroupSetup> {
     let Program { command, slots, cpus } = program;
     Ok(GroupSetup {
@@ -153,12 +154,10 @@ pub(super) fn group(
         host: identity.host.clone(),
         slots,
         role: options.role.clone(),
-        max_restarts: options.max_restarts,
+        spec,
         command,
         directory: std::env::current_dir().context("find the working directory")?,
         address,
-        // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
-        shortage_patience: options.timings.start_timeout / 2,
         store_host: options.store_host,
         bind: options.peers.bind,
         virtual_local_rank: options.virtual_local_rank,
@@ -208,11 +207,19 @@ pub(super) fn participation(
     }
 }
 
-/// Whether the job's `round`, if there is one, is one of ours: no node can join a job without it. A store that does not
-/// answer tells nothing.
-pub(super) async fn round_is_readable(store: &dyn Store, keys: &Keys) -> Result<(), String> {
-    let Ok(Some(round)) = store.get(&keys.round()).await else { return Ok(()) };
-    Versioned::<RoundRecord>::parse(&round).map(drop)
+/// The spec of the job that this node is about to join: `own` if the node begins the job or its next generation. A store
+/// that does not answer tells nothing.
+///
+/// # Errors
+/// The job's `round` is not one of ours: no node can join a job without it.
+pub(super) async fn job_spec(store: &dyn Store, keys: &Keys, own: Spec) -> Result<Spec, String> {
+    let read = Txn::of([Op::get(keys.spec()), Op::get(keys.round()), Op::count(keys.nodes())]);
+    let Ok(read) = store.txn(read).await else { return Ok(own) };
+    let value = |at: usize| read.results.get(at).and_then(OpResult::value);
+    let Some(round) = value(1).map(Versioned::<RoundRecord>::parse).transpose()? else { return Ok(own) };
+    let deserted = matches!(read.results.get(2), Some(OpResult::Count(0)));
+    let joined = value(0).filter(|_| !deserted && !round.value.state.is_final());
+    Ok(joined.and_then(|spec| Versioned::parse_spec(spec).ok()).map_or(own, |spec| spec.value))
 }
 
 /// The node's own record in the store, at the time when the node joins.

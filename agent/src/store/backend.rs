@@ -9,7 +9,7 @@ use elastic_coordinator::embedded::MemoryStore;
 use elastic_coordinator::embedded::mvcc::Limits;
 use elastic_coordinator::embedded::{EmbeddedError, EmbeddedServer, Options};
 use elastic_coordinator::etcd_v2::EtcdV2;
-use elastic_coordinator::job::Endpoint;
+use elastic_coordinator::job::{Endpoint, Timings};
 use elastic_coordinator::node::torchelastic::met_on_v2;
 use elastic_coordinator::store::etcd::{EtcdConfig, EtcdStore, EtcdTls, EtcdUser, Secret};
 use elastic_coordinator::store::metered::{CallObserver, Metered};
@@ -110,14 +110,16 @@ impl Backend {
         }
     }
 
-    /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for `period`
-    /// while no connection to it that was open before answers. This checks every `every`. What the agent held in memory
-    /// is lost with it. A service in front of the agent also refuses while its pod is not ready, but then open
+    /// Waits until the agent that serves the store is certainly gone. That is so once its port has refused for the time
+    /// of a lease while no connection to it that was open before answers. This checks as often as a lease is renewed, by
+    /// the job's `timings`. What the agent held in memory is lost with it. A service in front of the agent also refuses while its pod is not ready, but then open
     /// connections stay up. Never returns if another kind of store is used.
-    pub async fn host_gone(&self, every: Duration, period: Duration) {
+    pub async fn host_gone(&self, timings: impl Fn() -> Timings) {
         let (Some(host), Some(store)) = (&self.host, self.store()) else { return std::future::pending().await };
         let mut gone_since: Option<Time> = None;
         loop {
+            let timings = timings();
+            let every = timings.renewal();
             tokio::time::sleep(every).await;
             let dialled = tokio::time::timeout(every, TcpStream::connect((host.host.as_str(), host.port))).await;
             let refuses = matches!(&dialled, Ok(Err(error)) if error.kind() == ErrorKind::ConnectionRefused);
@@ -125,7 +127,7 @@ impl Backend {
             let gone = refuses && !matches!(tokio::time::timeout(every, store.get("/")).await, Ok(Ok(_)));
             let now = Time::now();
             gone_since = gone_since.or(Some(now)).filter(|_| gone);
-            if gone_since.is_some_and(|since| now.since(since) >= period) {
+            if gone_since.is_some_and(|since| now.since(since) >= timings.lease_ttl) {
                 return;
             }
         }

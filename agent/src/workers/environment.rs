@@ -33,14 +33,14 @@ pub struct LocalPlace<'a> {
     pub role_world_size: u32,
 }
 
-/// Settings that are the same for every worker of this agent.
+/// What is the same for every worker of this agent.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeFacts<'a> {
     /// The node's name.
     pub node: &'a str,
     /// The agent's socket for workers.
     pub socket: &'a Path,
-    /// `--max-restarts`.
+    /// `--max-restarts` of the job.
     pub max_restarts: u32,
     /// Whether the agent of rank 0's node serves the store at `MASTER_PORT`. If not, worker rank 0 serves it.
     pub agent_store: bool,

@@ -62,18 +62,14 @@ struct Asked {
     nvml: OnceLock<Option<Nvml>>,
     /// Variables in the environment of every worker of this job and node.
     marks: [Vec<u8>; 2],
-    patience: Duration,
 }
 
 impl GpuHolders {
-    /// A check for the workers of this job on this node. `start_timeout` is how long a member may take from the seal to
-    /// running workers. The wait takes at most half of it, and never more than 20 s.
-    pub fn of(job: &str, node: &str, start_timeout: Duration) -> GpuHolders {
+    /// A check for the workers of this job on this node.
+    pub fn of(job: &str, node: &str) -> GpuHolders {
         let mark = |name: &str, value: &str| format!("{name}={value}").into_bytes();
         let marks = [mark("TORCHELASTIC_RUN_ID", job), mark(NODE_ENV, node)];
-        GpuHolders {
-            asked: Arc::new(Asked { nvml: OnceLock::new(), marks, patience: PATIENCE.min(start_timeout / 2) }),
-        }
+        GpuHolders { asked: Arc::new(Asked { nvml: OnceLock::new(), marks }) }
     }
 
     /// Whether it is already known that there is no driver.
@@ -82,17 +78,18 @@ impl GpuHolders {
     }
 
     /// Waits until no worker of an earlier round holds a GPU of this machine. If one still does at the limit, this logs
-    /// a warning and returns.
-    pub async fn free(self) {
+    /// a warning and returns. `start_timeout` is how long a member may take from the seal to running workers. The wait
+    /// takes at most half of it, and never more than 20 s.
+    pub async fn free(self, start_timeout: Duration) {
         let mut held = Vec::new();
-        let patience = self.asked.patience;
-        if timeout(patience, self.wait(&mut held)).await.is_err() {
+        let patience = PATIENCE.min(start_timeout / 2);
+        if timeout(patience, self.wait(&mut held, patience)).await.is_err() {
             let what = if held.is_empty() { "the NVIDIA driver does not answer".to_owned() } else { describe(&held) };
             tracing::warn!("{what} after {patience:?}; starting workers anyway");
         }
     }
 
-    async fn wait(&self, held: &mut Vec<Holder>) {
+    async fn wait(&self, held: &mut Vec<Holder>, patience: Duration) {
         let mut known = BTreeSet::new();
         loop {
             let asked = Arc::clone(&self.asked);
@@ -104,7 +101,7 @@ impl GpuHolders {
                 return;
             }
             if first {
-                tracing::warn!("{}: waiting for it, up to {:?}", describe(held), self.asked.patience);
+                tracing::warn!("{}: waiting for it, up to {:?}", describe(held), patience);
             }
             tokio::time::sleep(AGAIN).await;
         }

@@ -123,6 +123,7 @@ impl<'a> Drive<'a> {
             membership: None,
             round: self.member.round().cloned(),
             leading: self.leader.is_some(),
+            timings: Some(self.member.spec().timings),
         };
         self.node.status.send_if_modified(|old| {
             let changed = *old != status;

@@ -33,7 +33,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
-use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Versioned};
+use crate::job::{Endpoint, JobId, NodeId, RoundRecord, Timings, Versioned};
 use crate::rendezvous::{Credentials, End, Member, MemberInput, MemberSetup, Outcome, Start};
 use crate::store::Store;
 use crate::time::Time;
@@ -129,6 +129,8 @@ pub struct Status {
     pub round: Option<Versioned<RoundRecord>>,
     /// Whether it leads.
     pub leading: bool,
+    /// The timings of the job that it has joined.
+    pub timings: Option<Timings>,
 }
 
 /// What runs beside the member reports through this.

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use elastic_coordinator::job::Keys;
-use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits};
+use elastic_tests::agents::{Agent, JOB_FAILED, Job, LIMIT, exits, json_lines};
 use elastic_tests::etcd::{Certs, EtcdOptions, EtcdServer, free_port};
 use elastic_tests::processes::{binary, output};
+
+use crate::agents::quiescing::{job_on, places, round, touch};
 
 /// Short, since the agent has nothing to wait for.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -124,6 +126,25 @@ async fn nodes_that_disagree_hear_both_values() {
     assert_eq!(job.runs(1, 1).await, round, "the first continues undisturbed");
     round.exit(0);
     assert_eq!(first.exit(LIMIT).await, 0);
+}
+
+#[tokio::test]
+async fn workers_see_the_jobs_restarts_whatever_flag_their_node_has() {
+    let etcd = EtcdServer::start(EtcdOptions::default()).await;
+    let job = job_on(&etcd, "1:2");
+    let mut a = job.start("a");
+    places(&job, 0, 1).await;
+    // An operator has changed the job, so nodes with other flags are let in.
+    ctl(&etcd, &["set", "job", "--max", "3"]).await;
+    let mut b = job.start_with("b", &["--max-restarts=7"]);
+    let two = places(&job, 1, 2).await;
+    let mut c = job.start_with("c", &["--max-restarts=8", "--warm-up=60"]);
+    places(&job, round(&two), 3).await;
+    for worker in json_lines(&job.path("started")) {
+        assert_eq!(worker["TORCHELASTIC_MAX_RESTARTS"], "3", "{worker}");
+    }
+    touch(&job, "done");
+    assert_eq!(exits([&mut a, &mut b, &mut c]).await, [0, 0, 0]);
 }
 
 #[tokio::test]

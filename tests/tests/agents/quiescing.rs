@@ -18,7 +18,8 @@ def told(what): return (folder / f"{what}-{node}-{local_rank}").exists()
 def note(name, **what):
     with open(folder / name, "a") as file: file.write(json.dumps(what) + "\n")
 note("started", node=node, local_rank=local_rank, pid=os.getpid(),
-    **{name: os.environ.get(name) for name in ("RANK", "MASTER_PORT", "ELASTIC_ROUND", "ELASTIC_WARM_UP")})
+    **{name: os.environ.get(name) for name in
+        ("RANK", "MASTER_PORT", "ELASTIC_ROUND", "ELASTIC_WARM_UP", "TORCHELASTIC_MAX_RESTARTS")})
 def stopped(*_):
     note("stopped", node=node, local_rank=local_rank, pid=os.getpid())
     while told("lingers"): time.sleep(0.02)

@@ -459,8 +459,7 @@ class Session:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(loaded["scheduler"])
         if self._given_seed is None:
-            # What an earlier release has kept has none.
-            self._seed = loaded.get("seed", self._seed)
+            self._seed = loaded["seed"]
         self.step_number = self._snapshot = loaded["step"]
         if self._keeper:
             self._keeper.began(self.step_number)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_coordinator::job::{Endpoint, Failure, FailureClass};
+use elastic_coordinator::job::{Endpoint, Failure, FailureClass, Spec};
 use elastic_coordinator::node::GroupReport;
 use elastic_coordinator::rendezvous::{Outcome, Start};
 use elastic_coordinator::time::Time;
@@ -43,7 +43,7 @@ pub use state::{GroupState, WorkerState};
 /// error file.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// Settings that are the same for every group of this agent.
+/// Settings of every group of this agent.
 pub struct GroupSetup {
     /// The job's id.
     pub job: String,
@@ -55,16 +55,14 @@ pub struct GroupSetup {
     pub slots: u32,
     /// The workers' role.
     pub role: String,
-    /// `--max-restarts`.
-    pub max_restarts: u32,
+    /// The job's spec, as far as it is known before a place is given. Each place brings it.
+    pub spec: Spec,
     /// The command that the workers run.
     pub command: WorkerCommand,
     /// The workers' working directory.
     pub directory: PathBuf,
     /// The address at which peers reach this node.
     pub address: String,
-    /// How long the host may be short of resources for starting workers. After that, the node leaves.
-    pub shortage_patience: Duration,
     /// The process that serves the store that workers find each other through.
     pub store_host: StoreHost,
     /// The address on which that is served. None: a loopback address that peers reach this node at, else all.
@@ -193,6 +191,16 @@ impl Group {
         running.map(|(local_rank, _)| *local_rank).chain(self.starting.keys().copied()).chain(planned).collect()
     }
 
+    /// The job's spec, as the newest place brought it.
+    pub fn job_spec(&self) -> &Spec {
+        &self.setup.spec
+    }
+
+    /// From now on the job's spec is this.
+    pub fn follow(&mut self, spec: &Spec) {
+        self.setup.spec.clone_from(spec);
+    }
+
     /// How many workers there should be.
     pub fn slots(&self) -> u32 {
         self.setup.slots
@@ -306,7 +314,7 @@ impl Group {
         }
         self.step(Input::Start);
         let places: Vec<Assignment> = (0..self.setup.slots).map(|local| self.assignment(start, local)).collect();
-        socket.of_generation(start.round.generation);
+        socket.of_generation(start.round.generation, start.spec.timings.join_timeout);
         socket.begin(places.clone());
         self.events.placed(events::NodeInRound {
             group_rank: Some(start.rank.group_rank),

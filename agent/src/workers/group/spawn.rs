@@ -110,7 +110,8 @@ impl Group {
         self.step(Input::Report);
         let message = format!("this node lacks a resource that starting workers needs: {why}");
         let report = self.lost(message.clone());
-        match self.shortage.met(Time::now(), self.setup.shortage_patience) {
+        // The other nodes wait at most `start_timeout` for this node's workers to run. So this node gives up earlier.
+        match self.shortage.met(Time::now(), self.setup.spec.timings.start_timeout / 2) {
             Next::Again(pause) => {
                 tracing::warn!("{message}; trying again in {pause:?}, at no cost to --max-restarts");
                 self.held = Some(Held { until: Instant::now() + pause, report });
@@ -195,7 +196,7 @@ impl Group {
         let facts = NodeFacts {
             node: &self.setup.node,
             socket: socket.path(),
-            max_restarts: self.setup.max_restarts,
+            max_restarts: self.setup.spec.max_restarts,
             agent_store: self.master.is_agent(),
             signals: &signals,
         };

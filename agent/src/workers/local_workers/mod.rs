@@ -178,6 +178,7 @@ impl LocalWorkers {
     pub fn start(&mut self, start: Box<Start>) -> Option<GroupReport> {
         self.forming = None;
         self.seat = start.round.sealed;
+        self.group.follow(&start.spec);
         self.when_free(Waiting::Start(start))
     }
 
@@ -193,7 +194,7 @@ impl LocalWorkers {
             return self.begin(waiting);
         }
         // This runs in its own task, because the agent must send the guard its deadlines meanwhile.
-        let free = tokio::spawn(self.gpus.clone().free());
+        let free = tokio::spawn(self.gpus.clone().free(self.group.job_spec().timings.start_timeout));
         self.step(Input::StartWhenFree(Pending { waiting, free }));
         None
     }

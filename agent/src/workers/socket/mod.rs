@@ -109,7 +109,6 @@ struct Shared {
     rendezvous: RendezvousStore,
     paths: JobPaths,
     status: watch::Receiver<Status>,
-    barrier_timeout: Duration,
     state: Mutex<SocketState>,
     /// Notified when a connection was read to its end.
     ended: Notify,
@@ -152,6 +151,8 @@ struct Registered {
 struct SocketState {
     /// The places of this node's workers, by local rank. Empty while no workers run.
     places: Vec<Assignment>,
+    /// How long a worker waits at a barrier.
+    barrier_timeout: Duration,
     /// Whether the workers were started before they had places.
     ahead: bool,
     told: Told,
@@ -254,7 +255,6 @@ impl WorkerSocket {
         rendezvous: RendezvousStore,
         paths: JobPaths,
         status: watch::Receiver<Status>,
-        barrier_timeout: Duration,
     ) -> Result<WorkerSocket, SocketError> {
         let failed = |cause| SocketError { path: path.to_owned(), cause };
         let listener = UnixListener::bind(path).map_err(failed)?;
@@ -263,7 +263,6 @@ impl WorkerSocket {
             rendezvous,
             paths,
             status,
-            barrier_timeout,
             state: Mutex::default(),
             ended: Notify::new(),
             awareness: Notify::new(),
@@ -319,9 +318,11 @@ impl WorkerSocket {
     }
 
     /// Workers that are started from now on belong to this generation of the job. Memory that another generation left
-    /// is dropped.
-    pub fn of_generation(&self, generation: u64) {
-        self.shared.state().memories.begin(generation);
+    /// is dropped. The job's spec says how long they wait at a barrier.
+    pub fn of_generation(&self, generation: u64, barrier_timeout: Duration) {
+        let mut state = self.shared.state();
+        state.memories.begin(generation);
+        state.barrier_timeout = barrier_timeout;
     }
 
     /// Memory that workers left and that can be saved without them.

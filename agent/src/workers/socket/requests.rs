@@ -113,11 +113,12 @@ pub(super) async fn answer(
             let (shared, line) = (Arc::clone(shared), line.clone());
             // Other nodes may arrive much later. The worker can send further messages meanwhile.
             return Some(Box::pin(async move {
-                let Shared { rendezvous, paths, status, barrier_timeout: within, .. } = &*shared;
+                let Shared { rendezvous, paths, status, .. } = &*shared;
+                let within = shared.state().barrier_timeout;
                 let met = match rendezvous {
-                    RendezvousStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, *within).await,
+                    RendezvousStore::Store(store) => barrier::meet(&**store, &paths.keys, status, &name, within).await,
                     RendezvousStore::TorchElastic(etcd) => {
-                        barrier::meet_on_v2(etcd, &paths.paths, status, &name, *within).await
+                        barrier::meet_on_v2(etcd, &paths.paths, status, &name, within).await
                     }
                 };
                 let reply = match met {

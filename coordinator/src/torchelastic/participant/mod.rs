@@ -455,7 +455,8 @@ impl Participant {
         self.round = Some(round.clone());
         self.idle_since = None;
         self.workers = Workers::Alive;
-        self.put(Output::Start(Box::new(Start { round, rank, secret: None })));
+        let spec = self.setup.spec.clone();
+        self.put(Output::Start(Box::new(Start { round, rank, spec, secret: None })));
     }
 
     /// Tells the workers to stop, if there may be any.

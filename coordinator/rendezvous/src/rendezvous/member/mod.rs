@@ -177,6 +177,8 @@ pub struct Start {
     pub round: RoundRecord,
     /// The node's place in it.
     pub rank: RankRecord,
+    /// The job's own spec, whatever this node was started with.
+    pub spec: Spec,
     /// The job's secret, as this node has read it.
     pub secret: Option<JobSecret>,
 }

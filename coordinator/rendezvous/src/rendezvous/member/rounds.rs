@@ -217,6 +217,7 @@ impl Member {
                 out.push(MemberOutput::Start(Box::new(Start {
                     round: round.value,
                     rank,
+                    spec: self.spec.clone(),
                     secret: self.secret.clone(),
                 })));
             }

@@ -60,15 +60,20 @@ fn setup() -> MemberSetup {
 
 /// A node that has joined, found this under `leader`, and has a lease; what it wanted meanwhile.
 fn joined(leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
-    joined_to(setup(), forming(), leader)
+    joined_to(setup(), forming(), None, leader)
 }
 
-/// The same, of this node, where the round was this.
-fn joined_to(setup: MemberSetup, record: Value, leader: Option<KeyValue>) -> (Member, Vec<MemberOutput>) {
+/// The same, of this node, where the round was this, and `desired` this.
+fn joined_to(
+    setup: MemberSetup,
+    record: Value,
+    desired: Option<KeyValue>,
+    leader: Option<KeyValue>,
+) -> (Member, Vec<MemberOutput>) {
     let mut member = Member::new(setup);
     let mut out = member.step(NOW, MemberInput::Tick);
     let spec = kv(keys().spec(), &spec().to_string(), 2, 2, None);
-    let read = vec![Some(spec), Some(round(3, 3, record)), None, leader];
+    let read = vec![Some(spec), Some(round(3, 3, record)), desired, leader];
     out.extend(member.step(NOW, answer(Call::Join, true, 10, read)));
     out.extend(member.step(NOW, MemberInput::Leased { sent: NOW, result: Ok(LeaseId(7)) }));
     (member, out)
@@ -154,11 +159,11 @@ fn members_campaign_before_nodes_without_a_place() {
         }
         now.since(NOW)
     };
-    let newcomer = joined_to(setup(), sealed_round(), Some(leader.clone())).0;
+    let newcomer = joined_to(setup(), sealed_round(), None, Some(leader.clone())).0;
     assert!(first(newcomer, 8) >= Duration::from_millis(100));
     assert!(first(running(), 9) <= Duration::from_millis(50));
     // Where nobody has one yet, nobody waits for others.
-    let first_of_all = joined_to(setup(), forming(), Some(leader)).0;
+    let first_of_all = joined_to(setup(), forming(), None, Some(leader)).0;
     assert!(first(first_of_all, 8) <= Duration::from_millis(50));
 }
 
@@ -175,6 +180,16 @@ fn a_newcomer_joins_a_job_whose_operators_word_nobody_can_read() {
             .step(NOW, answer(Call::Join, true, 10, vec![Some(spec), Some(round(3, 3, forming())), Some(rubbish)]));
         assert!(out.iter().any(|output| matches!(output, MemberOutput::Grant(_))), "max_nodes {flags}: {out:?}");
     }
+}
+
+#[test]
+fn a_place_comes_with_the_jobs_own_spec() {
+    let mut setup = setup();
+    (setup.spec.max_restarts, setup.spec.timings.start_timeout) = (7, Duration::from_secs(1));
+    let job: Spec = serde_json::from_value(spec()).unwrap();
+    let wish = kv(keys().desired(), r#"{"max_nodes":3}"#, 4, 4, None);
+    let (_, start) = placed(setup, sealed_round(), Some(wish));
+    assert_eq!(start.spec, job);
 }
 
 #[test]
@@ -260,9 +275,14 @@ fn running() -> Member {
 
 /// The same, of this node in this round.
 fn running_in(setup: MemberSetup, sealed: Value) -> Member {
+    placed(setup, sealed, None).0
+}
+
+/// The same, and the place that it got, where `desired` was this.
+fn placed(setup: MemberSetup, sealed: Value, desired: Option<KeyValue>) -> (Member, Start) {
     let leader = json!({ "node": "b:1", "peer": { "host": "h", "port": 1 } }).to_string();
     let leader = || Some(kv(keys().leader(), &leader, 9, 9, Some(LeaseId(9))));
-    let (mut member, _) = joined_to(setup, forming(), leader());
+    let (mut member, _) = joined_to(setup, forming(), desired, leader());
     member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), leader()]));
     let sealed = || round(3, 12, sealed.clone());
     member.step(NOW, MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(sealed())])));
@@ -272,11 +292,12 @@ fn running_in(setup: MemberSetup, sealed: Value) -> Member {
     });
     let rank = kv(keys().rank(1, Revision(3), &member.id()), &rank.to_string(), 12, 12, None);
     let out = member.step(NOW, answer(Call::Seat, true, 13, vec![Some(sealed()), Some(rank)]));
-    assert!(out.iter().any(|output| matches!(output, MemberOutput::Start(_))), "{out:?}");
+    let start = out.iter().find_map(|output| if let MemberOutput::Start(start) = output { Some(start) } else { None });
+    let start = start.unwrap_or_else(|| panic!("{out:?}"));
     member.step(NOW, MemberInput::Started(1));
     // It says that they run.
     member.step(NOW, answer(Call::Own, true, 14, vec![Some(sealed()), leader()]));
-    member
+    (member, Start::clone(start))
 }
 
 #[test]
@@ -432,7 +453,7 @@ fn workers_that_were_started_ahead_are_gone_before_their_node_takes_its_place() 
     // Given a node that waits for its first place, with workers, when its job is paused and resumed
     let mut setup = setup();
     setup.record.warms_up = true;
-    let (mut member, _) = joined_to(setup, forming(), None);
+    let (mut member, _) = joined_to(setup, forming(), None, None);
     member.step(NOW, answer(Call::Own, true, 11, vec![Some(round(3, 3, forming())), None]));
     let news = |kv: KeyValue| MemberInput::Watched(WatchUpdate::Events(vec![Event::Put(kv)]));
     let mut paused = forming();
