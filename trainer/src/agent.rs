@@ -60,7 +60,7 @@ struct Received {
 
 /// A connection to the agent, registered.
 #[derive(Debug)]
-pub struct Agent {
+pub(crate) struct Agent {
     socket: UnixStream,
     inbox: Receiver<Result<Received, io::Error>>,
     /// Messages that came while this worker waited for an answer.
@@ -72,7 +72,11 @@ pub struct Agent {
 impl Agent {
     /// Connects, registers, and returns this worker's assignment. A worker that was started ahead of its round waits
     /// for it without a limit.
-    pub fn register(path: &Path, environment: &Environment, stop: &Stop) -> Result<(Agent, Assignment), AgentError> {
+    pub(crate) fn register(
+        path: &Path,
+        environment: &Environment,
+        stop: &Stop,
+    ) -> Result<(Agent, Assignment), AgentError> {
         let connect = || {
             let socket = UnixStream::connect(path)?;
             socket.set_write_timeout(Some(AGENT_TIME))?;
@@ -104,7 +108,7 @@ impl Agent {
     }
 
     /// Reports progress, at most ten times a second.
-    pub fn progress(&mut self, step: u64, epoch: u64, loss: f64, total_steps: u64) -> Result<(), AgentError> {
+    pub(crate) fn progress(&mut self, step: u64, epoch: u64, loss: f64, total_steps: u64) -> Result<(), AgentError> {
         if step < total_steps && self.last_progress.is_some_and(|last| last.elapsed() < PROGRESS_TIME) {
             return Ok(());
         }
@@ -114,19 +118,19 @@ impl Agent {
     }
 
     /// Asks to commit a checkpoint and returns the number that the answer will carry.
-    pub fn commit(&mut self, checkpoint: &Checkpoint) -> Result<u64, AgentError> {
+    pub(crate) fn commit(&mut self, checkpoint: &Checkpoint) -> Result<u64, AgentError> {
         self.requests += 1;
         self.say(&FromWorker::Commit { id: self.requests, checkpoint: checkpoint.clone() })?;
         Ok(self.requests)
     }
 
     /// Says that this worker is at rest after `step` steps, for the sake of the round that is forming.
-    pub fn quiesced(&mut self, round: u64, step: u64) -> Result<(), AgentError> {
+    pub(crate) fn quiesced(&mut self, round: u64, step: u64) -> Result<(), AgentError> {
         self.say(&FromWorker::Quiesced { round, step })
     }
 
     /// Says why the worker is about to exit. Nothing can be done when this fails too.
-    pub fn failing(&mut self, class: FailureClass, message: &str) {
+    pub(crate) fn failing(&mut self, class: FailureClass, message: &str) {
         let message = message.chars().take(2000).collect();
         if let Err(error) = self.say(&FromWorker::Failing { class, message }) {
             debug!(%error, "cannot tell the agent why");
@@ -135,7 +139,7 @@ impl Agent {
 
     /// Asks for memory that outlives this worker, and waits for it: a file, or why there is none. `rescue` is the
     /// command line that saves what is in it; it is empty where there is no such command.
-    pub fn memory(
+    pub(crate) fn memory(
         &mut self,
         bytes: u64,
         rescue: Vec<String>,
@@ -161,12 +165,12 @@ impl Agent {
     }
 
     /// Gives that memory back.
-    pub fn forget(&mut self) -> Result<(), AgentError> {
+    pub(crate) fn forget(&mut self) -> Result<(), AgentError> {
         self.say(&FromWorker::Forget)
     }
 
     /// The agent's next message, if there is one. Does not wait.
-    pub fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
+    pub(crate) fn poll(&mut self) -> Result<Option<ToWorker>, AgentError> {
         if let Some(message) = self.aside.pop_front() {
             return Ok(Some(message));
         }
@@ -178,7 +182,7 @@ impl Agent {
     }
 
     /// Waits for the agent's next message. `None` at the deadline.
-    pub fn next(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<ToWorker>, AgentError> {
+    pub(crate) fn next(&mut self, deadline: Instant, stop: &Stop) -> Result<Option<ToWorker>, AgentError> {
         match self.aside.pop_front() {
             Some(message) => Ok(Some(message)),
             None => Ok(self.receive(deadline, stop)?.map(|said| said.message)),

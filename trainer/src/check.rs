@@ -119,7 +119,7 @@ fn judge(found: &[f32]) -> Option<String> {
     let mut wrong = found.iter().enumerate().filter(|(place, found)| **found != expected(*place));
     let (place, number) = wrong.next()?;
     Some(format!(
-        "{} of {} numbers are wrong, the first in row {} and column {}: {number} instead of {}",
+        "{} of {} numbers differ, the first in row {} and column {}: {number} instead of {}",
         1 + wrong.count(),
         found.len(),
         place / SIZE,
@@ -144,10 +144,10 @@ mod tests {
         let place = 517 * SIZE + 1003;
         product[place] = f32::from_bits(product[place].to_bits() ^ 1);
         let told = judge(&product).unwrap();
-        assert!(told.starts_with("1 of 1048576 numbers, the first in row 517 and column 1003: "), "{told}");
+        assert!(told.starts_with("1 of 1048576 numbers differ, the first in row 517 and column 1003: "), "{told}");
         product[3] = f32::NAN;
         let told = judge(&product).unwrap();
-        let expected = "2 of 1048576 numbers are wrong, the first in row 0 and column 3: NaN instead of ";
+        let expected = "2 of 1048576 numbers differ, the first in row 0 and column 3: NaN instead of ";
         assert!(told.starts_with(expected), "{told}");
     }
 }

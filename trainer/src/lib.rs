@@ -26,19 +26,19 @@
 #[cfg(target_endian = "big")]
 compile_error!("tensors are sent and saved as they lie in memory, which must be little-endian");
 
-pub mod agent;
+mod agent;
 #[cfg(feature = "cuda")]
 pub mod check;
 pub mod checkpoint;
 pub mod command;
 pub mod data;
-pub mod elastic;
+mod elastic;
 pub mod engine;
 pub mod model;
 pub mod random;
 pub mod settings;
 pub mod tasks;
-pub mod train;
+mod train;
 
 pub use data::Data;
 pub use elastic::Elastic;

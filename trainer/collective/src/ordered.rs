@@ -133,49 +133,61 @@ fn run(
             }
         })
         .collect();
+    let own = OwnChunk { mine, nodes: my_nodes, everywhere, shards };
 
     // Elements of this rank's own chunk that are finished.
     let mut finished = 0;
     loop {
         let mut moved = false;
         for stream in &mut streams {
-            moved |= stream.send(group, rest, sum, &mine, finished)?;
+            moved |= stream.send(group, rest, sum, &own.mine, finished)?;
             moved |= stream.receive(group, &mut staging.received, sum, finished)?;
         }
-        while finished < mine.len() {
-            let segment = finished..mine.len().min(finished + SEGMENT);
-            // Where each rank adds everything, the sum overwrites numbers that may still have to be sent.
-            let is_ready =
-                |stream: &Stream| stream.has_partials(segment.end) && !(everywhere && stream.owes_partials());
-            if !streams.iter().all(is_ready) {
-                break;
-            }
+        while let Some(segment) = own.next_segment(&streams, finished) {
             finished = segment.end;
-            let Staging { received, own, scratch } = staging;
-            for start in segment.clone().step_by(BLOCK) {
-                let block = start..segment.end.min(start + BLOCK);
-                let sum = &mut sum[mine.start + block.start..mine.start + block.end];
-                own.clear();
-                own.extend_from_slice(sum);
-                let sources = Sources { own, rest, start: mine.start, nodes: &my_nodes, streams: &streams, received };
-                add_tree(Node::root(shards), &|node| sources.find(node, &segment, &block), sum, scratch);
-            }
+            own.add(staging, &streams, rest, sum, &segment);
             moved = true;
         }
-        if finished == mine.len() && streams.iter().all(Stream::is_done) {
+        if finished == own.mine.len() && streams.iter().all(Stream::is_done) {
             return Ok(streams.iter().fold(vote, |votes, stream| votes | stream.peer_stream.word));
         }
         if !moved {
-            let interests: Vec<Interest> = streams
-                .iter()
-                .map(|stream| Interest {
-                    peer: stream.peer_stream.peer,
-                    send: stream.can_send(finished),
-                    receive: stream.can_receive(finished),
-                })
-                .filter(|interest| interest.send || interest.receive)
-                .collect();
+            let interests: Vec<Interest> = streams.iter().filter_map(|stream| stream.interest(finished)).collect();
             group.wait(&interests, started)?;
+        }
+    }
+}
+
+/// What this rank adds.
+struct OwnChunk {
+    mine: Range<usize>,
+    /// The nodes that this rank owns whole.
+    nodes: Vec<Node>,
+    /// Whether each rank adds everything.
+    everywhere: bool,
+    shards: u32,
+}
+
+impl OwnChunk {
+    /// The segment after the first `finished` elements, if all its partial sums are here.
+    fn next_segment(&self, streams: &[Stream], finished: usize) -> Option<Range<usize>> {
+        let segment = finished..self.mine.len().min(finished + SEGMENT);
+        // Where each rank adds everything, the sum overwrites numbers that may still have to be sent.
+        let is_ready =
+            |stream: &Stream| stream.has_partials(segment.end) && !(self.everywhere && stream.owes_partials());
+        (!segment.is_empty() && streams.iter().all(is_ready)).then_some(segment)
+    }
+
+    /// Adds a segment's partial sums in the order of the shards.
+    fn add(&self, staging: &mut Staging, streams: &[Stream], rest: &[&[f32]], sum: &mut [f32], segment: &Range<usize>) {
+        let (Staging { received, own, scratch }, start_of_chunk) = (staging, self.mine.start);
+        for start in segment.clone().step_by(BLOCK) {
+            let block = start..segment.end.min(start + BLOCK);
+            let sum = &mut sum[start_of_chunk + block.start..start_of_chunk + block.end];
+            own.clear();
+            own.extend_from_slice(sum);
+            let sources = Sources { own, rest, start: start_of_chunk, nodes: &self.nodes, streams, received };
+            add_tree(Node::root(self.shards), &|node| sources.find(node, segment, &block), sum, scratch);
         }
     }
 }
@@ -189,6 +201,12 @@ impl Stream {
 
     fn owes_partials(&self) -> bool {
         self.sent < self.partials_out
+    }
+
+    /// What to wait for, if there is anything.
+    fn interest(&self, finished: usize) -> Option<Interest> {
+        let (send, receive) = (self.can_send(finished), self.can_receive(finished));
+        (send || receive).then_some(Interest { peer: self.peer_stream.peer, send, receive })
     }
 
     fn can_send(&self, finished: usize) -> bool {

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as PROCESSORS;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{
-    CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut,
-    DeviceRepr, DriverError, ValidAsZeroBits,
+    CudaContext, CudaEvent, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
+    DriverError, ValidAsZeroBits,
 };
-use cudarc::nvrtc::Ptx;
 use tracing::warn;
 
-use super::{Bf16, Compiled, Compiler, CudaError, Surroundings, libraries};
-use crate::kernels::attention_bf16::Bf16Kernels;
-use crate::kernels::number::OfNumber;
+use crate::error::CudaError;
+use crate::kernels::loaded::Kernels;
+use crate::kernels::number::Bf16;
+use crate::libraries::{self, compiler::Compiler, surroundings::Surroundings};
 use crate::products::cublaslt::CublasLt;
 
 /// A GPU that is ready to compute.
@@ -52,44 +52,6 @@ pub enum Precision {
     Bf16,
 }
 
-/// The kernels, by their names.
-#[derive(Debug)]
-pub(super) struct Kernels {
-    pub(super) product: CudaFunction,
-    pub(super) product_bf16: CudaFunction,
-    pub(super) product_bf16_to_f32: CudaFunction,
-    pub(super) follow_bf16: CudaFunction,
-    pub(super) round_parameters: CudaFunction,
-    pub(super) follow: CudaFunction,
-    pub(super) round_to_bf16: CudaFunction,
-    pub(super) add: CudaFunction,
-    pub(super) sum_rows: CudaFunction,
-    pub(super) sum_all: CudaFunction,
-    pub(super) sum_squares: CudaFunction,
-    pub(super) cross_entropy: CudaFunction,
-    pub(super) cross_entropy_bf16: CudaFunction,
-    pub(super) adamw: CudaFunction,
-    pub(super) layer_norm: OfNumber,
-    pub(super) layer_norm_slope: OfNumber,
-    pub(super) layer_norm_chunks: OfNumber,
-    pub(super) sum_chunks: OfNumber,
-    pub(super) gelu: CudaFunction,
-    pub(super) gelu_slope: CudaFunction,
-    pub(super) embed: CudaFunction,
-    pub(super) embed_slope: CudaFunction,
-    /// For heads up to each width of `attention::DEPTHS`, in that order.
-    pub(super) attention: [AttentionKernels; 2],
-    pub(super) attention_bf16: Bf16Kernels,
-}
-
-/// Attention for heads up to a width: forward, and the derivatives by queries and by keys and values.
-#[derive(Debug)]
-pub(super) struct AttentionKernels {
-    pub(super) forward: CudaFunction,
-    pub(super) queries: CudaFunction,
-    pub(super) keys: CudaFunction,
-}
-
 impl Gpu {
     /// How many GPUs there are; why none, if there are none.
     pub fn count(surroundings: &Surroundings) -> Result<usize, CudaError> {
@@ -113,55 +75,7 @@ impl Gpu {
         unsafe { context.disable_event_tracking() };
         let stream = context.new_stream().map_err(failed("create a stream"))?;
 
-        let mut modules = Vec::new();
-        for Compiled { source, code, .. } in compiler.kernels(&arch)? {
-            modules
-                .push((context.load_module(Ptx::from_binary(code)).map_err(failed("load kernels"))?, source.kernels));
-        }
-        let function = |name: &str| {
-            let module = modules.iter().find(|(_, names)| names.contains(&name));
-            let module = module.ok_or(DriverError(CUresult::CUDA_ERROR_NOT_FOUND));
-            module.and_then(|(module, _)| module.load_function(name)).map_err(failed("load a kernel"))
-        };
-        let of_number =
-            |name: &str| Ok(OfNumber { in_f32: function(name)?, in_bf16: function(&format!("{name}_bf16"))? });
-        let attention = |name: &str, width: usize| {
-            Ok(AttentionKernels {
-                forward: function(&format!("{name}_{width}"))?,
-                queries: function(&format!("{name}_queries_{width}"))?,
-                keys: function(&format!("{name}_keys_{width}"))?,
-            })
-        };
-        let kernels = Kernels {
-            product: function("product")?,
-            product_bf16: function("product_bf16")?,
-            product_bf16_to_f32: function("product_bf16_to_f32")?,
-            follow_bf16: function("follow_bf16")?,
-            round_parameters: function("round_parameters")?,
-            follow: function("follow")?,
-            round_to_bf16: function("round_to_bf16")?,
-            add: function("add")?,
-            sum_rows: function("sum_rows")?,
-            sum_all: function("sum_all")?,
-            sum_squares: function("sum_squares")?,
-            cross_entropy: function("cross_entropy")?,
-            cross_entropy_bf16: function("cross_entropy_bf16")?,
-            adamw: function("adamw")?,
-            layer_norm: of_number("layer_norm")?,
-            layer_norm_slope: of_number("layer_norm_slope")?,
-            layer_norm_chunks: of_number("layer_norm_chunks")?,
-            sum_chunks: of_number("sum_chunks")?,
-            gelu: function("gelu")?,
-            gelu_slope: function("gelu_slope")?,
-            embed: function("embed")?,
-            embed_slope: function("embed_slope")?,
-            attention: [attention("attention", 64)?, attention("attention", 128)?],
-            attention_bf16: Bf16Kernels {
-                by_heads: function("attention_by_heads")?,
-                means: function("attention_means")?,
-                sets: [attention("attention_bf16", 64)?, attention("attention_bf16", 128)?],
-            },
-        };
+        let kernels = Kernels::load(&context, number, compiler.kernels(&arch)?)?;
         let (cuda, minor) = (found.version / 1000, found.version / 10 % 100);
         let (driver, nvrtc) = (found.path.display(), compiler.version());
         let versions = format!("CUDA {cuda}.{minor} ({driver}), NVRTC {nvrtc} ({})", compiler.path().display());

@@ -27,7 +27,7 @@ pub enum FinalSaveError {
 
 /// Saves the newest whole snapshot in `memory`, if it is newer than step `after`, to a folder. When this returns it is
 /// durable.
-pub fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, FinalSaveError> {
+pub(crate) fn save(memory: impl AsFd, after: u64, folder: &Path) -> Result<Option<Checkpoint>, FinalSaveError> {
     let Some(slot) = newest(memory, after)? else { return Ok(None) };
     let owner = SavingJob { job: slot.about.job.clone(), beside_others: false };
     let mut checkpoints = Checkpoints::new(Host, folder).owned_by(owner);

@@ -19,12 +19,12 @@ pub mod disk;
 mod error;
 #[cfg(test)]
 pub(crate) mod faulty;
-pub mod final_save;
+mod final_save;
 pub mod manifest;
 mod pages;
 mod reading;
 pub mod retention;
-pub mod sharded_write;
+pub(crate) mod sharded_write;
 pub mod snapshot;
 pub mod snapshot_slots;
 mod tensors;

@@ -1,5 +1,5 @@
 //! A thread that writes checkpoints while training continues, and all that touches their folder on the way.
-//! [`crate::train::saving`] decides what happens to a durable checkpoint.
+//! `train::saving` decides what happens to a durable checkpoint.
 //!
 //! ```text
 //!    training                  two slots                       the thread

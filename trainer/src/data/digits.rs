@@ -13,11 +13,11 @@ use super::Data;
 use crate::model::Workspace;
 
 /// Pixels on an image's side.
-pub const SIDE: usize = 8;
+pub(crate) const SIDE: usize = 8;
 /// Pixels of an image, which are the model's inputs.
-pub const PIXELS: usize = SIDE * SIDE;
+pub(crate) const PIXELS: usize = SIDE * SIDE;
 /// Classes, which are the model's outputs.
-pub const CLASSES: usize = 10;
+pub(crate) const CLASSES: usize = 10;
 
 /// The copy compiled into the program.
 static BUILT_IN: &[u8] = include_bytes!("../../data/digits.csv.gz");

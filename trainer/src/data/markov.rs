@@ -9,7 +9,7 @@ use crate::model::gpt::Tokens;
 use crate::random::mix;
 
 /// Tokens that may follow a pair.
-pub const FOLLOWERS: usize = 4;
+pub(crate) const FOLLOWERS: usize = 4;
 
 /// The entropy of the choice among the followers: 1/2, 1/4, 1/8 and 1/8 make 1.75 bits.
 const ENTROPY: f64 = 1.75 * std::f64::consts::LN_2;

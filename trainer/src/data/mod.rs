@@ -2,10 +2,10 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-pub mod digits;
-pub mod markov;
-pub mod order;
-pub mod schedule;
+pub(crate) mod digits;
+pub(crate) mod markov;
+mod order;
+mod schedule;
 
 pub use digits::{Digits, Images};
 pub use markov::Markov;

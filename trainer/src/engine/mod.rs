@@ -14,7 +14,7 @@ mod host;
 #[cfg(feature = "cuda")]
 mod nccl;
 pub mod state;
-pub mod thread_pool;
+mod thread_pool;
 
 use std::io;
 

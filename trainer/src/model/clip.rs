@@ -7,7 +7,7 @@ const LANES: usize = 8;
 
 /// The factor for a gradient: `scale`, or less if its Euclidean norm would then be above `most`. It is that of
 /// `torch.nn.utils.clip_grad_norm_` (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013).
-pub fn clipped(gradient: &[f32], scale: f32, most: f32) -> f32 {
+pub(crate) fn clipped(gradient: &[f32], scale: f32, most: f32) -> f32 {
     bounded(norm(gradient), scale, most)
 }
 

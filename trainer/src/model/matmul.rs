@@ -5,7 +5,7 @@ use gemm::Parallelism;
 
 /// A matrix in a slice, read as stored or transposed.
 #[derive(Debug, Clone, Copy)]
-pub struct Matrix<'a> {
+pub(crate) struct Matrix<'a> {
     data: &'a [f32],
     rows: usize,
     columns: usize,
@@ -18,7 +18,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// When `data` does not hold `rows * columns` numbers.
-    pub fn new(data: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
+    pub(crate) fn new(data: &'a [f32], rows: usize, columns: usize) -> Matrix<'a> {
         assert_eq!(data.len(), rows * columns, "a {rows}×{columns} matrix");
         Matrix::spaced(data, rows, columns, columns)
     }
@@ -27,13 +27,13 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// When `data` does not reach to the last row's end.
-    pub fn spaced(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Matrix<'a> {
+    pub(crate) fn spaced(data: &'a [f32], rows: usize, columns: usize, stride: usize) -> Matrix<'a> {
         assert_reaches(data, rows, columns, stride);
         Matrix { data, rows, columns, strides: (stride, 1) }
     }
 
     /// Its transpose, without moving any number.
-    pub fn transposed(self) -> Matrix<'a> {
+    pub(crate) fn transposed(self) -> Matrix<'a> {
         let (row, column) = self.strides;
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
     }
@@ -41,7 +41,7 @@ impl<'a> Matrix<'a> {
 
 /// Where a product goes.
 #[derive(Debug)]
-pub struct Target<'a> {
+pub(crate) struct Target<'a> {
     data: &'a mut [f32],
     rows: usize,
     columns: usize,
@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
     ///
     /// # Panics
     /// When `data` does not reach to the last row's end.
-    pub fn spaced(data: &'a mut [f32], rows: usize, columns: usize, stride: usize) -> Target<'a> {
+    pub(crate) fn spaced(data: &'a mut [f32], rows: usize, columns: usize, stride: usize) -> Target<'a> {
         assert_reaches(data, rows, columns, stride);
         Target { data, rows, columns, stride }
     }
@@ -62,7 +62,7 @@ impl<'a> Target<'a> {
     ///
     /// # Panics
     /// When the shapes do not fit.
-    pub fn set(self, left: Matrix<'_>, right: Matrix<'_>) {
+    pub(crate) fn set(self, left: Matrix<'_>, right: Matrix<'_>) {
         self.product(left, right, false);
     }
 
@@ -70,7 +70,7 @@ impl<'a> Target<'a> {
     ///
     /// # Panics
     /// When the shapes do not fit.
-    pub fn add(self, left: Matrix<'_>, right: Matrix<'_>) {
+    pub(crate) fn add(self, left: Matrix<'_>, right: Matrix<'_>) {
         self.product(left, right, true);
     }
 
@@ -111,7 +111,7 @@ impl<'a> Target<'a> {
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn multiply(product: &mut [f32], left: Matrix<'_>, right: Matrix<'_>) {
+pub(crate) fn multiply(product: &mut [f32], left: Matrix<'_>, right: Matrix<'_>) {
     assert_eq!(product.len(), left.rows * right.columns, "size of the product");
     Target::spaced(product, left.rows, right.columns, right.columns).set(left, right);
 }

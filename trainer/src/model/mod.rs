@@ -5,15 +5,15 @@
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
-pub mod adamw;
+mod adamw;
 mod affine;
 mod attention;
-pub mod clip;
+pub(crate) mod clip;
 pub mod gpt;
-pub mod matmul;
-pub mod mlp;
+mod matmul;
+mod mlp;
 mod pointwise;
-pub mod rate;
+mod rate;
 
 pub use adamw::{AdamW, Moved};
 pub use gpt::Gpt;

@@ -16,7 +16,7 @@ use elastic_collective::Group;
 use elastic_proto::worker::Checkpoint;
 use tracing::{debug, info};
 
-use super::{TrainError, Trainer};
+use super::{Holding, TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::Manifest;
 use crate::checkpoint::{CheckpointError, Checkpoints, Loaded};
@@ -57,7 +57,7 @@ impl<M: Model> Trainer<'_, M> {
             self.load(group)?;
         }
         self.engine.take(&self.state)?;
-        self.held = true;
+        self.holding = Holding::Reached;
         self.last = None;
         Ok(())
     }

@@ -9,18 +9,18 @@
 mod account;
 mod agent_memory;
 mod error;
+mod history;
 mod loading;
-pub mod plot;
+mod plot;
 mod program;
 mod ready;
 mod replicas;
 mod report;
 mod rounds;
-pub mod saving;
+mod saving;
 mod snapshot_copy;
-pub mod trace;
+mod trace;
 
-use std::fs;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -32,7 +32,7 @@ pub(crate) use ready::Ready;
 
 use elastic_collective::recorder::Recorder;
 use elastic_collective::stop::Stop;
-use elastic_collective::tree::{cover, shards_of};
+use elastic_collective::tree::{Node, cover, shards_of};
 use elastic_collective::{Group, GroupConfig};
 
 use crate::agent::Agent;
@@ -44,15 +44,16 @@ use crate::data::{Data, Order, Schedule, StepSamples};
 use crate::engine::gradient::GradientTask;
 use crate::engine::state::State;
 use crate::engine::{Engine, EngineError, Ranks, Reduced, Step, Transport};
-use crate::model::{AdamW, Model};
+use crate::model::{AdamW, Model, Rate};
 use crate::settings::{Environment, Settings};
 use account::Account;
 use agent_memory::AgentMemory;
+use history::History;
 use plot::Point;
 use report::{Printer, ProgressLine};
 use saving::Saving;
 use snapshot_copy::BackgroundCopy;
-use trace::{Event, Trace};
+use trace::Event;
 
 /// The vote that asks for a checkpoint, since a node drains. (Those of [`crate::checkpoint::sharded_write`] travel with
 /// it.)
@@ -80,12 +81,9 @@ pub(crate) struct Trainer<'a, M: Model> {
     engine: Box<dyn Engine<M> + 'a>,
     /// The engine's own copy may have newer numbers.
     state: State,
-    /// Whether `state` is one that training has reached, and not mere room for one, or half of one from a peer.
-    held: bool,
+    holding: Holding,
     /// How its last step was done, if one was.
     last: Option<LastStep>,
-    /// Whether `state` was found in the agent's memory, where a worker that is dead has left it.
-    rescued: bool,
     /// `LOCAL_RANK`.
     local_rank: u32,
     /// Room for copies of the state, in the agent's memory once it was asked for that; else, on rank 0, in its own.
@@ -117,10 +115,7 @@ pub(crate) struct Trainer<'a, M: Model> {
     helper: Option<Writer>,
     /// What saves checkpoints, on rank 0.
     saving: Option<Saving>,
-    trace: Option<Trace>,
-    account: Account,
-    /// Each step once, with its last result. They are kept only if a plot is wanted.
-    seen: Vec<Point>,
+    history: History<'a>,
     /// Whether a node of the round drains: heard from the agent, or from a peer's vote.
     draining: bool,
 }
@@ -132,6 +127,17 @@ pub struct Outcome {
     pub rank: u32,
     /// The parameters, the optimizer's state, and the steps done in all rounds: the same on all ranks.
     pub state: State,
+}
+
+/// What a worker's state is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holding {
+    /// Room for one, or half of one from a peer.
+    Nothing,
+    /// One from the agent's memory, where a dead worker left it. The ranks have not yet agreed on it.
+    Rescued,
+    /// One that the ranks agreed on, or a later one.
+    Reached,
 }
 
 /// How a worker's part in a round ends well.
@@ -173,9 +179,8 @@ impl<'a, M: Model> Trainer<'a, M> {
             schedule,
             engine,
             state: State::room(model.parameters()),
-            held: false,
+            holding: Holding::Nothing,
             last: None,
-            rescued: false,
             local_rank: environment.local_rank,
             slots: None,
             agent_memory: AgentMemory::Unasked,
@@ -191,9 +196,7 @@ impl<'a, M: Model> Trainer<'a, M> {
             sharded: None,
             helper: None,
             saving: None,
-            trace: None,
-            account: Account::new(Instant::now()),
-            seen: Vec::new(),
+            history: History::new(settings, Account::new(Instant::now())),
             draining: false,
         }
     }
@@ -258,79 +261,35 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 
     fn steps(&mut self, group: &mut Group, out: &mut Printer<'_>) -> Result<Option<Ended>, TrainError> {
-        let (rank, world_size, shards) =
-            (self.group_config.rank, self.group_config.world_size, self.settings.shards.get());
+        let GroupConfig { rank, world_size, round, .. } = self.group_config;
+        let shards = self.settings.shards.get();
         let nodes = cover(shards, &shards_of(rank, world_size, shards));
         let total = self.schedule.total_steps();
         let rate = self.settings.rate(total);
         let mut progress = ProgressLine::new(self.state.step, self.schedule, self.data, world_size);
         let mut drain_known = false;
-        let round = self.group_config.round;
         let Transport { name: collectives, nccl_failures } = self.engine.transport();
         let (step, pid) = (self.state.step, std::process::id());
-        self.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
-        self.account.begin(Instant::now());
+        self.history.record(&Event::Begin { round, step, world_size, pid, collectives, nccl_failures });
+        self.history.account.begin(Instant::now());
 
         while self.state.step < total {
             self.hear()?;
             if self.stop.is_raised() {
                 return Err(TrainError::Stopped);
             }
-            let mut copying = self.begin_copy()?;
-            let sharing = self.share_vote();
-            let compare = if self.is_to_compare(total) { COMPARE } else { 0 };
-            let (batch, after) = (self.schedule.batch_after(self.state.step), self.state.step + 1);
-            let task = GradientTask {
-                model: self.model,
-                parameters: self.state.parameters(),
-                data: self.data,
-                order: &self.order,
-                batch,
-                next: (after < total).then(|| self.schedule.batch_after(after)),
-                shards,
-                micro_batch: self.settings.micro_batch,
-            };
-            let reduced = snapshot_copy::during(copying.as_mut(), &self.state.flat, || {
-                let vote = &mut || {
-                    let forming = self.stop.forming_after(round).is_some();
-                    let draining = if self.draining { DRAIN } else { 0 };
-                    draining | sharing | compare | if forming { QUIESCE } else { 0 }
-                };
-                self.engine.reduce(&task, Ranks { group, nodes: &nodes, vote })
-            });
-            self.end_copy(copying);
-            let Reduced { loss, votes } = match reduced {
-                Err(EngineError::Again) => return Ok(None),
-                reduced => reduced?,
-            };
-
-            let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
-            let loss = loss / units;
-            if !loss.is_finite() {
-                return Err(TrainError::Diverged { step: self.state.step + 1 });
-            }
-            let rule = AdamW::new(rate.of(self.state.step + 1), self.settings.weight_decay);
-            let (tensors, clip) = (self.model.tensors(), self.settings.clip);
-            self.engine.advance(&mut self.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
-            let step = self.state.step;
-            self.last = Some(LastStep { round, world_size, loss });
-            self.record_step();
-            self.account.stepped(step, Instant::now());
-            self.see(Point { step, loss, round, world_size });
-            if let Some(agent) = self.agent.as_mut() {
-                agent.progress(step, batch.epoch, f64::from(loss), total)?;
-            }
-
+            let Some(Reduced { loss, votes }) = self.reduce(group, &nodes)? else { return Ok(None) };
+            let loss = self.advance(&rate, loss)?;
             // All ranks learn of a drain in the same step. Rank 0 saves then; it will save again if more steps follow.
-            let drain_begins = votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true);
-            self.draining |= drain_begins;
-            self.save_soon |= drain_begins;
+            if votes & DRAIN != 0 && !std::mem::replace(&mut drain_known, true) {
+                (self.draining, self.save_soon) = (true, true);
+            }
             self.hear_share_votes(votes)?;
             if votes & COMPARE != 0 {
-                self.share(group, step, &vec![true; world_size as usize])?;
+                self.share(group, self.state.step, &vec![true; world_size as usize])?;
             }
             if rank == 0 && progress.is_due() {
-                progress.print(out, step, loss);
+                progress.print(out, self.state.step, loss);
             }
             // All ranks learn in the same step that a round is forming, too: this is the boundary.
             if votes & QUIESCE != 0 {
@@ -338,6 +297,58 @@ impl<'a, M: Model> Trainer<'a, M> {
             }
         }
         Ok(Some(Ended::Finished))
+    }
+
+    /// Sums the next step's gradient over the ranks, and copies the state meanwhile where that is due. None where all
+    /// ranks must start again in the same round.
+    fn reduce(&mut self, group: &mut Group, nodes: &[Node]) -> Result<Option<Reduced>, TrainError> {
+        let (round, total, after) = (self.group_config.round, self.schedule.total_steps(), self.state.step + 1);
+        let mut copying = self.begin_copy()?;
+        let mut known = self.share_vote();
+        known |= if self.is_to_compare(total) { COMPARE } else { 0 };
+        known |= if self.draining { DRAIN } else { 0 };
+        let task = GradientTask {
+            model: self.model,
+            parameters: self.state.parameters(),
+            data: self.data,
+            order: &self.order,
+            batch: self.schedule.batch_after(self.state.step),
+            next: (after < total).then(|| self.schedule.batch_after(after)),
+            shards: self.settings.shards.get(),
+            micro_batch: self.settings.micro_batch,
+        };
+        let reduced = snapshot_copy::during(copying.as_mut(), &self.state.flat, || {
+            let vote = &mut || known | if self.stop.forming_after(round).is_some() { QUIESCE } else { 0 };
+            self.engine.reduce(&task, Ranks { group, nodes, vote })
+        });
+        self.end_copy(copying);
+        match reduced {
+            Err(EngineError::Again) => Ok(None),
+            reduced => Ok(Some(reduced?)),
+        }
+    }
+
+    /// Does the step along the gradient, with the sum of its losses: their mean.
+    fn advance(&mut self, rate: &Rate, loss: f32) -> Result<f32, TrainError> {
+        let (batch, next) = (self.schedule.batch_after(self.state.step), self.state.step + 1);
+        let units = (batch.samples() * self.data.unit().of_a_sample) as f32;
+        let loss = loss / units;
+        if !loss.is_finite() {
+            return Err(TrainError::Diverged { step: next });
+        }
+        let rule = AdamW::new(rate.of(next), self.settings.weight_decay);
+        let (tensors, clip) = (self.model.tensors(), self.settings.clip);
+        self.engine.advance(&mut self.state, &Step { rule, tensors, scale: 1.0 / units, clip })?;
+        let step = self.state.step;
+        let GroupConfig { round, world_size, .. } = self.group_config;
+        self.last = Some(LastStep { round, world_size, loss });
+        self.record_step();
+        self.history.account.stepped(step, Instant::now());
+        self.history.see(Point { step, loss, round, world_size });
+        if let Some(agent) = self.agent.as_mut() {
+            agent.progress(step, batch.epoch, f64::from(loss), self.schedule.total_steps())?;
+        }
+        Ok(loss)
     }
 
     /// Whether this rank asks all ranks to compare their states after the next step. Rank 0 does so before it saves
@@ -356,15 +367,15 @@ impl<'a, M: Model> Trainer<'a, M> {
         self.save_last(FINISH_TIME, stop).map_err(|cause| {
             if stop.is_raised() { TrainError::Stopped } else { TrainError::Unsaved { step, cause } }
         })?;
-        self.account.saved(Instant::now());
+        self.history.account.saved(Instant::now());
         self.engine.give(&mut self.state)?;
         if !self.state.is_finite() {
             return Err(TrainError::NotFinite { step });
         }
         if self.group_config.rank == 0 {
             out.line(format_args!("done: {step} steps, {} epochs", self.settings.epochs));
-            out.line(format_args!("{}", self.account.summary(Instant::now())));
-            self.draw();
+            out.line(format_args!("{}", self.history.account.summary(Instant::now())));
+            self.history.draw(self.data.reachable_loss());
             out.line(format_args!("parameters crc32c:{:08x}", self.state.checksum()));
         }
         if let Some(group) = self.group.take() {
@@ -373,29 +384,11 @@ impl<'a, M: Model> Trainer<'a, M> {
         Ok(Outcome { rank: self.group_config.rank, state: self.state })
     }
 
-    /// Keeps a step for the picture, if one is wanted.
-    fn see(&mut self, point: Point) {
-        if self.settings.plot.is_some() {
-            let before = self.seen.partition_point(|seen| seen.step < point.step);
-            self.seen.truncate(before);
-            self.seen.push(point);
-        }
-    }
-
-    /// Draws the picture, if one is wanted. A picture that cannot be written is no failure: the work is done and saved,
-    /// and to do it again would not help.
-    fn draw(&self) {
-        let Some(path) = &self.settings.plot else { return };
-        if let Err(cause) = fs::write(path, plot::draw(&self.seen, self.data.reachable_loss())) {
-            warn!(path = %path.display(), %cause, "cannot write the plot");
-        }
-    }
-
     /// Leaves for good, before the last step.
     fn part(&mut self, error: TrainError) -> TrainError {
         // While a node drains the last state is saved, whatever ends the round.
         let lost = error.spoils_the_state();
-        if self.draining && self.held && !lost {
+        if self.draining && self.holding != Holding::Nothing && !lost {
             // A stop that is raised already must not cut this wait short: the commit is made because of it.
             self.save_last(LEAVE_TIME, &Stop::default())
                 .unwrap_or_else(|cause| warn!(%cause, "the last state is not committed"));
@@ -450,19 +443,15 @@ impl<'a, M: Model> Trainer<'a, M> {
         let Some(LastStep { round, world_size, loss }) = self.last else { return };
         let step = self.state.step;
         let StepSamples { epoch, first, end } = self.schedule.batch_after(step - 1);
-        self.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
+        self.history.record(&Event::Step { round, step, epoch, first, end, loss, world_size });
     }
 
     fn record_commit(&mut self, checkpoint: &Checkpoint) {
-        self.record(&Event::Committed { round: checkpoint.round, step: checkpoint.step, path: &checkpoint.path });
-    }
-
-    /// Records an event. A trace that takes no more ends no training; the next round tries again.
-    fn record(&mut self, event: &Event<'_>) {
-        if let Some(Err(error)) = self.trace.as_mut().map(|trace| trace.record(event)) {
-            warn!("{error}; training continues without a trace in this round");
-            self.trace = None;
-        }
+        self.history.record(&Event::Committed {
+            round: checkpoint.round,
+            step: checkpoint.step,
+            path: &checkpoint.path,
+        });
     }
 }
 

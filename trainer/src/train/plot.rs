@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 /// A step that was done.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Point {
+pub(crate) struct Point {
     /// Counted from 1.
     pub step: u64,
     /// Its mean loss.
@@ -36,7 +36,7 @@ const STYLE: &str = "text{font:13px sans-serif;fill:#333}.grid{stroke:#ddd}.loss
 
 /// Draws a run's steps (each once, in order), and the loss that can be reached, where it is known.
 /// What was not seen is left out.
-pub fn draw(points: &[Point], reachable: Option<f64>) -> String {
+pub(crate) fn draw(points: &[Point], reachable: Option<f64>) -> String {
     let frame = Frame::around(points, reachable);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\">\n\

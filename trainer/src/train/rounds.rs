@@ -6,7 +6,6 @@
 //! they hold. All continue from the furthest, and those that have it send it to those that do not: laggards, restarted
 //! workers, and newcomers. Only where no rank holds a state, one is loaded from disk.
 
-use std::fs::OpenOptions;
 use std::time::{Duration, Instant};
 
 use elastic_collective::stop::GLANCE;
@@ -17,8 +16,7 @@ use tracing::{info, warn};
 use super::program;
 use super::replicas::{self, Verdict};
 use super::saving::Saving;
-use super::trace::Trace;
-use super::{TrainError, Trainer};
+use super::{Holding, TrainError, Trainer};
 use crate::checkpoint::snapshot::LastStep;
 use crate::checkpoint::writer::WriteMode;
 use crate::engine::state::State;
@@ -137,10 +135,14 @@ impl<M: Model> Trainer<'_, M> {
         let committed = self.assignment.as_ref().and_then(|it| it.checkpoint.as_ref()).map_or(0, |it| it.step);
         self.prepare(committed)?;
         // No rank goes back behind what is committed. One more than the step: 0 is nothing.
-        let own = if self.held && self.state.step >= committed { self.state.step + 1 } else { 0 };
+        let own =
+            if self.holding != Holding::Nothing && self.state.step >= committed { self.state.step + 1 } else { 0 };
         let program = if self.group_config.world_size > 1 { program::checksum() } else { 0 };
-        let all = group.gather([own, u64::from(self.rescued), self.offer_folder(), program])?;
-        self.rescued = false;
+        let rescued = self.holding == Holding::Rescued;
+        let all = group.gather([own, u64::from(rescued), self.offer_folder(), program])?;
+        if rescued {
+            self.holding = Holding::Reached;
+        }
         self.compare_programs(&all.iter().map(|[.., program]| *program).collect::<Vec<_>>());
         self.find_writers(group, all.first().map_or(0, |[_, _, offer, _]| *offer))?;
         let newest = all.iter().map(|[held, ..]| *held).max().unwrap_or_default();
@@ -153,7 +155,7 @@ impl<M: Model> Trainer<'_, M> {
         let only_rescued = all.iter().all(|[held, rescued, ..]| *held != newest || *rescued > 0);
         let lacking = self.share(group, step, &holds)?;
         // The rank that writes the trace may not have done the step itself.
-        if self.trace.as_ref().is_some_and(|trace| trace.last() < Some(step)) {
+        if self.history.lacks(step) {
             self.record_step();
         }
         if only_rescued && step > committed {
@@ -171,25 +173,14 @@ impl<M: Model> Trainer<'_, M> {
         let GroupConfig { rank, world_size, .. } = self.group_config;
         if rank > 0 {
             self.end_saving();
-            self.trace = None;
+            self.history.close();
             return Ok(());
         }
         if u64::from(world_size) > u64::from(self.settings.shards.get()) {
             warn!("{world_size} workers share {} shards: some have no work; raise --shards", self.settings.shards);
         }
         self.begin_saving(committed)?;
-        if let Some(path) = &self.settings.plot {
-            // A file that cannot be written is better known now than at the end.
-            let opened = OpenOptions::new().create(true).append(true).open(path);
-            opened.map_err(|cause| TrainError::Plot { path: path.clone(), cause })?;
-        }
-        if self.trace.is_none() {
-            match self.settings.trace.as_deref().map(Trace::open).transpose() {
-                Err(error) if self.held => warn!("{error}; training continues without a trace in this round"),
-                opened => self.trace = opened?,
-            }
-        }
-        Ok(())
+        self.history.open(self.holding != Holding::Nothing)
     }
 
     /// Says so where ranks run different programs: their results may differ.
@@ -250,7 +241,7 @@ impl<M: Model> Trainer<'_, M> {
             return Err(TrainError::Damaged { step });
         };
         // Until all of it is here, this rank holds no state.
-        self.held = holder;
+        self.holding = if holder { Holding::Reached } else { Holding::Nothing };
         group.spread(holds, bytemuck::cast_slice_mut(&mut self.state.flat))?;
         if checksum(&self.state) != sum {
             return Err(TrainError::Damaged { step });
@@ -259,7 +250,7 @@ impl<M: Model> Trainer<'_, M> {
         if !holder {
             self.engine.take(&self.state)?;
         }
-        self.held = true;
+        self.holding = Holding::Reached;
         let done = LastStep { round, world_size: world_size as u32, loss: f32::from_bits(loss as u32) };
         self.last = Some(done).filter(|done| done.world_size > 0);
         Ok(lacking)
@@ -268,7 +259,7 @@ impl<M: Model> Trainer<'_, M> {
     /// No rank knows what is right, so nothing of it is kept. Nor is the agent's memory, since the next start would
     /// take it up from there. Only what is committed is left.
     fn split(&mut self, step: u64, sums: String) -> Result<TrainError, TrainError> {
-        self.held = false;
+        self.holding = Holding::Nothing;
         (self.agent_memory, _) = self.agent_memory.in_round(false, true);
         self.give_memory_back()?;
         Ok(TrainError::Split { step, sums })

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use super::agent_memory::AgentMemory;
 use super::saving::Saving;
-use super::{TrainError, Trainer};
+use super::{Holding, TrainError, Trainer};
 use crate::checkpoint::disk::Host;
 use crate::checkpoint::manifest::Position;
 use crate::checkpoint::sharded_write::{self, Next, ShardedWrite, Share};
@@ -80,7 +80,7 @@ impl<M: Model> Trainer<'_, M> {
         let layout = self.layout();
         let Some(agent) = self.agent.as_mut().filter(|_| may_ask) else { return Ok(()) };
         let asks;
-        (self.agent_memory, asks) = self.agent_memory.in_round(keeps, self.held);
+        (self.agent_memory, asks) = self.agent_memory.in_round(keeps, self.holding != Holding::Nothing);
         if !asks {
             return Ok(());
         }
@@ -99,11 +99,11 @@ impl<M: Model> Trainer<'_, M> {
         match found {
             Ok((slots, rescued)) => {
                 self.slots = slots.or(self.slots.take());
-                if let Some(Rescued { step, state, done }) = rescued.filter(|_| !self.held) {
+                if let Some(Rescued { step, state, done }) = rescued.filter(|_| self.holding == Holding::Nothing) {
                     info!(step, "found a snapshot in the agent's memory");
                     self.state = State { step, flat: state };
                     self.engine.take(&self.state)?;
-                    (self.held, self.last, self.rescued) = (true, done, true);
+                    (self.holding, self.last) = (Holding::Rescued, done);
                 }
             }
             Err(cause) if keeps => warn!(

@@ -22,7 +22,7 @@ pub struct TraceError {
 /// A line of the trace.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event<'a> {
+pub(crate) enum Event<'a> {
     /// A worker group begins after this many steps.
     Begin {
         /// Its round.
@@ -76,7 +76,7 @@ struct Line<'a> {
 
 /// An open trace.
 #[derive(Debug)]
-pub struct Trace {
+pub(crate) struct Trace {
     file: File,
     path: PathBuf,
     /// The step that was recorded last.
@@ -85,7 +85,7 @@ pub struct Trace {
 
 impl Trace {
     /// Opens a trace, to append to it.
-    pub fn open(path: &Path) -> Result<Trace, TraceError> {
+    pub(crate) fn open(path: &Path) -> Result<Trace, TraceError> {
         let open = || {
             let file = OpenOptions::new().create(true).append(true).read(true).open(path)?;
             let last = last_step(&file)?;
@@ -96,12 +96,12 @@ impl Trace {
     }
 
     /// The step that was recorded last, by this process or another.
-    pub fn last(&self) -> Option<u64> {
+    pub(crate) fn last(&self) -> Option<u64> {
         self.last
     }
 
     /// Appends a line, in one write.
-    pub fn record(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
+    pub(crate) fn record(&mut self, event: &Event<'_>) -> Result<(), TraceError> {
         if let Event::Step { step, .. } = event {
             self.last = Some(*step);
         }

@@ -4,8 +4,9 @@
 use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::launch::{grid, whole};
+use super::loaded::AttentionKernels;
 use crate::CudaError;
-use crate::gpu::{AttentionKernels, Gpu};
+use crate::gpu::Gpu;
 
 /// For each set of kernels of `attention.cu`: the widest heads that it takes, and the rows of a block. A narrower head
 /// uses the first set that it fits in, and takes as much time as the widest.

@@ -3,21 +3,13 @@
 
 use std::sync::PoisonError;
 
-use cudarc::driver::{CudaFunction, CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaView, CudaViewMut, LaunchConfig, PushKernelArg};
 
 use super::attention::{Attended, Attention, DEPTHS, MOST_TILES, THREADS};
 use super::launch::{grid, whole};
-use crate::gpu::{AttentionKernels, Buffer, Gpu};
+use super::loaded::AttentionKernels;
+use crate::gpu::{Buffer, Gpu};
 use crate::{Bf16, CudaError};
-
-/// The kernels, by their names.
-#[derive(Debug)]
-pub(crate) struct Bf16Kernels {
-    pub(crate) by_heads: CudaFunction,
-    pub(crate) means: CudaFunction,
-    /// For heads up to each width of `DEPTHS`.
-    pub(crate) sets: [AttentionKernels; 2],
-}
 
 /// For heads up to each width of `DEPTHS`: the rows of a block of the kernels `forward` and `queries`.
 const ROWS: [usize; 2] = [128, 64];

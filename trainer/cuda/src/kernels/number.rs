@@ -2,15 +2,10 @@
 
 use cudarc::driver::{CudaFunction, DeviceRepr};
 
+use super::loaded::OfNumber;
+
 /// A number in bf16: the upper half of an `f32`'s bits.
 pub type Bf16 = u16;
-
-/// A kernel that there is for each kind of numbers.
-#[derive(Debug)]
-pub struct OfNumber {
-    pub(crate) in_f32: CudaFunction,
-    pub(crate) in_bf16: CudaFunction,
-}
 
 /// `f32` or [`Bf16`].
 pub trait Number: DeviceRepr {

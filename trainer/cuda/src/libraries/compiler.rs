@@ -12,7 +12,8 @@ use tracing::warn;
 
 use super::cache::Cache;
 use super::{self as libraries, Driver};
-use crate::{CudaError, SOURCES, Source, Surroundings};
+use crate::kernels::sources::{SOURCES, Source};
+use crate::{CudaError, Surroundings};
 
 type Program = *mut c_void;
 type Create =

@@ -291,7 +291,7 @@ fn a_folder_is_one_jobs() {
     // Before anything is saved, and after.
     for round in 0..2 {
         let error = second.prepare().unwrap_err().to_string();
-        assert!(error.contains("that of job first, not of job second"), "{round}: {error}");
+        assert!(error.contains("belongs to job first, and job second would overwrite"), "{round}: {error}");
         first.prepare().unwrap();
         first.save(&slot(3)).unwrap();
         // A folder that an earlier version wrote to says nothing of whose it is; its checkpoints do.

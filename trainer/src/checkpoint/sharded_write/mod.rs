@@ -31,8 +31,8 @@ use tracing::{info, warn};
 
 use super::Checkpoints;
 use super::disk::Host;
-pub use share::{EndedShare, Share};
-pub use votes::Next;
+pub(crate) use share::{EndedShare, Share};
+pub(crate) use votes::Next;
 use votes::ShareVotes;
 
 /// How long a folder may take to show whether it is shared: one that takes longer is not.
@@ -40,7 +40,7 @@ const LOOK_TIME: Duration = Duration::from_secs(2);
 
 /// Puts something into rank 0's folder that other nodes can look for: the nonce that they look by, or 0 where that
 /// cannot be done.
-pub fn offer(folder: PathBuf) -> u64 {
+pub(crate) fn offer(folder: PathBuf) -> u64 {
     // Keys of hash maps are random.
     let nonce = RandomState::new().build_hasher().finish() | 1;
     match in_time(folder, move |mut checkpoints| checkpoints.mark_shared(nonce)) {
@@ -50,7 +50,7 @@ pub fn offer(folder: PathBuf) -> u64 {
 }
 
 /// Whether this is rank 0's folder.
-pub fn sees(folder: PathBuf, nonce: u64) -> bool {
+pub(crate) fn sees(folder: PathBuf, nonce: u64) -> bool {
     in_time(folder, move |checkpoints| checkpoints.is_shared(nonce)).unwrap_or(false)
 }
 
@@ -63,7 +63,7 @@ fn in_time<T: Send + 'static>(folder: PathBuf, act: impl FnOnce(Checkpoints<Host
 }
 
 /// One worker's part in the checkpoints that are written together in a round.
-pub struct ShardedWrite {
+pub(crate) struct ShardedWrite {
     votes: ShareVotes,
     share: Share,
     /// When this worker's part began; votes are timed from there.
@@ -80,7 +80,7 @@ pub struct ShardedWrite {
 impl ShardedWrite {
     /// Comes to know, with all ranks, which of them write a share: those that see rank 0's `folder`, at most so many.
     /// None where this rank is not among them, or alone.
-    pub fn agree(
+    pub(crate) fn agree(
         group: &mut Group,
         nonce: u64,
         sees: bool,
@@ -108,33 +108,33 @@ impl ShardedWrite {
     }
 
     /// This worker's share.
-    pub fn share(&self) -> Share {
+    pub(crate) fn share(&self) -> Share {
         self.share
     }
 
     /// The share of this step's checkpoint that is to be written, if one is begun just now.
-    pub fn begins(&mut self) -> Option<Share> {
+    pub(crate) fn begins(&mut self) -> Option<Share> {
         std::mem::take(&mut self.begins).then_some(self.share)
     }
 
     /// There is no room for it.
-    pub fn no_room(&mut self) {
+    pub(crate) fn no_room(&mut self) {
         self.lacked = true;
         self.votes.wrote(false);
     }
 
     /// Whether there was none for the checkpoint that was begun last. Asked once.
-    pub fn had_no_room(&mut self) -> bool {
+    pub(crate) fn had_no_room(&mut self) -> bool {
         std::mem::take(&mut self.lacked)
     }
 
     /// Rank 0: a checkpoint is due. Whether it must write that one alone; else one begins as soon as it can.
-    pub fn want(&mut self) -> bool {
+    pub(crate) fn want(&mut self) -> bool {
         self.votes.want()
     }
 
     /// Takes in what has become of the share.
-    pub fn take_in(&mut self, ended: Option<EndedShare>) {
+    pub(crate) fn take_in(&mut self, ended: Option<EndedShare>) {
         // A slow write may be of an earlier round.
         let Some(ended) = ended.filter(|ended| (ended.step, ended.share) == (self.step, self.share)) else { return };
         self.votes.wrote(ended.result.is_ok());
@@ -147,12 +147,12 @@ impl ShardedWrite {
     }
 
     /// This rank's votes on checkpoints, which go with the next step's sum.
-    pub fn vote(&self) -> u32 {
+    pub(crate) fn vote(&self) -> u32 {
         self.votes.vote()
     }
 
     /// Hears the votes of `step`, which was just done.
-    pub fn heard(&mut self, votes: u32, step: u64) -> Next {
+    pub(crate) fn heard(&mut self, votes: u32, step: u64) -> Next {
         let next = self.votes.heard(votes, self.since.elapsed());
         if next == Next::Begin {
             (self.begins, self.step) = (true, step);

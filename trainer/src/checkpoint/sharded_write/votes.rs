@@ -48,7 +48,7 @@ enum Own {
 
 /// What follows from a step's votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Nothing.
     Nothing,
     /// The state that this step led to is to be copied, and this writer's share of it written.

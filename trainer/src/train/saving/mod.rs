@@ -43,7 +43,7 @@ const SLOW_TIME: Duration = Duration::from_secs(10);
 
 /// Rank 0's checkpoints on their way to being the job's.
 #[derive(Debug)]
-pub struct Saving {
+pub(crate) struct Saving {
     writer: Writer,
     /// Durable, and not yet answered by the agent.
     pending: VecDeque<(u64, Checkpoint)>,
@@ -60,7 +60,7 @@ pub struct Saving {
 
 impl Saving {
     /// Starts to work in a folder, which must be there or have a parent, after `step` steps that are safe already.
-    pub fn start<D: Disk + Send + 'static>(
+    pub(crate) fn start<D: Disk + Send + 'static>(
         checkpoints: Checkpoints<D>,
         retention: Retention,
         slots: SnapshotSlots,
@@ -81,7 +81,7 @@ impl Saving {
 
     /// A slot to copy a snapshot of `step` to, which is to be saved, or only to be in memory;
     /// [`take_in`](Self::take_in) follows. None where there is nothing to be done, or nowhere to do it.
-    pub fn reserve(&mut self, step: u64, write: bool) -> Option<ReservedSlot> {
+    pub(crate) fn reserve(&mut self, step: u64, write: bool) -> Option<ReservedSlot> {
         let write = write && step > self.newest();
         if write && self.has_room() {
             return self.writer.reserve(true);
@@ -93,7 +93,7 @@ impl Saving {
     }
 
     /// A slot to copy a snapshot of `step` to, of which a share is to be written.
-    pub fn reserve_for_share(&mut self, step: u64, share: Share) -> Option<ReservedSlot> {
+    pub(crate) fn reserve_for_share(&mut self, step: u64, share: Share) -> Option<ReservedSlot> {
         if step <= self.newest() || !self.has_room() {
             return None;
         }
@@ -101,13 +101,13 @@ impl Saving {
     }
 
     /// The thread that writes.
-    pub fn writer(&self) -> &Writer {
+    pub(crate) fn writer(&self) -> &Writer {
         &self.writer
     }
 
     /// Takes in a slot that was filled, to be saved while training continues: [`follow`](Self::follow) reports the
     /// result.
-    pub fn take_in(&mut self, reserved: ReservedSlot) {
+    pub(crate) fn take_in(&mut self, reserved: ReservedSlot) {
         let Offer::Overtook(overtaken) = self.writer.take_in(reserved) else { return };
         self.overtaken += 1;
         if self.overtaken.is_power_of_two() {
@@ -125,7 +125,7 @@ impl Saving {
     }
 
     /// Whether one more may be written: no more than a few commits stay unanswered.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.pending.is_empty() || self.pending.len() + self.writer.under_way() < MOST_PENDING
     }
 
@@ -142,7 +142,7 @@ impl Saving {
 
     /// Takes in what has become of the writes since the last look: asks the agent to commit what is durable. Without an
     /// agent a durable checkpoint is a committed one, and is returned.
-    pub fn follow(&mut self, mut agent: Option<&mut Agent>) -> Result<Vec<Checkpoint>, AgentError> {
+    pub(crate) fn follow(&mut self, mut agent: Option<&mut Agent>) -> Result<Vec<Checkpoint>, AgentError> {
         let mut committed = Vec::new();
         while let Some(ended) = self.writer.ended() {
             match ended {
@@ -161,7 +161,7 @@ impl Saving {
     }
 
     /// Hears the agent's answer to a commit. Returns the checkpoint that is now the job's.
-    pub fn hear(&mut self, message: &ToWorker) -> Option<Checkpoint> {
+    pub(crate) fn hear(&mut self, message: &ToWorker) -> Option<Checkpoint> {
         match message {
             ToWorker::Committed { id, .. } => {
                 let place = self.pending.iter().position(|(pending, _)| pending == id)?;
@@ -188,7 +188,7 @@ impl Saving {
     /// Saves the last state and waits until it is committed and what it made superfluous is gone, for at most `time`
     /// and no longer than to a stop. What fails is tried again: this is the last chance. Says why if it is not
     /// committed.
-    pub fn finish(
+    pub(crate) fn finish(
         &mut self,
         header: &SnapshotHeader,
         state: &[f32],
@@ -264,18 +264,18 @@ impl Saving {
     }
 
     /// Training resumes after `step`, which is safe already.
-    pub fn resumed(&mut self, step: u64) {
+    pub(crate) fn resumed(&mut self, step: u64) {
         self.saved = step;
         self.committed = step;
     }
 
     /// Whether a write is under way or a commit is unanswered.
-    pub fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         !self.pending.is_empty() || self.writer.under_way() > 0
     }
 
     /// Waits for a write, for at most `time`, if that is what a commit waits for.
-    pub fn wait(&self, time: Duration) -> bool {
+    pub(crate) fn wait(&self, time: Duration) -> bool {
         let writes = self.pending.is_empty() && self.writer.under_way() > 0;
         if writes {
             self.writer.wait(time);

@@ -1,5 +1,6 @@
 //! Attention, compared with its definition in f64.
 
+#[path = "bf16.rs"]
 mod in_bf16;
 
 use elastic_cuda::{Attended, Attention, Buffer, Gpu, Precision};
