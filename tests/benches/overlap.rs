@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use elastic_tests::processes::binary;
+use elastic_tests::trace::json_lines;
 
 /// 4.9 million parameters, 19.7 MB of gradient; a shard for each worker.
 const GPT: &str = "gpt --device cpu --context 128 --layers 6 --heads 8 --width 256 --vocabulary 512 --batch 8 --shards 2 \
@@ -130,9 +131,7 @@ fn step(bucket: &str, network: &Network) -> Result<f64> {
 fn steps_done(trace: &Path) -> Result<Vec<u64>> {
     let deadline = Instant::now() + Duration::from_secs(300);
     loop {
-        let text = std::fs::read_to_string(trace).unwrap_or_default();
-        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let steps = lines.filter(|line| line["event"] == "step");
+        let steps = json_lines(trace).into_iter().filter(|line| line["event"] == "step");
         let times: Vec<u64> = steps.filter_map(|line| line["time_ms"].as_u64()).collect();
         if times.len() == STEPS {
             return Ok(times);

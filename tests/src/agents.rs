@@ -7,6 +7,7 @@ pub use worker::{Round, Worker};
 
 /// An agent of a job.
 pub use crate::processes::Process as Agent;
+pub use crate::trace::json_lines;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -342,12 +343,4 @@ pub async fn exits_within<'a>(limit: Duration, agents: impl IntoIterator<Item = 
         codes.push(agent.exit(limit).await);
     }
     codes
-}
-
-/// A file's whole lines as JSON objects; none if it is not there.
-pub fn json_lines(path: &Path) -> Vec<serde_json::Value> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    // What follows the last newline is still being written.
-    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    whole.lines().map(|line| serde_json::from_str(line).expect("a line of JSON")).collect()
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use elastic_coordinator::job::{
-    Endpoint, Failure, FailureClass, JobId, JobSecret, Keys, NodeRecord, OnStoreLoss, Phase, Protocols, Release,
-    RestartPolicy, Spec, Timings,
+    Endpoint, Failure, FailureClass, JobId, JobSecret, Keys, NodeRecord, Release, Spec, Timings, samples,
 };
 use elastic_coordinator::listener::listen;
 use elastic_coordinator::node::{Command, GroupReport, Node, Parting, Status};
@@ -20,18 +19,9 @@ use tokio::task::JoinHandle;
 /// A spec with short times, so that tests need not wait.
 pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
     Spec {
-        protocol: Protocols::OURS.newest,
         release: Some(Release::ours()),
-        min_nodes,
-        max_nodes,
         max_restarts: 3,
-        restarts_without_progress: None,
-        // The default of agents: they refuse another.
-        failed_starts: None,
         exclude_after: Some(3),
-        restart_policy: RestartPolicy::Failures,
-        on_store_loss: OnStoreLoss::Wait,
-        peer_tls: false,
         timings: Timings {
             lease_ttl: Duration::from_secs(2),
             last_call: Duration::from_millis(100),
@@ -43,6 +33,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
             takeover_delay: Duration::from_secs(5),
             min_round_time: Duration::from_millis(100),
         },
+        ..samples::spec(min_nodes, max_nodes)
     }
 }
 
@@ -101,24 +92,13 @@ pub async fn start_node(
         loop {
             incarnation += 1;
             let record = NodeRecord {
-                name: record_name.clone(),
                 incarnation: format!("{}-{incarnation}", peer.port),
                 machine: format!("machine-{record_name}"),
                 boot: "boot".into(),
-                host: record_name.clone(),
                 peer: peer.clone(),
-                slots: 1,
-                role: "default".into(),
-                phase: Phase::Waiting,
-                round: None,
-                failure: None,
                 master: Some(Endpoint { host: "127.0.0.1".into(), port: peer.port }),
-                place: None,
-                warms_up: false,
-                lacks_workers: false,
-                authenticates: false,
-                introduces: false,
                 release: Some(Release::ours()),
+                ..samples::node(&record_name)
             };
             let seed = u64::from(peer.port) << 8 | incarnation;
             let (spec, keys, secret) = (spec.clone(), keys.clone(), JobSecret::of([7; JobSecret::LENGTH]));

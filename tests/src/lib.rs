@@ -20,6 +20,7 @@
 //! | [`rack`] | hosts that fail together |
 //! | [`requirement`] | what a test needs: where the machine lacks it, the test is skipped, or fails if it is required |
 //! | [`torch`] | a Python that has PyTorch, if there is one |
+//! | [`trace`] | the trace that a training writes |
 //! | [`wait`] | waiting for a condition with a deadline |
 
 // A harness reports by panicking, as tests do.
@@ -43,4 +44,5 @@ pub mod proxy;
 pub mod rack;
 pub mod requirement;
 pub mod torch;
+pub mod trace;
 pub mod wait;

@@ -293,27 +293,10 @@ pub async fn commit_last(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::Advance;
+    use crate::job::samples;
 
     fn round(state: RoundState, number: u64, sealed: Option<Sealed>) -> RoundRecord {
-        RoundRecord {
-            number,
-            generation: 1,
-            state,
-            sealed,
-            group_world_size: 2,
-            world_size: 2,
-            master: None,
-            members_only: false,
-            restarts: 0,
-            advance: Advance::default(),
-            faults: Vec::new(),
-            checkpoint: None,
-            leaving: Vec::new(),
-            paused: false,
-            reason: String::new(),
-            cause: None,
-        }
+        RoundRecord { sealed, ..samples::round(number, state) }
     }
 
     #[test]

@@ -2,13 +2,13 @@
 //! router sees them, and each line of its workers' trace.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use elastic_coordinator::job::{Keys, NodeRecord, Phase, RoundRecord, RoundState};
+use elastic_tests::trace::Tail;
 use etcd_client::{ConnectOptions, EventType, GetOptions, WatchOptions};
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -111,10 +111,8 @@ pub struct Observer {
     began: Instant,
     events: Arc<Mutex<Events>>,
     watching: JoinHandle<()>,
-    trace: PathBuf,
+    trace: Tail,
     lines: Vec<Line>,
-    /// Bytes of the trace that were read.
-    read: u64,
 }
 
 impl Observer {
@@ -123,7 +121,7 @@ impl Observer {
         let began = Instant::now();
         let events = Arc::new(Mutex::new(Events::default()));
         let watching = tokio::spawn(watch(etcd, job.root().to_owned(), Arc::clone(&events), began));
-        Observer { began, events, watching, trace: trace.to_owned(), lines: Vec::new(), read: 0 }
+        Observer { began, events, watching, trace: Tail::new(trace), lines: Vec::new() }
     }
 
     /// What was seen in the store until now.
@@ -138,23 +136,11 @@ impl Observer {
 
     /// Reads what the trace has got meanwhile, and returns all of it.
     pub fn lines(&mut self) -> &[Line] {
-        let new = self.unread().unwrap_or_default();
-        if let Some(end) = new.iter().rposition(|&byte| byte == b'\n') {
-            let at = self.elapsed();
-            // A worker that is killed may leave a part of a line.
-            let whole = new[..end].split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
-            self.lines.extend(whole.map(|event| Line { at, event }));
-            self.read += end as u64 + 1;
-        }
+        let at = self.elapsed();
+        // A worker that is killed may leave a part of a line.
+        let events = self.trace.lines().into_iter().filter_map(|line| serde_json::from_str(&line).ok());
+        self.lines.extend(events.map(|event| Line { at, event }));
         &self.lines
-    }
-
-    fn unread(&self) -> std::io::Result<Vec<u8>> {
-        let mut trace = std::fs::File::open(&self.trace)?;
-        trace.seek(SeekFrom::Start(self.read))?;
-        let mut new = Vec::new();
-        trace.read_to_end(&mut new)?;
-        Ok(new)
     }
 
     /// The furthest step that the trace tells of.

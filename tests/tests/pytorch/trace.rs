@@ -3,11 +3,10 @@
 
 use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read, Seek, SeekFrom};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_tests::agents::{Job, json_lines};
+use elastic_tests::trace::Tail;
 use elastic_tests::wait::eventually;
 use serde_json::Value;
 
@@ -53,28 +52,19 @@ pub(crate) fn lines(job: &Job) -> Vec<Line> {
 
 /// A long trace. Each look reads only what is new.
 pub(crate) struct Trace {
-    path: PathBuf,
-    read: RefCell<(u64, Vec<Line>)>,
+    tail: RefCell<Tail>,
+    lines: RefCell<Vec<Line>>,
 }
 
 impl Trace {
     pub(crate) fn of(job: &Job) -> Trace {
-        Trace { path: job.path("trace"), read: RefCell::default() }
+        Trace { tail: Tail::new(&job.path("trace")).into(), lines: RefCell::default() }
     }
 
     /// All lines so far.
     pub(crate) fn lines(&self) -> Ref<'_, [Line]> {
-        if let Ok(mut file) = std::fs::File::open(&self.path) {
-            let (begin, lines) = &mut *self.read.borrow_mut();
-            let mut text = String::new();
-            file.seek(SeekFrom::Start(*begin)).expect("continue in the trace");
-            file.read_to_string(&mut text).expect("read the trace");
-            // What follows the last newline is still being written.
-            let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-            *begin += whole.len() as u64;
-            lines.extend(whole.lines().map(|line| Line(serde_json::from_str(line).expect("a line of JSON"))));
-        }
-        Ref::map(self.read.borrow(), |(_, lines)| &lines[..])
+        self.lines.borrow_mut().extend(self.tail.borrow_mut().read().into_iter().map(Line));
+        Ref::map(self.lines.borrow(), |lines| &lines[..])
     }
 
     /// Waits until `condition` holds of the lines.

@@ -17,6 +17,8 @@ mod progress;
 mod record;
 mod release;
 mod requester;
+#[doc(hidden)]
+pub mod samples;
 mod secret;
 mod spec;
 mod state;

@@ -319,22 +319,12 @@ fn is_usual(priority: &i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::samples;
 
     fn spec() -> Spec {
-        Spec {
-            protocol: Protocols::OURS.newest,
-            release: Some(Release::ours()),
-            min_nodes: 1,
-            max_nodes: 4,
-            max_restarts: 3,
-            restarts_without_progress: None,
-            failed_starts: Some(3),
-            exclude_after: Some(3),
-            restart_policy: RestartPolicy::default(),
-            on_store_loss: OnStoreLoss::default(),
-            peer_tls: false,
-            timings: Timings::default(),
-        }
+        let release = Some(Release::ours());
+        let budget = Spec { max_restarts: 3, failed_starts: Some(3), exclude_after: Some(3), ..samples::spec(1, 4) };
+        Spec { release, ..budget }
     }
 
     #[test]

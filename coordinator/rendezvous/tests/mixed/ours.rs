@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use elastic_coordinator::torchelastic::{DEFAULT_PREFIX, Input, Output, Participant, ParticipantSetup, Paths};
-use elastic_rendezvous::job::{
-    Endpoint, Failure, FailureClass, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, Spec, Timings,
-};
+use elastic_rendezvous::job::{Endpoint, Failure, FailureClass, NodeRecord, Spec, Timings, samples};
 use elastic_rendezvous::rendezvous::{End, Outcome};
 use elastic_rendezvous::time::Time;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -30,42 +28,10 @@ pub(crate) struct Ours {
 }
 
 fn setup(world: &World, name: &str, slots: u32, seed: u64) -> ParticipantSetup {
-    let endpoint = |port| Endpoint { host: name.to_owned(), port };
-    let record = NodeRecord {
-        name: name.to_owned(),
-        incarnation: "1".into(),
-        machine: "m".into(),
-        boot: "b".into(),
-        host: name.to_owned(),
-        peer: endpoint(1),
-        slots,
-        role: "default".into(),
-        phase: Phase::Waiting,
-        round: None,
-        failure: None,
-        master: Some(endpoint(1000)),
-        place: None,
-        warms_up: false,
-        lacks_workers: false,
-        authenticates: false,
-        introduces: false,
-        release: None,
-    };
+    let endpoint = Endpoint { host: name.to_owned(), port: 1000 };
+    let record = NodeRecord { slots, master: Some(endpoint), ..samples::node(name) };
     let timings = Timings { last_call: world.last_call, join_timeout: world.timeout, ..Timings::default() };
-    let spec = Spec {
-        protocol: Protocols::OURS.newest,
-        release: None,
-        min_nodes: world.min,
-        max_nodes: world.max,
-        max_restarts: 100_000,
-        restarts_without_progress: None,
-        failed_starts: None,
-        exclude_after: Some(0),
-        restart_policy: RestartPolicy::Failures,
-        on_store_loss: OnStoreLoss::Wait,
-        peer_tls: false,
-        timings,
-    };
+    let spec = Spec { max_restarts: 100_000, timings, ..samples::spec(world.min, world.max) };
     ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "job"), identical: false, seed }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use elastic_rendezvous::job::{Endpoint, JobSecret, Keys, NodeId, NodeRecord, Phase};
+use elastic_rendezvous::job::{Endpoint, JobSecret, Keys, NodeId, NodeRecord, samples};
 use elastic_rendezvous::rendezvous::{End, Leader, LeaderInput, Member, MemberInput, MemberOutput, MemberSetup, Start};
 use elastic_rendezvous::store::Revision;
 use elastic_rendezvous::time::Time;
@@ -160,21 +160,14 @@ pub(crate) fn setup(
         incarnation: format!("p{process}l{life}"),
         machine: format!("machine-{host}"),
         boot: format!("boot-{boot}"),
-        host: name.clone(),
         peer: Endpoint { host: name.clone(), port: process as u16 },
         slots: scenario.slots[host],
         role: if host % 3 == 2 { "reader".into() } else { "default".into() },
-        phase: Phase::Waiting,
-        round: None,
-        failure: None,
         master: Some(Endpoint { host: name.clone(), port: 29_400 }),
         place: scenario.place(host),
         warms_up: scenario.warms_up(host),
-        lacks_workers: false,
-        authenticates: false,
         introduces: true,
-        release: None,
-        name,
+        ..samples::node(&name)
     };
     MemberSetup {
         record,

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use elastic_rendezvous::job::{OnStoreLoss, Protocols, RestartPolicy, Spec, Timings};
+use elastic_rendezvous::job::{OnStoreLoss, RestartPolicy, Spec, Timings, samples};
 
 use crate::dice::{Dice, SECOND};
 
@@ -321,18 +321,11 @@ impl Scenario {
             min_round_time: seconds(dice, 0, 8),
         };
         let spec = Spec {
-            protocol: Protocols::OURS.newest,
-            release: None,
-            min_nodes,
-            max_nodes,
             max_restarts: dice.between(0, 6) as u32,
-            restarts_without_progress: None,
-            failed_starts: None,
-            exclude_after: Some(0),
             restart_policy: if dice.chance(0.1) { RestartPolicy::All } else { RestartPolicy::Failures },
             on_store_loss: if dice.chance(0.3) { OnStoreLoss::Fence } else { OnStoreLoss::Wait },
-            peer_tls: false,
             timings,
+            ..samples::spec(min_nodes, max_nodes)
         };
         let share = dice.between(0, 10) as f64 / 10.0;
         let faults: Vec<FaultKind> = FaultKind::ANY.into_iter().filter(|_| dice.chance(share)).collect();

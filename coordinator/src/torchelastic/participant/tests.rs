@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::etcd_v2::{Entry, Only, Refusal};
-use crate::job::{FailureClass, OnStoreLoss, Protocols, RestartPolicy, Timings};
+use crate::job::{FailureClass, Timings, samples};
 use crate::torchelastic::{DEFAULT_PREFIX, RendezvousStatus};
 
 const RENDEZVOUS: &str = "/torchelastic/p2p/run_J/rdzv";
@@ -26,40 +26,10 @@ struct Desk {
 
 fn desk(nodes: (u32, u32)) -> Desk {
     let endpoint = |port| Endpoint { host: "h".into(), port };
-    let record = NodeRecord {
-        name: "own".into(),
-        incarnation: "1".into(),
-        machine: "m".into(),
-        boot: "b".into(),
-        host: "h".into(),
-        peer: endpoint(1),
-        slots: 1,
-        role: "default".into(),
-        phase: crate::job::Phase::Waiting,
-        round: None,
-        failure: None,
-        master: Some(endpoint(2)),
-        place: None,
-        warms_up: false,
-        lacks_workers: false,
-        authenticates: false,
-        introduces: false,
-        release: None,
-    };
-    let spec = Spec {
-        protocol: Protocols::OURS.newest,
-        release: None,
-        min_nodes: nodes.0,
-        max_nodes: nodes.1,
-        max_restarts: 1,
-        restarts_without_progress: None,
-        failed_starts: None,
-        exclude_after: Some(0),
-        restart_policy: RestartPolicy::Failures,
-        on_store_loss: OnStoreLoss::Wait,
-        peer_tls: false,
-        timings: Timings { last_call: Duration::from_secs(2), ..Timings::default() },
-    };
+    let (peer, master) = (endpoint(1), Some(endpoint(2)));
+    let record = NodeRecord { name: "own".into(), peer, master, ..samples::node("h") };
+    let timings = Timings { last_call: Duration::from_secs(2), ..Timings::default() };
+    let spec = Spec { max_restarts: 1, timings, ..samples::spec(nodes.0, nodes.1) };
     let setup = ParticipantSetup { record, spec, paths: Paths::new(DEFAULT_PREFIX, "J"), identical: false, seed: 1 };
     Desk {
         machine: Participant::new(setup),

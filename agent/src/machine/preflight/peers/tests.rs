@@ -1,27 +1,11 @@
+use elastic_coordinator::job::samples;
+
 use super::*;
 
 fn record(name: &str, boot: &str, phase: Phase) -> NodeRecord {
     let peer = Endpoint { host: format!("host-{name}"), port: 4000 };
-    NodeRecord {
-        name: name.into(),
-        incarnation: "1".into(),
-        machine: "same-image".into(),
-        boot: boot.into(),
-        host: "host".into(),
-        peer,
-        slots: 1,
-        role: "default".into(),
-        phase,
-        round: None,
-        failure: None,
-        master: None,
-        place: None,
-        warms_up: false,
-        lacks_workers: false,
-        authenticates: false,
-        introduces: false,
-        release: None,
-    }
+    let (machine, boot, host) = ("same-image".into(), boot.into(), "host".into());
+    NodeRecord { machine, boot, host, peer, phase, ..samples::node(name) }
 }
 
 fn names(records: &[NodeRecord], turn: u64) -> Vec<String> {

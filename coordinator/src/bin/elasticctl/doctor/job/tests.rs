@@ -1,8 +1,8 @@
 //! Given a job's records and what its ports did, what is said of it.
 
 use elastic_coordinator::job::{
-    Advance, Desired, JobProtocol, LeaderRecord, NodeId, NodeRecord, Phase, Protocols, RankRecord, Release, Sealed,
-    Spec, Timings, Tombstone, Versioned,
+    Desired, JobProtocol, LeaderRecord, NodeId, NodeRecord, Phase, Protocols, RankRecord, Release, Sealed, Tombstone,
+    Versioned, samples,
 };
 use elastic_coordinator::job::{Keys, overview::Overview};
 use elastic_coordinator::store::{KeyValue, LeaseId, Revision};
@@ -24,26 +24,7 @@ fn peer(name: &str) -> Endpoint {
 }
 
 fn record(name: &str, phase: Phase, round: Option<u64>) -> NodeRecord {
-    NodeRecord {
-        name: name.to_owned(),
-        incarnation: "1".to_owned(),
-        machine: "m".to_owned(),
-        boot: "b".to_owned(),
-        host: name.to_owned(),
-        peer: peer(name),
-        slots: 2,
-        role: "default".to_owned(),
-        phase,
-        round,
-        failure: None,
-        master: None,
-        place: None,
-        warms_up: false,
-        lacks_workers: false,
-        authenticates: false,
-        introduces: false,
-        release: Some(Release::ours()),
-    }
+    NodeRecord { slots: 2, phase, round, release: Some(Release::ours()), ..samples::node(name) }
 }
 
 fn rank(name: &str, group_rank: u32) -> RankRecord {
@@ -74,37 +55,12 @@ fn runs() -> Seen {
         lease: Some(LeaseId(1)),
     };
     let mut job = Overview::of("/elastic", &[kv]).jobs.remove(&id).unwrap();
-    job.spec = Some(Spec {
-        protocol: Protocols::OURS.newest,
-        release: None,
-        min_nodes: 2,
-        max_nodes: 3,
-        max_restarts: 0,
-        restarts_without_progress: None,
-        failed_starts: None,
-        exclude_after: Some(0),
-        restart_policy: Default::default(),
-        on_store_loss: Default::default(),
-        peer_tls: false,
-        timings: Timings::default(),
-    });
+    job.spec = Some(samples::spec(2, 3));
     job.round = Some(versioned(RoundRecord {
-        number: 3,
-        generation: 1,
-        state: RoundState::Running,
         sealed: Some(Sealed { number: 3, plan: PLAN, nodes: 2 }),
-        group_world_size: 2,
         world_size: 4,
-        master: None,
-        members_only: false,
-        restarts: 0,
-        advance: Advance::default(),
-        faults: Vec::new(),
-        checkpoint: None,
-        leaving: Vec::new(),
-        paused: false,
         reason: "b joined".to_owned(),
-        cause: None,
+        ..samples::round(3, RoundState::Running)
     }));
     let mut seen = Seen { id, job, ports: BTreeMap::new() };
     for (n, name) in ["a", "b"].into_iter().enumerate() {

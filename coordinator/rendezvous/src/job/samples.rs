@@ -1,0 +1,69 @@
+//! Records for tests: each with usual values. A test sets only the values that it is about.
+
+use super::{
+    Advance, Endpoint, NodeRecord, OnStoreLoss, Phase, Protocols, RestartPolicy, RoundRecord, RoundState, Spec, Timings,
+};
+
+/// A node that waits for a place, with one worker. Its peer address is port 1 of a host of its name.
+pub fn node(name: &str) -> NodeRecord {
+    NodeRecord {
+        name: name.to_owned(),
+        incarnation: "1".into(),
+        machine: "m".into(),
+        boot: "b".into(),
+        host: name.to_owned(),
+        peer: Endpoint { host: name.to_owned(), port: 1 },
+        slots: 1,
+        role: "default".into(),
+        phase: Phase::Waiting,
+        round: None,
+        failure: None,
+        master: None,
+        place: None,
+        warms_up: false,
+        lacks_workers: false,
+        authenticates: false,
+        introduces: false,
+        release: None,
+    }
+}
+
+/// A round of the first generation with two nodes of one worker each.
+pub fn round(number: u64, state: RoundState) -> RoundRecord {
+    RoundRecord {
+        number,
+        generation: 1,
+        state,
+        sealed: None,
+        group_world_size: 2,
+        world_size: 2,
+        master: None,
+        members_only: false,
+        restarts: 0,
+        advance: Advance::default(),
+        faults: Vec::new(),
+        checkpoint: None,
+        leaving: Vec::new(),
+        paused: false,
+        reason: String::new(),
+        cause: None,
+    }
+}
+
+/// A job of so many nodes, without restarts.
+pub fn spec(min_nodes: u32, max_nodes: u32) -> Spec {
+    Spec {
+        protocol: Protocols::OURS.newest,
+        release: None,
+        min_nodes,
+        max_nodes,
+        max_restarts: 0,
+        restarts_without_progress: None,
+        failed_starts: None,
+        exclude_after: Some(0),
+        restart_policy: RestartPolicy::Failures,
+        on_store_loss: OnStoreLoss::Wait,
+        peer_tls: false,
+        timings: Timings::default(),
+    }
+}
