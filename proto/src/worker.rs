@@ -184,7 +184,6 @@ pub enum ToWorker {
         /// Why, for people.
         reason: String,
         /// Milliseconds that a round-aware worker has to quiesce before it is stopped like any other.
-        #[serde(default)]
         quiesce_ms: u64,
     },
     /// The node is leaving as planned. The stop signal follows as soon as the other nodes know.

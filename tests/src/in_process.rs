@@ -21,7 +21,7 @@ pub fn quick_spec(min_nodes: u32, max_nodes: u32) -> Spec {
     Spec {
         release: Some(Release::ours()),
         max_restarts: 3,
-        exclude_after: Some(3),
+        exclude_after: 3,
         timings: Timings {
             lease_ttl: Duration::from_secs(2),
             last_call: Duration::from_millis(100),

@@ -157,7 +157,7 @@ impl Agent {
                 ToWorker::Memory { id, .. } if id == asked => {
                     return Ok(file.ok_or_else(|| "no descriptor came with it".to_owned()));
                 }
-                // An agent that does not know this request cannot read its number.
+                // An agent that cannot read a line cannot repeat its number.
                 ToWorker::Error { id, message, .. } if id.is_none_or(|id| id == asked) => return Ok(Err(message)),
                 other => self.aside.push_back(other),
             }

@@ -183,7 +183,7 @@ class _Agent:
         if kind == "forming":
             with self._lock:
                 self._forming = forming = (message["round"], message["reason"])
-                self.quiesce_time = message.get("quiesce_ms", 15_000) / 1000
+                self.quiesce_time = message["quiesce_ms"] / 1000
                 for callback in self._callbacks:
                     self._calls.put((callback, *forming))
             self._forms.set()

@@ -150,7 +150,7 @@ impl Options {
             max_restarts: self.max_restarts,
             restarts_without_progress: self.restarts_without_progress,
             failed_starts: self.failed_starts,
-            exclude_after: Some(self.exclude_after),
+            exclude_after: self.exclude_after,
             restart_policy: self.restart_policy,
             on_store_loss: self.on_store_loss,
             peer_tls: self.peers.tls.is_some(),

@@ -241,7 +241,6 @@ pub(super) fn record(options: &Options, identity: &NodeIdentity, peer: Endpoint,
         // Known once they have.
         warms_up: false,
         lacks_workers: false,
-        authenticates: false,
         introduces: matches!(options.store_host, StoreHost::Agent(_)) && !options.open_store,
         release: Some(Release::ours()),
     }

@@ -269,7 +269,7 @@ impl<'a> Drive<'a> {
         let client = pulse_client::PulseClient {
             job: self.node.job.to_string(),
             node: self.member.id(),
-            secret: self.secret.clone().filter(|_| leader.authenticates),
+            secret: self.secret.clone(),
             tls: self.node.tls.clone(),
             leader,
             term,

@@ -253,12 +253,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_member_listens_to_a_leader_that_proves_who_it_is_or_that_nobody_expects_to() {
+    async fn a_member_listens_to_a_leader_that_proves_who_it_is_or_whose_job_has_no_secret() {
         let secret = |byte| Some(JobSecret::of([byte; JobSecret::LENGTH]));
-        for (what, leader, member, proved) in [
-            ("both know it", secret(7), secret(7), true),
-            ("the member does not, or the leader's record says that it proves nothing", None, None, false),
-        ] {
+        for (what, leader, member, proved) in
+            [("both know it", secret(7), secret(7), true), ("the job has none", None, None, false)]
+        {
             let mut scene = Scene::of(leader, member).await;
             assert_eq!(scene.next_shown().await, proved, "{what}");
             let word = timeout(WITHIN, scene.words.recv()).await.expect(what);

@@ -101,7 +101,7 @@ impl PeerPort {
         }
         let secret = served.secret.as_ref().ok_or_else(|| {
             Status::failed_precondition(
-                "the job has no secret to prove who may ask: it was begun by agents of an earlier version",
+                "the job had no secret when this node joined, so nobody can prove who may ask: was its `secret` key deleted?",
             )
         })?;
         secret.verify(claim, proof).then_some(()).ok_or_else(|| {

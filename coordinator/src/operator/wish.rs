@@ -171,7 +171,7 @@ fn include(id: &JobId, job: &Job, desired: &mut Desired, name: String) -> Result
 
 /// What an operator should know about a wish just granted.
 pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
-    leader_advice(job, desired).or_else(|| match wish {
+    match wish {
         Wish::Exclude { node } if name_of(job, node).is_none() => {
             Some(format!("no node {node} is here now: one of that name will get no place"))
         }
@@ -182,22 +182,7 @@ pub fn advice(job: &Job, desired: &Desired, wish: &Wish) -> Option<String> {
         | Wish::Pause {}
         | Wish::Resume {}
         | Wish::Close {} => None,
-    })
-}
-
-/// Whether whoever leads the job knows of such wishes.
-fn leader_advice(job: &Job, desired: &Desired) -> Option<String> {
-    let leader = &job.leader.as_ref()?.value;
-    let beyond = desired.beyond(leader);
-    let release = leader.release.as_ref().map_or_else(|| "an older release".to_owned(), ToString::to_string);
-    (!beyond.is_empty()).then(|| {
-        format!(
-            "{} leads, of {release}, which does not know of {}: nothing follows until its agent is upgraded, or a \
-             coordinator of this release leads",
-            leader.node.name(),
-            beyond.join(", ")
-        )
-    })
+    }
 }
 
 /// The nodes that are here, given by name or by id.

@@ -179,7 +179,7 @@ fn spec() -> Value {
 pub(super) fn node(name: &str) -> Value {
     json!({
         "name": name, "incarnation": "1", "machine": name, "boot": "b", "host": name, "slots": 2, "role": "default",
-        "peer": { "host": "127.0.0.1", "port": 1 }, "phase": "running", "round": 4, "warms_up": true, "authenticates": true,
+        "peer": { "host": "127.0.0.1", "port": 1 }, "phase": "running", "round": 4, "warms_up": true,
         "master": { "host": "127.0.0.1", "port": 2 }, "place": 1,
         "failure": { "class": "own", "message": "exit code 1", "exit_code": 1, "rank": 0, "step": 9, "at_ms": 5 },
     })

@@ -75,7 +75,6 @@ pub fn peer_port(bytes: &[u8]) {
         let job = "J".parse().expect("an id");
         let keys = Keys::new("/elastic", &job);
         let mut stranger = records::node("b");
-        stranger["authenticates"] = false.into();
         stranger["place"] = serde_json::Value::Null;
         let key = keys.node(&elastic_coordinator::job::NodeId::new("b", "1"));
         store.put(Vec::new(), Op::put(key, stranger.to_string())).await.expect("a write");

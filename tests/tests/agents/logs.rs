@@ -170,11 +170,11 @@ async fn no_one_reads_without_the_secret_and_it_is_never_shown() {
     assert!(!std::fs::read_to_string(format!("/proc/{worker}/environ")).unwrap().contains(key));
     assert!(!agent.output().contains(key));
 
-    // A job that an agent of an earlier version has begun has none.
+    // Somebody deletes it.
     let keys = Keys::new(Keys::DEFAULT_PREFIX, &"job".parse().unwrap());
     etcd.store().txn(Txn::of([Op::delete(keys.secret())])).await.unwrap();
     let (ok, _, said) = logs(&etcd, &[]).await;
-    assert!(!ok && said.contains("earlier version"), "{said}");
+    assert!(!ok && said.contains("job job has no secret"), "{said}");
     go(&job, 0);
     go(&job, 1);
     assert_eq!(agent.exit(LIMIT).await, 0);

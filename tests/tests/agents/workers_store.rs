@@ -6,8 +6,6 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use elastic_agent::workers_store::fence::{ADMITTED, INTRODUCTION, Known, NONCE};
 use elastic_tests::agents::{Job, LIMIT, Round, exits};
 use elastic_tests::etcd::{EtcdOptions, EtcdServer};
-use elastic_tests::previous_release::PreviousRelease;
-use elastic_tests::wait::eventually;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 /// A client as torch up to 2.0 is one: it needs no greeting.
@@ -135,26 +133,15 @@ async fn a_client_that_is_no_node_of_the_round_is_not_served_before_it_proves_th
 
 #[tokio::test]
 async fn every_client_is_served_where_a_node_does_not_introduce_itself() {
-    let Some(previous) = PreviousRelease::unpack() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
-    for (id, older) in [("open", false), ("older", true)] {
-        let mut job = Job::on(&etcd, "2").named(id);
-        let mut second = if older {
-            // It begins the job, by its own protocol.
-            job.start_program(&previous.program("elastic-agent"), "b")
-        } else {
-            job = job.conf("workers_store_open", "true");
-            job.start("b")
-        };
-        if older {
-            eventually("it has begun", LIMIT, || job.record(&etcd, "round")).await;
-        }
-        let mut first = job.start("a");
-        let round = job.runs(1, 2).await;
-        let mut stranger = Client::stranger(&round);
-        stranger.set_a_key();
-        assert_eq!(stranger.keys(), 1, "{id}");
-        round.exit(0);
-        assert_eq!(exits([&mut first, &mut second]).await, [0, 0], "{id}");
-    }
+    let mut job = Job::on(&etcd, "2");
+    let a = job.start("a");
+    job = job.conf("workers_store_open", "true");
+    let mut agents = [a, job.start("b")];
+    let round = job.runs(1, 2).await;
+    let mut stranger = Client::stranger(&round);
+    stranger.set_a_key();
+    assert_eq!(stranger.keys(), 1);
+    round.exit(0);
+    assert_eq!(exits(&mut agents).await, [0, 0]);
 }

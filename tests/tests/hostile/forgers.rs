@@ -28,7 +28,7 @@ struct Forgers {
 }
 
 impl Forgers {
-    /// One that shows nothing, as agents of earlier releases do, and one that shows what is no proof.
+    /// One that shows nothing, and one that shows what is no proof.
     fn start(peer: String, node: String) -> Forgers {
         let (turned_away, heard) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let counts = (Arc::clone(&turned_away), Arc::clone(&heard));
@@ -99,7 +99,6 @@ async fn no_one_speaks_for_a_node_without_the_secret(coordinator: bool) {
     })
     .await;
     let node = job.record(&etcd, "nodes/b").await.unwrap();
-    assert!(node["authenticates"] == true && leader["authenticates"] == true, "{node} {leader}");
     let peer = format!("{}:{}", leader["peer"]["host"].as_str().unwrap(), leader["peer"]["port"]);
     let id = format!("b:{}", node["incarnation"].as_str().unwrap());
 

@@ -14,7 +14,7 @@ use crate::agents::live::{self, number, undisturbed};
 
 #[tokio::test]
 async fn a_leader_of_one_release_leads_members_of_the_other() {
-    let Some(before) = PreviousRelease::unpack() else { return };
+    let Some(before) = PreviousRelease::build() else { return };
     for leads in [Build::Now, Build::Before] {
         eprintln!("the leader is of {leads:?}");
         let etcd = EtcdServer::start(EtcdOptions::default()).await;
@@ -50,7 +50,7 @@ async fn a_leader_of_one_release_leads_members_of_the_other() {
 
 #[tokio::test]
 async fn a_failed_job_has_one_cause_and_begins_again_with_either_release() {
-    let Some(before) = PreviousRelease::unpack() else { return };
+    let Some(before) = PreviousRelease::build() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2");
     for (generation, leads) in [(1, Build::Before), (2, Build::Now), (3, Build::Before)] {
@@ -75,7 +75,7 @@ const TRAINING: [&str; 2] = ["--epochs=600", "--hidden=64"];
 
 /// Three nodes train while each is drained and comes back as `to`; the pids of workers that stay are the same.
 async fn replace_node_by_node(from: Build, to: Build) {
-    let Some(before) = PreviousRelease::unpack() else { return };
+    let Some(before) = PreviousRelease::build() else { return };
     let folder = tempfile::tempdir().unwrap();
     let undisturbed = undisturbed(&TRAINING, &folder.path().join("trace"));
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
@@ -123,7 +123,7 @@ async fn nodes_go_back_one_by_one_while_the_job_trains() {
 
 #[tokio::test]
 async fn a_coordinator_is_replaced_by_one_of_the_other_release_and_back() {
-    let Some(before) = PreviousRelease::unpack() else { return };
+    let Some(before) = PreviousRelease::build() else { return };
     let etcd = EtcdServer::start(EtcdOptions::default()).await;
     let job = Job::on(&etcd, "2").prompt().flag("--max-restarts=9");
     let mut agents = [Build::Before.start(&job, &before, "a"), Build::Now.start(&job, &before, "b")];

@@ -67,7 +67,8 @@ impl Joining<'_> {
 
     async fn secret(&self) -> Reading<JobSecret> {
         let secret = self.store.get(&self.keys.secret()).await.map_err(|error| error.to_string())?;
-        let secret = secret.ok_or("the job was begun by agents of an earlier version, which do not measure")?;
+        let secret = secret
+            .ok_or("the job has no secret, which agents ask for before they measure: was its `secret` key deleted?")?;
         Ok(Versioned::parse(&secret)?.value)
     }
 
@@ -111,7 +112,7 @@ mod tests {
         let put = [Op::put(format!("{nodes}x:1"), "?"), Op::put(format!("{nodes}a:1"), gone)];
         store.txn(Txn::of(put)).await.unwrap();
         let (_, said) = find(minute).await;
-        assert!(said.contains("begun by agents of an earlier version"), "{said}");
+        assert!(said.contains("the job has no secret"), "{said}");
         let secret = r#"{"key":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}"#;
         store.txn(Txn::of([Op::put(keys.secret(), secret)])).await.unwrap();
         let (tried, said) = find(minute).await;

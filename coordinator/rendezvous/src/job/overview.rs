@@ -259,8 +259,8 @@ impl Job {
         !round.value.state.is_final() || !self.nodes.is_empty()
     }
 
-    /// The releases of the programs that are here, the leader's too, without repetition; `None` stands for those of
-    /// before this was told.
+    /// The releases of the programs that are here, the leader's too, without repetition; `None` stands for those whose
+    /// records name none.
     pub fn releases(&self) -> BTreeSet<Option<&str>> {
         let nodes = self.nodes.values().map(|node| node.value.release.as_ref());
         let leader = self.leader.iter().map(|leader| leader.value.release.as_ref());

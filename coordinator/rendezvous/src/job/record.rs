@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Advance, Checkpoint, Desired, Failure, Faults, NodeId, Release, Requester, Spec};
+use super::{Advance, Checkpoint, Failure, Faults, NodeId, Release, Requester, Spec};
 use crate::store::{KeyValue, Revision};
 
 /// A host and a port.
@@ -100,13 +100,11 @@ pub struct NodeRecord {
     /// ahead. Where the others are enough, they go on without it until those are warm.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_workers: bool,
-    /// Whether it proves on its pulse streams that it knows the job's secret, so that nobody else is taken for it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub authenticates: bool,
-    /// Whether it introduces its host to the workers' store of its round, where it proves who it is.
+    /// Whether it introduces its host to the workers' store of its round: it knows the job's secret, and was started
+    /// without `workers_store_open`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub introduces: bool,
-    /// Its agent's release; none: one of before this was told.
+    /// Its agent's release; none: the record names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
 }
@@ -266,22 +264,15 @@ pub struct LeaderRecord {
     /// Whether it is a replica of the coordinator service: no member of any round.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub coordinator: bool,
-    /// Its release; none: one of before this was told.
+    /// Its release; none: the record names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
-    /// The fields of `desired` that it carries out; empty: those of before this was told.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub carries_out: Vec<String>,
-    /// Whether it proves on its pulse streams that it knows the job's secret, if the job has one.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub authenticates: bool,
 }
 
 impl LeaderRecord {
     /// A leader of this build.
     pub fn new(node: NodeId, peer: Endpoint, coordinator: bool) -> LeaderRecord {
-        let carries_out = Desired::CARRIED_OUT.iter().map(ToString::to_string).collect();
-        LeaderRecord { node, peer, coordinator, release: Some(Release::ours()), carries_out, authenticates: true }
+        LeaderRecord { node, peer, coordinator, release: Some(Release::ours()) }
     }
 
     /// Who holds a `leader` key.

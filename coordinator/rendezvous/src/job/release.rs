@@ -38,7 +38,7 @@ impl fmt::Display for Protocols {
     }
 }
 
-/// What a program says of itself in the records that it writes. Those of before this was written say nothing.
+/// What a program says of itself in the records that it writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Release {
     /// The release, as `--version` prints it.
@@ -84,7 +84,7 @@ impl JobProtocol {
         if ours.protocols.include(version) {
             return None;
         }
-        let theirs = self.release.as_ref().map_or_else(|| "an older release".to_owned(), Release::to_string);
+        let theirs = self.release.as_ref().map_or_else(|| "an unnamed release".to_owned(), Release::to_string);
         let what = if version > ours.protocols.newest {
             let begun_by = self.release.as_ref();
             let to = begun_by.map_or_else(String::new, |release| format!(" to {}", release.version));
@@ -140,7 +140,7 @@ mod tests {
                 1,
                 None,
                 release("0.4.0", 2, 4),
-                Some("this is 0.4.0 (protocol 2 to 4); the job was begun by an older release: let the job end"),
+                Some("this is 0.4.0 (protocol 2 to 4); the job was begun by an unnamed release: let the job end"),
             ),
         ] {
             let told = JobProtocol { version: job, release: by }.refuses(&ours);

@@ -22,7 +22,6 @@ pub fn node(name: &str) -> NodeRecord {
         place: None,
         warms_up: false,
         lacks_workers: false,
-        authenticates: false,
         introduces: false,
         release: None,
     }

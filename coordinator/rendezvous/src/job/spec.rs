@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{LeaderRecord, NodeId, Protocols, Release, Requester, TakenBack, millis};
+use super::{NodeId, Protocols, Release, Requester, TakenBack, millis};
 
 /// What is charged to `max_restarts`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -95,7 +95,7 @@ impl Timings {
 pub struct Spec {
     /// The version of the protocol that the job speaks: one of the writer's.
     pub protocol: u32,
-    /// Who wrote it; none: a release of before this was told. In an agent's own spec: the agent's.
+    /// Who wrote it; none: the record names none. In an agent's own spec: the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub release: Option<Release>,
     /// Fewest nodes of a round.
@@ -110,10 +110,8 @@ pub struct Spec {
     /// How many of these in a row may follow the same failure of programs that have just begun; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed_starts: Option<u32>,
-    /// How many failures that count exclude the node whose workers they were; zero: none ever do. `None`: the job was
-    /// begun by a release of before this was told, which excludes none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exclude_after: Option<u32>,
+    /// How many failures that count exclude the node whose workers they were; zero: none ever do.
+    pub exclude_after: u32,
     /// What counts as a failure.
     #[serde(default)]
     pub restart_policy: RestartPolicy,
@@ -195,7 +193,7 @@ impl Spec {
     /// What a program started with this spec is.
     pub fn own_release(&self) -> Release {
         let alone = Protocols { oldest: self.protocol, newest: self.protocol };
-        let unnamed = || Release { version: "an older release".to_owned(), protocols: alone };
+        let unnamed = || Release { version: "an unnamed release".to_owned(), protocols: alone };
         self.release.clone().unwrap_or_else(unnamed)
     }
 
@@ -220,10 +218,7 @@ impl Spec {
                 };
                 differ("--restarts-without-progress", limit(self), limit(job))
             })
-            .or_else(|| {
-                let (ours, theirs) = self.exclude_after.zip(job.exclude_after)?;
-                differ("--exclude-after", ours.to_string(), theirs.to_string())
-            })
+            .or_else(|| differ("--exclude-after", self.exclude_after.to_string(), job.exclude_after.to_string()))
             .or_else(|| differ("--restart-policy", debug(&self.restart_policy), debug(&job.restart_policy)))
             .or_else(|| differ("--on-store-loss", debug(&self.on_store_loss), debug(&job.on_store_loss)))
             .or_else(|| differ("lease_ttl", span(a.lease_ttl), span(b.lease_ttl)))
@@ -287,31 +282,6 @@ pub struct Asked {
     pub event: u64,
 }
 
-impl Desired {
-    /// What a leader of this build carries out, by the field. It says so in its own record. What only people read is not
-    /// among them.
-    pub const CARRIED_OUT: &[&str] =
-        &["min_nodes", "max_nodes", "closed", "drain", "exclude", "include", "evict", "paused"];
-
-    /// What leaders carried out before they said so.
-    const CARRIED_OUT_AT_FIRST: &[&str] = &["min_nodes", "max_nodes", "closed", "drain"];
-
-    /// What is asked for here, of what this build knows, that this leader cannot carry out, since its release is older.
-    pub fn beyond(&self, leader: &LeaderRecord) -> Vec<&'static str> {
-        let asked = serde_json::to_value(self).unwrap_or_default();
-        let known = |field: &str| match leader.carries_out.as_slice() {
-            [] => Desired::CARRIED_OUT_AT_FIRST.contains(&field),
-            fields => fields.iter().any(|known| known == field),
-        };
-        let is_asked = |field: &str| match asked.get(field) {
-            None | Some(Value::Null | Value::Bool(false)) => false,
-            Some(Value::Array(all)) => !all.is_empty(),
-            Some(_) => true,
-        };
-        Desired::CARRIED_OUT.iter().copied().filter(|field| is_asked(field) && !known(field)).collect()
-    }
-}
-
 fn is_usual(priority: &i32) -> bool {
     *priority == 0
 }
@@ -323,7 +293,7 @@ mod tests {
 
     fn spec() -> Spec {
         let release = Some(Release::ours());
-        let budget = Spec { max_restarts: 3, failed_starts: Some(3), exclude_after: Some(3), ..samples::spec(1, 4) };
+        let budget = Spec { max_restarts: 3, failed_starts: Some(3), exclude_after: 3, ..samples::spec(1, 4) };
         Spec { release, ..budget }
     }
 
@@ -351,26 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_version_desires_is_kept_and_an_older_record_is_read() {
+    fn what_a_newer_version_desires_is_kept() {
         let newer = r#"{"closed":false,"drain":["a"],"weights":{"a":2}}"#;
         let mut desired: Desired = serde_json::from_str(newer).unwrap();
         desired.max_nodes = Some(4);
         let written: serde_json::Value = serde_json::to_value(&desired).unwrap();
         assert_eq!((&written["weights"]["a"], &written["max_nodes"]), (&2.into(), &4.into()));
-        let older: Desired = serde_json::from_str(r#"{"min_nodes":1,"closed":true}"#).unwrap();
-        assert_eq!(older, Desired { min_nodes: Some(1), closed: true, ..Desired::default() });
         let by = r#"{"asked":{"by":{"name":"a","via":"pigeon"},"at_ms":1,"event":2}}"#;
         assert_eq!(serde_json::from_str::<Desired>(by).unwrap().asked.unwrap().by.via, crate::job::Via::Other);
-    }
-
-    #[test]
-    fn a_wish_beyond_its_leader_is_noticed() {
-        let mut leader: LeaderRecord = serde_json::from_str(r#"{"node":"a:1","peer":{"host":"h","port":1}}"#).unwrap();
-        let asked = Desired { closed: true, drain: vec!["b".into()], ..Desired::default() };
-        assert_eq!(asked.beyond(&leader), [] as [&str; 0], "every release carries this out");
-        leader.carries_out = vec!["drain".into(), "min_nodes".into()];
-        assert_eq!(asked.beyond(&leader), ["closed"]);
-        assert_eq!(Desired::default().beyond(&leader), [] as [&str; 0]);
     }
 
     #[test]

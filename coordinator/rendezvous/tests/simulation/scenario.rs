@@ -254,7 +254,7 @@ impl Scenario {
         self.faults.retain(|kind| *kind != FaultKind::Operator);
         let times = if dice.chance(0.5) { self.faults.len().max(1) } else { 1 };
         self.faults.extend(std::iter::repeat_n(FaultKind::Exclude, times));
-        self.spec.exclude_after = Some(dice.between(0, 4) as u32);
+        self.spec.exclude_after = dice.between(0, 4) as u32;
         if dice.chance(0.5) {
             // One can be excluded, and is needed as soon as another is gone.
             let most = self.spec.max_nodes.min(self.hosts as u32 - u32::from(self.clash));
@@ -276,7 +276,7 @@ impl Scenario {
         self.aware = vec![dice.chance(0.5); self.hosts];
         self.spec.max_nodes = self.hosts as u32;
         self.spec.min_nodes = self.hosts as u32 - 1;
-        self.spec.exclude_after = Some(dice.between(1, 3) as u32);
+        self.spec.exclude_after = dice.between(1, 3) as u32;
         self.spec.max_restarts = 1000;
         self.failing = dice.between(2, 5) as f64 / 10.0;
         // What it waits for is over before an exclusion ends by itself.

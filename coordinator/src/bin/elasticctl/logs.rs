@@ -75,7 +75,10 @@ pub(crate) async fn run(operator: &Operator, flags: &LogsFlags, json: bool) -> a
         bail!("the agents of job {id} cannot be asked: {unlike}");
     }
     let Some(kv) = operator.store.get(&job.keys.secret()).await? else {
-        bail!("job {id} was begun by agents of an earlier version, which tell no logs");
+        bail!(
+            "job {id} has no secret, which its agents ask for before they tell logs: was {} deleted?",
+            job.keys.secret()
+        );
     };
     let secret = Versioned::<JobSecret>::parse(&kv).map_err(anyhow::Error::msg)?.value;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

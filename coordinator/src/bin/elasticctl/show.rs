@@ -31,7 +31,7 @@ fn unusual_protocol(job: &Job) -> Option<String> {
 
 /// A release, as a node or a leader tells it.
 fn release(told: Option<&str>) -> String {
-    told.unwrap_or("older, not told").to_owned()
+    told.unwrap_or("not told").to_owned()
 }
 
 fn line(id: &JobId, job: &Job) -> Option<Vec<String>> {

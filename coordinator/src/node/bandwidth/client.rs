@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tonic::{Code, Status, Streaming};
+use tonic::{Status, Streaming};
 
 use elastic_proto::bandwidth::bandwidth_client::BandwidthClient;
 use elastic_proto::bandwidth::{MeasureReply, MeasureRequest};
@@ -24,9 +24,6 @@ pub enum BandwidthError {
     /// Nobody listens there, or the network does not lead there.
     #[error("its agent is not reached from here: {0}")]
     Unreached(String),
-    /// The agent is of a version that does not know the question.
-    #[error("its agent is of an earlier version, which does not measure")]
-    Unknown,
     /// The agent refuses, measures with somebody else, or has gone.
     #[error("its agent says: {0}")]
     Refused(String),
@@ -34,10 +31,7 @@ pub enum BandwidthError {
 
 impl From<Status> for BandwidthError {
     fn from(status: Status) -> BandwidthError {
-        match status.code() {
-            Code::Unimplemented => BandwidthError::Unknown,
-            _ => BandwidthError::Refused(status.message().to_owned()),
-        }
+        BandwidthError::Refused(status.message().to_owned())
     }
 }
 
@@ -53,7 +47,7 @@ pub struct Poured {
 /// Has a node's agent pour bytes for [`TAKEN`]. `client` names who asks, for the agent's log.
 ///
 /// # Errors
-/// The agent is not reached, is of an earlier version, or refuses.
+/// The agent is not reached, or refuses.
 pub async fn measure(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,

@@ -15,8 +15,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// The port of an agent in a job, or of one that has no more than pulses to serve, as earlier releases.
-    async fn of(agent: bool) -> Scene {
+    /// The port of an agent in a job.
+    async fn of() -> Scene {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let peer = Endpoint { host: "127.0.0.1".to_owned(), port: listener.local_addr().unwrap().port() };
         let scene = Scene {
@@ -29,7 +29,7 @@ impl Scene {
         let (inbox, _) = mpsc::unbounded_channel();
         front.open(&scene.node, &scene.job, inbox);
         front.trust(Some(scene.secret.clone()));
-        tokio::spawn(serve(listener, front, agent.then(|| mpsc::channel(1).0), None));
+        tokio::spawn(serve(listener, front, Some(mpsc::channel(1).0), None));
         scene
     }
 
@@ -40,7 +40,7 @@ impl Scene {
 
 #[tokio::test]
 async fn who_knows_the_secret_has_bytes_poured_one_at_once_and_again_later() {
-    let scene = Scene::of(true).await;
+    let scene = Scene::of().await;
     let (first, second) = tokio::join!(scene.measure(), scene.measure());
     let (poured, refused) = match (first, second) {
         (Ok(poured), Err(refused)) | (Err(refused), Ok(poured)) => (poured, refused.to_string()),
@@ -54,10 +54,10 @@ async fn who_knows_the_secret_has_bytes_poured_one_at_once_and_again_later() {
 
 #[tokio::test]
 async fn a_stranger_gets_nothing_and_takes_nobodys_place() {
-    let scene = Scene::of(true).await;
-    let stranger = Scene { secret: JobSecret::of([8; JobSecret::LENGTH]), ..Scene::of(true).await };
+    let scene = Scene::of().await;
+    let stranger = Scene { secret: JobSecret::of([8; JobSecret::LENGTH]), ..Scene::of().await };
     let stranger = Scene { peer: scene.peer.clone(), ..stranger };
-    let elsewhere = Scene { node: NodeId::from_text("a:2"), secret: scene.secret.clone(), ..Scene::of(true).await };
+    let elsewhere = Scene { node: NodeId::from_text("a:2"), secret: scene.secret.clone(), ..Scene::of().await };
     for (who, why) in [(&stranger, "the proof does not fit"), (&elsewhere, "does not take part")] {
         let (refused, poured) = tokio::join!(who.measure(), scene.measure());
         assert!(refused.as_ref().is_err_and(|error| error.to_string().contains(why)), "{refused:?}");
@@ -66,11 +66,9 @@ async fn a_stranger_gets_nothing_and_takes_nobodys_place() {
 }
 
 #[tokio::test]
-async fn a_port_that_does_not_know_the_question_says_so() {
-    let scene = Scene::of(false).await;
-    assert!(matches!(scene.measure().await, Err(BandwidthError::Unknown)));
+async fn an_agent_that_is_gone_is_not_reached() {
     let nobody = Endpoint { host: "127.0.0.1".to_owned(), port: 1 };
-    let scene = Scene { peer: nobody, ..scene };
+    let scene = Scene { peer: nobody, ..Scene::of().await };
     assert!(matches!(scene.measure().await, Err(BandwidthError::Unreached(_))));
 }
 
@@ -79,7 +77,7 @@ async fn a_client_that_never_has_enough_is_let_go() {
     use elastic_proto::bandwidth::bandwidth_client::BandwidthClient;
     use futures::StreamExt;
 
-    let scene = Scene::of(true).await;
+    let scene = Scene::of().await;
     let (requests, outgoing) = mpsc::channel(1);
     let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
     let mut client = BandwidthClient::connect(format!("http://{}", scene.peer)).await.unwrap();

@@ -14,15 +14,15 @@ type Notes = mpsc::UnboundedReceiver<LeaderNote>;
 
 /// A term on a store that holds a job whose first round is forming, before its leader has read it.
 async fn elected() -> (LeaderDrive, Notes) {
-    elected_with(None, false).await
+    elected_with(None).await
 }
 
-/// The same: a job with this secret, whose node proves that it knows it, or does not.
-async fn elected_with(secret: Option<&JobSecret>, authenticates: bool) -> (LeaderDrive, Notes) {
+/// The same: a job with this secret.
+async fn elected_with(secret: Option<&JobSecret>) -> (LeaderDrive, Notes) {
     let job: JobId = "J".parse().unwrap();
     let keys = Keys::new("/elastic", &job);
     let spec = json!({
-        "protocol": 1, "min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000,
+        "protocol": 1, "min_nodes": 2, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000,
         "last_call_ms": 0, "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000,
         "drain_grace_ms": 30_000, "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
     });
@@ -31,7 +31,7 @@ async fn elected_with(secret: Option<&JobSecret>, authenticates: bool) -> (Leade
     let store = MemoryStore::start(Limits::default());
     let node = json!({
         "name": "b", "incarnation": "1", "machine": "b", "boot": "b", "host": "b", "slots": 1, "role": "default",
-        "peer": { "host": "b", "port": 1 }, "phase": "waiting", "authenticates": authenticates,
+        "peer": { "host": "b", "port": 1 }, "phase": "waiting",
     });
     let secret = secret.map(|secret| put(keys.secret(), json!(secret)));
     let mut begun = vec![
@@ -135,16 +135,15 @@ async fn a_stream_that_answers_what_was_not_sent_on_it_is_ended() {
 #[tokio::test]
 async fn a_stream_counts_if_it_shows_what_it_must_whether_it_comes_before_the_job_is_read_or_after() {
     let [secret, another] = [7, 8].map(|byte| JobSecret::of([byte; JobSecret::LENGTH]));
-    for (what, of_job, authenticates, shows, counts, answered) in [
-        ("a proof", Some(&secret), true, Some(&secret), true, true),
-        ("none, of a node that can", Some(&secret), true, None, false, false),
-        ("a wrong one", Some(&secret), true, Some(&another), false, false),
-        ("none, of a node that cannot", Some(&secret), false, None, true, false),
-        ("none, in a job without a secret", None, true, None, true, false),
-        ("one, in a job without a secret", None, true, Some(&secret), true, false),
+    for (what, of_job, shows, counts, answered) in [
+        ("a proof", Some(&secret), Some(&secret), true, true),
+        ("none", Some(&secret), None, false, false),
+        ("a wrong one", Some(&secret), Some(&another), false, false),
+        ("none, in a job without a secret", None, None, true, false),
+        ("one, in a job without a secret", None, Some(&secret), true, false),
     ] {
         for early in [true, false] {
-            let (mut drive, mut notes) = elected_with(of_job, authenticates).await;
+            let (mut drive, mut notes) = elected_with(of_job).await;
             let received = if early {
                 let received = open_showing(&mut drive, 1, shows.map(shown));
                 beat(&mut drive, 1, None);
@@ -169,7 +168,7 @@ async fn a_stream_counts_if_it_shows_what_it_must_whether_it_comes_before_the_jo
 #[tokio::test]
 async fn a_stream_that_is_turned_away_takes_nothing_from_the_node_s_own() {
     let secret = JobSecret::of([7; JobSecret::LENGTH]);
-    let (mut drive, mut notes) = elected_with(Some(&secret), true).await;
+    let (mut drive, mut notes) = elected_with(Some(&secret)).await;
     read(&mut drive, &mut notes).await;
     let mut own = open_showing(&mut drive, 1, Some(shown(&secret)));
     for stream in 2..6 {

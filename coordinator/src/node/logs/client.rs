@@ -23,9 +23,6 @@ pub enum LogsError {
         /// The innermost cause.
         cause: String,
     },
-    /// The agent is of a version that does not know the question.
-    #[error("its agent is of an earlier version, which cannot be asked for logs")]
-    Unknown,
     /// The agent refuses, or has ended.
     #[error("its agent says: {0}")]
     Refused(String),
@@ -37,7 +34,6 @@ pub enum LogsError {
 impl From<Status> for LogsError {
     fn from(status: Status) -> LogsError {
         match status.code() {
-            Code::Unimplemented => LogsError::Unknown,
             // Those that tonic makes itself when a connection breaks.
             Code::Unknown | Code::Internal | Code::Cancelled => LogsError::Gone(status.message().to_owned()),
             _ => LogsError::Refused(status.message().to_owned()),
@@ -70,7 +66,7 @@ impl LogStream {
 /// Asks a node for its workers' output. `client` names who asks, for the agent's log.
 ///
 /// # Errors
-/// The agent is not reached, or is of an earlier version. That it refuses shows in the stream.
+/// The agent is not reached. That it refuses shows in the stream.
 pub async fn open(
     (job, node): (&JobId, &NodeId),
     peer: &Endpoint,

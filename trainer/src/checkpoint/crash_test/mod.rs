@@ -294,7 +294,7 @@ fn a_folder_is_one_jobs() {
         assert!(error.contains("belongs to job first, and job second would overwrite"), "{round}: {error}");
         first.prepare().unwrap();
         first.save(&slot(3)).unwrap();
-        // A folder that an earlier version wrote to says nothing of whose it is; its checkpoints do.
+        // Without the word, its checkpoints say whose it is.
         let _ = std::fs::remove_file(folder.path().join(OWNER));
     }
     assert_eq!(first.newest().unwrap().manifest.job, "first");

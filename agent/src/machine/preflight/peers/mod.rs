@@ -9,7 +9,7 @@ use super::judge::{Finding, Reading, State, finding, unknown};
 /// From so many nodes it is measured at most, so that a slow one keeps no good machine out.
 pub const MEASURED: usize = 3;
 
-/// So many are asked at most: some may be busy with others, or of an earlier release.
+/// So many are asked at most: some may be busy with others.
 pub const ASKED: usize = 8;
 
 /// Bits per second.

@@ -175,7 +175,7 @@ pub fn decide(now: Time, view: &View) -> Decision {
 /// Counts the failure that a round is formed for against its node; the sentence that tells of an exclusion.
 fn blame(now: Time, view: &View, form: &mut Form) -> Option<String> {
     let failed = form.failed.clone()?;
-    let limit = view.spec.exclude_after.unwrap_or(0);
+    let limit = view.spec.exclude_after;
     let evicted = |node: &NodeId| form.evict.iter().any(|eviction| eviction.node == *node);
     let due = exclusion::is_due(&form.faults, failed.name(), limit)
         && enough(now, view, |node| node.name() == failed.name() || evicted(node));

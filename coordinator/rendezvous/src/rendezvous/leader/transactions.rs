@@ -105,10 +105,9 @@ impl Leader {
             group_world_size: seats.len() as u32,
             world_size: seats.iter().map(|seat| seat.rank.slots).sum(),
             master: seats.first().and_then(|seat| view.roster.node(&seat.node)?.record.master.clone()),
-            members_only: seats.iter().all(|seat| {
-                let record = view.roster.node(&seat.node).map(|node| &node.record);
-                record.is_some_and(|record| record.authenticates && record.introduces)
-            }),
+            members_only: seats
+                .iter()
+                .all(|seat| view.roster.node(&seat.node).is_some_and(|node| node.record.introduces)),
             restarts: old.restarts,
             advance: old.advance.clone(),
             faults: old.faults.clone(),

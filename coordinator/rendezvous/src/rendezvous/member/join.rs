@@ -98,7 +98,7 @@ impl Member {
         }
         self.told = None;
         let secret = secret_of(value(5), out);
-        self.setup.record.authenticates = secret.is_some();
+        self.setup.record.introduces &= secret.is_some();
         self.secret.clone_from(&secret);
         out.push(MemberOutput::Secret(secret));
         let from = result.revision.next();

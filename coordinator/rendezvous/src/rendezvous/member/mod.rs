@@ -248,7 +248,7 @@ pub enum MemberOutput {
     Rejoin(String),
     /// The agent's part is over; its workers are gone.
     End(End),
-    /// The secret of the job that it has joined. An agent of an earlier version began a job without one.
+    /// The secret of the job that it has joined. None where the store has lost it.
     Secret(Option<JobSecret>),
     /// A line for the log.
     Say(String),

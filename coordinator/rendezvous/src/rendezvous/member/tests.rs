@@ -16,7 +16,7 @@ fn keys() -> Keys {
 
 fn spec() -> Value {
     json!({
-        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "lease_ttl_ms": 10_000, "last_call_ms": 0,
+        "protocol": 1, "min_nodes": 1, "max_nodes": 3, "max_restarts": 3, "exclude_after": 0, "lease_ttl_ms": 10_000, "last_call_ms": 0,
         "join_timeout_ms": 60_000, "start_timeout_ms": 60_000, "stop_grace_ms": 1000, "drain_grace_ms": 30_000,
         "margin_ms": 1000, "takeover_delay_ms": 60_000, "min_round_time_ms": 0,
     })

@@ -28,7 +28,7 @@ pub(super) struct Exclusion {
 impl Exclusion {
     pub(super) fn new(scenario: &Scenario) -> Exclusion {
         Exclusion {
-            limit: scenario.spec.exclude_after.unwrap_or(0),
+            limit: scenario.spec.exclude_after,
             min: scenario.spec.min_nodes as usize,
             last: None,
             desired: Desired::default(),

@@ -71,7 +71,7 @@ fn protocol(id: &JobId, job: &Job) -> Option<Finding> {
     let releases = job.releases();
     let mixed = releases.len() > 1;
     if mixed || version < newest {
-        let seen = match releases.iter().map(|told| told.unwrap_or("older, not told")).collect::<Vec<_>>() {
+        let seen = match releases.iter().map(|told| told.unwrap_or("not told")).collect::<Vec<_>>() {
             all if mixed => format!("version {version}; releases here: {}", all.join(", ")),
             _ => format!("version {version}, and the newest is {newest}"),
         };

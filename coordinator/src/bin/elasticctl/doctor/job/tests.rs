@@ -169,7 +169,7 @@ fn another_protocol_or_several_releases_are_told() {
     seen.job.protocol = Some(JobProtocol { version: Protocols::OURS.newest, release: None });
     assert!(judge(&seen).iter().all(|line| line.check != "protocol"));
     seen.put(NodeRecord { release: None, ..record("b", Phase::Running, Some(3)) });
-    let advice = seen.says("protocol", "job train", State::Warning, "releases here: older, not told, 0.");
+    let advice = seen.says("protocol", "job train", State::Warning, "releases here: not told, 0.");
     assert!(advice.contains("elasticctl describe train"), "{advice}");
     let version = Protocols::OURS.newest + 1;
     seen.job.protocol = Some(JobProtocol { version, release: None });
