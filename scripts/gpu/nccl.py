@@ -2,7 +2,7 @@
 is stopped, and what is done where NCCL refuses: nccl.py TRAINER AGENT [--device cpu] [--nccl-library FILE] [--small].
 
 NCCL refuses two ranks of one host on one GPU, and tells hosts apart by NCCL_HOSTID. With another one for each process
-and sockets between them, three of them can use one GPU. On CPUs it is the same play over TCP, of which NCCL's own part
+and sockets between them, three of them can use one GPU. On CPUs it is the same schedule over TCP, of which NCCL's own part
 shows nothing."""
 
 import argparse

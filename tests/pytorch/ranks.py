@@ -1,4 +1,4 @@
-"""Ranks that are processes of one test, without agents. What an agent says is played here: a round forms whenever a rank asks
+"""Ranks that are processes of one test, without agents. What an agent says is simulated here: a round forms whenever a rank asks
 for one."""
 
 import os

@@ -1,8 +1,8 @@
 //! What strangers may send or leave behind, byte for byte: each function takes any bytes, gives them to one parser of ours,
-//! and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` plays changed samples, and
+//! and panics where the product does, or does not come to rest. `tests/hostile/bytes.rs` gives changed samples, and
 //! `fuzz/` whatever libFuzzer finds.
 //!
-//! | module | what is played |
+//! | module | what is given |
 //! |---|---|
 //! | [`records`] | a job's records in the store, to a leader, a node, and operators |
 //! | [`streams`] | the workers' store, the workers' socket, and what an etcd v2 answers |
@@ -16,7 +16,7 @@ pub mod records;
 pub mod services;
 pub mod streams;
 
-/// A parser's name, and what plays bytes to it.
+/// A parser's name, and what gives bytes to it.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every parser that is tested.

@@ -1,4 +1,4 @@
-//! Random histories played on a real etcd and on the embedded server: every answer and every event must be the same.
+//! Random histories run on a real etcd and on the embedded server: every answer and every event must be the same.
 //! They may differ in times, ids, and the headers inside a transaction's answer, so these are not compared.
 
 // Tests report by panicking, their helpers too.

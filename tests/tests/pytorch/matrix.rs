@@ -1,6 +1,6 @@
 //! Every script with every rendezvous: with fixed nodes, one of them killed and replaced, and with nodes that come
-//! and go. `make test` plays a few of these pairs, in which each script, each means and each kind of change has a part;
-//! `make test-torch-matrix` plays all.
+//! and go. `make test` runs a few of these pairs, in which each script, each means and each kind of change has a part;
+//! `make test-torch-matrix` runs all.
 
 use std::net::TcpStream;
 

@@ -455,16 +455,19 @@ impl<'a, M: Model> Trainer<'a, M> {
     }
 }
 
+/// The group that the environment names, or the agent's assignment.
 fn group_config(environment: &Environment, assignment: Option<&Assignment>, settings: String) -> GroupConfig {
-    let agent_store = environment.agent_store;
-    match assignment.cloned() {
-        Some(Assignment { job, round, rank, world_size, master_addr, master_port, .. }) => {
-            GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
-        }
-        None => {
-            let Environment { rank, world_size, round, master_port, .. } = *environment;
-            let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
-            GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings }
-        }
+    let Environment { rank, world_size, round, master_port, agent_store, .. } = *environment;
+    let (job, master_addr) = (environment.job.clone(), environment.master_addr.clone());
+    let own = GroupConfig { job, round, rank, world_size, master_addr, master_port, agent_store, settings };
+    match assignment {
+        Some(assignment) => assigned(own, assignment),
+        None => own,
     }
+}
+
+/// The group of another assignment, with the same settings.
+fn assigned(config: GroupConfig, assignment: &Assignment) -> GroupConfig {
+    let Assignment { job, round, rank, world_size, master_addr, master_port, .. } = assignment.clone();
+    GroupConfig { job, round, rank, world_size, master_addr, master_port, ..config }
 }

@@ -117,14 +117,7 @@ impl<M: Model> Trainer<'_, M> {
 
     /// Continues in another place.
     pub(super) fn take_place(&mut self, assignment: Assignment) {
-        self.group_config = GroupConfig {
-            round: assignment.round,
-            rank: assignment.rank,
-            world_size: assignment.world_size,
-            master_addr: assignment.master_addr.clone(),
-            master_port: assignment.master_port,
-            ..self.group_config.clone()
-        };
+        self.group_config = super::assigned(self.group_config.clone(), &assignment);
         self.assignment = Some(assignment);
         self.draining = false;
     }

@@ -210,7 +210,8 @@ fn workers_of_different_versions_say_who_has_which_and_use_tcp_or_refuse() {
         &[("FAKE_NCCL_VERSION", "22809"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
         &[("FAKE_NCCL_VERSION", "23007"), ("FAKE_NCCL_BLOCK", "ncclCommInitRankConfig")],
     ];
-    let why = "the workers have different versions of NCCL (2.28.9 on ranks 0, 2; 2.30.7 on rank 1)";
+    let why = "the workers have different versions of NCCL (2.28.9 on ranks 0, 2; 2.30.7 on rank 1); install the same \
+               version on all nodes";
     let (printed, logs) = all_end(start(&with_nccl(SHORT), &[old, new, old]));
     assert_eq!(checksum(&printed), checksum(&alone));
     for logged in logs {

@@ -1,5 +1,5 @@
 //! Workers and agents that die in a chosen moment of a session's step, one and two at once, and all other faults of a
-//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` plays all of it,
+//! group of four: what stops and does not die, leaves, comes, and an etcd that is away. `make chaos` runs all of it,
 //! `make test` some.
 
 use std::collections::{BTreeMap, BTreeSet};
